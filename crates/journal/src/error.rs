@@ -1,0 +1,219 @@
+//! Errors that say what happened, what is still true, and what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Short for a result with Untorn's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What is known of a commit that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The commit did not happen and will not come back.
+    NotCommitted,
+    /// The commit may or may not be on the disk, whole in either case. Reopening the store tells.
+    UnknownUntilReopened,
+}
+
+/// Everything that can go wrong, told apart by what the caller should do.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Another process, or another handle with other options, owns the store or the file.
+    #[error("{} is in use{}; close it there, or open with `wait`", path.display(), owner(*pid))]
+    Busy {
+        /// The store or file.
+        path: PathBuf,
+        /// The owner's process id, if the lock file told.
+        pid: Option<u32>,
+    },
+    /// On-disk state that a crash cannot explain.
+    #[error("{} is damaged: {detail}. Nothing was changed. `untorn check` shows more; `untorn recover --salvage` keeps what is readable", path.display())]
+    Corrupt {
+        /// The damaged file.
+        path: PathBuf,
+        /// Where, and what is wrong.
+        detail: String,
+    },
+    /// Not Untorn's, or another store's.
+    #[error("{}: {detail}. Nothing was changed", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Whose it seems to be.
+        detail: String,
+    },
+    /// Written by a newer Untorn.
+    #[error("{} has format version {found}; this Untorn reads up to {supported}. Nothing was changed; use a newer Untorn", path.display())]
+    NewerVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The newest version understood here.
+        supported: u32,
+    },
+    /// A file that pending commits belong to was replaced, restored or changed by somebody else, or a
+    /// transaction's names collide with what is there.
+    #[error("{}: {detail}. Nothing was overwritten", path.display())]
+    Conflict {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        detail: String,
+    },
+    /// A file with commits that are still in a journal which is not here.
+    #[error("{} has committed changes in a journal that is not here: {detail}. Move it back, or recover it where its store is", path.display())]
+    NeedsJournal {
+        /// The file.
+        path: PathBuf,
+        /// Which store, which commit.
+        detail: String,
+    },
+    /// A store of class `process` after a crash of the machine.
+    #[error("{}: the machine went down while this store was in use in failure class `process`, which does not survive that; its files may be torn. `untorn recover --accept-unknown` takes them as they are", path.display())]
+    UnknownState {
+        /// The store.
+        path: PathBuf,
+    },
+    /// A write or flush of the journal failed: the store takes no more commits until it is reopened.
+    #[error("the journal could not be written or flushed: {source}. {} Reopen the store", outcome_text(*outcome))]
+    SyncFailed {
+        /// What is known of this commit.
+        outcome: Outcome,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// No space, quota or journal room; the commit did not happen and can be tried again.
+    #[error("no space: {detail}. Nothing was committed; free some space and try again")]
+    NoSpace {
+        /// Which room is full.
+        detail: String,
+    },
+    /// Ownership or permissions that would let somebody else write with our rights.
+    #[error("{} is not trusted: {detail}", path.display())]
+    Untrusted {
+        /// What is not trusted.
+        path: PathBuf,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// The handle was made before a `fork`, by the parent.
+    #[error("this handle belongs to the parent process; open the store anew after the parent has closed it")]
+    Forked,
+    /// The handle was closed.
+    #[error("this handle is closed")]
+    Closed,
+    /// The file takes part in a transaction, which alone can commit or roll it back.
+    #[error("{} takes part in a transaction; commit or abort that", path.display())]
+    InTransaction {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An argument that makes no sense.
+    #[error("{detail}")]
+    Invalid {
+        /// Which, and why.
+        detail: String,
+    },
+    /// Something the system or file system here cannot do.
+    #[error("{}: {detail}", path.display())]
+    Unsupported {
+        /// Where.
+        path: PathBuf,
+        /// What, and the alternative.
+        detail: String,
+    },
+    /// Any other failure of the operating system.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// A verb: open, read, rename …
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+}
+
+fn owner(pid: Option<u32>) -> String {
+    pid.map_or(String::new(), |pid| format!(" by process {pid}"))
+}
+
+fn outcome_text(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::NotCommitted => "This change is not committed.",
+        Outcome::UnknownUntilReopened => "Whether this change is committed is unknown until then.",
+    }
+}
+
+impl Error {
+    /// An operating-system error; a lack of space becomes [`Error::NoSpace`].
+    pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Error {
+        let path = path.as_ref();
+        if is_no_space(&source) {
+            return Error::NoSpace { detail: format!("cannot {action} {}: {source}", path.display()) };
+        }
+        Error::Io { action, path: path.to_owned(), source: Arc::new(source) }
+    }
+
+    /// An invalid argument.
+    pub fn invalid(detail: impl Into<String>) -> Error {
+        Error::Invalid { detail: detail.into() }
+    }
+
+    /// On-disk damage.
+    pub fn corrupt(path: impl AsRef<Path>, detail: impl Into<String>) -> Error {
+        Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into() }
+    }
+
+    /// A name for the kind of error, stable across versions: `busy`, `corrupt`, …
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Busy { .. } => "busy",
+            Error::Corrupt { .. } => "corrupt",
+            Error::Foreign { .. } => "foreign",
+            Error::NewerVersion { .. } => "newer-version",
+            Error::Conflict { .. } => "conflict",
+            Error::NeedsJournal { .. } => "needs-its-journal",
+            Error::UnknownState { .. } => "unknown-state",
+            Error::SyncFailed { outcome: Outcome::NotCommitted, .. } => "failed-sync-not-committed",
+            Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. } => "failed-sync-unknown",
+            Error::NoSpace { .. } => "no-space",
+            Error::Untrusted { .. } => "untrusted",
+            Error::Forked => "forked",
+            Error::Closed => "closed",
+            Error::InTransaction { .. } => "in-transaction",
+            Error::Invalid { .. } => "invalid",
+            Error::Unsupported { .. } => "unsupported",
+            Error::Io { .. } => "io",
+        }
+    }
+
+    /// The system's error number behind this error, if there is one.
+    pub fn os_error(&self) -> Option<i32> {
+        match self {
+            Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// No space, no quota, or a file-size limit.
+pub(crate) fn is_no_space(e: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(e.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+/// Adds what was being done, and to what, to an operating-system error.
+pub trait Context<T> {
+    /// `cannot {action} {path}: …`
+    fn context(self, action: &'static str, path: impl AsRef<Path>) -> Result<T>;
+}
+
+impl<T> Context<T> for io::Result<T> {
+    fn context(self, action: &'static str, path: impl AsRef<Path>) -> Result<T> {
+        self.map_err(|e| Error::io(action, path, e))
+    }
+}

@@ -1,0 +1,135 @@
+//! Extent files: the bytes of large commits, written once, beside the journal.
+//!
+//! An extent is durable, name included, before the record that refers to it is written. It is
+//! removed after the header that gives that record up is durable. Names are random and never reused.
+
+use crate::error::{Context, Error, Result};
+use crate::format::crc64;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use untorn_os::{File, Open, Step, Storage, read_full_at, write_all_at};
+
+const PREFIX: &str = "extent.";
+
+/// Bytes that are read or written at once.
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// An extent file.
+pub struct Extent {
+    /// Its number, which is its name.
+    pub id: u64,
+    file: Arc<dyn File>,
+    len: AtomicU64,
+    durable_len: AtomicU64,
+}
+
+impl fmt::Debug for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "extent {:016x}", self.id)
+    }
+}
+
+/// The name of an extent file in the journal's directory.
+pub fn extent_name(id: u64) -> String {
+    format!("{PREFIX}{id:016x}")
+}
+
+/// The number of an extent file's name.
+pub fn extent_id(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?;
+    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+}
+
+impl Extent {
+    /// Makes a new, empty extent file. Nothing about it is durable yet.
+    pub fn create(storage: &dyn Storage, journal: &Path) -> Result<Arc<Extent>> {
+        let mut id = [0; 8];
+        storage.random(&mut id).context("draw a name in", journal)?;
+        let id = u64::from_le_bytes(id);
+        let path = journal.join(extent_name(id));
+        let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
+        Ok(Arc::new(Extent { id, file, len: AtomicU64::new(0), durable_len: AtomicU64::new(0) }))
+    }
+
+    /// Opens an extent that a record refers to.
+    pub fn open(storage: &dyn Storage, journal: &Path, id: u64) -> Result<Arc<Extent>> {
+        let path = journal.join(extent_name(id));
+        let file = storage.open(&path, Open::READ).context("open", &path)?;
+        let len = file.meta().context("look at", &path)?.size;
+        Ok(Arc::new(Extent { id, file, len: AtomicU64::new(len), durable_len: AtomicU64::new(len) }))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len.load(SeqCst)
+    }
+
+    /// Nothing was written yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends bytes; returns where they went.
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        let at = self.len.fetch_add(bytes.len() as u64, SeqCst);
+        write_all_at(&*self.file, bytes, at).context("write", self.path())?;
+        Ok(at)
+    }
+
+    /// Reads bytes back.
+    pub fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
+        let n = read_full_at(&*self.file, buf, at).context("read", self.path())?;
+        if n < buf.len() {
+            return Err(Error::corrupt(self.path(), format!("it ends at byte {}, before its record says", at + n as u64)));
+        }
+        Ok(())
+    }
+
+    /// The checksum of a part.
+    pub fn crc(&self, mut at: u64, mut len: u64) -> Result<u64> {
+        let mut digest = crc64fast_nvme::Digest::new();
+        let mut buf = vec![0; CHUNK_BYTES.min(len as usize)];
+        while len > 0 {
+            let n = buf.len().min(len as usize);
+            self.read(&mut buf[..n], at)?;
+            digest.write(&buf[..n]);
+            at += n as u64;
+            len -= n as u64;
+        }
+        Ok(digest.sum64())
+    }
+
+    /// Makes the contents durable. Returns whether there was anything to do, in which case the
+    /// journal's directory has to be synced too.
+    pub fn sync(&self) -> Result<bool> {
+        let len = self.len();
+        if self.durable_len.load(SeqCst) == len {
+            return Ok(false);
+        }
+        self.file.sync_data(Step::ExtentContents).context("flush", self.path())?;
+        self.durable_len.store(len, SeqCst);
+        Ok(true)
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(extent_name(self.id))
+    }
+}
+
+/// Checks a part of an extent against its checksum.
+pub fn verify(extent: &Extent, at: u64, len: u64, crc: u64) -> Result<()> {
+    if at.checked_add(len).is_none_or(|end| end > extent.len()) {
+        return Err(Error::corrupt(extent_name(extent.id), "it is shorter than its record says"));
+    }
+    if extent.crc(at, len)? != crc {
+        return Err(Error::corrupt(extent_name(extent.id), format!("checksum of {len} bytes at {at} is wrong")));
+    }
+    Ok(())
+}
+
+/// Appends bytes and returns where they went and their checksum.
+pub fn append_summed(extent: &Extent, bytes: &[u8]) -> Result<(u64, u64)> {
+    Ok((extent.append(bytes)?, crc64(bytes)))
+}

@@ -1,0 +1,415 @@
+//! The bytes on disk: constants, header slots, record heads, file attributes.
+//!
+//! Writer, reader and checker share this file; `docs/FORMAT.md` describes it, and a test reads the
+//! document's tables against the constants. All numbers are little-endian.
+
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// Version of everything below. Readers refuse a newer one.
+pub const VERSION: u32 = 1;
+/// Unit of the journal: every commit group starts on a fresh block.
+pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
+
+/// First bytes of a header slot.
+pub const HEADER_MAGIC: &[u8; 8] = b"UNTORN-H";
+/// Slots in the header file. They share no block.
+pub const HEADER_SLOTS: u64 = 2;
+/// Where a header slot keeps its checksum, over everything before it.
+pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
+/// Ended sessions that a header remembers.
+pub const ENDS_MAX: usize = 128;
+/// Where a header slot lists the ended sessions.
+pub const ENDS_AT: usize = 256;
+
+/// First bytes of a record.
+pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";
+/// Bytes before a record's body.
+pub const RECORD_HEAD_BYTES: usize = 80;
+/// Where a record keeps its checksum, which counts as zero while it is computed.
+pub const RECORD_CRC_AT: usize = 72;
+/// Records within a group start on multiples of this.
+pub const RECORD_ALIGN_BYTES: usize = 8;
+
+/// First bytes of the attribute `user.untorn`.
+pub const ATTRIBUTE_MAGIC: &[u8; 4] = b"UTAT";
+/// Length of the attribute.
+pub const ATTRIBUTE_BYTES: usize = 64;
+
+/// CRC-64/NVME of the bytes.
+pub fn crc64(bytes: &[u8]) -> u64 {
+    let mut digest = crc64fast_nvme::Digest::new();
+    digest.write(bytes);
+    digest.sum64()
+}
+
+/// Identifies a store, drawn at random when it is created.
+pub type StoreId = [u8; 16];
+
+/// As hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub(crate) fn u16_at(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(b[at..at + 2].try_into().expect("two bytes"))
+}
+pub(crate) fn u32_at(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(b[at..at + 4].try_into().expect("four bytes"))
+}
+pub(crate) fn u64_at(b: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"))
+}
+fn put(b: &mut [u8], at: usize, bytes: &[u8]) {
+    b[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// An ended session: every file that it touched is whole if its attribute says `through`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionEnd {
+    /// The session, a random number drawn at opening.
+    pub session: u64,
+    /// Its last commit.
+    pub through: u64,
+}
+
+/// What a header slot says. The valid slot with the higher generation counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The store.
+    pub store: StoreId,
+    /// Grows by one with every header written.
+    pub generation: u64,
+    /// Every commit up to this one is in the data files, flushed: redo starts after it.
+    pub through: u64,
+    /// Checksum of record `through`, which the next record repeats.
+    pub through_crc: u64,
+    /// Nothing was pending when this header was written, and nothing is unless block 0 of segment
+    /// `start_segment` has changed since.
+    pub clean: bool,
+    /// The segment that a clean journal continues in.
+    pub start_segment: u32,
+    /// Checksum of that segment's first block when this header was written.
+    pub start_crc: u64,
+    /// The boot in which commits of class `process` were made, if some may not have been flushed.
+    pub boot: Option<[u8; 16]>,
+    /// The session that wrote this header.
+    pub session: u64,
+    /// Sessions that ended, oldest first.
+    pub ends: Vec<SessionEnd>,
+}
+
+const FLAG_CLEAN: u32 = 1;
+const FLAG_BOOT: u32 = 2;
+
+impl Header {
+    /// Remembers that a session ended; the oldest is forgotten when there is no room.
+    pub fn end_session(&mut self, session: u64, through: u64) {
+        self.ends.retain(|e| e.session != session);
+        if self.ends.len() == ENDS_MAX {
+            self.ends.remove(0);
+        }
+        self.ends.push(SessionEnd { session, through });
+    }
+
+    /// The slot's block.
+    pub fn encode(&self) -> [u8; BLOCK_BYTES] {
+        let mut b = [0; BLOCK_BYTES];
+        let flags = if self.clean { FLAG_CLEAN } else { 0 } | if self.boot.is_some() { FLAG_BOOT } else { 0 };
+        put(&mut b, 0, HEADER_MAGIC);
+        put(&mut b, 8, &VERSION.to_le_bytes());
+        put(&mut b, 12, &flags.to_le_bytes());
+        put(&mut b, 16, &self.generation.to_le_bytes());
+        put(&mut b, 24, &self.store);
+        put(&mut b, 40, &self.through.to_le_bytes());
+        put(&mut b, 48, &self.through_crc.to_le_bytes());
+        put(&mut b, 56, &self.session.to_le_bytes());
+        put(&mut b, 64, &self.boot.unwrap_or_default());
+        put(&mut b, 80, &self.start_crc.to_le_bytes());
+        put(&mut b, 88, &self.start_segment.to_le_bytes());
+        put(&mut b, 92, &(self.ends.len() as u32).to_le_bytes());
+        for (i, end) in self.ends.iter().enumerate() {
+            put(&mut b, ENDS_AT + 16 * i, &end.session.to_le_bytes());
+            put(&mut b, ENDS_AT + 16 * i + 8, &end.through.to_le_bytes());
+        }
+        let crc = crc64(&b[..HEADER_CRC_AT]);
+        put(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
+        b
+    }
+
+    /// Reads a slot. `Ok(None)`: not a valid slot (torn, never written).
+    pub fn decode(b: &[u8], path: &Path) -> Result<Option<Header>> {
+        if b.len() < BLOCK_BYTES || &b[..8] != HEADER_MAGIC || u64_at(b, HEADER_CRC_AT) != crc64(&b[..HEADER_CRC_AT]) {
+            return Ok(None);
+        }
+        let version = u32_at(b, 8);
+        if version > VERSION {
+            return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
+        }
+        let flags = u32_at(b, 12);
+        let ends = u32_at(b, 92) as usize;
+        if ends > ENDS_MAX {
+            return Ok(None);
+        }
+        Ok(Some(Header {
+            store: b[24..40].try_into().expect("sixteen bytes"),
+            generation: u64_at(b, 16),
+            through: u64_at(b, 40),
+            through_crc: u64_at(b, 48),
+            clean: flags & FLAG_CLEAN != 0,
+            start_segment: u32_at(b, 88),
+            start_crc: u64_at(b, 80),
+            boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
+            session: u64_at(b, 56),
+            ends: (0..ends)
+                .map(|i| SessionEnd {
+                    session: u64_at(b, ENDS_AT + 16 * i),
+                    through: u64_at(b, ENDS_AT + 16 * i + 8),
+                })
+                .collect(),
+        }))
+    }
+}
+
+/// Kind of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// A commit: its body lists files and operations.
+    Commit,
+    /// A mark: no body; says in `durable_through` what was flushed before it.
+    Mark,
+}
+
+/// The head of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHead {
+    /// Commit or mark.
+    pub kind: RecordKind,
+    /// The body is not here but in an extent that the body's place refers to.
+    pub body_by_reference: bool,
+    /// Head and body in bytes, without padding.
+    pub len: u64,
+    /// Number of the record; one more than its predecessor's.
+    pub sequence: u64,
+    /// Which opening of the store wrote it: a random number, and so the record's salt.
+    pub session: u64,
+    /// Generation of the newest header that was durable when the record was written.
+    pub generation: u64,
+    /// Byte offset of the record in its segment.
+    pub position: u64,
+    /// Checksum of the predecessor.
+    pub previous_crc: u64,
+    /// Every record up to this one was flushed before this one was written.
+    pub durable_through: u64,
+}
+
+impl RecordHead {
+    /// Writes the head in front of a body that already stands behind it, and seals both with a
+    /// checksum, which it returns.
+    pub fn seal(&self, record: &mut [u8]) -> u64 {
+        debug_assert_eq!(record.len() as u64, self.len);
+        let kind: u16 = match self.kind {
+            RecordKind::Commit => 1,
+            RecordKind::Mark => 2,
+        };
+        put(record, 0, RECORD_MAGIC);
+        put(record, 4, &(VERSION as u16).to_le_bytes());
+        put(record, 6, &kind.to_le_bytes());
+        put(record, 8, &self.len.to_le_bytes());
+        put(record, 16, &self.sequence.to_le_bytes());
+        put(record, 24, &self.session.to_le_bytes());
+        put(record, 32, &self.generation.to_le_bytes());
+        put(record, 40, &self.position.to_le_bytes());
+        put(record, 48, &self.previous_crc.to_le_bytes());
+        put(record, 56, &self.durable_through.to_le_bytes());
+        put(record, 64, &u32::from(self.body_by_reference).to_le_bytes());
+        put(record, 68, &[0; 12]);
+        let crc = crc64(record);
+        put(record, RECORD_CRC_AT, &crc.to_le_bytes());
+        crc
+    }
+
+    /// Reads the record that starts at `position` of a segment. `None`: there is no valid one.
+    /// Returns the head and its checksum.
+    pub fn decode(segment: &[u8], position: usize) -> Option<(RecordHead, u64)> {
+        let b = segment.get(position..)?;
+        if b.len() < RECORD_HEAD_BYTES || &b[..4] != RECORD_MAGIC {
+            return None;
+        }
+        let len = u64_at(b, 8);
+        if len < RECORD_HEAD_BYTES as u64 || len > b.len() as u64 || u64_at(b, 40) != position as u64 {
+            return None;
+        }
+        let b = &b[..len as usize];
+        let mut digest = crc64fast_nvme::Digest::new();
+        digest.write(&b[..RECORD_CRC_AT]);
+        digest.write(&[0; 8]);
+        digest.write(&b[RECORD_CRC_AT + 8..]);
+        let crc = digest.sum64();
+        if crc != u64_at(b, RECORD_CRC_AT) || u16_at(b, 4) as u32 > VERSION {
+            return None;
+        }
+        let kind = match u16_at(b, 6) {
+            1 => RecordKind::Commit,
+            2 => RecordKind::Mark,
+            _ => return None,
+        };
+        let head = RecordHead {
+            kind,
+            body_by_reference: u32_at(b, 64) & 1 != 0,
+            len,
+            sequence: u64_at(b, 16),
+            session: u64_at(b, 24),
+            generation: u64_at(b, 32),
+            position: position as u64,
+            previous_crc: u64_at(b, 48),
+            durable_through: u64_at(b, 56),
+        };
+        Some((head, crc))
+    }
+}
+
+/// The attribute that ties a file to its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attribute {
+    /// The store.
+    pub store: StoreId,
+    /// The file's identity within the session: a random number.
+    pub file: u64,
+    /// The session that last made the file pending.
+    pub session: u64,
+    /// The file holds every commit up to this one.
+    pub through: u64,
+    /// There may be newer commits in the journal: the file must not be read without it.
+    pub pending: bool,
+}
+
+/// What an attribute's bytes turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttributeFound {
+    /// No attribute.
+    None,
+    /// A valid one.
+    Valid(Attribute),
+    /// Not one that this version understands.
+    Unreadable,
+}
+
+impl Attribute {
+    /// The attribute's value.
+    pub fn encode(&self) -> [u8; ATTRIBUTE_BYTES] {
+        let mut b = [0; ATTRIBUTE_BYTES];
+        put(&mut b, 0, ATTRIBUTE_MAGIC);
+        put(&mut b, 4, &(VERSION as u16).to_le_bytes());
+        put(&mut b, 6, &u16::from(self.pending).to_le_bytes());
+        put(&mut b, 8, &self.store);
+        put(&mut b, 24, &self.file.to_le_bytes());
+        put(&mut b, 32, &self.session.to_le_bytes());
+        put(&mut b, 40, &self.through.to_le_bytes());
+        let crc = crc64(&b[..56]);
+        put(&mut b, 56, &crc.to_le_bytes());
+        b
+    }
+
+    /// Reads an attribute's value.
+    pub fn decode(value: Option<&[u8]>) -> AttributeFound {
+        let Some(b) = value else { return AttributeFound::None };
+        if b.len() != ATTRIBUTE_BYTES
+            || &b[..4] != ATTRIBUTE_MAGIC
+            || u16_at(b, 4) as u32 > VERSION
+            || u64_at(b, 56) != crc64(&b[..56])
+        {
+            return AttributeFound::Unreadable;
+        }
+        AttributeFound::Valid(Attribute {
+            store: b[8..24].try_into().expect("sixteen bytes"),
+            file: u64_at(b, 24),
+            session: u64_at(b, 32),
+            through: u64_at(b, 40),
+            pending: u16_at(b, 6) & 1 != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        let mut h = Header {
+            store: [7; 16],
+            generation: 9,
+            through: 41,
+            through_crc: 0xdead_beef,
+            clean: true,
+            start_segment: 3,
+            start_crc: 77,
+            boot: Some([5; 16]),
+            session: 11,
+            ends: Vec::new(),
+        };
+        for i in 0..ENDS_MAX as u64 + 5 {
+            h.end_session(i, i * 10);
+        }
+        h
+    }
+
+    #[test]
+    fn header_round_trip_and_every_flipped_bit_is_seen() {
+        let h = header();
+        assert_eq!(h.ends.len(), ENDS_MAX);
+        assert_eq!(h.ends[0].session, 5);
+        let good = h.encode();
+        assert_eq!(Header::decode(&good, Path::new("h")).unwrap(), Some(h));
+        for at in (0..BLOCK_BYTES).step_by(7) {
+            let mut bad = good;
+            bad[at] ^= 1 << (at % 8);
+            assert_eq!(Header::decode(&bad, Path::new("h")).unwrap(), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn newer_header_is_refused() {
+        let mut b = header().encode();
+        put(&mut b, 8, &(VERSION + 1).to_le_bytes());
+        let crc = crc64(&b[..HEADER_CRC_AT]);
+        put(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
+        assert!(matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found: 2, .. })));
+    }
+
+    #[test]
+    fn record_round_trip_and_position_counts() {
+        let head = RecordHead {
+            kind: RecordKind::Commit,
+            body_by_reference: false,
+            len: RECORD_HEAD_BYTES as u64 + 5,
+            sequence: 3,
+            session: 4,
+            generation: 5,
+            position: 4096,
+            previous_crc: 7,
+            durable_through: 2,
+        };
+        let mut segment = vec![0; 3 * BLOCK_BYTES];
+        let end = 4096 + head.len as usize;
+        segment[end - 5..end].copy_from_slice(b"hello");
+        let crc = head.seal(&mut segment[4096..end]);
+        assert_eq!(RecordHead::decode(&segment, 4096), Some((head, crc)));
+        for at in 4096..end {
+            segment[at] ^= 0x10;
+            assert_eq!(RecordHead::decode(&segment, 4096), None, "byte {at}");
+            segment[at] ^= 0x10;
+        }
+        segment.copy_within(4096..end, 8192);
+        assert_eq!(RecordHead::decode(&segment, 8192), None, "a record copied elsewhere is not valid there");
+    }
+
+    #[test]
+    fn attribute_round_trip() {
+        let a = Attribute { store: [1; 16], file: 2, session: 3, through: 4, pending: true };
+        let b = a.encode();
+        assert_eq!(Attribute::decode(Some(&b)), AttributeFound::Valid(a));
+        assert_eq!(Attribute::decode(Some(&b[..50])), AttributeFound::Unreadable);
+        assert_eq!(Attribute::decode(None), AttributeFound::None);
+    }
+}

@@ -1,0 +1,120 @@
+//! A journal set aside: what it still owes, and to which files.
+
+use crate::error::{Context, Error, Result};
+use crate::format::{VERSION, crc64, u32_at, u64_at};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::Path;
+use untorn_os::{Open, Step, Storage, read_full_at, write_all_at};
+
+const MAGIC: &[u8; 8] = b"UNTORN-Q";
+const NAME: &str = "only";
+/// Bytes before the list of files.
+const HEAD_BYTES: usize = 48;
+
+/// The list `only` in a journal that is (about to be) set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Only {
+    /// The last commit of this journal.
+    pub through: u64,
+    /// Its checksum.
+    pub through_crc: u64,
+    /// The session that wrote it.
+    pub session: u64,
+    /// Files that still wait for their commits.
+    pub files: BTreeSet<u64>,
+}
+
+impl Only {
+    fn encode(&self) -> Vec<u8> {
+        let mut b = Vec::with_capacity(HEAD_BYTES + 8 * self.files.len() + 8);
+        b.extend(MAGIC);
+        b.extend(VERSION.to_le_bytes());
+        b.extend([0; 4]);
+        b.extend(self.through.to_le_bytes());
+        b.extend(self.through_crc.to_le_bytes());
+        b.extend(self.session.to_le_bytes());
+        b.extend((self.files.len() as u64).to_le_bytes());
+        for id in &self.files {
+            b.extend(id.to_le_bytes());
+        }
+        let crc = crc64(&b);
+        b.extend(crc.to_le_bytes());
+        b
+    }
+
+    /// Reads the list's bytes.
+    pub fn decode(b: &[u8], path: &Path) -> Result<Only> {
+        let bad = |what: &str| Err(Error::corrupt(path, what));
+        if b.len() < HEAD_BYTES + 8 || &b[..8] != MAGIC {
+            return bad("it is not a list of files");
+        }
+        let body = &b[..b.len() - 8];
+        if crc64(body) != u64_at(b, b.len() - 8) {
+            return bad("its checksum is wrong");
+        }
+        let version = u32_at(b, 8);
+        if version > VERSION {
+            return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
+        }
+        let ids = &body[HEAD_BYTES..];
+        if ids.len() as u64 != u64_at(b, 40).saturating_mul(8) {
+            return bad("its length is wrong");
+        }
+        Ok(Only {
+            through: u64_at(b, 16),
+            through_crc: u64_at(b, 24),
+            session: u64_at(b, 32),
+            files: ids.chunks(8).map(|c| u64_at(c, 0)).collect(),
+        })
+    }
+
+    /// Writes the list beside a journal, replacing an older one whole.
+    pub fn write(&self, storage: &dyn Storage, journal: &Path) -> Result<()> {
+        let (new, path) = (journal.join("only.new"), journal.join(NAME));
+        match storage.unlink(&new) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &new, e)),
+            _ => {}
+        }
+        let file = storage.open(&new, Open::create(0o600)).context("create", &new)?;
+        write_all_at(&*file, &self.encode(), 0).context("write", &new)?;
+        file.sync_all(Step::HeldContents).context("flush", &new)?;
+        storage.rename(&new, &path, true).context("rename to", &path)?;
+        storage.sync_dir(journal, Step::HeldContents).context("flush", journal)
+    }
+
+    /// Reads the list beside a journal; `None`: this journal is not set aside.
+    pub fn read(storage: &dyn Storage, journal: &Path) -> Result<Option<Only>> {
+        let path = journal.join(NAME);
+        let file = match storage.open(&path, Open::READ) {
+            Ok(file) => file,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io("open", &path, e)),
+        };
+        let size = file.meta().context("look at", &path)?.size;
+        if size > 1 << 30 {
+            return Err(Error::corrupt(path, "it is too long"));
+        }
+        let mut b = vec![0; size as usize];
+        read_full_at(&*file, &mut b, 0).context("read", &path)?;
+        Only::decode(&b, &path).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip_and_damage() {
+        let only = Only { through: 5, through_crc: 6, session: 7, files: [1, 9].into() };
+        let b = only.encode();
+        assert_eq!(Only::decode(&b, Path::new("only")).unwrap(), only);
+        for at in 0..b.len() {
+            let mut bad = b.clone();
+            bad[at] ^= 4;
+            assert!(Only::decode(&bad, Path::new("only")).is_err(), "byte {at}");
+            assert!(Only::decode(&b[..at], Path::new("only")).is_err());
+        }
+    }
+}

@@ -1,0 +1,599 @@
+//! The journal of an open store: commits go in at one end, checkpoints give space back at the other.
+//!
+//! ```text
+//! segment:   free ──commit──▶ current ──no room left──▶ full ──retire──▶ free
+//! ```
+//!
+//! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
+//! that was acknowledged is ever rewritten before the header that gives it up is durable.
+
+use crate::error::{Context, Error, Outcome, Result};
+use crate::extent::{Extent, append_summed, extent_name};
+use crate::format::{
+    BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
+};
+use crate::home::{create_segment, segment_name};
+use crate::layer::Source;
+use crate::record::{Op, Record};
+use crate::scan::ScannedSegment;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{AlignedBuf, File, Open, Step, Storage, write_all_at};
+
+/// Sizes and promises of a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Flush commits (class `power`), or let the page cache be enough (class `process`).
+    pub durable: bool,
+    /// Most bytes of segments.
+    pub journal_bytes: u64,
+    /// Bytes of the first segment, so that small stores stay small.
+    pub segment_bytes_first: u64,
+    /// A commit with more bytes than this goes by reference.
+    pub inline_bytes_max: u64,
+}
+
+impl Options {
+    /// Largest segment, and so the largest record.
+    pub fn segment_bytes_max(&self) -> u64 {
+        let quarter = self.journal_bytes / 4;
+        (quarter - quarter % BLOCK_BYTES as u64).max(self.segment_bytes_first)
+    }
+}
+
+struct Segment {
+    index: u32,
+    bytes: u64,
+    file: Arc<dyn File>,
+    /// The last record in it; 0: none that counts.
+    last: u64,
+    /// Checksum of its first block, if known.
+    first_block_crc: Option<u64>,
+}
+
+/// An extent that records in the journal refer to.
+struct LiveExtent {
+    id: u64,
+    last: u64,
+}
+
+/// Totals since the journal was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalCounters {
+    /// Commits.
+    pub commits: u64,
+    /// Groups of commits that shared a flush.
+    pub groups: u64,
+    /// Bytes written to segments and extents.
+    pub bytes_written: u64,
+}
+
+/// How far a checkpoint reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The last commit that it covers.
+    pub through: u64,
+    crc: u64,
+}
+
+/// A header on its way to the disk. Written without holding up commits.
+pub struct HeaderWrite {
+    header: Header,
+    file: Arc<dyn File>,
+    path: PathBuf,
+    sync: Option<Step>,
+}
+
+impl HeaderWrite {
+    /// Writes the slot that the last header does not use, and makes it durable.
+    pub fn write(&self) -> Result<()> {
+        let at = BLOCK_BYTES as u64 * (self.header.generation % HEADER_SLOTS);
+        write_all_at(&*self.file, &self.header.encode(), at).context("write", &self.path)?;
+        match self.sync {
+            Some(step) => self.file.sync_data(step).context("flush", &self.path),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How a group of commits went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// The first `n` records are committed; their numbers start here.
+    Records {
+        /// Number of the first.
+        first: u64,
+        /// How many.
+        n: usize,
+    },
+    /// There is no room for the first record until a checkpoint makes some.
+    Full,
+}
+
+/// The journal of an open store.
+pub struct Journal {
+    storage: Arc<dyn Storage>,
+    dir: PathBuf,
+    options: Options,
+    session: u64,
+    header: Header,
+    header_file: Arc<dyn File>,
+    segments: Vec<Segment>,
+    current: usize,
+    position: u64,
+    next: u64,
+    previous_crc: u64,
+    durable_through: u64,
+    extents: Vec<LiveExtent>,
+    failed: Option<(Outcome, Arc<io::Error>)>,
+    buf: AlignedBuf,
+    /// Segments with records, or a mark, that were not flushed yet.
+    unflushed: Vec<usize>,
+    /// A mark is due: the last record is a commit that no later record calls durable.
+    unmarked: bool,
+    counters: JournalCounters,
+}
+
+impl Journal {
+    /// Continues behind a clean header; every segment is free.
+    pub fn new(
+        storage: Arc<dyn Storage>,
+        dir: PathBuf,
+        options: Options,
+        header: Header,
+        segments: Vec<ScannedSegment>,
+    ) -> Result<Journal> {
+        let path = dir.join("header");
+        let header_file = storage.open(&path, Open::WRITE).context("open", &path)?;
+        let mut session = [0; 8];
+        storage.random(&mut session).context("draw a session number for", &dir)?;
+        let start = header.start_segment;
+        let mut journal = Journal {
+            session: u64::from_le_bytes(session).max(1),
+            next: header.through + 1,
+            previous_crc: header.through_crc,
+            durable_through: header.through,
+            header,
+            header_file,
+            segments: Vec::new(),
+            current: 0,
+            position: 0,
+            extents: Vec::new(),
+            failed: None,
+            buf: AlignedBuf::default(),
+            unflushed: Vec::new(),
+            unmarked: false,
+            counters: JournalCounters::default(),
+            storage,
+            dir,
+            options,
+        };
+        for s in segments {
+            // How a segment is opened follows the class of this session, not of the scan.
+            let path = journal.dir.join(segment_name(s.index));
+            let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
+            let file = journal.storage.open(&path, how).context("open", &path)?;
+            let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
+            journal.segments.push(Segment { index: s.index, bytes: s.bytes, file, last: 0, first_block_crc });
+        }
+        match journal.segments.iter().position(|s| s.index == start && s.bytes > 0) {
+            Some(at) => journal.current = at,
+            None => journal.current = journal.add_segment(options.segment_bytes_first)?,
+        }
+        Ok(journal)
+    }
+
+    /// The store.
+    pub fn store(&self) -> StoreId {
+        self.header.store
+    }
+
+    /// This opening of the store.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    /// The newest durable header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Number of the last commit.
+    pub fn last(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// Totals.
+    pub fn counters(&self) -> JournalCounters {
+        self.counters
+    }
+
+    /// Bytes of all segments.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+
+    /// Bytes of segments that a checkpoint would free.
+    pub fn pending_bytes(&self) -> u64 {
+        let full: u64 = self.segments.iter().filter(|s| s.last > self.header.through).map(|s| s.bytes).sum();
+        let current = &self.segments[self.current];
+        if current.last > self.header.through { full - current.bytes + self.position } else { full }
+    }
+
+    /// Whether commits bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.segments[self.current].file.is_direct()
+    }
+
+    /// Directory of the journal, for new extents.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The sticky failure.
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.as_ref().map(|(outcome, source)| Error::SyncFailed { outcome: *outcome, source: source.clone() })
+    }
+
+    /// A failed sync is never believed to have been mended by a later one.
+    fn fail(&mut self, outcome: Outcome, e: io::Error) -> Error {
+        let source = Arc::new(e);
+        // Later commits did not happen, whatever became of this one.
+        self.failed = Some((Outcome::NotCommitted, source.clone()));
+        Error::SyncFailed { outcome, source }
+    }
+
+    /// Commits records: stage, seal, flush. All of them, or as many as there is room for.
+    pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
+        if let Some(e) = self.failure() {
+            return Err(e);
+        }
+        self.flush_extents(records)?;
+        let first = self.next;
+        let mut done = 0;
+        while done < records.len() {
+            match self.write_some(&records[done..]) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                // What is written already is committed; the next call meets this error again.
+                Err(_) if done > 0 && self.failed.is_none() => break,
+                Err(e) => return Err(e),
+            }
+        }
+        if done == 0 {
+            return Ok(Committed::Full);
+        }
+        self.flush()?;
+        self.unmarked = true;
+        self.counters.commits += done as u64;
+        self.counters.groups += 1;
+        Ok(Committed::Records { first, n: done })
+    }
+
+    /// Writes as many records as fit into one segment; 0: there is no room for the first.
+    fn write_some(&mut self, records: &[Record]) -> Result<usize> {
+        loop {
+            let (next, previous_crc) = (self.next, self.previous_crc);
+            match self.seal(records) {
+                Ok(0) => {}
+                Ok(n) => return self.write_group().map(|()| n),
+                Err(e) => {
+                    // Sealed in memory only: the numbers are free again.
+                    (self.next, self.previous_crc) = (next, previous_crc);
+                    return Err(e);
+                }
+            }
+            if !self.advance(self.room_for(&records[0]))? {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Extents are durable, names included, before a record refers to them.
+    fn flush_extents(&mut self, records: &[Record]) -> Result<()> {
+        let mut any = false;
+        for op in records.iter().flat_map(|r| &r.ops) {
+            let Op::Put { source: Source::Extent { extent, .. }, .. } = op else { continue };
+            if !self.options.durable {
+                continue;
+            }
+            match extent.sync() {
+                Ok(synced) => any |= synced,
+                Err(Error::Io { source, .. }) => {
+                    return Err(self.fail(Outcome::NotCommitted, clone_error(&source)));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        if any && let Err(e) = self.storage.sync_dir(&self.dir, Step::ExtentName) {
+            return Err(self.fail(Outcome::NotCommitted, e));
+        }
+        Ok(())
+    }
+
+    /// Bytes that a record takes, at most.
+    fn room_for(&self, record: &Record) -> u64 {
+        let body = record.body_bytes();
+        let inline = RECORD_HEAD_BYTES as u64 + body;
+        let most = self.options.segment_bytes_max();
+        // The operation list itself goes by reference if it fits nowhere.
+        if inline > most { RECORD_HEAD_BYTES as u64 + 24 } else { inline }
+    }
+
+    /// Puts as many records as fit behind the current position into the buffer, linked and sealed.
+    fn seal(&mut self, records: &[Record]) -> Result<usize> {
+        self.buf.clear();
+        let room = self.segments[self.current].bytes - self.position;
+        let mut sealed = 0;
+        for record in records {
+            let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
+            let needed = self.room_for(record);
+            if at as u64 + needed > room {
+                break;
+            }
+            self.buf.resize(at + RECORD_HEAD_BYTES);
+            let by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
+            if by_reference {
+                let place = self.body_to_extent(record)?;
+                self.buf.extend(&place);
+            } else {
+                record.encode(&mut self.buf)?;
+            }
+            self.seal_one(at, RecordKind::Commit, by_reference);
+            for op in &record.ops {
+                if let Op::Put { source: Source::Extent { extent, .. }, .. } = op {
+                    self.note_extent(extent.id);
+                }
+            }
+            sealed += 1;
+        }
+        Ok(sealed)
+    }
+
+    /// The record that starts at `at` of the buffer is complete: head, checksum, chain.
+    fn seal_one(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
+        let head = RecordHead {
+            kind,
+            body_by_reference,
+            len: (self.buf.len() - at) as u64,
+            sequence: self.next,
+            session: self.session,
+            generation: self.header.generation,
+            position: self.position + at as u64,
+            previous_crc: self.previous_crc,
+            durable_through: self.durable_through,
+        };
+        self.previous_crc = head.seal(&mut self.buf[at..]);
+        self.next += 1;
+    }
+
+    fn body_to_extent(&mut self, record: &Record) -> Result<[u8; 24]> {
+        let extent = Extent::create(&*self.storage, &self.dir)?;
+        let mut body = Vec::new();
+        record.encode(&mut body)?;
+        let (_, crc) = append_summed(&extent, &body)?;
+        self.counters.bytes_written += body.len() as u64;
+        if self.options.durable {
+            let named = extent.sync().and_then(|_| {
+                self.storage.sync_dir(&self.dir, Step::ExtentName).context("flush", &self.dir)
+            });
+            if let Err(Error::Io { source, .. }) = named {
+                return Err(self.fail(Outcome::NotCommitted, clone_error(&source)));
+            }
+        }
+        self.extents.push(LiveExtent { id: extent.id, last: self.next });
+        let mut place = [0; 24];
+        place[..8].copy_from_slice(&extent.id.to_le_bytes());
+        place[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        place[16..].copy_from_slice(&crc.to_le_bytes());
+        Ok(place)
+    }
+
+    fn note_extent(&mut self, id: u64) {
+        let last = self.next - 1;
+        match self.extents.iter_mut().find(|e| e.id == id) {
+            Some(known) => known.last = last,
+            None => self.extents.push(LiveExtent { id, last }),
+        }
+    }
+
+    /// Writes the buffer at the current position and moves on to the next block.
+    fn write_group(&mut self) -> Result<()> {
+        self.buf.pad_to_block();
+        let last = self.next - 1;
+        let segment = &mut self.segments[self.current];
+        if self.position == 0 {
+            segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
+        }
+        let written = write_all_at(&*segment.file, &self.buf, self.position);
+        segment.last = last;
+        self.position += self.buf.len() as u64;
+        self.counters.bytes_written += self.buf.len() as u64;
+        if !self.unflushed.contains(&self.current) {
+            self.unflushed.push(self.current);
+        }
+        written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
+    }
+
+    /// The one flush of a commit; a second one if the group began in another segment, or a mark did.
+    fn flush(&mut self) -> Result<()> {
+        for at in std::mem::take(&mut self.unflushed) {
+            if self.options.durable && let Err(e) = self.segments[at].file.sync_data(Step::Commit) {
+                return Err(self.fail(Outcome::UnknownUntilReopened, e));
+            }
+        }
+        self.durable_through = self.next - 1;
+        Ok(())
+    }
+
+    /// Goes on in a free segment with that much room, making one if the journal may grow.
+    fn advance(&mut self, bytes: u64) -> Result<bool> {
+        let through = self.header.through;
+        let current = self.current;
+        if self.position > 0 && self.segments[current].last <= through && self.segments[current].bytes >= bytes {
+            self.position = 0;
+            return Ok(true);
+        }
+        let free = (0..self.segments.len())
+            .filter(|at| *at != current)
+            .find(|at| self.segments[*at].last <= through && self.segments[*at].bytes >= bytes);
+        if let Some(at) = free {
+            self.current = at;
+            self.position = 0;
+            return Ok(true);
+        }
+        let allocated = self.allocated_bytes();
+        let wanted = allocated.min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
+        let left = self.options.journal_bytes.saturating_sub(allocated);
+        let size = wanted.min(left - left % BLOCK_BYTES as u64);
+        if size < bytes {
+            return self.replace_small_segments(bytes);
+        }
+        match self.add_segment(size) {
+            Ok(at) => {
+                self.current = at;
+                self.position = 0;
+                Ok(true)
+            }
+            // Something to checkpoint may free a segment; without it, this is the caller's answer.
+            Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A journal at its limit may consist of segments that are all too small for this record: free
+    /// ones make room for one that is large enough.
+    fn replace_small_segments(&mut self, bytes: u64) -> Result<bool> {
+        let through = self.header.through;
+        if self.segments.iter().any(|s| s.bytes >= bytes) || bytes > self.options.segment_bytes_max() {
+            return Ok(false);
+        }
+        if self.segments.iter().any(|s| s.last > through) {
+            return Ok(false);
+        }
+        let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
+        self.current = at;
+        self.position = 0;
+        Ok(true)
+    }
+
+    fn add_segment(&mut self, bytes: u64) -> Result<usize> {
+        let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
+        let durable = self.options.durable;
+        let file = create_segment(&*self.storage, &self.dir, index, bytes, durable, Step::SegmentContents)?;
+        if durable {
+            self.storage.sync_dir(&self.dir, Step::SegmentName).context("flush", &self.dir)?;
+        }
+        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
+        self.segments.push(Segment { index, bytes, file, last: 0, first_block_crc });
+        Ok(self.segments.len() - 1)
+    }
+
+    /// Writes a mark if the last commit still lacks one: it says that everything before it was
+    /// flushed, so that later damage to the last group is told from a torn end. Not flushed itself.
+    pub fn mark(&mut self) -> Result<bool> {
+        if !self.unmarked || self.failed.is_some() || !self.options.durable {
+            return Ok(false);
+        }
+        if self.segments[self.current].bytes - self.position < BLOCK_BYTES as u64 {
+            return Ok(false);
+        }
+        self.buf.clear();
+        self.buf.resize(RECORD_HEAD_BYTES);
+        self.seal_one(0, RecordKind::Mark, false);
+        self.write_group()?;
+        self.unmarked = false;
+        Ok(true)
+    }
+
+    /// Everything committed so far, for a checkpoint.
+    pub fn cut(&self) -> Cut {
+        Cut { through: self.next - 1, crc: self.previous_crc }
+    }
+
+    /// Begins to give up every record up to the cut. The data files were flushed before. The caller
+    /// writes the header and then calls [`Journal::retired`].
+    pub fn retire(&self, cut: Cut) -> HeaderWrite {
+        let mut header = self.next_header();
+        header.through = cut.through;
+        header.through_crc = cut.crc;
+        self.header_write(header, Step::Header)
+    }
+
+    fn next_header(&self) -> Header {
+        let mut header = self.header.clone();
+        header.generation += 1;
+        header.session = self.session;
+        header.clean = false;
+        header
+    }
+
+    fn header_write(&self, header: Header, step: Step) -> HeaderWrite {
+        HeaderWrite {
+            header,
+            file: self.header_file.clone(),
+            path: self.dir.join("header"),
+            sync: self.options.durable.then_some(step),
+        }
+    }
+
+    /// The header is durable: segments and extents before it are free.
+    pub fn retired(&mut self, written: HeaderWrite) {
+        self.header = written.header;
+        let through = self.header.through;
+        let (storage, dir) = (&self.storage, &self.dir);
+        self.extents.retain(|e| {
+            // What cannot be removed now is an orphan, which the next recovery removes.
+            let free = e.last <= through && storage.unlink(&dir.join(extent_name(e.id))).is_ok();
+            !free
+        });
+    }
+
+    /// Names the boot durably, before the first commit of class `process`.
+    pub fn record_boot(&mut self, boot: [u8; 16]) -> Result<()> {
+        if self.header.boot == Some(boot) {
+            return Ok(());
+        }
+        let mut header = self.next_header();
+        header.clean = self.header.clean;
+        header.boot = Some(boot);
+        let mut write = self.header_write(header, Step::HeaderBoot);
+        write.sync = Some(Step::HeaderBoot);
+        write.write()?;
+        self.retired(write);
+        Ok(())
+    }
+
+    /// Writes the header of an empty journal: everything is in the data files. `session` is the one
+    /// whose commits ended here. If the data files were not flushed, the boot stays named.
+    pub fn empty(&mut self, session: u64, flushed: bool) -> Result<()> {
+        let cut = self.cut();
+        let mut header = self.next_header();
+        header.through = cut.through;
+        header.through_crc = cut.crc;
+        if flushed {
+            header.boot = None;
+        }
+        header.end_session(session, cut.through);
+        let current = &self.segments[self.current];
+        header.start_segment = current.index;
+        header.start_crc = current.first_block_crc.unwrap_or(0);
+        header.clean = current.first_block_crc.is_some();
+        let mut write = self.header_write(header, Step::Header);
+        // Also in class `process`: a header without a boot says that all was flushed.
+        write.sync = flushed.then_some(Step::Header);
+        write.write()?;
+        self.retired(write);
+        Ok(())
+    }
+
+    /// Whether there is anything that the header does not know yet.
+    pub fn is_dirty(&self) -> bool {
+        self.next - 1 > self.header.through || self.header.boot.is_some()
+    }
+}
+
+fn clone_error(e: &io::Error) -> io::Error {
+    e.raw_os_error().map_or_else(|| io::Error::new(e.kind(), e.to_string()), io::Error::from_raw_os_error)
+}

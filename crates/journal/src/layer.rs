@@ -1,0 +1,260 @@
+//! Changes of one file's contents, newest over older.
+//!
+//! A layer holds ranges (bytes, zeros, or a place in an extent file) and perhaps a new size. Layers
+//! are laid over each other and over the data file; one can be merged into the one below. The tail
+//! that a truncation cuts is a range of zeros without end, so that a later extension reads zeros
+//! whatever the data file still holds.
+
+use crate::error::{Context, Result};
+use crate::extent::{Extent, append_summed};
+use bytes::Bytes;
+use rangemap::RangeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use untorn_os::{File, read_full_at};
+
+/// No end: the tail of a truncated file.
+pub const NO_END: u64 = u64::MAX;
+
+/// Where the bytes of a range come from. `origin` is the file offset of the source's first byte, so
+/// that cutting a range needs no arithmetic.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Memory.
+    Bytes {
+        /// The bytes.
+        bytes: Bytes,
+        /// File offset of the first of them.
+        origin: u64,
+    },
+    /// Zeros.
+    Zero,
+    /// A place in an extent file.
+    Extent {
+        /// The file.
+        extent: Arc<Extent>,
+        /// Where in it the piece begins.
+        at: u64,
+        /// File offset of that place.
+        origin: u64,
+        /// Length of the piece as it was written, in bytes.
+        len: u64,
+        /// Checksum of the piece as it was written.
+        crc: u64,
+    },
+}
+
+impl PartialEq for Source {
+    fn eq(&self, other: &Source) -> bool {
+        match (self, other) {
+            (Source::Zero, Source::Zero) => true,
+            (Source::Bytes { bytes: a, origin: x }, Source::Bytes { bytes: b, origin: y }) => {
+                x == y && a.len() == b.len() && a.as_ptr() == b.as_ptr()
+            }
+            (Source::Extent { extent: a, at: i, origin: x, .. }, Source::Extent { extent: b, at: j, origin: y, .. }) => {
+                Arc::ptr_eq(a, b) && i == j && x == y
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Source {}
+
+impl Source {
+    /// The bytes of a range, if they are in memory.
+    pub fn slice(&self, range: &Range<u64>) -> Option<Bytes> {
+        match self {
+            Source::Bytes { bytes, origin } => {
+                Some(bytes.slice((range.start - origin) as usize..(range.end - origin) as usize))
+            }
+            _ => None,
+        }
+    }
+
+    /// Copies the bytes of the range that starts at file offset `from` into `buf`.
+    pub fn copy_to(&self, buf: &mut [u8], from: u64) -> Result<()> {
+        match self {
+            Source::Bytes { bytes, origin } => {
+                let at = (from - origin) as usize;
+                buf.copy_from_slice(&bytes[at..at + buf.len()]);
+                Ok(())
+            }
+            Source::Zero => {
+                buf.fill(0);
+                Ok(())
+            }
+            Source::Extent { extent, at, origin, .. } => extent.read(buf, at + (from - origin)),
+        }
+    }
+}
+
+/// One layer of changes.
+#[derive(Clone, Debug, Default)]
+pub struct Layer {
+    ranges: RangeMap<u64, Source>,
+    /// The file's size, if this layer changes it.
+    pub size: Option<u64>,
+    memory_bytes: u64,
+}
+
+impl Layer {
+    /// Nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.size.is_none() && self.ranges.is_empty()
+    }
+
+    /// Bytes of memory that the layer has taken in; what was overwritten since counts too.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// The ranges in order.
+    pub fn ranges(&self) -> impl Iterator<Item = (&Range<u64>, &Source)> {
+        self.ranges.iter()
+    }
+
+    /// Bytes that differ from what is below, without the endless tail.
+    pub fn changed_bytes(&self) -> u64 {
+        self.ranges.iter().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
+    }
+
+    /// Puts a source over a range. Does not touch the size.
+    pub fn insert(&mut self, range: Range<u64>, source: Source) {
+        if range.is_empty() {
+            return;
+        }
+        if let Source::Bytes { .. } = source {
+            self.memory_bytes += range.end - range.start;
+        }
+        self.ranges.insert(range, source);
+    }
+
+    /// Sets the size and cuts what is beyond it, here and below.
+    pub fn truncate(&mut self, size: u64) {
+        self.ranges.insert(size..NO_END, Source::Zero);
+        self.size = Some(size);
+    }
+
+    /// Lays a newer layer over this one.
+    pub fn merge(&mut self, newer: &Layer) {
+        if self.is_empty() {
+            *self = newer.clone();
+            return;
+        }
+        for (range, source) in newer.ranges.iter() {
+            self.ranges.insert(range.clone(), source.clone());
+        }
+        self.size = newer.size.or(self.size);
+        self.memory_bytes += newer.memory_bytes;
+    }
+
+    /// The same layer with its bytes in an extent file instead of memory; small pieces stay.
+    pub fn spill(&self, extent: &Arc<Extent>, least_bytes: u64) -> Result<Layer> {
+        let mut spilled = Layer { size: self.size, ..Layer::default() };
+        for (range, source) in self.ranges() {
+            let source = match source.slice(range) {
+                Some(bytes) if range.end - range.start >= least_bytes => {
+                    let (at, crc) = append_summed(extent, &bytes)?;
+                    Source::Extent { extent: extent.clone(), at, origin: range.start, len: bytes.len() as u64, crc }
+                }
+                _ => source.clone(),
+            };
+            spilled.insert(range.clone(), source);
+        }
+        Ok(spilled)
+    }
+
+    /// Bytes of ranges that are in memory.
+    pub fn inline_bytes(&self) -> u64 {
+        let in_memory = self.ranges().filter(|(_, source)| matches!(source, Source::Bytes { .. }));
+        in_memory.map(|(range, _)| range.end - range.start).sum()
+    }
+
+    /// The extent files that the layer's ranges lie in, each once.
+    pub fn extents(&self) -> Vec<Arc<Extent>> {
+        let mut found: Vec<Arc<Extent>> = Vec::new();
+        for (_, source) in self.ranges.iter() {
+            if let Source::Extent { extent, .. } = source
+                && !found.iter().any(|e| Arc::ptr_eq(e, extent))
+            {
+                found.push(extent.clone());
+            }
+        }
+        found
+    }
+
+    /// Whether the layer alone knows all bytes of a range.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
+        self.ranges.gaps(range).next().is_none()
+    }
+}
+
+/// Reads through layers, the newest first, down to the data file; beyond its end there are zeros.
+/// The caller has clipped `buf` to the size of the view.
+pub fn read_through(layers: &[&Layer], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
+    if buf.is_empty() {
+        return Ok(());
+    }
+    let Some((top, below)) = layers.split_first() else {
+        let n = match base {
+            Some(file) => read_full_at(file, buf, offset).context("read", "the data file")?,
+            None => 0,
+        };
+        buf[n..].fill(0);
+        return Ok(());
+    };
+    let end = offset + buf.len() as u64;
+    if top.ranges.is_empty() {
+        return read_through(below, base, buf, offset);
+    }
+    let mut at = offset;
+    for (range, source) in top.ranges.overlapping(&(offset..end)) {
+        let (from, to) = (range.start.max(offset), range.end.min(end));
+        read_through(below, base, &mut buf[(at - offset) as usize..(from - offset) as usize], at)?;
+        source.copy_to(&mut buf[(from - offset) as usize..(to - offset) as usize], from)?;
+        at = to;
+    }
+    read_through(below, base, &mut buf[(at - offset) as usize..], at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(text: &'static [u8], origin: u64) -> Source {
+        Source::Bytes { bytes: Bytes::from_static(text), origin }
+    }
+
+    fn text(layers: &[&Layer], len: usize) -> String {
+        let mut buf = vec![b'?'; len];
+        read_through(layers, None, &mut buf, 0).unwrap();
+        String::from_utf8(buf).unwrap().replace('\0', ".")
+    }
+
+    #[test]
+    fn newer_lies_over_older() {
+        let mut old = Layer::default();
+        old.insert(0..6, bytes(b"abcdef", 0));
+        let mut new = Layer::default();
+        new.insert(2..4, bytes(b"XY", 2));
+        assert_eq!(text(&[&new, &old], 8), "abXYef..");
+        old.merge(&new);
+        assert_eq!(text(&[&old], 8), "abXYef..");
+        assert_eq!(old.changed_bytes(), 6);
+    }
+
+    #[test]
+    fn cut_tail_reads_zero_after_extension() {
+        let mut old = Layer::default();
+        old.insert(0..6, bytes(b"abcdef", 0));
+        let mut new = Layer::default();
+        new.truncate(3);
+        new.insert(5..6, bytes(b"Z", 5));
+        new.size = Some(6);
+        assert_eq!(text(&[&new, &old], 6), "abc..Z");
+        old.merge(&new);
+        assert_eq!(text(&[&old], 6), "abc..Z");
+        assert_eq!(old.size, Some(6));
+    }
+}

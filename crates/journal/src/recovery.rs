@@ -1,0 +1,426 @@
+//! Opens a store: takes ownership, recovers what the last owner left, and starts a new session.
+//!
+//! Recovery reads the journal past the cache, computes every result, checks every file, and only
+//! then writes. It may crash anywhere and be done again. Only who opens a store pays for it.
+
+use crate::apply::{Applier, Outcomes, Place, apply_layer};
+use crate::error::{Context, Error, Result};
+use crate::extent::extent_name;
+use crate::format::{Attribute, AttributeFound, Header, StoreId};
+use crate::held::Only;
+use crate::home::{Birth, Home, Ownership, create_journal, own, remove_tree};
+use crate::journal::{Journal, Options};
+use crate::record::Record;
+use crate::scan::{ReadMode, Scan, read_header, scan};
+use crate::state::{FileState, FinalState};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{File, Kind, Step, Storage};
+
+/// More files than this are flushed by one `syncfs` instead of one by one.
+pub const FLUSH_ONE_BY_ONE_MAX: usize = 16;
+
+/// How to open.
+pub struct OpenOptions<'a> {
+    /// Of the new session.
+    pub journal: Options,
+    /// Make the store if there is none.
+    pub create: bool,
+    /// Wait for another owner.
+    pub wait: bool,
+    /// Take the files of a class `process` store as they are after a machine crash.
+    pub accept_unknown: bool,
+    /// Keep what is acceptable of a damaged journal, and put the rest aside.
+    pub salvage: bool,
+    /// Bytes read and applied so far, of how many.
+    pub progress: &'a dyn Fn(u64, u64),
+}
+
+/// What recovery did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Recovered {
+    /// Commits that were found in the journal.
+    pub commits: u64,
+    /// Files that were brought up to them.
+    pub files: u64,
+    /// Bytes written to them.
+    pub bytes: u64,
+    /// An unfinished record at the end was dropped.
+    pub torn_tail: bool,
+    /// Where a damaged journal was put, if it was salvaged.
+    pub salvaged: Vec<PathBuf>,
+    /// Things that could not be done and stand in nobody's way.
+    pub notes: Vec<String>,
+}
+
+/// A file that could not be served.
+#[derive(Clone, Debug)]
+pub struct Quarantined {
+    /// Its newest name.
+    pub path: PathBuf,
+    /// Its identity.
+    pub id: u64,
+    /// Why.
+    pub reason: Error,
+}
+
+/// An open store's journal.
+pub struct Opened {
+    /// Ready for commits.
+    pub journal: Journal,
+    /// Held until the store is closed.
+    pub ownership: Ownership,
+    /// What was done.
+    pub recovered: Recovered,
+    /// What could not be done.
+    pub quarantined: Vec<Quarantined>,
+}
+
+/// Opens a store, recovering it.
+pub fn open(storage: &Arc<dyn Storage>, home: &Home, options: &OpenOptions<'_>) -> Result<Opened> {
+    let ownership = own(&**storage, home, options.create, options.wait)?;
+    let mut opening = Opening { storage, home, options, recovered: Recovered::default(), quarantined: Vec::new() };
+    opening.finish_creation()?;
+    let journal = match opening.recover_current() {
+        Err(e @ Error::Corrupt { .. }) if options.salvage => {
+            opening.salvage_current(&e)?;
+            opening.recover_current()?
+        }
+        done => done?,
+    };
+    opening.recover_held(journal.store())?;
+    let Opening { recovered, quarantined, .. } = opening;
+    Ok(Opened { journal, ownership, recovered, quarantined })
+}
+
+struct Opening<'a> {
+    storage: &'a Arc<dyn Storage>,
+    home: &'a Home,
+    options: &'a OpenOptions<'a>,
+    recovered: Recovered,
+    quarantined: Vec<Quarantined>,
+}
+
+/// One journal, recovered as far as it could be.
+struct Served {
+    state: FinalState,
+    outcomes: Outcomes,
+}
+
+impl Served {
+    fn unserved(&self) -> BTreeSet<u64> {
+        self.outcomes.iter().filter(|(_, o)| o.is_err()).map(|(id, _)| *id).collect()
+    }
+}
+
+impl Opening<'_> {
+    fn storage(&self) -> &dyn Storage {
+        &**self.storage
+    }
+
+    /// There is a journal afterwards, whatever crash the making of one met.
+    fn finish_creation(&self) -> Result<()> {
+        let journal = self.home.journal();
+        if self.storage().stat(&journal).is_ok() {
+            let Some(only) = Only::read(self.storage(), &journal)? else { return Ok(()) };
+            // A crash came between the list and the new name.
+            self.set_aside(&only)?;
+        }
+        let mut birth = Birth {
+            store: [0; 16],
+            through: 0,
+            through_crc: 0,
+            generation: 0,
+            ends: Vec::new(),
+            segment_bytes: self.options.journal.segment_bytes_first,
+            durable: true,
+        };
+        for held in self.home.all_held(self.storage())? {
+            let header = read_header(self.storage(), &held)?;
+            let Some(only) = Only::read(self.storage(), &held)? else { continue };
+            if header.generation >= birth.generation {
+                birth.store = header.store;
+                birth.through = only.through;
+                birth.through_crc = only.through_crc;
+                birth.generation = header.generation;
+                let mut ended = header.clone();
+                ended.end_session(only.session, only.through);
+                birth.ends = ended.ends;
+            }
+        }
+        if birth.generation == 0 {
+            if !self.options.create {
+                return Err(Error::io("open the store in", &self.home.dir, std::io::ErrorKind::NotFound.into()));
+            }
+            self.storage().random(&mut birth.store).context("draw an identity for", &journal)?;
+            let mut salt = [0; 8];
+            self.storage().random(&mut salt).context("draw a salt for", &journal)?;
+            birth.through_crc = u64::from_le_bytes(salt);
+        }
+        create_journal(self.storage(), self.home, &birth)
+    }
+
+    /// Gives the current journal the name of one that is set aside.
+    fn set_aside(&self, only: &Only) -> Result<()> {
+        let (journal, held) = (self.home.journal(), self.home.held(only.session));
+        self.storage().rename(&journal, &held, false).context("rename to", &held)?;
+        self.storage().sync_dir(&self.home.dir, Step::HeldName).context("flush", &self.home.dir)
+    }
+
+    fn recover_current(&mut self) -> Result<Journal> {
+        let dir = self.home.journal();
+        let header = read_header(self.storage(), &dir)?;
+        let boot = header.boot;
+        let now = self.storage().boot_id().context("read the boot id for", &dir)?;
+        if boot.is_some_and(|boot| boot != now) {
+            let unknown = Error::UnknownState { path: self.home.dir.clone() };
+            if !self.options.accept_unknown {
+                return Err(unknown);
+            }
+            self.salvage_current(&unknown)?;
+            return self.recover_current();
+        }
+        // In class `process`, on the same boot, the page cache holds the truth and nothing need be flushed.
+        let flush = self.options.journal.durable || boot != Some(now);
+        let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
+        let scanned = scan(self.storage, &dir, mode, false, self.options.progress)?;
+        if let Some(e) = scanned.corrupt {
+            return Err(e);
+        }
+        if scanned.untouched && boot.is_none() {
+            return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
+        }
+        let served = self.serve(&dir, &scanned, None, flush)?;
+        if boot.is_some() && flush {
+            self.storage().sync_everything(Step::RecoverData).context("flush", &self.home.dir)?;
+        }
+        let unserved = served.unserved();
+        if !unserved.is_empty() {
+            let session = scanned.session.unwrap_or(scanned.header.session);
+            let only =
+                Only { through: scanned.last, through_crc: scanned.last_crc, session, files: unserved };
+            only.write(self.storage(), &dir)?;
+            self.set_aside(&only)?;
+            self.finish_creation()?;
+            self.clear_flags(&served, scanned.header.store);
+            let scanned = scan(self.storage, &dir, ReadMode::PastCache, false, self.options.progress)?;
+            return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
+        }
+        self.start_over(dir, scanned, &served, flush)
+    }
+
+    /// Everything was served: the journal is empty, and a new session begins.
+    fn start_over(&mut self, dir: PathBuf, scanned: Scan, served: &Served, flushed: bool) -> Result<Journal> {
+        let session = scanned.session.unwrap_or(scanned.header.session);
+        let news = scanned.last > scanned.header.through || !scanned.header.clean || scanned.header.boot.is_some();
+        let header = Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header };
+        let mut journal = Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        if news {
+            journal.empty(session, flushed)?;
+        }
+        self.clear_flags(served, journal.store());
+        for id in scanned.extents {
+            // Orphans, now that nothing refers to them. One that stays is tried again next time.
+            let _ = self.storage().unlink(&dir.join(extent_name(id)));
+        }
+        Ok(journal)
+    }
+
+    fn recover_held(&mut self, store: StoreId) -> Result<()> {
+        for dir in self.home.all_held(self.storage())? {
+            let Some(mut only) = Only::read(self.storage(), &dir)? else { continue };
+            let mut scanned = scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress)?;
+            if let Some(e) = scanned.corrupt.take() {
+                if !self.options.salvage {
+                    return Err(e);
+                }
+                self.put_away(&dir, only.session, &e)?;
+                continue;
+            }
+            if scanned.header.store != store {
+                return Err(Error::Foreign { path: dir, detail: "this journal belongs to another store".into() });
+            }
+            let before = self.quarantined.len();
+            let served = self.serve(&dir, &scanned, Some(&only.files), true)?;
+            let unserved = served.unserved();
+            if unserved.is_empty() {
+                remove_tree(self.storage(), &dir)?;
+                self.clear_flags(&served, store);
+            } else if self.options.salvage {
+                let why = self.quarantined[before].reason.clone();
+                self.release_files(&served);
+                self.quarantined.truncate(before);
+                self.put_away(&dir, only.session, &why)?;
+            } else if unserved != only.files {
+                only.files = unserved;
+                only.write(self.storage(), &dir)?;
+                self.clear_flags(&served, store);
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies what a journal says: names, contents, attributes; and flushes it all.
+    fn serve(
+        &mut self,
+        dir: &Path,
+        scanned: &Scan,
+        only: Option<&BTreeSet<u64>>,
+        flush: bool,
+    ) -> Result<Served> {
+        let mut state = FinalState::default();
+        for accepted in &scanned.accepted {
+            self.check_lone(&accepted.record, dir)?;
+            state.absorb(&accepted.record, accepted.sequence)?;
+        }
+        if let Some(ids) = only {
+            state.only(ids);
+        }
+        let applier = Applier {
+            storage: self.storage(),
+            store: scanned.header.store,
+            session: scanned.session.unwrap_or(0),
+            newest: scanned.last,
+            limbo: dir.to_owned(),
+        };
+        let mut outcomes = applier.locate(&state);
+        let notes = applier.apply_names(&state, &mut outcomes);
+        let mut bytes = 0;
+        let all: u64 = state.files.values().map(|f| f.layer.changed_bytes()).sum();
+        let living = state.files.values().filter(|f| matches!(outcomes.get(&f.id), Some(Ok(Place::At(_)))));
+        let one_by_one = living.count() <= FLUSH_ONE_BY_ONE_MAX;
+        for file in state.files.values() {
+            let Some(Ok(Place::At(at))) = outcomes.get(&file.id) else { continue };
+            match serve_file(&applier, file, at, (flush && one_by_one).then_some(Step::CheckpointData)) {
+                Ok(()) => {}
+                // The disk would not take it: this file waits, the rest goes on.
+                Err(e) => {
+                    outcomes.insert(file.id, Err(e));
+                }
+            }
+            bytes += file.layer.changed_bytes();
+            (self.options.progress)(bytes, all);
+        }
+        if flush && !one_by_one {
+            self.storage().sync_everything(Step::CheckpointMany).context("flush", &self.home.dir)?;
+        } else if flush {
+            for touched in state.touched_dirs() {
+                match self.storage().sync_dir(&touched, Step::CheckpointNames) {
+                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("flush", touched, e)),
+                    _ => {}
+                }
+            }
+        }
+        for file in state.files.values() {
+            if let Some(Err(reason)) = outcomes.get(&file.id) {
+                let path = file.shown_name().to_owned();
+                self.quarantined.push(Quarantined { path, id: file.id, reason: reason.clone() });
+            }
+        }
+        let r = &mut self.recovered;
+        r.commits += scanned.accepted.len() as u64;
+        r.files += outcomes.values().filter(|o| o.is_ok()).count() as u64;
+        r.bytes += bytes;
+        r.torn_tail |= scanned.torn_tail;
+        r.notes.extend(notes.iter().map(Error::to_string));
+        Ok(Served { state, outcomes })
+    }
+
+    /// The journal of a lone file may touch that file only.
+    fn check_lone(&self, record: &Record, dir: &Path) -> Result<()> {
+        let Some(lone) = &self.home.lone else { return Ok(()) };
+        if record.files.iter().all(|f| f.path == *lone) && record.ops.iter().all(|op| !op.names_a_directory()) {
+            return Ok(());
+        }
+        Err(Error::Foreign { path: dir.to_owned(), detail: format!("this journal is not that of {}", lone.display()) })
+    }
+
+    /// The journal no longer says anything about these files: whole without it. Not flushed: a flag
+    /// that stays set is told from a real one by the session's end in the header.
+    fn clear_flags(&self, served: &Served, store: StoreId) {
+        for (id, outcome) in &served.outcomes {
+            let Ok(Place::At(at)) = outcome else { continue };
+            let Ok(file) = self.storage().open(at, untorn_os::Open::WRITE) else { continue };
+            clear_flag(&*file, store, *id);
+        }
+    }
+
+    /// `--salvage`: what is acceptable before the damage is served, then the journal is put away.
+    fn salvage_current(&mut self, why: &Error) -> Result<()> {
+        let dir = self.home.journal();
+        let mut session = 0;
+        match scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress) {
+            Ok(scanned) => {
+                session = scanned.session.unwrap_or(scanned.header.session);
+                let before = self.quarantined.len();
+                let served = self.serve(&dir, &scanned, None, true)?;
+                self.quarantined.truncate(before);
+                self.release_files(&served);
+            }
+            Err(e) => self.recovered.notes.push(format!("nothing of the journal could be used: {e}")),
+        }
+        self.put_away(&dir, session, why)?;
+        self.finish_creation()
+    }
+
+    /// Moves a journal out of Untorn's directory, where its owner can look at it.
+    fn put_away(&mut self, dir: &Path, session: u64, why: &Error) -> Result<()> {
+        let mut unique = [0; 4];
+        self.storage().random(&mut unique).context("draw a name in", dir)?;
+        let to = PathBuf::from(format!("untorn-salvage.{session:016x}.{:08x}", u32::from_le_bytes(unique)));
+        self.storage().rename(dir, &to, false).context("rename to", &to)?;
+        for synced in [self.home.dir.as_path(), Path::new("")] {
+            self.storage().sync_dir(synced, Step::HeldName).context("flush", synced)?;
+        }
+        self.recovered.notes.push(format!("the journal was put into {}: {why}", to.display()));
+        self.recovered.salvaged.push(to);
+        Ok(())
+    }
+
+    /// Salvaged: the files are taken as they are.
+    fn release_files(&self, served: &Served) {
+        for file in served.state.files.values() {
+            for name in &file.names {
+                let Ok(handle) = self.storage().open(name, untorn_os::Open::WRITE) else { continue };
+                if handle.meta().is_ok_and(|m| m.kind == Kind::File) {
+                    let _ = handle.remove_attribute();
+                }
+            }
+        }
+    }
+}
+
+/// Brings one file up to its final state; with a step, flushes it through the same descriptor.
+fn serve_file(applier: &Applier<'_>, file: &FileState, at: &Path, flush: Option<Step>) -> Result<()> {
+    let handle = applier.open(file, at)?;
+    apply_layer(&*handle, &file.layer, at)?;
+    set_through(&*handle, applier.newest).context("set the attribute of", at)?;
+    match flush {
+        Some(step) => handle.sync_all(step).context("flush", at),
+        None => Ok(()),
+    }
+}
+
+/// Notes in a file's attribute up to which commit it is whole.
+pub fn set_through(file: &dyn File, through: u64) -> std::io::Result<()> {
+    match Attribute::decode(file.attribute()?.as_deref()) {
+        AttributeFound::Valid(a) if a.through != through => {
+            file.set_attribute(&Attribute { through, ..a }.encode())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Clears the pending flag, if the file is still the one.
+pub fn clear_flag(file: &dyn File, store: StoreId, id: u64) {
+    if let Ok(value) = file.attribute()
+        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+        && a.store == store
+        && a.file == id
+        && a.pending
+    {
+        // A flag that stays is recognised as stale by the session's end in the header.
+        let _ = file.set_attribute(&Attribute { pending: false, ..a }.encode());
+    }
+}

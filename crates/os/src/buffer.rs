@@ -1,0 +1,95 @@
+//! Memory that a direct write accepts.
+
+use std::ops::{Deref, DerefMut};
+
+/// The unit of direct input and output, and of the journal.
+pub const BLOCK_BYTES: usize = 4096;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+struct Block([u8; BLOCK_BYTES]);
+
+/// A growing byte buffer, aligned to [`BLOCK_BYTES`] and a multiple of it long in memory.
+#[derive(Default)]
+pub struct AlignedBuf {
+    blocks: Vec<Block>,
+    len: usize,
+}
+
+impl AlignedBuf {
+    /// A buffer of `len` zeros.
+    pub fn zeroed(len: usize) -> AlignedBuf {
+        let mut buf = AlignedBuf::default();
+        buf.resize(len);
+        buf
+    }
+
+    /// Empties the buffer and keeps its memory, unless a very large commit left it very large.
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.blocks.clear();
+        self.blocks.shrink_to((4 << 20) / BLOCK_BYTES);
+    }
+
+    /// Sets the length; new bytes are zero.
+    pub fn resize(&mut self, len: usize) {
+        if len < self.len {
+            self[len..].fill(0);
+        }
+        self.blocks.resize(len.div_ceil(BLOCK_BYTES), Block([0; BLOCK_BYTES]));
+        self.len = len;
+    }
+
+    /// Appends bytes.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        let at = self.len;
+        self.resize(at + bytes.len());
+        self[at..].copy_from_slice(bytes);
+    }
+
+    /// Fills up with zeros to a whole block.
+    pub fn pad_to_block(&mut self) {
+        self.resize(self.len.next_multiple_of(BLOCK_BYTES));
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        debug_assert!(self.len <= self.blocks.len() * BLOCK_BYTES);
+        // SAFETY: `blocks` is contiguous, initialised, and at least `len` bytes long.
+        unsafe { std::slice::from_raw_parts(self.blocks.as_ptr().cast(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for AlignedBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        debug_assert!(self.len <= self.blocks.len() * BLOCK_BYTES);
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.blocks.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grows_aligned_and_zeroed() {
+        let mut buf = AlignedBuf::default();
+        buf.extend(b"abc");
+        buf.pad_to_block();
+        assert_eq!(buf.len(), BLOCK_BYTES);
+        assert_eq!(buf.as_ptr() as usize % BLOCK_BYTES, 0);
+        assert_eq!(&buf[..4], b"abc\0");
+        buf.resize(1);
+        buf.resize(3);
+        assert_eq!(&buf[..], b"a\0\0");
+    }
+}

@@ -1,0 +1,466 @@
+//! Linux behind the traits.
+
+use crate::fork::{process_generation, register};
+use crate::{BLOCK_BYTES, Counters, File, Kind, Meta, Open, Space, Step, Storage};
+use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+const ATTRIBUTE: &str = "user.untorn";
+
+/// A descriptor that is close-on-exec and closed in forked children.
+struct Fd {
+    fd: ManuallyDrop<OwnedFd>,
+    slot: &'static AtomicI32,
+    generation: u64,
+}
+
+impl Fd {
+    fn new(fd: OwnedFd) -> Fd {
+        let slot = register(fd.as_raw_fd());
+        Fd { fd: ManuallyDrop::new(fd), slot, generation: process_generation() }
+    }
+
+    /// The descriptor; in a forked child, where it is closed, `EBADF`.
+    fn get(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.generation == process_generation() { Ok(self.fd.as_fd()) } else { Err(Errno::BADF.into()) }
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        if self.generation == process_generation() {
+            self.slot.store(-1, SeqCst);
+            // SAFETY: dropped once, here; in a forked child it was closed already and its number reused.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    syncs: AtomicU64,
+    writes: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// A directory on a real file system.
+pub struct Linux {
+    root: Fd,
+    totals: Arc<Totals>,
+    has_openat2: AtomicBool,
+}
+
+impl Linux {
+    /// Opens a directory as the root of a storage. The path itself may go through links.
+    pub fn open(path: &Path) -> io::Result<Arc<Linux>> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let root = fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Arc::new(Linux { root: Fd::new(root), totals: Arc::default(), has_openat2: AtomicBool::new(true) }))
+    }
+
+    /// Opens beneath the root, through neither links nor mounts.
+    fn open_beneath(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let root = self.root.get()?;
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        if self.has_openat2.load(Relaxed) {
+            let resolve =
+                ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+            for _ in 0..128 {
+                match fs::openat2(root, path, flags, mode, resolve) {
+                    // A rename raced with the walk.
+                    Err(Errno::AGAIN) => continue,
+                    // Before Linux 5.6, or forbidden by a container's filter.
+                    Err(Errno::NOSYS | Errno::PERM) => break,
+                    done => return Ok(done?),
+                }
+            }
+        }
+        self.walk(root, path, flags, mode)
+    }
+
+    /// The same step by step, for kernels without `openat2`.
+    fn walk(&self, root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let device = fs::fstat(root)?.st_dev;
+        let step = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut at = fs::openat(root, ".", step, Mode::empty())?;
+        let mut parts = path.components().peekable();
+        while let Some(part) = parts.next() {
+            let name = match part {
+                Component::Normal(name) => name,
+                Component::CurDir => OsStr::new("."),
+                _ => return Err(Errno::XDEV.into()),
+            };
+            let last = parts.peek().is_none();
+            let (f, m) = if last { (flags, mode) } else { (step, Mode::empty()) };
+            at = fs::openat(&at, name, f, m)?;
+            if fs::fstat(&at)?.st_dev != device {
+                return Err(Errno::XDEV.into());
+            }
+        }
+        Ok(at)
+    }
+
+    /// The directory that holds a name, and the name.
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
+        let name = path.file_name().ok_or(Errno::INVAL)?;
+        let parent = path.parent().unwrap_or(Path::new(""));
+        Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
+    }
+}
+
+fn meta_of(st: &fs::Stat) -> Meta {
+    Meta {
+        kind: match fs::FileType::from_raw_mode(st.st_mode) {
+            fs::FileType::RegularFile => Kind::File,
+            fs::FileType::Directory => Kind::Directory,
+            fs::FileType::Symlink => Kind::Symlink,
+            _ => Kind::Other,
+        },
+        device: st.st_dev,
+        inode: st.st_ino,
+        size: st.st_size as u64,
+        mtime_ns: st.st_mtime as i128 * 1_000_000_000 + st.st_mtime_nsec as i128,
+        links: st.st_nlink as u64,
+        mode: st.st_mode & 0o7777,
+        uid: st.st_uid,
+        gid: st.st_gid,
+    }
+}
+
+impl Storage for Linux {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
+        // NONBLOCK: a pipe planted in a file's place must not hang us.
+        let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        flags |= if how.write { OFlags::RDWR } else { OFlags::RDONLY };
+        let mut mode = Mode::empty();
+        if how.create.is_some() {
+            flags |= OFlags::CREATE | OFlags::EXCL;
+            mode = Mode::from_raw_mode(0o600);
+        }
+        let mut direct = how.direct;
+        let fd = match self.open_beneath(path, if direct { flags | OFlags::DIRECT } else { flags }, mode) {
+            Err(e) if direct && e.raw_os_error() == Some(libc::EINVAL) => {
+                direct = false;
+                // The refused attempt may have made the name already.
+                if how.create.is_some() {
+                    let _ = self.unlink(path);
+                }
+                self.open_beneath(path, flags, mode)?
+            }
+            done => done?,
+        };
+        let file = LinuxFile { fd: Fd::new(fd), direct, totals: self.totals.clone() };
+        if let Some(mode) = how.create {
+            file.set_mode(mode)?;
+        }
+        Ok(Arc::new(file))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Meta> {
+        if path.as_os_str().is_empty() {
+            return Ok(meta_of(&fs::fstat(self.root.get()?)?));
+        }
+        let (dir, name) = self.parent(path)?;
+        Ok(meta_of(&fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        let mut names = Vec::new();
+        for entry in fs::Dir::read_from(&dir)? {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name));
+            }
+        }
+        Ok(names)
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        let (from_dir, from_name) = self.parent(from)?;
+        let (to_dir, to_name) = self.parent(to)?;
+        if replace {
+            fs::renameat(&from_dir, from_name, &to_dir, to_name)?;
+            return Ok(());
+        }
+        match fs::renameat_with(&from_dir, from_name, &to_dir, to_name, RenameFlags::NOREPLACE) {
+            // Not every file system knows the flag; the owner of the store is the only one to race with.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                if fs::statat(&to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+                    return Err(Errno::EXIST.into());
+                }
+                Ok(fs::renameat(&from_dir, from_name, &to_dir, to_name)?)
+            }
+            done => Ok(done?),
+        }
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        let (dir, name) = self.parent(path)?;
+        Ok(fs::unlinkat(&dir, name, AtFlags::empty())?)
+    }
+
+    fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let (dir, name) = self.parent(path)?;
+        fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700))?;
+        // The umask may have taken bits away.
+        self.set_dir_mode(path, mode)
+    }
+
+    fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        Ok(fs::fchmod(&dir, Mode::from_raw_mode(mode))?)
+    }
+
+    fn rmdir(&self, path: &Path) -> io::Result<()> {
+        let (dir, name) = self.parent(path)?;
+        Ok(fs::unlinkat(&dir, name, AtFlags::REMOVEDIR)?)
+    }
+
+    fn sync_dir(&self, path: &Path, _step: Step) -> io::Result<()> {
+        self.totals.syncs.fetch_add(1, Relaxed);
+        let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        Ok(fs::fsync(&dir)?)
+    }
+
+    fn sync_everything(&self, _step: Step) -> io::Result<()> {
+        self.totals.syncs.fetch_add(1, Relaxed);
+        Ok(fs::syncfs(self.root.get()?)?)
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        let st = fs::fstatvfs(self.root.get()?)?;
+        Ok(Space {
+            available_bytes: st.f_bavail.saturating_mul(st.f_frsize),
+            total_bytes: st.f_blocks.saturating_mul(st.f_frsize),
+            read_only: st.f_flag.contains(fs::StatVfsMountFlags::RDONLY),
+        })
+    }
+
+    fn open_files_max(&self) -> usize {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        (limit.unwrap_or(4096) / 2).clamp(8, 4096) as usize
+    }
+
+    fn effective_user(&self) -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        let id = u128::from_str_radix(&hex, 16).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        Ok(id.to_be_bytes())
+    }
+
+    fn random(&self, mut bytes: &mut [u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let n = rustix::io::retry_on_intr(|| {
+                rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty())
+            })?;
+            bytes = &mut bytes[n..];
+        }
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        Counters {
+            syncs: self.totals.syncs.load(Relaxed),
+            writes: self.totals.writes.load(Relaxed),
+            bytes_written: self.totals.bytes.load(Relaxed),
+        }
+    }
+}
+
+struct LinuxFile {
+    fd: Fd,
+    direct: bool,
+    totals: Arc<Totals>,
+}
+
+impl LinuxFile {
+    fn zero_by_writing(&self, offset: u64, len: u64) -> io::Result<()> {
+        let zeros = vec![0; (len.min(1 << 20)) as usize];
+        let mut done = 0;
+        while done < len {
+            let n = zeros.len().min((len - done) as usize);
+            crate::write_all_at(self, &zeros[..n], offset + done)?;
+            done += n as u64;
+        }
+        Ok(())
+    }
+}
+
+impl File for LinuxFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(rustix::io::pread(self.fd.get()?, buf, offset)?)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        debug_assert!(!self.direct || (buf.len() | offset as usize | buf.as_ptr() as usize) % BLOCK_BYTES == 0);
+        let n = rustix::io::pwrite(self.fd.get()?, buf, offset)?;
+        self.totals.writes.fetch_add(1, Relaxed);
+        self.totals.bytes.fetch_add(n as u64, Relaxed);
+        Ok(n)
+    }
+
+    fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        if !self.direct {
+            fs::fadvise(self.fd.get()?, offset, std::num::NonZeroU64::new(buf.len() as u64), fs::Advice::DontNeed)?;
+        }
+        self.read_at(buf, offset)
+    }
+
+    fn set_len(&self, size: u64) -> io::Result<()> {
+        Ok(fs::ftruncate(self.fd.get()?, size)?)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        match fs::fallocate(self.fd.get()?, FallocateFlags::empty(), offset, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let fd = self.fd.get()?;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fs::fallocate(fd, hole, offset, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.zero_by_writing(offset, len),
+            done => Ok(done?),
+        }
+    }
+
+    fn sync_data(&self, _step: Step) -> io::Result<()> {
+        self.totals.syncs.fetch_add(1, Relaxed);
+        Ok(fs::fdatasync(self.fd.get()?)?)
+    }
+
+    fn sync_all(&self, _step: Step) -> io::Result<()> {
+        self.totals.syncs.fetch_add(1, Relaxed);
+        Ok(fs::fsync(self.fd.get()?)?)
+    }
+
+    fn meta(&self) -> io::Result<Meta> {
+        Ok(meta_of(&fs::fstat(self.fd.get()?)?))
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        Ok(fs::fchmod(self.fd.get()?, Mode::from_raw_mode(mode))?)
+    }
+
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut value = [0; 256];
+        match fs::fgetxattr(self.fd.get()?, ATTRIBUTE, &mut value[..]) {
+            Ok(n) => Ok(Some(value[..n].to_vec())),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            // Longer than anything of ours: not ours, and not to be overwritten.
+            Err(Errno::RANGE) => Ok(Some(Vec::new())),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn set_attribute(&self, value: &[u8]) -> io::Result<()> {
+        Ok(fs::fsetxattr(self.fd.get()?, ATTRIBUTE, value, fs::XattrFlags::empty())?)
+    }
+
+    fn remove_attribute(&self) -> io::Result<()> {
+        match fs::fremovexattr(self.fd.get()?, ATTRIBUTE) {
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    fn try_claim(&self) -> io::Result<bool> {
+        match fs::flock(self.fd.get()?, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            done => Ok(done.map(|()| true)?),
+        }
+    }
+
+    fn lock(&self, wait: bool) -> io::Result<bool> {
+        // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        let command = if wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
+        loop {
+            // SAFETY: a live descriptor and a valid `flock`, which the kernel only reads.
+            if unsafe { libc::fcntl(self.fd.get()?.as_raw_fd(), command, &raw const lock) } == 0 {
+                return Ok(true);
+            }
+            let e = io::Error::last_os_error();
+            match e.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
+                Some(libc::EINTR) => {}
+                _ => return Err(e),
+            }
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+/// What `doctor` can learn about the file system that holds a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSystemInfo {
+    /// Type, as in `/proc/self/mountinfo`: `ext4`, `xfs`, `btrfs`, `overlay`, `tmpfs`, …
+    pub kind: String,
+    /// Where it is mounted.
+    pub mount_point: String,
+    /// Device or source.
+    pub source: String,
+    /// Mount and superblock options, joined by commas.
+    pub options: String,
+    /// Device number, `major:minor`.
+    pub device: String,
+}
+
+/// Looks up the mount that holds a path.
+pub fn file_system_info(path: &Path) -> io::Result<FileSystemInfo> {
+    let fd = fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let st = fs::statx(&fd, "", AtFlags::EMPTY_PATH, fs::StatxFlags::MNT_ID)?;
+    let text = std::fs::read("/proc/self/mountinfo")?;
+    let unescape = |field: &str| {
+        let mut out = Vec::new();
+        let mut bytes = field.bytes();
+        while let Some(b) = bytes.next() {
+            if b != b'\\' {
+                out.push(b);
+                continue;
+            }
+            let octal: Vec<u8> = bytes.by_ref().take(3).collect();
+            out.push(octal.iter().fold(0u8, |n, d| n.wrapping_mul(8).wrapping_add(d.wrapping_sub(b'0'))));
+        }
+        String::from_utf8_lossy(&out).into_owned()
+    };
+    for line in String::from_utf8_lossy(&text).lines() {
+        let (left, right) = line.split_once(" - ").unwrap_or((line, ""));
+        let left: Vec<&str> = left.split(' ').collect();
+        let right: Vec<&str> = right.split(' ').collect();
+        if left.len() >= 6 && right.len() >= 3 && left[0].parse() == Ok(st.stx_mnt_id) {
+            return Ok(FileSystemInfo {
+                kind: right[0].to_owned(),
+                mount_point: unescape(left[4]),
+                source: unescape(right[1]),
+                options: format!("{},{}", left[5], right[2]),
+                device: left[2].to_owned(),
+            });
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "no entry in /proc/self/mountinfo for this mount"))
+}
