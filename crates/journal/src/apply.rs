@@ -250,6 +250,7 @@ impl Applier<'_> {
                 file: file.id,
                 session: self.session,
                 through: file.previous,
+                place: Attribute::place_of(at),
                 pending: true,
             };
             handle.set_attribute(&attribute.encode()).context("set the attribute of", at)?;

@@ -17,10 +17,6 @@ pub const HEADER_MAGIC: &[u8; 8] = b"UNTORN-H";
 pub const HEADER_SLOTS: u64 = 2;
 /// Where a header slot keeps its checksum, over everything before it.
 pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
-/// Ended sessions that a header remembers.
-pub const ENDS_MAX: usize = 128;
-/// Where a header slot lists the ended sessions.
-pub const ENDS_AT: usize = 256;
 
 /// First bytes of a record.
 pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";
@@ -64,15 +60,6 @@ fn put(b: &mut [u8], at: usize, bytes: &[u8]) {
     b[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// An ended session: every file that it touched is whole if its attribute says `through`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionEnd {
-    /// The session, a random number drawn at opening.
-    pub session: u64,
-    /// Its last commit.
-    pub through: u64,
-}
-
 /// What a header slot says. The valid slot with the higher generation counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -95,23 +82,12 @@ pub struct Header {
     pub boot: Option<[u8; 16]>,
     /// The session that wrote this header.
     pub session: u64,
-    /// Sessions that ended, oldest first.
-    pub ends: Vec<SessionEnd>,
 }
 
 const FLAG_CLEAN: u32 = 1;
 const FLAG_BOOT: u32 = 2;
 
 impl Header {
-    /// Remembers that a session ended; the oldest is forgotten when there is no room.
-    pub fn end_session(&mut self, session: u64, through: u64) {
-        self.ends.retain(|e| e.session != session);
-        if self.ends.len() == ENDS_MAX {
-            self.ends.remove(0);
-        }
-        self.ends.push(SessionEnd { session, through });
-    }
-
     /// The slot's block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut b = [0; BLOCK_BYTES];
@@ -127,11 +103,6 @@ impl Header {
         put(&mut b, 64, &self.boot.unwrap_or_default());
         put(&mut b, 80, &self.start_crc.to_le_bytes());
         put(&mut b, 88, &self.start_segment.to_le_bytes());
-        put(&mut b, 92, &(self.ends.len() as u32).to_le_bytes());
-        for (i, end) in self.ends.iter().enumerate() {
-            put(&mut b, ENDS_AT + 16 * i, &end.session.to_le_bytes());
-            put(&mut b, ENDS_AT + 16 * i + 8, &end.through.to_le_bytes());
-        }
         let crc = crc64(&b[..HEADER_CRC_AT]);
         put(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
@@ -147,10 +118,6 @@ impl Header {
             return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
         }
         let flags = u32_at(b, 12);
-        let ends = u32_at(b, 92) as usize;
-        if ends > ENDS_MAX {
-            return Ok(None);
-        }
         Ok(Some(Header {
             store: b[24..40].try_into().expect("sixteen bytes"),
             generation: u64_at(b, 16),
@@ -161,12 +128,6 @@ impl Header {
             start_crc: u64_at(b, 80),
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
             session: u64_at(b, 56),
-            ends: (0..ends)
-                .map(|i| SessionEnd {
-                    session: u64_at(b, ENDS_AT + 16 * i),
-                    through: u64_at(b, ENDS_AT + 16 * i + 8),
-                })
-                .collect(),
         }))
     }
 }
@@ -280,6 +241,8 @@ pub struct Attribute {
     pub session: u64,
     /// The file holds every commit up to this one.
     pub through: u64,
+    /// Checksum of the file's name in the store: a copy or a file that was moved has another one.
+    pub place: u64,
     /// There may be newer commits in the journal: the file must not be read without it.
     pub pending: bool,
 }
@@ -296,6 +259,11 @@ pub enum AttributeFound {
 }
 
 impl Attribute {
+    /// What `place` says for a name.
+    pub fn place_of(path: &Path) -> u64 {
+        crc64(path.as_os_str().as_encoded_bytes())
+    }
+
     /// The attribute's value.
     pub fn encode(&self) -> [u8; ATTRIBUTE_BYTES] {
         let mut b = [0; ATTRIBUTE_BYTES];
@@ -306,6 +274,7 @@ impl Attribute {
         put(&mut b, 24, &self.file.to_le_bytes());
         put(&mut b, 32, &self.session.to_le_bytes());
         put(&mut b, 40, &self.through.to_le_bytes());
+        put(&mut b, 48, &self.place.to_le_bytes());
         let crc = crc64(&b[..56]);
         put(&mut b, 56, &crc.to_le_bytes());
         b
@@ -326,6 +295,7 @@ impl Attribute {
             file: u64_at(b, 24),
             session: u64_at(b, 32),
             through: u64_at(b, 40),
+            place: u64_at(b, 48),
             pending: u16_at(b, 6) & 1 != 0,
         })
     }
@@ -336,7 +306,7 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        let mut h = Header {
+        Header {
             store: [7; 16],
             generation: 9,
             through: 41,
@@ -346,19 +316,12 @@ mod tests {
             start_crc: 77,
             boot: Some([5; 16]),
             session: 11,
-            ends: Vec::new(),
-        };
-        for i in 0..ENDS_MAX as u64 + 5 {
-            h.end_session(i, i * 10);
         }
-        h
     }
 
     #[test]
     fn header_round_trip_and_every_flipped_bit_is_seen() {
         let h = header();
-        assert_eq!(h.ends.len(), ENDS_MAX);
-        assert_eq!(h.ends[0].session, 5);
         let good = h.encode();
         assert_eq!(Header::decode(&good, Path::new("h")).unwrap(), Some(h));
         for at in (0..BLOCK_BYTES).step_by(7) {
@@ -406,7 +369,7 @@ mod tests {
 
     #[test]
     fn attribute_round_trip() {
-        let a = Attribute { store: [1; 16], file: 2, session: 3, through: 4, pending: true };
+        let a = Attribute { store: [1; 16], file: 2, session: 3, through: 4, place: 5, pending: true };
         let b = a.encode();
         assert_eq!(Attribute::decode(Some(&b)), AttributeFound::Valid(a));
         assert_eq!(Attribute::decode(Some(&b[..50])), AttributeFound::Unreadable);

@@ -9,7 +9,7 @@
 //! ```
 
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, SessionEnd, StoreId, crc64};
+use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, StoreId, crc64};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -190,8 +190,6 @@ pub struct Birth {
     pub through_crc: u64,
     /// Its header's generation.
     pub generation: u64,
-    /// Sessions that ended.
-    pub ends: Vec<SessionEnd>,
     /// Bytes of the first segment.
     pub segment_bytes: u64,
     /// Whether to wait for the disk.
@@ -213,7 +211,6 @@ pub fn create_journal(storage: &dyn Storage, home: &Home, birth: &Birth) -> Resu
         start_crc: crc64(&[0; BLOCK_BYTES]),
         boot: None,
         session: 0,
-        ends: birth.ends.clone(),
     };
     let path = new.join("header");
     let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;

@@ -565,9 +565,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the header of an empty journal: everything is in the data files. `session` is the one
-    /// whose commits ended here. If the data files were not flushed, the boot stays named.
-    pub fn empty(&mut self, session: u64, flushed: bool) -> Result<()> {
+    /// Writes the header of an empty journal: everything is in the data files. If they were not
+    /// flushed, the boot stays named.
+    pub fn empty(&mut self, flushed: bool) -> Result<()> {
         let cut = self.cut();
         let mut header = self.next_header();
         header.through = cut.through;
@@ -575,7 +575,6 @@ impl Journal {
         if flushed {
             header.boot = None;
         }
-        header.end_session(session, cut.through);
         let current = &self.segments[self.current];
         header.start_segment = current.index;
         header.start_crc = current.first_block_crc.unwrap_or(0);

@@ -132,7 +132,6 @@ impl Opening<'_> {
             through: 0,
             through_crc: 0,
             generation: 0,
-            ends: Vec::new(),
             segment_bytes: self.options.journal.segment_bytes_first,
             durable: true,
         };
@@ -144,9 +143,6 @@ impl Opening<'_> {
                 birth.through = only.through;
                 birth.through_crc = only.through_crc;
                 birth.generation = header.generation;
-                let mut ended = header.clone();
-                ended.end_session(only.session, only.through);
-                birth.ends = ended.ends;
             }
         }
         if birth.generation == 0 {
@@ -212,12 +208,11 @@ impl Opening<'_> {
 
     /// Everything was served: the journal is empty, and a new session begins.
     fn start_over(&mut self, dir: PathBuf, scanned: Scan, served: &Served, flushed: bool) -> Result<Journal> {
-        let session = scanned.session.unwrap_or(scanned.header.session);
         let news = scanned.last > scanned.header.through || !scanned.header.clean || scanned.header.boot.is_some();
         let header = Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header };
         let mut journal = Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
         if news {
-            journal.empty(session, flushed)?;
+            journal.empty(flushed)?;
         }
         self.clear_flags(served, journal.store());
         for id in scanned.extents {
@@ -337,7 +332,7 @@ impl Opening<'_> {
     }
 
     /// The journal no longer says anything about these files: whole without it. Not flushed: a flag
-    /// that stays set is told from a real one by the session's end in the header.
+    /// that stays set on a file in its place, of a session that is over, says nothing.
     fn clear_flags(&self, served: &Served, store: StoreId) {
         for (id, outcome) in &served.outcomes {
             let Ok(Place::At(at)) = outcome else { continue };
@@ -395,21 +390,18 @@ impl Opening<'_> {
 fn serve_file(applier: &Applier<'_>, file: &FileState, at: &Path, flush: Option<Step>) -> Result<()> {
     let handle = applier.open(file, at)?;
     apply_layer(&*handle, &file.layer, at)?;
-    set_through(&*handle, applier.newest).context("set the attribute of", at)?;
+    set_through(&*handle, applier.newest, at).context("set the attribute of", at)?;
     match flush {
         Some(step) => handle.sync_all(step).context("flush", at),
         None => Ok(()),
     }
 }
 
-/// Notes in a file's attribute up to which commit it is whole.
-pub fn set_through(file: &dyn File, through: u64) -> std::io::Result<()> {
-    match Attribute::decode(file.attribute()?.as_deref()) {
-        AttributeFound::Valid(a) if a.through != through => {
-            file.set_attribute(&Attribute { through, ..a }.encode())
-        }
-        _ => Ok(()),
-    }
+/// Notes in a file's attribute up to which commit it is whole, and where it lives.
+pub fn set_through(file: &dyn File, through: u64, path: &Path) -> std::io::Result<()> {
+    let AttributeFound::Valid(old) = Attribute::decode(file.attribute()?.as_deref()) else { return Ok(()) };
+    let new = Attribute { through, place: Attribute::place_of(path), ..old };
+    if new == old { Ok(()) } else { file.set_attribute(&new.encode()) }
 }
 
 /// Clears the pending flag, if the file is still the one.
@@ -420,7 +412,7 @@ pub fn clear_flag(file: &dyn File, store: StoreId, id: u64) {
         && a.file == id
         && a.pending
     {
-        // A flag that stays is recognised as stale by the session's end in the header.
+        // A flag that stays is recognised as stale, as its session is over.
         let _ = file.set_attribute(&Attribute { pending: false, ..a }.encode());
     }
 }

@@ -17,7 +17,7 @@ mod sync;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
 pub use fork::process_generation;
-pub use linux::{FileSystemInfo, Linux, file_system_info};
+pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
 pub use sync::{STEPS, Step};
 
 use std::ffi::OsString;

@@ -1,0 +1,215 @@
+//! Checkpoints: committed changes go into the data files, then the journal's space is given back.
+//!
+//! ```text
+//! cut      everything committed so far is the checkpoint's part        (short, holds up commits)
+//! apply    written to the data files, flushed                          (long, holds up nobody)
+//! retire   the header gives the records up                             (one flush, holds up nobody)
+//! ```
+
+use crate::store::{Inner, lock};
+use crate::view::{FileShared, Life, View};
+use std::collections::{BTreeSet, HashMap};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard};
+use untorn_journal::apply::apply_layer;
+use untorn_journal::journal::{Cut, Journal};
+use untorn_journal::layer::Layer;
+use untorn_journal::recovery::{FLUSH_ONE_BY_ONE_MAX, set_through};
+use untorn_journal::state::FinalState;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Step, Storage};
+
+/// The journal, and what commits left to apply.
+pub(crate) struct Side {
+    pub journal: Journal,
+    /// Files with commits since the last checkpoint.
+    pub dirty: HashMap<u64, Arc<FileShared>>,
+    /// Directories whose entries changed since.
+    pub dirs: BTreeSet<PathBuf>,
+    /// Committed names that could not be made so.
+    pub unapplied: Vec<FinalState>,
+}
+
+impl Side {
+    pub(crate) fn new(journal: Journal) -> Side {
+        Side { journal, dirty: HashMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new() }
+    }
+}
+
+/// A checkpoint under way. Dropping it after an error leaves its part for the next one.
+pub struct Checkpoint<'a> {
+    inner: &'a Inner,
+    cut: Cut,
+    files: Vec<(Arc<FileShared>, Arc<Layer>)>,
+    dirs: BTreeSet<PathBuf>,
+    unapplied: Vec<FinalState>,
+    done: bool,
+}
+
+impl Inner {
+    /// A whole checkpoint.
+    pub(crate) fn checkpoint(&self) -> Result<()> {
+        let _turn: MutexGuard<'_, ()> = lock(&self.checkpoint_turn);
+        match self.cut()? {
+            Some(checkpoint) => checkpoint.apply()?.retire(),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes everything committed so far. The caller has the turn.
+    pub(crate) fn cut(&self) -> Result<Option<Checkpoint<'_>>> {
+        let mut side = lock(&self.side);
+        if let Some(e) = side.journal.failure() {
+            return Err(e);
+        }
+        let cut = side.journal.cut();
+        if cut.through == side.journal.header().through {
+            return Ok(None);
+        }
+        let mut files = Vec::new();
+        for (_, file) in side.dirty.drain() {
+            let mut view = file.write();
+            view.whole_pages.clear();
+            let committed = std::mem::take(&mut view.committed);
+            let layer = match view.applying.take() {
+                // What an earlier checkpoint could not do comes first.
+                Some(earlier) => {
+                    let mut layer = (*earlier).clone();
+                    layer.merge(&committed);
+                    Arc::new(layer)
+                }
+                None => Arc::new(committed),
+            };
+            view.applying = Some(layer.clone());
+            drop(view);
+            files.push((file, layer));
+        }
+        let dirs = std::mem::take(&mut side.dirs);
+        let unapplied = std::mem::take(&mut side.unapplied);
+        Ok(Some(Checkpoint { inner: self, cut, files, dirs, unapplied, done: false }))
+    }
+}
+
+impl<'a> Checkpoint<'a> {
+    /// Writes the data files and flushes them, each through a descriptor that was open before.
+    pub fn apply(mut self) -> Result<Checkpoint<'a>> {
+        self.unapplied = std::mem::take(&mut self.unapplied)
+            .into_iter()
+            .filter(|state| !self.inner.apply_names(state))
+            .collect();
+        let one_by_one = self.files.len() <= FLUSH_ONE_BY_ONE_MAX;
+        let mut first_error = None;
+        for (file, layer) in &self.files {
+            let done = self.apply_file(file, layer, one_by_one);
+            let mut view = file.write();
+            match done {
+                Ok(()) => view.quarantine = None,
+                Err(e) => {
+                    tracing::warn!(file = %view.path.display(), error = %e, "a committed change waits");
+                    view.quarantine = Some(e.clone());
+                    first_error.get_or_insert(e);
+                }
+            }
+        }
+        if self.inner.is_durable() && !one_by_one {
+            self.inner.storage.sync_everything(Step::CheckpointMany).context("flush", &self.inner.path)?;
+        } else if self.inner.is_durable() {
+            self.flush_dirs()?;
+        }
+        if let Some(e) = first_error {
+            return Err(e);
+        }
+        if !self.unapplied.is_empty() {
+            return Err(Error::NoSpace { detail: "a committed change of names could not be made yet".into() });
+        }
+        self.done = true;
+        for (file, _) in &self.files {
+            let mut view = file.write();
+            view.applying = None;
+        }
+        self.inner.checkpoints.fetch_add(1, Relaxed);
+        Ok(self)
+    }
+
+    fn flush_dirs(&self) -> Result<()> {
+        for dir in &self.dirs {
+            match self.inner.storage.sync_dir(dir, Step::CheckpointNames) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("flush", dir, e)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The journal's records up to the cut are given up.
+    pub fn retire(self) -> Result<()> {
+        let write = lock(&self.inner.side).journal.retire(self.cut);
+        write.write()?;
+        lock(&self.inner.side).journal.retired(write);
+        Ok(())
+    }
+
+    fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool) -> Result<()> {
+        if file.read().life == Life::Gone {
+            return Ok(());
+        }
+        if file.read().data.is_none() {
+            self.inner.reopen(file)?;
+        }
+        let (data, path) = {
+            let view = file.read();
+            if let Some(changed) = changed_outside(&view, &self.inner.storage)? {
+                return Err(changed);
+            }
+            let Some(data) = view.data.clone() else { return Ok(()) };
+            (data, view.path.clone())
+        };
+        apply_layer(&*data, layer, &path)?;
+        set_through(&*data, self.cut.through, &path).context("set the attribute of", &path)?;
+        if flush && self.inner.is_durable() {
+            // After a failure the kernel may call the next flush a success: the layer stays, and all
+            // of it is written again.
+            data.sync_all(Step::CheckpointData).context("flush", &path)?;
+        }
+        let meta = data.meta().context("look at", &path)?;
+        let mut view = file.write();
+        view.base_size = meta.size;
+        view.seen = Some(meta);
+        Ok(())
+    }
+}
+
+impl Drop for Checkpoint<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let mut side = lock(&self.inner.side);
+        for (file, _) in self.files.drain(..) {
+            side.dirty.insert(file.id, file);
+        }
+        side.dirs.append(&mut self.dirs);
+        side.unapplied.append(&mut self.unapplied);
+    }
+}
+
+/// Whether somebody else wrote to, truncated or replaced a data file since we last did.
+pub(crate) fn changed_outside(view: &View, storage: &Arc<dyn Storage>) -> Result<Option<Error>> {
+    let (Some(data), Some(seen)) = (&view.data, view.seen) else { return Ok(None) };
+    let now = data.meta().context("look at", &view.path)?;
+    let conflict = |detail: &str| Ok(Some(Error::Conflict { path: view.path.clone(), detail: detail.into() }));
+    if now.size != seen.size || now.mtime_ns != seen.mtime_ns {
+        return conflict("another program changed the file while it was in use");
+    }
+    if now.links > 1 {
+        return conflict("another program gave the file a second name");
+    }
+    match storage.stat(&view.path) {
+        Ok(named) if named.inode == now.inode && named.device == now.device => Ok(None),
+        Ok(_) => conflict("another program replaced the file while it was in use"),
+        Err(e) if e.kind() == ErrorKind::NotFound => conflict("another program removed the file while it was in use"),
+        Err(e) => Err(Error::io("look at", &view.path, e)),
+    }
+}

@@ -1,0 +1,46 @@
+//! **Untorn**: all-or-nothing updates of application data in files, on unmodified Linux.
+//!
+//! A [`Store`] is a directory whose files change all or nothing; a lone [`File`] has a store of its
+//! own beside it. Change files freely, then commit. After a crash of the program, the kernel or the
+//! power, a file, or a set of files, holds exactly what it held at its last successful commit.
+//!
+//! ```
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path();
+//! use untorn::Store;
+//!
+//! let store = Store::open(path)?;
+//! let (accounts, log) = (store.create("accounts")?, store.create("log")?);
+//! accounts.write_at(b"alice 90, bob 110", 0)?;
+//! log.append(b"alice pays bob 10\n")?;
+//! store.syncv(&[&accounts, &log])?; // both, or neither
+//! store.close()?;
+//! # Ok::<(), untorn::Error>(())
+//! ```
+//!
+//! What survives which crash is in `docs/GUARANTEES.md`. The ideas are those of failure-atomic
+//! `msync` (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
+
+mod background;
+mod checkpoint;
+mod file;
+mod group;
+mod names;
+pub mod offline;
+mod options;
+mod put;
+mod status;
+mod store;
+mod ticket;
+mod txn;
+mod view;
+
+#[doc(hidden)]
+pub use checkpoint::Checkpoint;
+pub use file::File;
+pub use options::{FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MIN, StoreOptions};
+pub use status::{Quarantined, Recovered, Status};
+pub use store::Store;
+pub use ticket::Ticket;
+pub use txn::Txn;
+pub use untorn_journal::{Error, Outcome, Result};

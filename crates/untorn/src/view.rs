@@ -1,0 +1,381 @@
+//! One file as its handles see it: the data file under layers of changes.
+//!
+//! ```text
+//! staged       changed by handles, not committed
+//! committing   on their way through the journal, newest first
+//! committed    in the journal, not yet in the data file
+//! applying     being written to the data file by a running checkpoint
+//! data file
+//! ```
+
+use crate::store::Inner;
+use bytes::Bytes;
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use untorn_journal::extent::{Extent, append_summed};
+use untorn_journal::layer::{Layer, Source, read_through};
+use untorn_journal::record::FILE_BYTES_MAX;
+use untorn_journal::{Error, Result};
+use untorn_os::{File, Kind, Meta};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// A file that is open in a store, shared by its handles.
+pub(crate) struct FileShared {
+    pub id: u64,
+    view: RwLock<View>,
+}
+
+/// Where a file is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Created in a transaction that is not committed.
+    Unborn,
+    /// It has a name.
+    Named,
+    /// Unlinked by a commit, or created by a transaction that was aborted.
+    Gone,
+}
+
+pub(crate) struct View {
+    /// Name in the store.
+    pub path: PathBuf,
+    pub life: Life,
+    pub staged: Layer,
+    pub committing: VecDeque<Arc<Layer>>,
+    pub committed: Layer,
+    pub applying: Option<Arc<Layer>>,
+    /// The data file, unless it was closed to save descriptors.
+    pub data: Option<Arc<dyn File>>,
+    /// The data file can be written.
+    pub writable: bool,
+    /// Its size on disk.
+    pub base_size: u64,
+    /// What the data file looked like when we last wrote or opened it.
+    pub seen: Option<Meta>,
+    /// The attribute names this session.
+    pub flagged: bool,
+    /// The last commit that touched the file, or the one that it was whole at.
+    pub last: u64,
+    /// The transaction that it takes part in.
+    pub txn: Option<u64>,
+    /// Why commits to it are refused.
+    pub quarantine: Option<Error>,
+    /// Open handles.
+    pub handles: usize,
+    /// Where large uncommitted changes go.
+    pub spill: Option<Arc<Extent>>,
+    /// Pages that were logged whole since the last cut.
+    pub whole_pages: HashSet<u64>,
+}
+
+impl View {
+    pub(crate) fn new(path: PathBuf, life: Life, last: u64) -> View {
+        View {
+            path,
+            life,
+            staged: Layer::default(),
+            committing: VecDeque::new(),
+            committed: Layer::default(),
+            applying: None,
+            data: None,
+            writable: true,
+            base_size: 0,
+            seen: None,
+            flagged: false,
+            last,
+            txn: None,
+            quarantine: None,
+            handles: 0,
+            spill: None,
+            whole_pages: HashSet::new(),
+        }
+    }
+
+    fn layers(&self) -> Vec<&Layer> {
+        let mut layers = Vec::with_capacity(4);
+        layers.push(&self.staged);
+        layers.extend(self.committing.iter().rev().map(|l| &**l));
+        layers.push(&self.committed);
+        layers.extend(self.applying.as_deref());
+        layers.retain(|l| !l.is_empty());
+        layers
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.layers().iter().find_map(|l| l.size).unwrap_or(self.base_size)
+    }
+
+    /// Something is committed that the data file does not hold yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.committed.is_empty() || self.applying.is_some() || !self.committing.is_empty()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.layers().iter().map(|l| l.memory_bytes()).sum()
+    }
+
+    /// The file can be read and changed.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.life {
+            Life::Gone => {
+                let gone = std::io::Error::from(std::io::ErrorKind::NotFound);
+                Err(Error::io("use the unlinked file", &self.path, gone))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The file can be committed by this transaction, or by itself.
+    pub(crate) fn check_commit(&self, txn: Option<u64>) -> Result<()> {
+        self.check_alive()?;
+        if self.txn != txn {
+            return Err(Error::InTransaction { path: self.path.clone() });
+        }
+        self.quarantine.clone().map_or(Ok(()), Err)
+    }
+
+    /// Takes the staged changes to commit them.
+    pub(crate) fn take_staged(&mut self) {
+        let layer = std::mem::take(&mut self.staged);
+        self.spill = None;
+        self.committing.push_back(Arc::new(layer));
+    }
+
+    /// The oldest commit on its way is in the journal.
+    pub(crate) fn committed_as(&mut self, sequence: u64) {
+        let layer = self.committing.pop_front().expect("a commit on its way");
+        if self.life == Life::Named {
+            self.committed.merge(&layer);
+        }
+        self.last = sequence;
+    }
+
+    /// The n-th commit on its way did not happen. Its changes become part of the next one, or
+    /// uncommitted again; those of a transaction are gone.
+    pub(crate) fn uncommit(&mut self, nth: usize, forget: bool) {
+        let failed = self.committing.remove(nth).expect("a commit on its way");
+        if forget {
+            if self.life == Life::Unborn {
+                self.be_gone();
+            }
+            return;
+        }
+        let newer = self.committing.get_mut(nth);
+        let mut merged = (*failed).clone();
+        match newer {
+            Some(next) => {
+                merged.merge(next);
+                *next = Arc::new(merged);
+            }
+            None => {
+                merged.merge(&self.staged);
+                self.staged = merged;
+            }
+        }
+    }
+
+    /// The file is no more, or never came to be.
+    pub(crate) fn be_gone(&mut self) {
+        self.life = Life::Gone;
+        self.staged = Layer::default();
+        self.committed = Layer::default();
+        self.data = None;
+    }
+}
+
+impl FileShared {
+    pub(crate) fn new(id: u64, view: View) -> Arc<FileShared> {
+        Arc::new(FileShared { id, view: RwLock::new(view) })
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, View> {
+        self.view.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, View> {
+        self.view.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A view whose data file is open, if there is one.
+    fn readable(&self, inner: &Inner) -> Result<RwLockReadGuard<'_, View>> {
+        loop {
+            let view = self.read();
+            view.check_alive()?;
+            if view.data.is_some() || view.life == Life::Unborn {
+                return Ok(view);
+            }
+            drop(view);
+            inner.reopen(self)?;
+        }
+    }
+
+    pub(crate) fn read_at(&self, inner: &Inner, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let view = self.readable(inner)?;
+        let size = view.size();
+        if offset >= size {
+            return Ok(0);
+        }
+        let n = buf.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+        read_through(&view.layers(), view.data.as_deref(), &mut buf[..n], offset)?;
+        Ok(n)
+    }
+
+    /// Changes the staged layer. `make` gets the view and returns what to return.
+    pub(crate) fn change<T>(&self, make: impl FnOnce(&mut View) -> Result<T>) -> Result<T> {
+        let mut view = self.write();
+        view.check_alive()?;
+        if !view.writable {
+            return Err(Error::invalid(format!("{} cannot be written by this user", view.path.display())));
+        }
+        make(&mut view)
+    }
+
+    pub(crate) fn write_at(&self, inner: &Inner, bytes: &[u8], offset: Option<u64>) -> Result<u64> {
+        self.change(|view| {
+            let size = view.size();
+            let offset = offset.unwrap_or(size);
+            let range = checked_range(offset, bytes.len() as u64)?;
+            if bytes.is_empty() {
+                return Ok(offset);
+            }
+            let source = if bytes.len() as u64 > inner.options.journal.inline_bytes_max {
+                let extent = spill_extent(view, inner)?;
+                let (at, crc) = append_summed(&extent, bytes)?;
+                Source::Extent { extent, at, origin: offset, len: bytes.len() as u64, crc }
+            } else {
+                Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset }
+            };
+            let end = range.end;
+            view.staged.insert(range, source);
+            if end > size {
+                view.staged.size = Some(end);
+            }
+            bound_memory(view, inner)?;
+            Ok(offset)
+        })
+    }
+
+    pub(crate) fn truncate(&self, size: u64) -> Result<()> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::invalid(format!("a size of {size} bytes is beyond the largest file")));
+        }
+        self.change(|view| {
+            if size < view.size() {
+                view.staged.truncate(size);
+            } else {
+                view.staged.size = Some(size);
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        let range = checked_range(offset, len)?;
+        self.change(|view| {
+            if range.is_empty() {
+                return Ok(());
+            }
+            if range.end > view.size() {
+                view.staged.size = Some(range.end);
+            }
+            view.staged.insert(range, Source::Zero);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn rollback(&self, inner: &Inner) -> Result<()> {
+        let mut view = self.write();
+        view.check_alive()?;
+        if view.txn.is_some() {
+            return Err(Error::InTransaction { path: view.path.clone() });
+        }
+        discard(&mut view, inner);
+        Ok(())
+    }
+}
+
+/// Forgets staged changes and what they put beside the journal.
+pub(crate) fn discard(view: &mut View, inner: &Inner) {
+    view.staged = Layer::default();
+    if let Some(extent) = view.spill.take() {
+        inner.remove_extent(extent.id);
+    }
+}
+
+fn spill_extent(view: &mut View, inner: &Inner) -> Result<Arc<Extent>> {
+    if let Some(extent) = &view.spill {
+        return Ok(extent.clone());
+    }
+    let extent = inner.create_extent()?;
+    view.spill = Some(extent.clone());
+    Ok(extent)
+}
+
+/// Keeps the memory of uncommitted changes within bounds.
+fn bound_memory(view: &mut View, inner: &Inner) -> Result<()> {
+    let most = inner.options.journal.inline_bytes_max;
+    if view.staged.memory_bytes() <= most {
+        return Ok(());
+    }
+    spill_staged(view, inner, PAGE_BYTES)?;
+    if view.staged.memory_bytes() > most { spill_staged(view, inner, 1) } else { Ok(()) }
+}
+
+/// Moves staged bytes to an extent.
+pub(crate) fn spill_staged(view: &mut View, inner: &Inner, least_bytes: u64) -> Result<()> {
+    let extent = spill_extent(view, inner)?;
+    view.staged = view.staged.spill(&extent, least_bytes)?;
+    Ok(())
+}
+
+/// Option `full_page`: pages that change for the first time since the cut are staged whole.
+pub(crate) fn complete_pages(view: &mut View) -> Result<()> {
+    let size = view.size();
+    let partial: Vec<Range<u64>> = view
+        .staged
+        .ranges()
+        .filter(|(_, source)| **source != Source::Zero)
+        .map(|(range, _)| range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES))
+        .collect();
+    for page in partial.into_iter().flatten() {
+        if !view.whole_pages.insert(page) {
+            continue;
+        }
+        let start = page * PAGE_BYTES;
+        let range = start..(start + PAGE_BYTES).min(size);
+        if range.is_empty() || view.staged.covers(&range) {
+            continue;
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        read_through(&view.layers(), view.data.as_deref(), &mut bytes, start)?;
+        view.staged.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
+    }
+    Ok(())
+}
+
+fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
+    match offset.checked_add(len) {
+        Some(end) if end <= FILE_BYTES_MAX => Ok(offset..end),
+        _ => Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the largest file"))),
+    }
+}
+
+/// Only regular files with one name are managed.
+pub(crate) fn check_kind(meta: &Meta, path: &Path) -> Result<()> {
+    let what = match meta.kind {
+        Kind::File if meta.links <= 1 => return Ok(()),
+        Kind::File => {
+            return Err(Error::Conflict {
+                path: path.to_owned(),
+                detail: format!("it has {} hard links; a managed file has one name", meta.links),
+            });
+        }
+        Kind::Directory => "a directory",
+        Kind::Symlink => "a symbolic link, which is never followed",
+        Kind::Other => "a device, a pipe or a socket",
+    };
+    Err(Error::invalid(format!("{} is {what}, not a regular file", path.display())))
+}

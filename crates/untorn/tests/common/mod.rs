@@ -1,0 +1,249 @@
+//! What the behaviour tests share: directories on a real disk, contents that tell where they come
+//! from, assertions on errors, skipping aloud, and a second process to be killed ([`puppet`]).
+
+// Every test program compiles this for itself and uses its part of it.
+#![allow(dead_code)]
+
+pub mod puppet;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use untorn::{Error, File, Store};
+
+/// The bytes of a file in [`text`].
+pub const TEXT_BYTES: usize = 10_000;
+
+/// A fresh directory on a disk (not in memory, as `/tmp` often is) that other users can reach.
+/// `UNTORN_TEST_DIR` puts it on another file system.
+pub fn directory() -> TempDir {
+    let base = std::env::var_os("UNTORN_TEST_DIR").map_or(PathBuf::from("/var/tmp"), PathBuf::from);
+    tempfile::Builder::new().prefix("untorn-test-").tempdir_in(base).expect("a directory for tests")
+}
+
+/// Contents that tell version and file in every line, a little over two pages of them.
+pub fn text(version: &str, name: &str) -> Vec<u8> {
+    let mut text = Vec::with_capacity(TEXT_BYTES + 64);
+    for line in 0.. {
+        if text.len() >= TEXT_BYTES {
+            break;
+        }
+        writeln!(text, "{version} {name} line {line}").expect("writing to memory");
+    }
+    text.truncate(TEXT_BYTES);
+    text
+}
+
+/// Everything in an Untorn file, uncommitted changes included.
+#[track_caller]
+pub fn contents(file: &File) -> Vec<u8> {
+    let size = file.size().expect("size") as usize;
+    // One byte more, to see that reading stops at the size.
+    let mut bytes = vec![0xa5; size + 1];
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read_at"), size, "a read stops at the size, not before");
+    bytes.truncate(size);
+    bytes
+}
+
+/// Opens a file of the store and reads all of it.
+#[track_caller]
+pub fn stored(store: &Store, name: &str) -> Vec<u8> {
+    match store.file(name) {
+        Ok(file) => contents(&file),
+        Err(e) => panic!("cannot open {name}: {e}"),
+    }
+}
+
+/// What any other program sees.
+#[track_caller]
+pub fn plain(path: impl AsRef<Path>) -> Vec<u8> {
+    fs::read(path.as_ref()).unwrap_or_else(|e| panic!("cannot read {}: {e}", path.as_ref().display()))
+}
+
+/// Compares contents without printing kilobytes of numbers.
+#[track_caller]
+pub fn assert_same(found: &[u8], wanted: &[u8], what: &str) {
+    if found == wanted {
+        return;
+    }
+    let at = found.iter().zip(wanted).position(|(f, w)| f != w).unwrap_or(found.len().min(wanted.len()));
+    let show = |bytes: &[u8]| String::from_utf8_lossy(&bytes[at..bytes.len().min(at + 60)]).into_owned();
+    panic!(
+        "{what}: {} bytes found, {} wanted, the first difference at {at}: found {:?}, wanted {:?}",
+        found.len(),
+        wanted.len(),
+        show(found),
+        show(wanted)
+    );
+}
+
+/// The error of a call that must be refused, in one of the named ways ([`Error::kind`]).
+#[track_caller]
+pub fn refused<T>(result: Result<T, Error>, kinds: &[&str]) -> Error {
+    match result {
+        Ok(_) => panic!("this must be refused ({kinds:?}), but it went through"),
+        Err(e) => {
+            assert!(kinds.contains(&e.kind()), "this must be refused as one of {kinds:?}, not as {}: {e}", e.kind());
+            e
+        }
+    }
+}
+
+/// An error of the operating system with this number.
+#[track_caller]
+pub fn refused_with_errno<T>(result: Result<T, Error>, errno: i32) {
+    let e = refused(result, &["io"]);
+    assert_eq!(e.os_error(), Some(errno), "{e}");
+}
+
+/// Fails if the work takes longer: nobody may be wedged.
+#[track_caller]
+pub fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, wait) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        let _ = done.send(work());
+    });
+    match wait.recv_timeout(limit) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} hangs: not done after {limit:?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the worker ended without a result"),
+        },
+    }
+}
+
+/// Waits until the condition holds; fails if it never does.
+#[track_caller]
+pub fn eventually(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < limit, "{what}: not so after {limit:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The attribute that Untorn puts on a file, as it is on the disk.
+pub fn attribute(path: impl AsRef<Path>) -> Option<Vec<u8>> {
+    let mut value = vec![0; 4096];
+    match rustix::fs::lgetxattr(path.as_ref(), "user.untorn", &mut value[..]) {
+        Ok(bytes) => Some(value[..bytes].to_vec()),
+        Err(rustix::io::Errno::NODATA) => None,
+        Err(e) => panic!("getxattr {}: {e}", path.as_ref().display()),
+    }
+}
+
+/// Permission bits.
+#[track_caller]
+pub fn mode(path: impl AsRef<Path>) -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    fs::symlink_metadata(path.as_ref()).expect("stat").mode() & 0o7777
+}
+
+/// Sets permission bits, whatever the umask.
+#[track_caller]
+pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
+}
+
+/// Runs a program that must succeed.
+#[track_caller]
+pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let output = command.output().unwrap_or_else(|e| panic!("cannot run {program}: {e} (see `make setup`)"));
+    assert!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Every path beneath a directory with kind, size and modification time: to see that nothing was touched.
+pub fn picture(root: &Path) -> Vec<String> {
+    use std::os::unix::fs::MetadataExt;
+    let mut lines = Vec::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).expect("read_dir") {
+            let entry = entry.expect("entry");
+            let meta = fs::symlink_metadata(entry.path()).expect("stat");
+            let (kind, size, mode) = (meta.file_type(), meta.len(), meta.mode());
+            lines.push(format!("{:?} {kind:?} {size} {mode:o} {}.{}", entry.path(), meta.mtime(), meta.mtime_nsec()));
+            if kind.is_dir() {
+                left.push(entry.path());
+            }
+        }
+    }
+    lines.sort();
+    lines
+}
+
+/// Whether this process may do everything.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Says aloud, past the test runner's capture, that the current test did not run, and why.
+pub fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let line = format!("{} skipped: {why}\n", thread.name().unwrap_or("a test"));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// The seed of a random test: `UNTORN_TEST_SEED` repeats a run, and the default is always the same.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("UNTORN_TEST_SEED") {
+        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
+        Err(_) => 20_260_101,
+    };
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    seed
+}
+
+/// A file system mounted for one test, away again when dropped.
+pub struct Mount(PathBuf);
+
+impl Mount {
+    /// `mount` with these arguments at this place; `None`, said aloud, where that is not allowed.
+    pub fn new(arguments: &[&str], at: &Path) -> Option<Mount> {
+        if !is_root() {
+            skipped("needs root (to mount)");
+            return None;
+        }
+        let output = Command::new("mount").args(arguments).arg(at).output().expect("the mount program");
+        if output.status.success() {
+            return Some(Mount(at.to_owned()));
+        }
+        skipped(&format!("cannot mount {arguments:?} here: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        None
+    }
+
+    /// A fresh ext4 of so many bytes in an image beside the place, all of it for everybody.
+    pub fn ext4(bytes: u64, at: &Path) -> Option<Mount> {
+        let image = at.with_extension("image");
+        fs::File::create(&image).expect("image").set_len(bytes).expect("image size");
+        run("mkfs.ext4", ["-q".as_ref(), "-m".as_ref(), "0".as_ref(), image.as_os_str()]);
+        Mount::new(&["-o", "loop", image.to_str().expect("UTF-8 path")], at)
+    }
+
+    /// Mounts again with other options, `ro` say.
+    pub fn remount(&self, options: &str) {
+        let options = format!("remount,{options}");
+        run("mount", ["-o".as_ref(), options.as_ref(), self.0.as_os_str()]);
+    }
+
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // A store that is just closing may hold it for a moment; lazily, it goes away with that.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}

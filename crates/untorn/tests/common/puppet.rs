@@ -1,0 +1,395 @@
+//! A second process that opens stores, does what it is told, and is killed at the right moment.
+//!
+//! It is the test program itself, started again to run only [`puppet`], which then obeys commands from its
+//! standard input: one a line, words separated by tabs, one answer each.
+
+use super::{TempDir, directory, text};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use untorn::{Error, FailureClass, File, FileOptions, Store, StoreOptions};
+
+const ENVIRONMENT: &str = "UNTORN_TEST_PUPPET";
+/// Marks answers among what the test runner prints to the same pipe.
+const MARK: &str = "> ";
+
+/// An Untorn error that came from a puppet.
+#[derive(Debug)]
+pub struct Refusal {
+    /// [`Error::kind`].
+    pub kind: String,
+    /// The owner's process, of a "busy".
+    pub pid: Option<u32>,
+    /// What it says to people.
+    pub message: String,
+}
+
+/// A process to be told what to do. Killed when dropped.
+pub struct Puppet {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Puppet {
+    /// A fresh one, which owns nothing yet.
+    pub fn start() -> Puppet {
+        let mut child = again("common::puppet::puppet")
+            .env(ENVIRONMENT, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("cannot start a second process");
+        let input = child.stdin.take().expect("piped");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Puppet { child, input, output }
+    }
+
+    /// A fresh one that owns the store.
+    #[track_caller]
+    pub fn owning(store: impl AsRef<Path>) -> Puppet {
+        let mut puppet = Puppet::start();
+        puppet.ok(&["open", path_text(&store)]);
+        puppet
+    }
+
+    /// Sends one command without waiting for its answer.
+    pub fn tell(&mut self, words: &[&str]) {
+        writeln!(self.input, "{}", words.join("\t")).expect("the puppet is gone");
+    }
+
+    /// Waits for an answer.
+    #[track_caller]
+    pub fn answer(&mut self) -> Result<String, Refusal> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let bytes = self.output.read_line(&mut line).expect("the puppet's answer");
+            assert_ne!(bytes, 0, "the puppet died instead of answering");
+            let Some(answer) = line.trim_end_matches('\n').strip_prefix(MARK) else { continue };
+            let mut words = answer.splitn(4, '\t');
+            let mut next = || words.next().unwrap_or_default().to_owned();
+            return match next().as_str() {
+                "ok" => Ok(next()),
+                _ => Err(Refusal { kind: next(), pid: next().parse().ok(), message: next() }),
+            };
+        }
+    }
+
+    /// One command and its answer.
+    #[track_caller]
+    pub fn ask(&mut self, words: &[&str]) -> Result<String, Refusal> {
+        self.tell(words);
+        self.answer()
+    }
+
+    /// One command that must succeed.
+    #[track_caller]
+    pub fn ok(&mut self, words: &[&str]) -> String {
+        self.ask(words).unwrap_or_else(|e| panic!("the puppet was refused {words:?}: {}: {}", e.kind, e.message))
+    }
+
+    /// One command that must be refused in one of these ways.
+    #[track_caller]
+    pub fn refused(&mut self, words: &[&str], kinds: &[&str]) -> Refusal {
+        let refusal = self.ask(words).expect_err("this must be refused");
+        assert!(kinds.contains(&refusal.kind.as_str()), "one of {kinds:?} wanted, not {refusal:?}");
+        refusal
+    }
+
+    /// Writes the version's [`text`] to the file and commits it.
+    #[track_caller]
+    pub fn commit(&mut self, name: &str, version: &str) {
+        self.ok(&["fill", name, version]);
+        self.ok(&["commit", name]);
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGSTOP, SIGCONT.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        signal_process(self.pid(), signal);
+    }
+
+    /// SIGKILL; gone when this returns.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill");
+        let status = self.child.wait().expect("wait");
+        assert_eq!(status.signal(), Some(9), "the puppet was to die by the signal, not before it");
+    }
+}
+
+impl Drop for Puppet {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process that one of us started.
+pub fn signal_process(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process id");
+    rustix::process::kill_process(pid, signal).expect("kill");
+}
+
+/// This test program, to run only the named test.
+pub fn again(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program's path"));
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// A path for a command; the tests' directories have plain names.
+pub fn path_text(path: &(impl AsRef<Path> + ?Sized)) -> &str {
+    path.as_ref().to_str().expect("a path in UTF-8")
+}
+
+/// A store whose files were closed clean with version "old"; then each was committed with version "new", and the
+/// owner killed before it could close.
+#[track_caller]
+pub fn crashed_store(names: &[&str]) -> TempDir {
+    let dir = directory();
+    crash_in(dir.path(), names);
+    dir
+}
+
+/// The same in a directory that is there.
+#[track_caller]
+pub fn crash_in(dir: &Path, names: &[&str]) {
+    close_clean_with(dir, names, "old");
+    let mut puppet = Puppet::owning(dir);
+    for name in names {
+        puppet.ok(&["create", name]);
+        puppet.commit(name, "new");
+    }
+    puppet.kill();
+}
+
+/// Commits the version to each file, creating what is missing, and closes.
+#[track_caller]
+pub fn close_clean_with(dir: &Path, names: &[&str], version: &str) {
+    let store = Store::open(dir).expect("open");
+    for name in names {
+        let file = store.create(name).expect("create");
+        file.write_at(&text(version, name), 0).expect("write");
+        file.commit().expect("commit");
+    }
+    store.close().expect("close");
+}
+
+/// In a second process: obeys. Otherwise: sees that a second process obeys, answers with errors, and dies.
+#[test]
+fn puppet() {
+    if std::env::var_os(ENVIRONMENT).is_some() {
+        obey();
+        return;
+    }
+    let dir = directory();
+    let mut puppet = Puppet::owning(dir.path());
+    puppet.ok(&["create", "a"]);
+    puppet.commit("a", "first");
+    assert_eq!(puppet.ok(&["read", "a"]).as_bytes(), &text("first", "a")[..20]);
+    puppet.refused(&["file", "b"], &["io"]);
+    puppet.kill();
+}
+
+#[derive(Default)]
+struct Stage {
+    store: Option<Store>,
+    files: HashMap<String, File>,
+}
+
+fn obey() {
+    let mut stage = Stage::default();
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a command");
+        let words: Vec<&str> = line.split('\t').collect();
+        let answer = match stage.perform(&words) {
+            Ok(value) => format!("ok\t{value}"),
+            Err(e) => {
+                let pid = if let Error::Busy { pid: Some(pid), .. } = e { pid.to_string() } else { String::new() };
+                format!("refused\t{}\t{pid}\t{}", e.kind(), e.to_string().replace('\n', " "))
+            }
+        };
+        // Straight to the pipe: the test runner may have left the line unfinished.
+        write!(std::io::stdout(), "\n{MARK}{answer}\n").expect("answer");
+        std::io::stdout().flush().expect("answer");
+    }
+}
+
+impl Stage {
+    fn perform(&mut self, words: &[&str]) -> Result<String, Error> {
+        match words {
+            ["open", path, options @ ..] => self.store = Some(store_options(options).open(path)?),
+            ["lone", path] => self.keep("lone", File::create(path)?),
+            ["file", name] => self.keep(name, self.store().file(name)?),
+            ["create", name] => self.keep(name, self.store().create(name)?),
+            ["create", name, mode] => {
+                let options = FileOptions { create: Some(octal(mode)), ..FileOptions::default() };
+                self.keep(name, self.store().file_with(name, &options)?);
+            }
+            ["txn-create", name, mode, version] => {
+                let mut txn = self.store().begin();
+                let file = txn.create(name, octal(mode))?;
+                file.write_at(&text(version, name), 0)?;
+                txn.commit()?;
+                self.keep(name, file);
+            }
+            ["fill", name, version] => self.files[*name].write_at(&text(version, name), 0)?,
+            ["commit", name] => self.files[*name].commit()?,
+            ["read", name] => {
+                let mut start = [0; 20];
+                let bytes = self.files[*name].read_at(&mut start, 0)?;
+                return Ok(String::from_utf8_lossy(&start[..bytes]).into_owned());
+            }
+            ["checkpoint"] => self.store().checkpoint()?,
+            ["close"] => {
+                self.files.clear();
+                self.store.take().expect("a store").close()?;
+            }
+            ["many", count] => self.commit_many(count.parse().expect("a number"))?,
+            ["race", path, rounds] => race(path, rounds.parse().expect("a number"))?,
+            ["fork"] => return Ok(fork_sleeper().to_string()),
+            ["fork-use", name] => return Ok(self.use_in_fork(name)),
+            ["become", uid] => become_user(uid.parse().expect("a user id")),
+            ["umask", bits] => _ = rustix::process::umask(rustix::fs::Mode::from_raw_mode(octal(bits))),
+            ["descriptors", limit] => {
+                let limit = limit.parse().ok();
+                let limit = rustix::process::Rlimit { current: limit, maximum: limit };
+                rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("setrlimit");
+            }
+            _ => panic!("no such command: {words:?}"),
+        }
+        Ok(String::new())
+    }
+
+    fn store(&self) -> &Store {
+        self.store.as_ref().expect("a store was opened before")
+    }
+
+    fn keep(&mut self, name: &str, file: File) {
+        self.files.insert(name.to_owned(), file);
+    }
+
+    /// One commit that creates so many files, then one that changes them all.
+    fn commit_many(&self, count: usize) -> Result<(), Error> {
+        let mut txn = self.store().begin();
+        let mut files = Vec::new();
+        for i in 0..count {
+            let file = txn.create(format!("file {i}"), 0o644)?;
+            file.write_at(&text("first", &i.to_string()), 0)?;
+            files.push(file);
+        }
+        txn.commit()?;
+        for (i, file) in files.iter().enumerate() {
+            file.write_at(&text("later", &i.to_string()), 0)?;
+        }
+        self.store().syncv(&files.iter().collect::<Vec<_>>())
+    }
+
+    /// Uses a handle in a forked child; says what it got.
+    fn use_in_fork(&self, name: &str) -> String {
+        let file = &self.files[name];
+        // SAFETY: the child uses only what it is the test's business to try, then leaves by `_exit`.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork");
+        if pid == 0 {
+            // SAFETY: async-signal-safe; a child that hangs on an inherited lock shall end.
+            unsafe { libc::alarm(5) };
+            let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked));
+            let all = [
+                forked(file.read_at(&mut [0; 10], 0).map(drop)),
+                forked(file.write_at(b"child", 0)),
+                forked(file.commit()),
+                forked(self.store().checkpoint()),
+                forked(self.store().file("other").map(drop)),
+            ];
+            let wrong = all.iter().filter(|refused| !**refused).count();
+            // SAFETY: ends this process at once.
+            unsafe { libc::_exit(wrong as i32) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made; `status` is ours.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        match (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) {
+            (true, 0) => "refused".to_owned(),
+            (true, wrong) => format!("{wrong} of 5 calls were not refused as forked"),
+            (false, _) => format!("died by signal {}", libc::WTERMSIG(status)),
+        }
+    }
+}
+
+fn store_options(words: &[&str]) -> StoreOptions {
+    words.iter().fold(StoreOptions::default(), |options, word| match word.split_once('=') {
+        Some(("class", "process")) => options.class(FailureClass::Process),
+        Some(("journal", bytes)) => options.journal_bytes(bytes.parse().expect("a number")),
+        None if *word == "wait" => options.wait(true),
+        _ => panic!("no such option: {word}"),
+    })
+}
+
+fn octal(text: &str) -> u32 {
+    u32::from_str_radix(text, 8).expect("an octal number")
+}
+
+/// Opens, commits and closes until it was the owner so many times. While it is, nobody else may be.
+fn race(path: &str, rounds: u32) -> Result<(), Error> {
+    let token = Path::new(path).join("only-one-at-a-time");
+    let start = Instant::now();
+    let mut won = 0;
+    while won < rounds {
+        assert!(start.elapsed() < Duration::from_secs(20), "wedged: owner only {won} times");
+        let store = match Store::open(path) {
+            Ok(store) => store,
+            Err(Error::Busy { .. }) => {
+                std::thread::sleep(Duration::from_micros(300));
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        std::fs::File::create_new(&token).expect("two owners at one time");
+        let counter = store.create("counter")?;
+        let mut bytes = [0; 8];
+        counter.read_at(&mut bytes, 0)?;
+        counter.write_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), 0)?;
+        counter.commit()?;
+        std::fs::remove_file(&token).expect("the token is ours");
+        drop(counter);
+        store.close()?;
+        won += 1;
+    }
+    Ok(())
+}
+
+/// A forked child that does nothing but live for half a minute at most.
+fn fork_sleeper() -> i32 {
+    // SAFETY: the child calls only async-signal-safe functions.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        // SAFETY: async-signal-safe, all three.
+        unsafe {
+            libc::alarm(30);
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    pid
+}
+
+/// From root to an ordinary user, for good, in all threads.
+fn become_user(uid: u32) {
+    // SAFETY: no pointers but an empty list of groups.
+    let done = unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setresgid(uid, uid, uid) == 0
+            && libc::setresuid(uid, uid, uid) == 0
+    };
+    assert!(done, "cannot become user {uid}");
+}

@@ -1,0 +1,367 @@
+//! When something runs out: space, journal, descriptors, or the right to write at all. What cannot be done is refused
+//! cleanly and what frees space still works. File systems are made for the purpose, which needs root.
+
+mod common;
+
+use common::puppet::{Puppet, close_clean_with, crash_in, crashed_store, path_text};
+use common::*;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+use untorn::{Error, Store, StoreOptions};
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A small ext4 of its own, to be filled.
+fn small_disk(bytes: u64) -> Option<(TempDir, Mount)> {
+    let dir = directory();
+    let place = dir.path().join("disk");
+    fs::create_dir(&place).unwrap();
+    let mount = Mount::ext4(bytes, &place)?;
+    Some((dir, mount))
+}
+
+/// Takes all the space that is left, down to the last block.
+fn fill_up(disk: &Path) {
+    let mut ballast = fs::File::create(disk.join("ballast")).unwrap();
+    for block in [1 << 20, 4096, 1] {
+        while ballast.write(&vec![1; block]).is_ok_and(|n| n > 0) {}
+    }
+    // Delayed allocation may find out only now.
+    let _ = ballast.sync_all();
+}
+
+#[test]
+fn no_space_at_commit_is_clean() {
+    let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
+    let dir = disk.path();
+    let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
+    let file = store.create("a").unwrap();
+    file.write_at(&text("old", "a"), 0).unwrap();
+    file.commit().unwrap();
+    let small = store.create("small").unwrap();
+    small.append(b"small").unwrap();
+    small.commit().unwrap();
+
+    // More than the disk holds, from memory; refused when it is written or when it is committed.
+    let part = vec![7; MIB as usize];
+    let done = (0..40).try_for_each(|i| file.write_at(&part, i * MIB)).and_then(|()| file.commit());
+    refused(done, &["no-space"]);
+    file.rollback().unwrap();
+    assert_same(&contents(&file), &text("old", "a"), "nothing was committed");
+
+    // The store goes on, and what was tried has left nothing behind.
+    small.append(b" again").unwrap();
+    small.commit().expect("a small commit fits");
+    file.write_at(&part, 0).unwrap();
+    file.commit().expect("a commit that fits");
+    drop((file, small));
+    store.close().unwrap();
+    assert_eq!(plain(dir.join("a")), part);
+    assert_same(&plain(dir.join("small")), b"small again", "after closing");
+    let store = Store::open(dir).unwrap();
+    assert!(store.status().quarantined.is_empty());
+}
+
+#[test]
+fn a_full_disk_still_unlinks_and_truncates() {
+    let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
+    let dir = disk.path();
+    let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
+    for name in ["big", "cut"] {
+        let file = store.create(name).unwrap();
+        file.write_at(&vec![5; 2 * MIB as usize], 0).unwrap();
+        file.commit().unwrap();
+    }
+    store.checkpoint().unwrap();
+    fill_up(dir);
+    let free = rustix::fs::statvfs(dir).unwrap().f_bavail;
+    assert!(free < 16, "the disk is full: {free} blocks free");
+
+    let cut = store.file("cut").unwrap();
+    cut.truncate(10).unwrap();
+    cut.commit().expect("truncating must work on a full disk");
+    let mut txn = store.begin();
+    txn.unlink("big").unwrap();
+    txn.commit().expect("unlinking must work on a full disk");
+    store.checkpoint().expect("and so must the checkpoint");
+    assert!(!dir.join("big").exists());
+    let freed = rustix::fs::statvfs(dir).unwrap().f_bavail - free;
+    assert!(freed * 4096 > 3 * MIB, "{freed} blocks were freed");
+    cut.append(b"room again").unwrap();
+    cut.commit().unwrap();
+    drop(cut);
+    store.close().unwrap();
+    assert_eq!(plain(dir.join("cut")).len(), 20);
+}
+
+#[test]
+fn a_disk_that_fills_up_loses_no_commit() {
+    // Commits into new space until it runs out, with somebody else's file growing too; the last one acknowledged counts.
+    let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
+    let dir = disk.path();
+    let mut acknowledged = 0;
+    {
+        let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
+        let file = store.create("a").unwrap();
+        let mut ballast = fs::File::create(dir.join("ballast")).unwrap();
+        loop {
+            let _ = ballast.write(&[1; 100_000]);
+            let done = file.append(&[acknowledged as u8; 50_000]).and_then(|_| file.commit());
+            match done {
+                Ok(()) => acknowledged += 1,
+                Err(e) => break assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
+            }
+            assert!(acknowledged < 1000, "the disk never fills up");
+        }
+        file.rollback().unwrap();
+        assert_eq!(file.size().unwrap(), acknowledged * 50_000);
+        // Whatever close says on a full disk, it may lose nothing.
+        drop(file);
+        let _ = store.close();
+    }
+    fs::remove_file(dir.join("ballast")).unwrap();
+    let store = Store::open(dir).unwrap();
+    let found = stored(&store, "a");
+    assert_eq!(found.len() as u64, acknowledged * 50_000);
+    for (i, part) in found.chunks(50_000).enumerate() {
+        assert!(part.iter().all(|byte| *byte == i as u8), "commit {i} is whole");
+    }
+    store.close().unwrap();
+}
+
+#[test]
+fn recovery_on_a_full_disk_keeps_the_journal() {
+    let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
+    let dir = disk.path();
+    close_clean_with(dir, &["a"], "old");
+    let mut puppet = Puppet::owning(dir);
+    puppet.ok(&["file", "a"]);
+    puppet.commit("a", "new");
+    puppet.ok(&["many", "40"]);
+    puppet.kill();
+    fill_up(dir);
+    // It may do all, set files aside, or refuse; torn it must not be, and with room again all of it must be there.
+    if let Ok(store) = Store::open(dir) {
+        if let Ok(file) = store.file("a") {
+            assert_same(&contents(&file), &text("new", "a"), "on the full disk");
+        }
+        drop(store);
+    }
+    fs::remove_file(dir.join("ballast")).unwrap();
+    let store = Store::open(dir).unwrap();
+    assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
+    assert_same(&stored(&store, "a"), &text("new", "a"), "with room again");
+    for i in 0..40 {
+        assert_same(&stored(&store, &format!("file {i}")), &text("later", &i.to_string()), "with room again");
+    }
+}
+
+#[test]
+fn no_room_for_a_store_is_told() {
+    let Some((_dir, disk)) = small_disk(8 * MIB) else { return };
+    let dir = disk.path();
+    fs::write(dir.join("a"), "plain").unwrap();
+    fill_up(dir);
+    match Store::open(dir) {
+        // Kilobytes may have been left over in the directory's and inodes' blocks.
+        Ok(store) => drop(store),
+        Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
+    }
+    fs::remove_file(dir.join("ballast")).unwrap();
+    let store = Store::open(dir).expect("a creation that failed leaves no wreck");
+    assert_same(&stored(&store, "a"), b"plain", "as it was");
+}
+
+#[test]
+fn more_files_than_descriptors() {
+    let dir = directory();
+    for _ in 0..2 {
+        let mut puppet = Puppet::start();
+        puppet.ok(&["descriptors", "64"]);
+        puppet.ok(&["open", path_text(dir.path())]);
+        if !dir.path().join("file 0").exists() {
+            puppet.ok(&["many", "500"]);
+        }
+        // Recovery, in the second round, has no more descriptors than the commit had.
+        puppet.ok(&["file", "file 499"]);
+        assert_eq!(puppet.ok(&["read", "file 499"]).as_bytes(), &text("later", "499")[..20]);
+        puppet.kill();
+    }
+    let store = Store::open(dir.path()).unwrap();
+    for i in 0..500 {
+        assert_same(&stored(&store, &format!("file {i}")), &text("later", &i.to_string()), "of 500 in one commit");
+    }
+}
+
+#[test]
+fn a_full_journal_makes_commits_wait_for_the_checkpoint() {
+    let dir = directory();
+    let store = StoreOptions::default().journal_bytes(64 << 10).open(dir.path()).unwrap();
+    let files = ["a", "b"].map(|name| store.create(name).unwrap());
+    let mut wanted = vec![0; 100_000];
+    for i in 0..400usize {
+        let at = i * 7919 % 98_000;
+        wanted[at..at + 2000].fill(i as u8);
+        for file in &files {
+            file.write_at(&[i as u8; 2000], at as u64).unwrap();
+        }
+        store.syncv(&[&files[0], &files[1]]).unwrap();
+    }
+    wanted.truncate(files[0].size().unwrap() as usize);
+    let status = store.status();
+    assert!(status.checkpoints >= 5, "1.6 MB went through 64 KiB with {} checkpoints", status.checkpoints);
+    assert!(status.journal_bytes_allocated <= 512 << 10, "{status:?}");
+    for file in &files {
+        assert_same(&contents(file), &wanted, "through the handle");
+    }
+    drop(files);
+    store.close().unwrap();
+    assert_same(&plain(dir.path().join("a")), &wanted, "after closing");
+    assert_same(&plain(dir.path().join("b")), &wanted, "after closing");
+}
+
+#[test]
+fn a_journal_pinned_by_a_file_set_aside_refuses_at_last() {
+    let dir = crashed_store(&["a", "b"]);
+    let hidden = directory();
+    fs::rename(dir.path().join("a"), hidden.path().join("a")).unwrap();
+    let path = dir.path().to_owned();
+    let last = within(LIMIT, "a pinned journal", move || {
+        let store = StoreOptions::default().journal_bytes(64 << 10).open(path).unwrap();
+        let b = store.file("b").unwrap();
+        let mut last = "new".to_owned();
+        for i in 0..200 {
+            let version = format!("after {i}");
+            match b.write_at(&text(&version, "b"), 0).and_then(|()| b.commit()) {
+                Ok(()) => last = version,
+                Err(e) => {
+                    assert!(matches!(e, Error::NoSpace { .. }), "{e}");
+                    b.rollback().unwrap();
+                    break;
+                }
+            }
+        }
+        assert_same(&contents(&b), &text(&last, "b"), "the last commit that went through");
+        drop(b);
+        let _ = store.close();
+        last
+    });
+    // However much went on beside it: moved back, the file gets its commits.
+    fs::rename(hidden.path().join("a"), dir.path().join("a")).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    assert_same(&stored(&store, "a"), &text("new", "a"), "moved back");
+    assert_same(&stored(&store, "b"), &text(&last, "b"), "the other file");
+}
+
+#[test]
+fn a_read_only_file_system_is_told() {
+    let Some((_dir, disk)) = small_disk(16 * MIB) else { return };
+    let dir = disk.path();
+    fs::create_dir_all(dir.join("clean")).unwrap();
+    fs::create_dir_all(dir.join("crashed")).unwrap();
+    fs::create_dir_all(dir.join("none")).unwrap();
+    close_clean_with(&dir.join("clean"), &["a"], "old");
+    crash_in(&dir.join("crashed"), &["a"]);
+    disk.remount("ro");
+    for name in ["clean", "crashed", "none"] {
+        match Store::open(dir.join(name)) {
+            Err(e) => {
+                assert!(matches!(e, Error::Io { .. } | Error::Unsupported { .. }), "{e}");
+                assert!(e.to_string().to_lowercase().contains("read-only"), "it says why: {e}");
+            }
+            // To read a clean store needs no writing.
+            Ok(store) => {
+                assert_eq!(name, "clean");
+                assert_same(&stored(&store, "a"), &text("old", "a"), "read-only");
+                let file = store.file("a").unwrap();
+                assert!(file.append(b"x").and_then(|_| file.commit()).is_err());
+            }
+        }
+    }
+    disk.remount("rw");
+    assert_same(&stored(&Store::open(dir.join("crashed")).unwrap(), "a"), &text("new", "a"), "writable again");
+}
+
+#[test]
+fn overlayfs_works() {
+    let outer = directory();
+    let place = |name: &str| {
+        let path = outer.path().join(name);
+        fs::create_dir(&path).unwrap();
+        path_text(&path).to_owned()
+    };
+    let (lower, upper, work, merged) = (place("lower"), place("upper"), place("work"), place("merged"));
+    fs::write(Path::new(&lower).join("a"), text("lower", "a")).unwrap();
+    fs::write(Path::new(&lower).join("b"), text("lower", "b")).unwrap();
+    let layers = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+    let Some(mount) = Mount::new(&["-t", "overlay", "overlay", "-o", &layers], Path::new(&merged)) else { return };
+
+    // The first change copies the file up, under its handle.
+    let store = Store::open(mount.path()).unwrap();
+    let file = store.file("a").unwrap();
+    assert_same(&contents(&file), &text("lower", "a"), "from below");
+    file.write_at(&text("old", "a"), 0).unwrap();
+    file.commit().unwrap();
+    assert_same(&contents(&file), &text("old", "a"), "copied up");
+    store.checkpoint().unwrap();
+    assert_same(&plain(mount.path().join("a")), &text("old", "a"), "copied up, for other programs");
+    let mut txn = store.begin();
+    txn.rename("b", "c").unwrap();
+    txn.commit().unwrap();
+    assert_same(&stored(&store, "c"), &text("lower", "b"), "renamed from below");
+    drop(file);
+    store.close().unwrap();
+
+    crash_in(mount.path(), &["a", "c", "new"]);
+    let store = Store::open(mount.path()).unwrap();
+    for name in ["a", "c", "new"] {
+        assert_same(&stored(&store, name), &text("new", name), "recovered");
+    }
+    store.close().unwrap();
+    assert_same(&plain(Path::new(&lower).join("a")), &text("lower", "a"), "what lies below is left alone");
+}
+
+/// Commits, crashes and recovers on a fresh file system of another kind.
+fn works_on(maker: &str, options: &[&str], bytes: u64) {
+    let outer = directory();
+    let (image, place) = (outer.path().join("image"), outer.path().join("disk"));
+    fs::create_dir(&place).unwrap();
+    fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+    run(maker, options.iter().copied().chain([path_text(&image)]));
+    let Some(mount) = Mount::new(&["-o", "loop", path_text(&image)], &place) else { return };
+    crash_in(mount.path(), &["a", "b"]);
+    assert_same(&stored(&Store::open(mount.path()).unwrap(), "b"), &text("new", "b"), maker);
+}
+
+#[test]
+fn xfs_works() {
+    works_on("mkfs.xfs", &["-q"], 320 * MIB);
+}
+
+#[test]
+fn btrfs_works() {
+    works_on("mkfs.btrfs", &["-q"], 128 * MIB);
+}
+
+#[test]
+fn ext4_works() {
+    works_on("mkfs.ext4", &["-q"], 16 * MIB);
+}
+
+#[test]
+fn tmpfs_works_where_it_has_attributes() {
+    let place = directory();
+    let Some(mount) = Mount::new(&["-t", "tmpfs", "none"], place.path()) else { return };
+    match Store::open(mount.path()) {
+        Ok(store) => drop(store),
+        // Before Linux 6.6 it has none for users.
+        Err(Error::Unsupported { .. }) => return skipped("tmpfs has no user attributes here"),
+        Err(e) => panic!("tmpfs: {e}"),
+    }
+    crash_in(mount.path(), &["a", "b"]);
+    assert_same(&stored(&Store::open(mount.path()).unwrap(), "b"), &text("new", "b"), "tmpfs");
+}
