@@ -22,8 +22,9 @@ pub struct Applier<'a> {
     pub store: StoreId,
     /// The session that files created now belong to.
     pub session: u64,
-    /// The newest commit that the journal knows: no file can be ahead of it.
-    pub newest: u64,
+    /// In recovery: the newest commit that the journal knows. No file can be ahead of it, and none may
+    /// lack a predecessor. A living store knows what it has not applied yet.
+    pub newest: Option<u64>,
     /// A directory of Untorn's own where a file may wait while two files swap names.
     pub limbo: PathBuf,
 }
@@ -103,7 +104,7 @@ impl Applier<'_> {
                         detail: format!("it has {} hard links; a managed file has one", meta.links),
                     });
                 }
-                if a.through < file.previous {
+                if self.newest.is_some() && a.through < file.previous {
                     return Err(Error::Conflict {
                         path: name.to_owned(),
                         detail: format!(
@@ -112,10 +113,12 @@ impl Applier<'_> {
                         ),
                     });
                 }
-                if a.through > self.newest {
+                if let Some(newest) = self.newest
+                    && a.through > newest
+                {
                     return Err(Error::Conflict {
                         path: name.to_owned(),
-                        detail: format!("it is newer (commit {}) than the journal (commit {})", a.through, self.newest),
+                        detail: format!("it is newer (commit {}) than the journal (commit {newest})", a.through),
                     });
                 }
                 Ok(Look::Ours)

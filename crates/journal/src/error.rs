@@ -155,7 +155,7 @@ impl Error {
         if is_no_space(&source) {
             return Error::NoSpace { detail: format!("cannot {action} {}: {source}", path.display()) };
         }
-        Error::Io { action, path: path.to_owned(), source: Arc::new(source) }
+        Error::Io { action, path: path.to_owned(), source: Arc::new(numbered(source)) }
     }
 
     /// An invalid argument.
@@ -197,6 +197,20 @@ impl Error {
             Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.raw_os_error(),
             _ => None,
         }
+    }
+}
+
+/// Errors that we found out ourselves carry the number that the system would have given.
+fn numbered(e: io::Error) -> io::Error {
+    if e.raw_os_error().is_some() || e.get_ref().is_some() {
+        return e;
+    }
+    match e.kind() {
+        io::ErrorKind::NotFound => io::Error::from_raw_os_error(2),
+        io::ErrorKind::PermissionDenied => io::Error::from_raw_os_error(13),
+        io::ErrorKind::AlreadyExists => io::Error::from_raw_os_error(17),
+        io::ErrorKind::DirectoryNotEmpty => io::Error::from_raw_os_error(39),
+        _ => e,
     }
 }
 

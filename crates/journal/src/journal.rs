@@ -429,6 +429,12 @@ impl Journal {
 
     /// Goes on in a free segment with that much room, making one if the journal may grow.
     fn advance(&mut self, bytes: u64) -> Result<bool> {
+        if self.header.clean && self.position == 0 {
+            // The header says that there is no news without a change in this segment. Not any more.
+            let write = self.header_write(self.next_header(), Step::HeaderUnclean);
+            write.write()?;
+            self.retired(write);
+        }
         let through = self.header.through;
         let current = self.current;
         if self.position > 0 && self.segments[current].last <= through && self.segments[current].bytes >= bytes {
@@ -444,7 +450,8 @@ impl Journal {
             return Ok(true);
         }
         let allocated = self.allocated_bytes();
-        let wanted = allocated.min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
+        // Growing fourfold keeps the flushes that growth costs few.
+        let wanted = (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
         let left = self.options.journal_bytes.saturating_sub(allocated);
         let size = wanted.min(left - left % BLOCK_BYTES as u64);
         if size < bytes {

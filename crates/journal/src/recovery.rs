@@ -82,6 +82,7 @@ pub fn open(storage: &Arc<dyn Storage>, home: &Home, options: &OpenOptions<'_>) 
     let ownership = own(&**storage, home, options.create, options.wait)?;
     let mut opening = Opening { storage, home, options, recovered: Recovered::default(), quarantined: Vec::new() };
     opening.finish_creation()?;
+    opening.recover_held()?;
     let journal = match opening.recover_current() {
         Err(e @ Error::Corrupt { .. }) if options.salvage => {
             opening.salvage_current(&e)?;
@@ -89,7 +90,6 @@ pub fn open(storage: &Arc<dyn Storage>, home: &Home, options: &OpenOptions<'_>) 
         }
         done => done?,
     };
-    opening.recover_held(journal.store())?;
     let Opening { recovered, quarantined, .. } = opening;
     Ok(Opened { journal, ownership, recovered, quarantined })
 }
@@ -146,9 +146,7 @@ impl Opening<'_> {
             }
         }
         if birth.generation == 0 {
-            if !self.options.create {
-                return Err(Error::io("open the store in", &self.home.dir, std::io::ErrorKind::NotFound.into()));
-            }
+            // The making of this store was interrupted before its first commit.
             self.storage().random(&mut birth.store).context("draw an identity for", &journal)?;
             let mut salt = [0; 8];
             self.storage().random(&mut salt).context("draw a salt for", &journal)?;
@@ -222,8 +220,13 @@ impl Opening<'_> {
         Ok(journal)
     }
 
-    fn recover_held(&mut self, store: StoreId) -> Result<()> {
-        for dir in self.home.all_held(self.storage())? {
+    fn recover_held(&mut self) -> Result<()> {
+        let held = self.home.all_held(self.storage())?;
+        if held.is_empty() {
+            return Ok(());
+        }
+        let store = read_header(self.storage(), &self.home.journal())?.store;
+        for dir in held {
             let Some(mut only) = Only::read(self.storage(), &dir)? else { continue };
             let mut scanned = scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress)?;
             if let Some(e) = scanned.corrupt.take() {
@@ -276,7 +279,7 @@ impl Opening<'_> {
             storage: self.storage(),
             store: scanned.header.store,
             session: scanned.session.unwrap_or(0),
-            newest: scanned.last,
+            newest: Some(scanned.last),
             limbo: dir.to_owned(),
         };
         let mut outcomes = applier.locate(&state);
@@ -287,7 +290,7 @@ impl Opening<'_> {
         let one_by_one = living.count() <= FLUSH_ONE_BY_ONE_MAX;
         for file in state.files.values() {
             let Some(Ok(Place::At(at))) = outcomes.get(&file.id) else { continue };
-            match serve_file(&applier, file, at, (flush && one_by_one).then_some(Step::CheckpointData)) {
+            match serve_file(&applier, file, at, scanned.last, (flush && one_by_one).then_some(Step::CheckpointData)) {
                 Ok(()) => {}
                 // The disk would not take it: this file waits, the rest goes on.
                 Err(e) => {
@@ -387,10 +390,10 @@ impl Opening<'_> {
 }
 
 /// Brings one file up to its final state; with a step, flushes it through the same descriptor.
-fn serve_file(applier: &Applier<'_>, file: &FileState, at: &Path, flush: Option<Step>) -> Result<()> {
+fn serve_file(applier: &Applier<'_>, file: &FileState, at: &Path, through: u64, flush: Option<Step>) -> Result<()> {
     let handle = applier.open(file, at)?;
     apply_layer(&*handle, &file.layer, at)?;
-    set_through(&*handle, applier.newest, at).context("set the attribute of", at)?;
+    set_through(&*handle, through, at).context("set the attribute of", at)?;
     match flush {
         Some(step) => handle.sync_all(step).context("flush", at),
         None => Ok(()),

@@ -465,7 +465,8 @@ pub fn file_system_info(path: &Path) -> io::Result<FileSystemInfo> {
     Err(io::Error::new(io::ErrorKind::NotFound, "no entry in /proc/self/mountinfo for this mount"))
 }
 
-/// The umask of this process, read without changing it. 022 where `/proc` does not tell.
+/// The umask of this process, read without changing it. 077, which widens nothing, where `/proc` does
+/// not tell.
 pub fn umask() -> u32 {
     std::fs::read_to_string("/proc/self/status")
         .ok()
@@ -473,5 +474,5 @@ pub fn umask() -> u32 {
             let line = status.lines().find_map(|l| l.strip_prefix("Umask:"))?;
             u32::from_str_radix(line.trim(), 8).ok()
         })
-        .unwrap_or(0o022)
+        .unwrap_or(0o077)
 }

@@ -42,6 +42,9 @@ steps! {
     CheckpointNames,
     /// The header that gives journal records up.
     Header,
+    /// The header that is no longer clean, before a first record that does not fit where a clean
+    /// header says that news would be found.
+    HeaderUnclean,
     /// The header that names the boot, before the first commit of class `process`.
     HeaderBoot,
     /// The journal as a killed owner left it in the cache, before recovery believes it.

@@ -152,10 +152,14 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool) -> Result<()> {
-        if file.read().life == Life::Gone {
+        let (life, is_open) = {
+            let view = file.read();
+            (view.life, view.data.is_some())
+        };
+        if life == Life::Gone {
             return Ok(());
         }
-        if file.read().data.is_none() {
+        if !is_open {
             self.inner.reopen(file)?;
         }
         let (data, path) = {
@@ -166,17 +170,21 @@ impl<'a> Checkpoint<'a> {
             let Some(data) = view.data.clone() else { return Ok(()) };
             (data, view.path.clone())
         };
-        apply_layer(&*data, layer, &path)?;
+        let applied = apply_layer(&*data, layer, &path);
+        // Also what failed half-way has changed the file: by us, not by somebody else.
+        let meta = data.meta().context("look at", &path)?;
+        {
+            let mut view = file.write();
+            view.base_size = meta.size;
+            view.seen = Some(meta);
+        }
+        applied?;
         set_through(&*data, self.cut.through, &path).context("set the attribute of", &path)?;
         if flush && self.inner.is_durable() {
             // After a failure the kernel may call the next flush a success: the layer stays, and all
             // of it is written again.
             data.sync_all(Step::CheckpointData).context("flush", &path)?;
         }
-        let meta = data.meta().context("look at", &path)?;
-        let mut view = file.write();
-        view.base_size = meta.size;
-        view.seen = Some(meta);
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ impl File {
 
     /// Reads committed and uncommitted bytes alike. Fewer than asked only at the end of the file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.inner.check_fork()?;
+        self.inner.check_usable()?;
         self.shared.read_at(&self.inner, buf, offset)
     }
 
@@ -84,7 +84,7 @@ impl File {
 
     /// Size in bytes, uncommitted changes included.
     pub fn size(&self) -> Result<u64> {
-        self.inner.check_fork()?;
+        self.inner.check_usable()?;
         let view = self.shared.read();
         view.check_alive()?;
         Ok(view.size())

@@ -83,7 +83,8 @@ impl Inner {
         let mut inline = 0;
         for file in files {
             if self.options.full_page {
-                if file.read().data.is_none() && file.read().life == Life::Named {
+                let closed = matches!(&*file.read(), v if v.data.is_none() && v.life == Life::Named);
+                if closed {
                     self.reopen(file)?;
                 }
                 complete_pages(&mut file.write())?;
@@ -298,7 +299,8 @@ impl Inner {
             files.filter(|f| matches!(&*f.read(), v if !v.flagged && v.life == Life::Named)).cloned().collect();
         let one_by_one = fresh.len() <= FLUSH_ONE_BY_ONE_MAX;
         for file in &fresh {
-            if file.read().data.is_none() {
+            let is_open = file.read().data.is_some();
+            if !is_open {
                 self.reopen(file)?;
             }
             let mut view = file.write();
@@ -361,9 +363,8 @@ impl Inner {
     /// Makes committed names so. False: something could not be done now.
     pub(crate) fn apply_names(&self, state: &FinalState) -> bool {
         let limbo = self.home.journal();
-        let newest = u64::MAX;
         let applier =
-            Applier { storage: &*self.storage, store: self.store_id, session: self.session, newest, limbo };
+            Applier { storage: &*self.storage, store: self.store_id, session: self.session, newest: None, limbo };
         let mut outcomes = applier.locate(state);
         let left = applier.apply_names(state, &mut outcomes);
         for e in &left {

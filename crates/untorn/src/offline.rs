@@ -20,7 +20,7 @@ pub use crate::put::put;
 /// What [`inspect`] finds.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Inspection {
-    /// Untorn's directory of the store.
+    /// The path that was asked for.
     pub path: PathBuf,
     /// Identity, in hexadecimal digits.
     pub store_id: String,
@@ -30,7 +30,7 @@ pub struct Inspection {
     pub format_version: u32,
     /// Nothing is pending: the data files are plain and whole.
     pub clean: bool,
-    /// The process that owns the store now; the picture may then be stale.
+    /// The process that owns the store now (0: one that did not tell); the picture may then be stale.
     pub owner: Option<u32>,
     /// Class `process`, and the machine went down since.
     pub unknown_state: bool,
@@ -120,11 +120,7 @@ fn locate(path: &Path) -> Result<(Arc<Linux>, Home)> {
 }
 
 fn no_store(path: &Path, e: std::io::Error) -> Error {
-    if e.kind() == ErrorKind::NotFound {
-        let what = std::io::Error::new(ErrorKind::NotFound, "there is none (name the store's directory or the lone file)");
-        return Error::io("find a store at", path, what);
-    }
-    Error::io("find a store at", path, e)
+    Error::io("find a store (of a directory, or beside a lone file) at", path, e)
 }
 
 /// The options that fit the store at a path.
@@ -155,7 +151,7 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     let scanned = scan(&storage, &journal, ReadMode::Cached, true, &|_, _| {})?;
     let boot = storage.boot_id().context("read the boot id for", path)?;
     let mut found = Inspection {
-        path: home.dir.clone(),
+        path: path.to_owned(),
         store_id: hex(&scanned.header.store),
         class: if scanned.header.boot.is_some() { FailureClass::Process } else { FailureClass::Power },
         format_version: VERSION,
@@ -227,7 +223,7 @@ fn look_at_files(storage: &Arc<dyn Storage>, scanned: &Scan, dir: &Path, only: O
         storage: &**storage,
         store: scanned.header.store,
         session: 0,
-        newest: scanned.last,
+        newest: Some(scanned.last),
         limbo: dir.to_owned(),
     };
     let outcomes = applier.locate(&state);

@@ -159,6 +159,7 @@ impl StoreOptions {
     /// [`Error::UnknownState`], [`Error::NewerVersion`], [`Error::Foreign`], [`Error::Io`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
         let path = path.as_ref();
+        check_outside(path)?;
         let storage = Linux::open(path).context("open", path)?;
         self.open_on(storage, Home::of_directory(), path.to_owned())
     }
@@ -169,6 +170,7 @@ impl StoreOptions {
         let path = path.as_ref();
         let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
         let dir = path.parent().unwrap_or(Path::new(""));
+        check_outside(dir)?;
         let storage = Linux::open(dir).context("open", dir)?;
         self.open_file_on(storage, Path::new(name), path.to_owned())
     }
@@ -195,6 +197,16 @@ impl StoreOptions {
         let store = self.open_on(storage, Home::of_file(name), path)?;
         let create = self.create.then_some(0o666);
         store.file_with(name, &FileOptions { create, ..FileOptions::default() })
+    }
+}
+
+/// Untorn's own directories hold no data.
+fn check_outside(dir: &Path) -> Result<()> {
+    let whole = std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+    let whole = whole.context("open", dir)?;
+    match whole.iter().find(|part| part.as_encoded_bytes().ends_with(b".untorn")) {
+        Some(_) => Err(Error::invalid(format!("{} is inside a directory of Untorn's own", dir.display()))),
+        None => Ok(()),
     }
 }
 

@@ -183,7 +183,7 @@ impl Target {
                 txn.add(&file)?;
                 file
             }
-            None => txn.create(inside, 0o666 & !umask())?,
+            None => txn.create(inside, 0o666)?,
         };
         let bytes = self.refill(&file, from)?;
         txn.commit()?;
@@ -441,14 +441,6 @@ fn sibling(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-/// The umask, without changing it, which would race with other threads.
-fn umask() -> u32 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    // Unknown: the narrowest.
-    line.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()).unwrap_or(0o077)
 }
 
 /// All extended attributes, the ACL among them.

@@ -144,7 +144,16 @@ impl Inner {
     }
 
     pub(crate) fn create_extent(&self) -> Result<Arc<Extent>> {
-        Extent::create(&*self.storage, &self.home.journal())
+        match Extent::create(&*self.storage, &self.home.journal()) {
+            Err(Error::Io { source, .. }) if matches!(source.raw_os_error(), Some(23 | 24)) => {
+                // The caller has a file's view, which comes after the table: no waiting for that.
+                if let Ok(files) = self.files.try_lock() {
+                    self.save_descriptors(&files, 0);
+                }
+                Extent::create(&*self.storage, &self.home.journal())
+            }
+            done => done,
+        }
     }
 
     pub(crate) fn remove_extent(&self, id: u64) {
@@ -171,8 +180,8 @@ impl Inner {
         if let Some(known) = files.get(path) {
             return Ok(known.clone());
         }
-        self.save_descriptors(&files);
-        let (file, writable) = match self.storage.open(path, Open::WRITE) {
+        self.save_descriptors(&files, self.storage.open_files_max());
+        let (file, writable) = match self.with_descriptors(&files, || self.storage.open(path, Open::WRITE)) {
             Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
                 (self.storage.open(path, Open::READ).context("open", path)?, false)
             }
@@ -224,44 +233,60 @@ impl Inner {
         Ok(())
     }
 
-    /// Closes data files that nobody waits for, when there are many.
-    fn save_descriptors(&self, files: &HashMap<PathBuf, Arc<FileShared>>) {
-        let most = self.storage.open_files_max();
-        if files.len() < most {
+    /// Closes data files when there are many; they are opened again when they are needed.
+    fn save_descriptors(&self, files: &HashMap<PathBuf, Arc<FileShared>>, most: usize) {
+        if files.len() <= most {
             return;
         }
-        let open: Vec<_> = files.values().filter(|f| f.read().data.is_some()).collect();
-        if open.len() < most {
-            return;
-        }
-        for file in open.into_iter().take(most / 2 + 1) {
-            let mut view = file.write();
-            // Without the attribute, the claim is what keeps other stores away from the file.
-            if view.flagged || view.handles == 0 {
-                view.data = None;
+        // A file that is in use this moment keeps its descriptor: nothing is waited for here.
+        let open: Vec<_> =
+            files.values().filter_map(|f| f.try_write()).filter(|view| view.data.is_some()).collect();
+        let close = if open.len() > most { open.len() - most / 2 } else { 0 };
+        open.into_iter().take(close).for_each(|mut view| view.data = None);
+    }
+
+    /// Opens something; if there are no descriptors left, closes data files and tries again.
+    fn with_descriptors<T>(
+        &self,
+        files: &HashMap<PathBuf, Arc<FileShared>>,
+        open: impl Fn() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        match open() {
+            // EMFILE and ENFILE have no stable names in ErrorKind.
+            Err(e) if matches!(e.raw_os_error(), Some(23 | 24)) => {
+                self.save_descriptors(files, 0);
+                open()
             }
+            done => done,
         }
     }
 
     /// Opens a data file again that was closed to save descriptors.
     pub(crate) fn reopen(&self, shared: &FileShared) -> Result<()> {
-        self.save_descriptors(&lock(&self.files));
+        let files = lock(&self.files);
+        self.save_descriptors(&files, self.storage.open_files_max());
+        let (path, how) = {
+            let view = shared.read();
+            (view.path.clone(), if view.writable { Open::WRITE } else { Open::READ })
+        };
+        let file = self.with_descriptors(&files, || self.storage.open(&path, how)).context("open", &path)?;
         let mut view = shared.write();
         if view.data.is_some() || view.life != Life::Named {
             return Ok(());
         }
-        let path = view.path.clone();
-        let file = self.storage.open(&path, if view.writable { Open::WRITE } else { Open::READ }).context("open", &path)?;
+        let found = Attribute::decode(file.attribute().context("read the attribute of", &path)?.as_deref());
         let same = if view.flagged {
-            let value = file.attribute().context("read the attribute of", &path)?;
-            matches!(Attribute::decode(value.as_deref()),
-                AttributeFound::Valid(a) if a.store == self.store_id && a.file == shared.id)
+            matches!(found, AttributeFound::Valid(a) if a.store == self.store_id && a.file == shared.id)
         } else {
+            self.check_attribute(&path, found)?;
             let meta = file.meta().context("look at", &path)?;
             view.seen.is_some_and(|seen| seen.inode == meta.inode && seen.device == meta.device)
         };
         if !same {
             return Err(Error::Conflict { path, detail: "somebody replaced the file while it was in use".into() });
+        }
+        if view.writable && !file.try_claim().context("claim", &path)? {
+            return Err(Error::Busy { path, pid: None });
         }
         view.data = Some(file);
         Ok(())
@@ -286,7 +311,10 @@ impl Inner {
         self.drain();
         self.background.stop();
         let done = self.close_journal();
-        lock(&self.files).clear();
+        for file in std::mem::take(&mut *lock(&self.files)).into_values() {
+            // Handles may stay open; the claims on the files end here.
+            file.write().data = None;
+        }
         // Whatever happened, the store is free for the next owner, who recovers it if need be.
         drop(lock(&self.ownership).take());
         done
@@ -310,11 +338,11 @@ impl Inner {
         }
         lock(&self.side).journal.empty(true)?;
         for file in flagged {
-            if file.read().data.is_some() || self.reopen(&file).is_ok() {
-                let view = file.read();
-                if let Some(data) = &view.data {
-                    clear_flag(&**data, self.store_id, file.id);
-                }
+            let is_open = file.read().data.is_some();
+            if (is_open || self.reopen(&file).is_ok())
+                && let Some(data) = &file.read().data
+            {
+                clear_flag(&**data, self.store_id, file.id);
             }
         }
         Ok(())
@@ -390,13 +418,19 @@ impl Store {
     pub fn file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
         self.inner.check_usable()?;
         let path = path.as_ref();
-        let shared = match self.inner.load(path) {
+        let mut loaded = self.inner.load(path);
+        if matches!(&loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound) {
+            // A commit that is on its way may make the file.
+            self.inner.drain();
+            loaded = self.inner.load(path);
+        }
+        let shared = match loaded {
             Err(Error::Io { source, .. }) if options.create.is_some() && source.kind() == ErrorKind::NotFound => {
                 let mode = options.create.unwrap_or(0o666) & !untorn_os::umask();
                 let mut txn = self.begin();
-                let file = txn.create_exact(path, mode)?;
+                let shared = txn.create_shared(path, mode)?;
                 txn.commit()?;
-                file.shared.clone()
+                shared
             }
             Ok(_) if options.create.is_some() && options.exclusive => {
                 return Err(Error::io("create", path, ErrorKind::AlreadyExists.into()));

@@ -47,7 +47,12 @@ impl Txn {
     fn change(&mut self, op: NameOp) -> Result<()> {
         self.inner.check_usable()?;
         let mut names = Names::resume(&self.inner, std::mem::take(&mut self.kept));
-        let judged = names.add(&op);
+        let mut judged = names.add(&op);
+        if judged.is_err() {
+            // A commit that is on its way may change the names.
+            self.inner.drain();
+            judged = names.add(&op);
+        }
         self.kept = names.keep();
         judged?;
         self.names.push(op);
@@ -57,19 +62,20 @@ impl Txn {
     /// A new file, with this mode less the umask. Its name appears when the transaction commits; the
     /// handle can be used at once and belongs to the transaction.
     pub fn create(&mut self, path: impl AsRef<Path>, mode: u32) -> Result<File> {
-        self.create_exact(path, checked_mode(mode)? & !untorn_os::umask())
+        let shared = self.create_shared(path.as_ref(), checked_mode(mode)? & !untorn_os::umask())?;
+        Ok(File::new(self.inner.clone(), shared, false))
     }
 
-    /// The same with exactly this mode.
-    pub(crate) fn create_exact(&mut self, path: impl AsRef<Path>, mode: u32) -> Result<File> {
+    /// The same with exactly this mode, and without a handle.
+    pub(crate) fn create_shared(&mut self, path: &Path, mode: u32) -> Result<Arc<FileShared>> {
         self.inner.check_usable()?;
-        let path = path.as_ref().to_owned();
+        let path = path.to_owned();
         let mut view = View::new(path.clone(), Life::Unborn, 0);
         view.txn = Some(self.id);
         let shared = FileShared::new(self.inner.new_file_id()?, view);
         self.change(NameOp::Create { file: shared.clone(), path, mode })?;
         self.files.push(shared.clone());
-        Ok(File::new(self.inner.clone(), shared, false))
+        Ok(shared)
     }
 
     /// Gives a file another name in the store; a file of that name is replaced.

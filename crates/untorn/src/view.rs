@@ -199,6 +199,10 @@ impl FileShared {
         self.view.write().unwrap_or_else(|e| e.into_inner())
     }
 
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, View>> {
+        self.view.try_write().ok()
+    }
+
     /// A view whose data file is open, if there is one.
     fn readable(&self, inner: &Inner) -> Result<RwLockReadGuard<'_, View>> {
         loop {

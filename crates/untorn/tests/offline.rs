@@ -73,14 +73,14 @@ fn recovering_by_path_leaves_plain_files() {
         last.store(done, Relaxed);
     })
     .unwrap();
-    assert!(recovered.commits >= 2 && recovered.files == 2, "{recovered:?}");
+    assert!(recovered.recovered.commits >= 2 && recovered.recovered.files == 2, "{recovered:?}");
     assert!(calls.load(Relaxed) > 0 && last.load(Relaxed) > 0, "progress was told");
     for name in ["a", "b"] {
         assert_same(&plain(dir.path().join(name)), &text("new", name), "recovered");
     }
     assert!(inspect(dir.path()).unwrap().clean);
     let again = recover(dir.path(), &RecoverOptions::default(), &|_, _| {}).unwrap();
-    assert_eq!((again.commits, again.files), (0, 0), "nothing is left to do");
+    assert_eq!((again.recovered.commits, again.recovered.files), (0, 0), "nothing is left to do");
 }
 
 #[test]

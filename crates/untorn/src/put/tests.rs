@@ -84,7 +84,7 @@ fn a_new_file_follows_the_umask_and_an_empty_one_is_a_file() {
     let scene = Scene::new();
     let new = scene.dir.path().join("new");
     assert_eq!(put(&new, &mut io::empty()).unwrap(), 0);
-    assert_eq!(mode(&new), 0o666 & !umask());
+    assert_eq!(mode(&new), 0o666 & !untorn_os::umask());
     assert_eq!(std_fs::read(&new).unwrap(), b"");
 }
 

@@ -73,7 +73,7 @@ impl Puppet {
             let mut words = answer.splitn(4, '\t');
             let mut next = || words.next().unwrap_or_default().to_owned();
             return match next().as_str() {
-                "ok" => Ok(next()),
+                "ok" => Ok(next().replace('\u{1}', "\n")),
                 _ => Err(Refusal { kind: next(), pid: next().parse().ok(), message: next() }),
             };
         }
@@ -246,7 +246,8 @@ impl Stage {
             ["read", name] => {
                 let mut start = [0; 20];
                 let bytes = self.files[*name].read_at(&mut start, 0)?;
-                return Ok(String::from_utf8_lossy(&start[..bytes]).into_owned());
+                // An answer is one line.
+                return Ok(String::from_utf8_lossy(&start[..bytes]).replace('\n', "\u{1}"));
             }
             ["checkpoint"] => self.store().checkpoint()?,
             ["close"] => {
