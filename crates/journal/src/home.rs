@@ -144,7 +144,7 @@ pub fn own(storage: &dyn Storage, home: &Home, create: bool, wait: bool) -> Resu
     // Another opener may be ejecting the store: what we locked must still be what the name says.
     for _ in 0..1000 {
         let file = open_lock_file(storage, &path)?;
-        if !file.lock(wait).context("lock", &path)? {
+        if !take(storage, &*file, wait).context("lock", &path)? {
             return Err(Error::Busy { path: home.dir.clone(), pid: read_pid(&*file) });
         }
         let locked = file.meta().context("look at", &path)?;
@@ -156,6 +156,21 @@ pub fn own(storage: &dyn Storage, home: &Home, create: bool, wait: bool) -> Resu
         }
     }
     Err(Error::Busy { path: home.dir.clone(), pid: None })
+}
+
+/// Locks. A child that this process is just spawning holds copies of our locks until it executes its
+/// program, also of a store that we have closed: such a lock is worth a moment's patience.
+fn take(storage: &dyn Storage, file: &dyn File, wait: bool) -> io::Result<bool> {
+    for _ in 0..20 {
+        if file.lock(wait)? {
+            return Ok(true);
+        }
+        if read_pid(file) != Some(std::process::id()) {
+            break;
+        }
+        storage.pause();
+    }
+    Ok(false)
 }
 
 fn open_lock_file(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn File>> {

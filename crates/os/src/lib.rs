@@ -145,6 +145,8 @@ pub trait Storage: Send + Sync {
     fn boot_id(&self) -> io::Result<[u8; 16]>;
     /// Random bytes.
     fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
+    /// Waits for a few milliseconds.
+    fn pause(&self);
     /// Totals so far.
     fn counters(&self) -> Counters;
 }

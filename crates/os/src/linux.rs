@@ -272,6 +272,10 @@ impl Storage for Linux {
         Ok(())
     }
 
+    fn pause(&self) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+
     fn counters(&self) -> Counters {
         Counters {
             syncs: self.totals.syncs.load(Relaxed),

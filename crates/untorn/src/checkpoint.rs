@@ -97,7 +97,10 @@ impl<'a> Checkpoint<'a> {
     pub fn apply(mut self) -> Result<Checkpoint<'a>> {
         self.unapplied = std::mem::take(&mut self.unapplied)
             .into_iter()
-            .filter(|state| !self.inner.apply_names(state))
+            .filter(|state| {
+                let _renaming = self.inner.renaming.write().unwrap_or_else(|e| e.into_inner());
+                !self.inner.apply_names(state)
+            })
             .collect();
         let one_by_one = self.files.len() <= FLUSH_ONE_BY_ONE_MAX;
         let mut first_error = None;
@@ -163,6 +166,7 @@ impl<'a> Checkpoint<'a> {
             self.inner.reopen(file)?;
         }
         let (data, path) = {
+            let _names = self.inner.steady_names();
             let view = file.read();
             if let Some(changed) = changed_outside(&view, &self.inner.storage)? {
                 return Err(changed);

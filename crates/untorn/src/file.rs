@@ -1,7 +1,7 @@
 //! Handles of files.
 
 use crate::options::StoreOptions;
-use crate::store::{Inner, Store};
+use crate::store::{Owned, Store};
 use crate::ticket::Ticket;
 use crate::view::{FileShared, discard};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use untorn_journal::{Error, Result};
 /// **Closing the last handle without a commit discards the uncommitted changes**, unless
 /// [`File::set_commit_on_close`] was called. Dropping a handle closes it and tells no error.
 pub struct File {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<Owned>,
     pub(crate) shared: Arc<FileShared>,
     read_only: bool,
     commit_on_close: AtomicBool,
@@ -25,7 +25,7 @@ pub struct File {
 }
 
 impl File {
-    pub(crate) fn new(inner: Arc<Inner>, shared: Arc<FileShared>, read_only: bool) -> File {
+    pub(crate) fn new(inner: Arc<Owned>, shared: Arc<FileShared>, read_only: bool) -> File {
         shared.write().handles += 1;
         File { inner, shared, read_only, commit_on_close: AtomicBool::new(false), closed: false }
     }
@@ -96,13 +96,15 @@ impl File {
     /// [`Error::NoSpace`], [`Error::SyncFailed`], [`Error::InTransaction`], [`Error::Conflict`].
     pub fn commit(&self) -> Result<()> {
         self.check_write()?;
-        self.inner.submit(std::slice::from_ref(&self.shared), None)?.wait()
+        let slot = self.inner.submit(std::slice::from_ref(&self.shared), None)?;
+        self.inner.finish(&slot)
     }
 
     /// The same without waiting: the changes made so far are the commit.
     pub fn commit_async(&self) -> Result<Ticket> {
         self.check_write()?;
-        self.inner.submit_async(std::slice::from_ref(&self.shared), None)
+        let slot = self.inner.submit_async(std::slice::from_ref(&self.shared), None)?;
+        Ok(Ticket { slot, inner: self.inner.clone() })
     }
 
     /// Forgets all uncommitted changes.

@@ -2,7 +2,7 @@
 
 use crate::names::{NameOp, Names};
 use crate::store::{Inner, lock};
-use crate::ticket::{Slot, Ticket};
+use crate::ticket::Slot;
 use crate::view::{FileShared, Life, complete_pages, spill_staged};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(crate) struct Request {
 impl Inner {
     /// Takes the staged changes of these files as one commit and queues it. With a transaction, the
     /// files are its own.
-    pub(crate) fn submit(self: &Arc<Inner>, files: &[Arc<FileShared>], txn: Option<(u64, Vec<NameOp>)>) -> Result<Ticket> {
+    pub(crate) fn submit(&self, files: &[Arc<FileShared>], txn: Option<(u64, Vec<NameOp>)>) -> Result<Arc<Slot>> {
         let txn_id = txn.as_ref().map(|(id, _)| *id);
         let names = txn.map(|(_, names)| names).unwrap_or_default();
         if self.failed.load(SeqCst)
@@ -64,18 +64,18 @@ impl Inner {
             parts.push(file.clone());
         }
         queue.waiting.push_back(Request { parts, names, is_txn: txn_id.is_some(), slot: slot.clone() });
-        Ok(Ticket { slot, inner: self.clone() })
+        Ok(slot)
     }
 
     /// The same, with somebody to write it while the caller goes on.
     pub(crate) fn submit_async(
-        self: &Arc<Inner>,
+        &self,
         files: &[Arc<FileShared>],
         txn: Option<(u64, Vec<NameOp>)>,
-    ) -> Result<Ticket> {
-        let ticket = self.submit(files, txn)?;
+    ) -> Result<Arc<Slot>> {
+        let slot = self.submit(files, txn)?;
         self.background.wake();
-        Ok(ticket)
+        Ok(slot)
     }
 
     /// Large commits go by reference; with `full_page`, pages are completed.
@@ -253,6 +253,7 @@ impl Inner {
                 let mut state = FinalState::default();
                 state.absorb(&records[i], sequence)?;
                 side.dirs.extend(state.touched_dirs());
+                let _renaming = self.renaming.write().unwrap_or_else(|e| e.into_inner());
                 self.settle_names(&files[i], &state);
                 if !self.apply_names(&state) {
                     side.unapplied.push(state);

@@ -11,9 +11,10 @@ use crate::txn::Txn;
 use crate::view::{FileShared, Life, View, check_kind};
 use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use untorn_journal::extent::{Extent, extent_name};
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::home::{Home, Ownership};
@@ -28,13 +29,13 @@ use untorn_os::{Open, Step, Storage, process_generation};
 /// errors are lost: call [`Store::close`] to hear of them.
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<Owned>,
 }
 
 /// What the handles share.
 ///
-/// Locks, in the order in which they may be taken: `checkpoint_turn`, `side`, `queue`, `files`, a
-/// file's view.
+/// Locks, in the order in which they may be taken: `checkpoint_turn`, `side`, `renaming`, `queue`,
+/// `files`, a file's view.
 pub(crate) struct Inner {
     pub storage: Arc<dyn Storage>,
     pub home: Home,
@@ -49,6 +50,8 @@ pub(crate) struct Inner {
     pub quarantined: Vec<Quarantined>,
     pub checkpoint_turn: Mutex<()>,
     pub side: Mutex<Side>,
+    /// Held for writing while committed names and names on disk differ.
+    pub renaming: RwLock<()>,
     pub queue: Mutex<Queue>,
     pub queue_changed: Condvar,
     pub files: Mutex<HashMap<PathBuf, Arc<FileShared>>>,
@@ -72,7 +75,7 @@ impl Inner {
         path: PathBuf,
         options: &StoreOptions,
         progress: &dyn Fn(u64, u64),
-    ) -> Result<Arc<Inner>> {
+    ) -> Result<Arc<Owned>> {
         let opened = open(
             &storage,
             &home,
@@ -103,6 +106,7 @@ impl Inner {
             quarantined,
             checkpoint_turn: Mutex::new(()),
             side: Mutex::new(Side::new(journal)),
+            renaming: RwLock::default(),
             queue: Mutex::default(),
             queue_changed: Condvar::new(),
             files: Mutex::default(),
@@ -116,7 +120,7 @@ impl Inner {
         if options.background {
             Background::start(&inner)?;
         }
-        Ok(inner)
+        Ok(Arc::new(Owned { inner }))
     }
 
     /// Handles of the parent are of no use in a forked child.
@@ -159,6 +163,11 @@ impl Inner {
     pub(crate) fn remove_extent(&self, id: u64) {
         // One that stays is an orphan, which the next recovery removes.
         let _ = self.storage.unlink(&self.home.journal().join(extent_name(id)));
+    }
+
+    /// Until the guard goes, every file is where its view says.
+    pub(crate) fn steady_names(&self) -> RwLockReadGuard<'_, ()> {
+        self.renaming.read().unwrap_or_else(|e| e.into_inner())
     }
 
     /// A name that this store may hold.
@@ -263,6 +272,7 @@ impl Inner {
 
     /// Opens a data file again that was closed to save descriptors.
     pub(crate) fn reopen(&self, shared: &FileShared) -> Result<()> {
+        let _names = self.steady_names();
         let files = lock(&self.files);
         self.save_descriptors(&files, self.storage.open_files_max());
         let (path, how) = {
@@ -349,7 +359,20 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+/// What handles hold. When the last one goes, the store closes then and there, whatever the background
+/// thread is doing.
+pub(crate) struct Owned {
+    inner: Arc<Inner>,
+}
+
+impl Deref for Owned {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Drop for Owned {
     fn drop(&mut self) {
         if self.check_fork().is_err() {
             // In a forked child everything of ours is closed already.
@@ -455,17 +478,19 @@ impl Store {
 
     /// Commits the changes of many files as one: after any crash, all or none.
     pub fn syncv(&self, files: &[&File]) -> Result<()> {
-        self.inner.submit(&self.distinct(files)?, None)?.wait()
+        let slot = self.inner.submit(&self.distinct(files)?, None)?;
+        self.inner.finish(&slot)
     }
 
     /// The same without waiting.
     pub fn syncv_async(&self, files: &[&File]) -> Result<Ticket> {
-        self.inner.submit_async(&self.distinct(files)?, None)
+        let slot = self.inner.submit_async(&self.distinct(files)?, None)?;
+        Ok(Ticket { slot, inner: self.inner.clone() })
     }
 
     fn distinct(&self, files: &[&File]) -> Result<Vec<Arc<FileShared>>> {
         self.inner.check_usable()?;
-        if files.iter().any(|f| !Arc::ptr_eq(&f.inner, &self.inner)) {
+        if files.iter().any(|f| !Arc::ptr_eq(&f.inner.inner, &self.inner.inner)) {
             return Err(Error::invalid("a file belongs to another store; files that commit together live in one store"));
         }
         let mut known = HashSet::new();

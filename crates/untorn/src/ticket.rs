@@ -1,6 +1,6 @@
 //! Commits on their way.
 
-use crate::store::Inner;
+use crate::store::Owned;
 use std::sync::{Arc, Mutex};
 use untorn_journal::Result;
 
@@ -24,7 +24,7 @@ impl Slot {
 /// ticket neither cancels the commit nor waits for it.
 pub struct Ticket {
     pub(crate) slot: Arc<Slot>,
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<Owned>,
 }
 
 impl Ticket {

@@ -2,8 +2,8 @@
 
 use crate::file::File;
 use crate::names::{Kept, NameOp, Names};
-use crate::store::Inner;
-use crate::ticket::Ticket;
+use crate::store::Owned;
+use crate::ticket::{Slot, Ticket};
 use crate::view::{FileShared, Life, View, discard};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use untorn_journal::{Error, Result};
 /// Names change on disk when the transaction commits, not before. Dropping it aborts. A commit that
 /// fails aborts, too, unless the error says that its outcome is unknown.
 pub struct Txn {
-    inner: Arc<Inner>,
+    inner: Arc<Owned>,
     id: u64,
     files: Vec<Arc<FileShared>>,
     names: Vec<NameOp>,
@@ -23,7 +23,7 @@ pub struct Txn {
 }
 
 impl Txn {
-    pub(crate) fn new(inner: Arc<Inner>) -> Txn {
+    pub(crate) fn new(inner: Arc<Owned>) -> Txn {
         let id = inner.new_txn_id();
         Txn { inner, id, files: Vec::new(), names: Vec::new(), kept: Kept::default(), ended: false }
     }
@@ -110,26 +110,27 @@ impl Txn {
     /// Those of [`File::commit`], and [`Error::Io`] or [`Error::Conflict`] if names have changed under
     /// the transaction.
     pub fn commit(mut self) -> Result<()> {
-        let ticket = self.end(false)?;
-        ticket.wait()
+        let slot = self.end(false)?;
+        self.inner.finish(&slot)
     }
 
     /// The same without waiting.
     pub fn commit_async(mut self) -> Result<Ticket> {
-        self.end(true)
+        let slot = self.end(true)?;
+        Ok(Ticket { slot, inner: self.inner.clone() })
     }
 
-    fn end(&mut self, in_background: bool) -> Result<Ticket> {
+    fn end(&mut self, in_background: bool) -> Result<Arc<Slot>> {
         self.inner.check_usable()?;
         let names = std::mem::take(&mut self.names);
         let txn = Some((self.id, names));
-        let ticket = match in_background {
+        let slot = match in_background {
             true => self.inner.submit_async(&self.files, txn)?,
             false => self.inner.submit(&self.files, txn)?,
         };
         // From here on the files are no longer ours to roll back.
         self.ended = true;
-        Ok(ticket)
+        Ok(slot)
     }
 
     /// Forgets all changes.

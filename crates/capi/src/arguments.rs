@@ -1,0 +1,134 @@
+//! Checks on what C passes in.
+
+use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::error::{Failure, Result};
+
+/// The largest offset, and the largest size of a file: that of `off_t`.
+pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// A path: any bytes that end in NUL.
+///
+/// # Safety
+/// `path` is NULL or points to a string that ends in NUL and stays unchanged during `'a`.
+pub(crate) unsafe fn path<'a>(path: *const c_char, what: &str) -> Result<&'a Path> {
+    if path.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if bytes.is_empty() {
+        return Err(Failure { errno: libc::ENOENT, ..Failure::invalid(format!("{what} is empty")) });
+    }
+    Ok(Path::new(OsStr::from_bytes(bytes)))
+}
+
+/// Bytes to be read by us. NULL will do for none.
+///
+/// # Safety
+/// Unless `len` is 0, `buf` is NULL or points to `len` bytes that stay unchanged during `'a`.
+pub(crate) unsafe fn bytes<'a>(buf: *const c_void, len: usize) -> Result<&'a [u8]> {
+    match checked_len(buf, len)? {
+        0 => Ok(&[]),
+        // SAFETY: not NULL, not longer than a slice may be; the rest is the caller's promise.
+        len => Ok(unsafe { std::slice::from_raw_parts(buf.cast(), len) }),
+    }
+}
+
+/// Bytes to be written by us. NULL will do for none.
+///
+/// # Safety
+/// Unless `len` is 0, `buf` is NULL or points to `len` bytes that nobody else uses during `'a`.
+pub(crate) unsafe fn bytes_mut<'a>(buf: *mut c_void, len: usize) -> Result<&'a mut [u8]> {
+    match checked_len(buf, len)? {
+        0 => Ok(&mut []),
+        // SAFETY: not NULL, not longer than a slice may be; the rest is the caller's promise.
+        len => Ok(unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) }),
+    }
+}
+
+fn checked_len(buf: *const c_void, len: usize) -> Result<usize> {
+    if len > isize::MAX as usize {
+        return Err(Failure::invalid(format!("a length of {len} bytes is larger than SSIZE_MAX")));
+    }
+    if len > 0 && buf.is_null() {
+        return Err(Failure::null("the buffer"));
+    }
+    Ok(len)
+}
+
+/// An offset that `off_t` can hold.
+pub(crate) fn offset(offset: u64) -> Result<u64> {
+    if offset > OFFSET_MAX {
+        return Err(Failure::invalid(format!("offset {offset} is negative, or larger than INT64_MAX")));
+    }
+    Ok(offset)
+}
+
+/// A range that ends where a file can end.
+pub(crate) fn range(start: u64, len: u64) -> Result<()> {
+    offset(start)?;
+    match start.checked_add(len) {
+        Some(end) if end <= OFFSET_MAX => Ok(()),
+        _ => Err(Failure::too_big(format!("{len} bytes at offset {start} end past INT64_MAX"))),
+    }
+}
+
+/// Permission bits.
+pub(crate) fn mode(mode: u32) -> Result<u32> {
+    if mode & !0o7777 != 0 {
+        return Err(Failure::invalid(format!("mode {mode:#o} has bits outside 07777")));
+    }
+    Ok(mode)
+}
+
+/// Copies a string out as `snprintf` does: as much as fits, always ended by NUL if there is any
+/// room; returns the length of the whole.
+///
+/// # Safety
+/// `buf` is NULL or points to `len` writable bytes.
+pub(crate) unsafe fn copy_out(text: &[u8], buf: *mut c_char, len: usize) -> Result<libc::ssize_t> {
+    // SAFETY: the caller's promise.
+    let buf = unsafe { bytes_mut(buf.cast(), len) }?;
+    if let Some(room) = buf.len().checked_sub(1) {
+        let copied = room.min(text.len());
+        buf[..copied].copy_from_slice(&text[..copied]);
+        buf[copied] = 0;
+    }
+    Ok(text.len() as libc::ssize_t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_end_where_off_t_ends() {
+        assert!(range(OFFSET_MAX, 0).is_ok());
+        assert!(range(OFFSET_MAX - 1, 1).is_ok());
+        let errno = |start, len| range(start, len).unwrap_err().errno;
+        assert_eq!(errno(OFFSET_MAX, 1), libc::EFBIG);
+        assert_eq!(errno(1, u64::MAX), libc::EFBIG);
+        assert_eq!(errno(OFFSET_MAX + 1, 0), libc::EINVAL);
+        assert_eq!(errno(u64::MAX, 1), libc::EINVAL);
+    }
+
+    #[test]
+    fn strings_are_cut_as_snprintf_cuts_them() {
+        let copy = |room: usize| {
+            let mut buf = [b'x'; 8];
+            // SAFETY: `room` is at most the length of `buf`.
+            let len = unsafe { copy_out(b"hello", buf.as_mut_ptr().cast(), room) }.unwrap();
+            (len, buf)
+        };
+        assert_eq!(copy(8), (5, *b"hello\0xx"));
+        assert_eq!(copy(6), (5, *b"hello\0xx"));
+        assert_eq!(copy(5), (5, *b"hell\0xxx"));
+        assert_eq!(copy(1), (5, *b"\0xxxxxxx"));
+        assert_eq!(copy(0), (5, *b"xxxxxxxx"));
+        // SAFETY: a length of 0 allows NULL.
+        assert_eq!(unsafe { copy_out(b"hello", std::ptr::null_mut(), 0) }.unwrap(), 5);
+    }
+}

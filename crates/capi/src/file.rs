@@ -1,0 +1,366 @@
+//! Exported functions: files.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs::OpenOptions;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+
+use untorn::{Error, File, FileOptions, Store};
+
+use crate::arguments::{self, OFFSET_MAX};
+use crate::error::{Failure, Result, guard};
+use crate::handle;
+use crate::options::{self, untorn_options};
+use crate::store::untorn_store;
+use crate::ticket::untorn_ticket;
+
+/// One handle of a file. All handles of one file share one view, uncommitted changes included.
+#[allow(non_camel_case_types)]
+pub struct untorn_file {
+    _opaque: (),
+}
+
+/// Open flag: a handle that cannot change the file (EBADF).
+pub const UNTORN_RDONLY: u32 = 1;
+/// Open flag: create the file if it is missing, empty, at once and durably.
+pub const UNTORN_CREATE: u32 = 2;
+/// Open flag, with UNTORN_CREATE: fail with EEXIST if the file exists.
+pub const UNTORN_EXCL: u32 = 4;
+/// Open flag: start at length 0; like every change, uncommitted until commit.
+pub const UNTORN_TRUNC: u32 = 8;
+
+/// Open flags, checked.
+struct Flags {
+    bits: u32,
+    mode: u32,
+}
+
+impl Flags {
+    fn new(bits: u32, mode: u32) -> Result<Flags> {
+        let flags = Flags { bits, mode: arguments::mode(mode)? };
+        if bits & !(UNTORN_RDONLY | UNTORN_CREATE | UNTORN_EXCL | UNTORN_TRUNC) != 0 {
+            return Err(Failure::invalid(format!("unknown bits in the open flags {bits:#x}")));
+        }
+        if flags.has(UNTORN_EXCL) && !flags.has(UNTORN_CREATE) {
+            return Err(Failure::invalid("UNTORN_EXCL makes no sense without UNTORN_CREATE"));
+        }
+        if flags.has(UNTORN_RDONLY) && flags.has(UNTORN_TRUNC) {
+            return Err(Failure::invalid("UNTORN_TRUNC makes no sense with UNTORN_RDONLY"));
+        }
+        Ok(flags)
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.bits & flag != 0
+    }
+
+    fn options(&self) -> FileOptions {
+        FileOptions {
+            read_only: self.has(UNTORN_RDONLY),
+            create: self.has(UNTORN_CREATE).then_some(self.mode),
+            exclusive: self.has(UNTORN_EXCL),
+            truncate: self.has(UNTORN_TRUNC),
+        }
+    }
+}
+
+/// What a file handle stands for. Calls share the lock while they run; close takes it for itself,
+/// so that it returns only after the calls that it races with.
+pub(crate) struct OpenFile {
+    file: RwLock<Option<File>>,
+    read_only: bool,
+}
+
+impl OpenFile {
+    pub(crate) fn handle(file: File, read_only: bool) -> Result<*mut untorn_file> {
+        handle::insert(OpenFile { file: RwLock::new(Some(file)), read_only })
+    }
+
+    /// The file, for one call. Only close ever excludes others, so whoever would have to wait is
+    /// late, and not waiting also means that a call may hold any number of files.
+    pub(crate) fn lock(&self) -> Result<RwLockReadGuard<'_, Option<File>>> {
+        let guard = match self.file.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(Failure::bad_handle("file")),
+        };
+        if guard.is_none() { Err(Failure::bad_handle("file")) } else { Ok(guard) }
+    }
+}
+
+/// Makes one call on an open file.
+pub(crate) fn with_file<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
+    let entry = handle::get::<OpenFile, _>(raw)?;
+    let guard = entry.lock()?;
+    call(guard.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
+}
+
+/// The same, for a call that changes the file.
+fn with_writable<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
+    let entry: Arc<OpenFile> = handle::get(raw)?;
+    if entry.read_only {
+        return Err(Failure { errno: libc::EBADF, ..Failure::invalid("the file was opened with UNTORN_RDONLY") });
+    }
+    let guard = entry.lock()?;
+    call(guard.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
+}
+
+/// Opens one file with a private store beside it, the directory `<path>.untorn`, made when missing.
+/// So several processes can each hold different files; files that must commit together belong in
+/// one store (untorn_store_open). After a crash, recovery happens here.
+///
+/// `flags`: UNTORN_RDONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_TRUNC, or'ed, or 0 to open an existing
+/// file for reading and writing. `mode`: permissions of a created file, less the umask. `options` NULL:
+/// defaults; UNTORN_MUST_EXIST asks for the private store to exist already.
+///
+/// Returns a handle, or NULL with an error as untorn_store_open().
+///
+/// # Safety
+/// `path` ends in NUL; `options` is NULL or as large as its `size` says.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_open(
+    path: *const c_char,
+    flags: u32,
+    mode: u32,
+    options: *const untorn_options,
+) -> *mut untorn_file {
+    guard(null_mut(), || {
+        let flags = Flags::new(flags, mode)?;
+        // SAFETY: the caller's promise.
+        let (path, options) = unsafe { (arguments::path(path, "the path")?, options::read(options)?) };
+        if flags.has(UNTORN_CREATE) {
+            create_plain(path, &flags)?;
+        } else {
+            std::fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
+        }
+        let file = options.open_file(path)?;
+        if flags.has(UNTORN_TRUNC) {
+            file.truncate(0)?;
+        }
+        OpenFile::handle(file, flags.has(UNTORN_RDONLY))
+    })
+}
+
+/// Makes an empty plain file, unless there is one; opening it makes it durable.
+fn create_plain(path: &Path, flags: &Flags) -> Result<()> {
+    match OpenOptions::new().write(true).create_new(true).mode(flags.mode).open(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && !flags.has(UNTORN_EXCL) => Ok(()),
+        made => Ok(made.map(drop).map_err(|e| Error::io("create", path, e))?),
+    }
+}
+
+/// Opens a file of a store; `path` is relative to the store's directory. Links are not followed, and
+/// `..`, absolute paths and other file systems are refused. `flags` and `mode` as in untorn_open().
+/// Creating a file is a commit of its own (within a transaction: untorn_txn_create).
+///
+/// Returns a handle, or NULL: EBADF, ENOENT, EEXIST, EISDIR, EINVAL, ESTALE, EMEDIUMTYPE, EBUSY …
+///
+/// # Safety
+/// `path` ends in NUL.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_open_at(
+    store: *mut untorn_store,
+    path: *const c_char,
+    flags: u32,
+    mode: u32,
+) -> *mut untorn_file {
+    guard(null_mut(), || {
+        let store = handle::get::<Store, _>(store)?;
+        let flags = Flags::new(flags, mode)?;
+        // SAFETY: the caller's promise.
+        let path = unsafe { arguments::path(path, "the path") }?;
+        OpenFile::handle(store.file_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
+    })
+}
+
+/// Another handle of the same file, closed on its own. NULL with EBADF.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_dup(file: *const untorn_file) -> *mut untorn_file {
+    guard(null_mut(), || {
+        let read_only = handle::get::<OpenFile, _>(file)?.read_only;
+        with_file(file, |file| OpenFile::handle(file.duplicate()?, read_only))
+    })
+}
+
+/// Closes the handle. Changes that were not committed are DISCARDED when the file's last handle
+/// closes, unless untorn_set_commit_on_close() asked for a commit. The last handle of a lone file closes
+/// its private store, which leaves a plain, whole file.
+///
+/// Waits for calls on this handle that run in other threads. Returns 0, or -1 with an error; the
+/// handle is closed in either case.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_close(file: *mut untorn_file) -> c_int {
+    guard(-1, || {
+        let entry = handle::take::<OpenFile, _>(file)?;
+        let file = entry.file.write().unwrap_or_else(PoisonError::into_inner).take();
+        file.ok_or_else(|| Failure::bad_handle("file"))?.close()?;
+        Ok(0)
+    })
+}
+
+/// Whether closing this handle commits the file's changes (`on` not 0), or leaves them to its other
+/// handles, or to be discarded with the last one (0, the default). Returns 0, or -1 with EBADF, also
+/// for a read-only handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_set_commit_on_close(file: *mut untorn_file, on: c_int) -> c_int {
+    guard(-1, || {
+        with_writable(file, |file| {
+            file.set_commit_on_close(on != 0);
+            Ok(0)
+        })
+    })
+}
+
+/// Reads up to `len` bytes at `offset`, uncommitted changes included. Returns the bytes read, fewer
+/// than `len` only at the end of the file, 0 behind it; or -1: EBADF, EFAULT, EINVAL, EIO …
+///
+/// # Safety
+/// `buf` points to `len` bytes that no other thread uses during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_pread(
+    file: *const untorn_file,
+    buf: *mut c_void,
+    len: usize,
+    offset: u64,
+) -> libc::ssize_t {
+    guard(-1, || {
+        with_file(file, |file| {
+            // SAFETY: the caller's promise.
+            let buf = unsafe { arguments::bytes_mut(buf, len) }?;
+            let offset = arguments::offset(offset)?;
+            // Behind the largest size there is nothing to read, and no need to ask.
+            let len = buf.len().min((OFFSET_MAX - offset).try_into().unwrap_or(usize::MAX));
+            Ok(file.read_at(&mut buf[..len], offset)? as libc::ssize_t)
+        })
+    })
+}
+
+/// Writes `len` bytes at `offset`, all or none; the file grows as needed, with zeros in between. The
+/// change is seen by all handles at once, and by the disk at commit. Returns `len`, or -1: EBADF,
+/// EFAULT, EINVAL, EFBIG, ENOSPC …
+///
+/// # Safety
+/// `buf` points to `len` bytes that no other thread changes during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_pwrite(
+    file: *mut untorn_file,
+    buf: *const c_void,
+    len: usize,
+    offset: u64,
+) -> libc::ssize_t {
+    guard(-1, || {
+        with_writable(file, |file| {
+            // SAFETY: the caller's promise.
+            let buf = unsafe { arguments::bytes(buf, len) }?;
+            arguments::range(offset, len as u64)?;
+            file.write_at(buf, offset)?;
+            Ok(len as libc::ssize_t)
+        })
+    })
+}
+
+/// Writes `len` bytes at the end of the file, all or none; several threads' appends do not overlap.
+/// Returns the offset at which they went, or -1 with an error as untorn_pwrite().
+///
+/// # Safety
+/// `buf` points to `len` bytes that no other thread changes during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_append(file: *mut untorn_file, buf: *const c_void, len: usize) -> i64 {
+    guard(-1, || {
+        with_writable(file, |file| {
+            // SAFETY: the caller's promise.
+            let buf = unsafe { arguments::bytes(buf, len) }?;
+            arguments::range(file.size()?, len as u64)?;
+            Ok(file.append(buf)? as i64)
+        })
+    })
+}
+
+/// Sets the file's size, in bytes: cut off, or extended with zeros; uncommitted until commit. Returns
+/// 0, or -1: EBADF, EINVAL …
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_truncate(file: *mut untorn_file, size: u64) -> c_int {
+    guard(-1, || {
+        with_writable(file, |file| {
+            file.truncate(arguments::offset(size)?)?;
+            Ok(0)
+        })
+    })
+}
+
+/// Like writing `len` zeros at `offset`, without the bytes; extends the file as needed. Returns 0, or
+/// -1: EBADF, EINVAL, EFBIG …
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_zero(file: *mut untorn_file, offset: u64, len: u64) -> c_int {
+    guard(-1, || {
+        with_writable(file, |file| {
+            arguments::range(offset, len)?;
+            file.zero(offset, len)?;
+            Ok(0)
+        })
+    })
+}
+
+/// The file's size in bytes, uncommitted changes included; or -1 with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_size(file: *const untorn_file) -> i64 {
+    guard(-1, || with_file(file, |file| Ok(file.size()? as i64)))
+}
+
+/// Writes the file's path, relative to its store's directory, as untorn_store_path() does.
+///
+/// # Safety
+/// `buf` is NULL or points to `len` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_path(file: *const untorn_file, buf: *mut c_char, len: usize) -> libc::ssize_t {
+    guard(-1, || {
+        with_file(file, |file| {
+            // SAFETY: the caller's promise.
+            unsafe { arguments::copy_out(file.path().as_os_str().as_bytes(), buf, len) }
+        })
+    })
+}
+
+/// Commits all uncommitted changes of the file, made through whichever handle, as one. On return 0
+/// they survive whatever the store's failure class names: UNTORN_CLASS_POWER kernel crashes and power
+/// cuts, UNTORN_CLASS_PROCESS the end of the process. A crash before or during the call leaves all of
+/// them or none.
+///
+/// Returns 0, or -1: ENOSPC (nothing committed, try again), EIO (untorn_last_error() tells "not
+/// committed" from "unknown until reopened"), EBUSY (the file is in a transaction), EBADF …
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_commit(file: *mut untorn_file) -> c_int {
+    guard(-1, || {
+        with_writable(file, |file| {
+            file.commit()?;
+            Ok(0)
+        })
+    })
+}
+
+/// Starts a commit as untorn_commit(): what belongs to it is settled on return; the ticket tells when
+/// it is durable. Commits become durable in the order in which they were started. NULL with an error.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_commit_async(file: *mut untorn_file) -> *mut untorn_ticket {
+    guard(null_mut(), || with_writable(file, |file| handle::insert(file.commit_async()?)))
+}
+
+/// Forgets all uncommitted changes of the file, made through whichever handle: it reads as at its last
+/// commit. Returns 0, or -1: EBUSY (the file is in a transaction), EBADF …
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_rollback(file: *mut untorn_file) -> c_int {
+    guard(-1, || {
+        with_writable(file, |file| {
+            file.rollback()?;
+            Ok(0)
+        })
+    })
+}

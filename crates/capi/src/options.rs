@@ -1,0 +1,147 @@
+//! How to open a store: `untorn_options`, checked and turned into the Rust library's.
+
+use std::ffi::{c_int, c_void};
+use std::mem::size_of;
+
+use untorn::{FailureClass, StoreOptions};
+
+use crate::error::{Failure, Result, guard};
+
+/// Failure class: commits survive also kernel crashes and power cuts; one flush each. The default.
+pub const UNTORN_CLASS_POWER: u32 = 0;
+/// Failure class: commits survive the end of the process, however sudden, but not of the machine;
+/// no flushes. After a machine crash such a store says UNTORN_E_UNKNOWN_STATE.
+pub const UNTORN_CLASS_PROCESS: u32 = 1;
+
+/// Options flag: the store must exist; otherwise fail with ENOENT.
+pub const UNTORN_MUST_EXIST: u32 = 1;
+/// Options flag: wait until another owner has closed, instead of failing with EBUSY.
+pub const UNTORN_WAIT: u32 = 2;
+/// Options flag: log the whole 4 KiB page at its first change after a checkpoint began, for disks that
+/// may damage more than the sectors being written when the power fails. Costs journal space.
+pub const UNTORN_FULL_PAGE: u32 = 4;
+/// Options flag: take the files of a store of UNTORN_CLASS_PROCESS as they are after a machine
+/// crash, instead of failing with ENOTRECOVERABLE. They may be torn.
+pub const UNTORN_ACCEPT_UNKNOWN: u32 = 8;
+
+const ALL_FLAGS: u32 = UNTORN_MUST_EXIST | UNTORN_WAIT | UNTORN_FULL_PAGE | UNTORN_ACCEPT_UNKNOWN;
+
+/// How to open a store. Zero is the default of everything but `size`, so both
+/// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof
+/// options};` give defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct untorn_options {
+    /// sizeof(untorn_options), as your compiler saw it: newer libraries may know more members.
+    pub size: usize,
+    /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
+    pub failure_class: u32,
+    /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, or'ed.
+    pub flags: u32,
+    /// Most bytes of journal before commits wait for a checkpoint. 0: the default, 64 MiB. Less than
+    /// 64 KiB counts as 64 KiB.
+    pub journal_bytes: u64,
+    /// Called now and then during a long recovery, perhaps in another thread; NULL: not wanted. It
+    /// must return (no longjmp, no C++ exception) and must not call untorn_ functions.
+    pub progress: Option<extern "C" fn(bytes_done: u64, bytes_all: u64, context: *mut c_void)>,
+    /// Handed to `progress`.
+    pub progress_context: *mut c_void,
+}
+
+/// The first version's size: no caller can have a smaller one.
+const SIZE_MIN: usize = 40;
+const _: () = assert!(size_of::<untorn_options>() == SIZE_MIN, "members may be added at the end, never removed");
+
+/// Larger than any version will be: such a size was never initialised.
+pub(crate) const SIZE_MAX: usize = 4096;
+
+/// Sets all members to their defaults. `size` is sizeof(untorn_options). 0, or -1 with EFAULT or
+/// EINVAL.
+///
+/// # Safety
+/// `options` is NULL or points to `size` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_options_init(options: *mut untorn_options, size: usize) -> c_int {
+    guard(-1, || {
+        if options.is_null() {
+            return Err(Failure::null("the options pointer"));
+        }
+        check_size(size)?;
+        // SAFETY: not NULL, and at least as large as its first member; the rest is the caller's
+        // promise. Zeros are valid for every member, later ones included.
+        unsafe {
+            options.cast::<u8>().write_bytes(0, size);
+            (&raw mut (*options).size).write(size);
+        }
+        Ok(0)
+    })
+}
+
+fn check_size(size: usize) -> Result<()> {
+    if !(SIZE_MIN..=SIZE_MAX).contains(&size) {
+        return Err(Failure::invalid(format!("an untorn_options of {size} bytes: call untorn_options_init")));
+    }
+    Ok(())
+}
+
+/// Reads a caller's options, of whatever version; NULL means defaults.
+///
+/// # Safety
+/// `options` is NULL or points to as many bytes as its first member, `size`, says.
+pub(crate) unsafe fn read(options: *const untorn_options) -> Result<StoreOptions> {
+    if options.is_null() {
+        return Ok(StoreOptions::default());
+    }
+    // SAFETY: not NULL; the rest is the caller's promise.
+    let size = unsafe { (&raw const (*options).size).read() };
+    check_size(size)?;
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts(options.cast::<u8>(), size) };
+    if bytes[SIZE_MIN..].iter().any(|&byte| byte != 0) {
+        return Err(Failure::invalid("options that this version of the library does not know are set"));
+    }
+    // SAFETY: at least SIZE_MIN bytes are there, and any bits are valid for every member.
+    convert(unsafe { options.read() })
+}
+
+fn convert(options: untorn_options) -> Result<StoreOptions> {
+    let class = match options.failure_class {
+        UNTORN_CLASS_POWER => FailureClass::Power,
+        UNTORN_CLASS_PROCESS => FailureClass::Process,
+        other => return Err(Failure::invalid(format!("there is no failure class {other}"))),
+    };
+    let flags = options.flags;
+    if flags & !ALL_FLAGS != 0 {
+        return Err(Failure::invalid(format!("unknown bits in the options' flags {flags:#x}")));
+    }
+    let mut result = StoreOptions::default()
+        .class(class)
+        .create(flags & UNTORN_MUST_EXIST == 0)
+        .wait(flags & UNTORN_WAIT != 0)
+        .full_page(flags & UNTORN_FULL_PAGE != 0)
+        .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0);
+    if options.journal_bytes != 0 {
+        result = result.journal_bytes(options.journal_bytes);
+    }
+    if let Some(progress) = options.progress {
+        let context = Context(options.progress_context);
+        result = result.progress(move |done, all| progress(done, all, context.get()));
+    }
+    Ok(result)
+}
+
+/// The caller's pointer, only ever handed back.
+struct Context(*mut c_void);
+
+// SAFETY: the pointer is never followed here, and the header tells the caller that the callback may
+// run in another thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}

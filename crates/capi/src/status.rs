@@ -1,0 +1,137 @@
+//! A store's condition as a C struct.
+
+use std::ffi::c_char;
+use std::mem::{offset_of, size_of};
+
+use untorn::{FailureClass, Status};
+
+use crate::error::{Failure, Result};
+use crate::options::{SIZE_MAX, UNTORN_CLASS_POWER, UNTORN_CLASS_PROCESS};
+
+/// Bytes of `untorn_status.store_id`, NUL included.
+pub const UNTORN_STORE_ID_BYTES: usize = 48;
+
+/// A store's condition. Counters count from when the store was opened. What has a name or a reason
+/// (paths, quarantined files, the sticky failure) is in untorn_store_status_json().
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct untorn_status {
+    /// Set it to sizeof(untorn_status) before the call; the call fills that many bytes.
+    pub size: usize,
+    /// The store's identity, hexadecimal, ended by NUL.
+    pub store_id: [c_char; UNTORN_STORE_ID_BYTES],
+    /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
+    pub failure_class: u32,
+    /// 1 if whole pages are logged (UNTORN_FULL_PAGE).
+    pub full_page: u32,
+    /// 1 if the journal is written past the page cache.
+    pub journal_direct: u32,
+    /// 1 after a failed sync: no more commits until the store is reopened.
+    pub failed: u32,
+    /// Most bytes of journal before commits wait for a checkpoint.
+    pub journal_bytes_max: u64,
+    /// Bytes that the journal takes up on the disk.
+    pub journal_bytes_allocated: u64,
+    /// Journal bytes that the next checkpoint will free.
+    pub journal_bytes_pending: u64,
+    /// Commits.
+    pub commits: u64,
+    /// Flushes of the journal, each for one or more commits.
+    pub commit_groups: u64,
+    /// Commits that had to wait for a checkpoint.
+    pub commits_waited: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// Number of the last commit, since the store was created.
+    pub sequence: u64,
+    /// Calls of fdatasync, fsync and syncfs.
+    pub syncs: u64,
+    /// Bytes written to the journal and to data files.
+    pub bytes_written: u64,
+    /// Bytes written to the journal.
+    pub journal_bytes_written: u64,
+    /// Files open through the store.
+    pub open_files: u64,
+    /// Memory that uncommitted and unapplied changes take, in bytes.
+    pub memory_bytes: u64,
+    /// Files set aside because they could not be brought up to date; everything else goes on.
+    pub quarantined: u64,
+    /// Commits that recovery found and applied when the store was opened.
+    pub recovered_commits: u64,
+    /// Files that recovery changed.
+    pub recovered_files: u64,
+    /// Bytes that recovery wrote.
+    pub recovered_bytes: u64,
+    /// 1 if recovery dropped a torn record, an unacknowledged commit, at the journal's end.
+    pub recovered_torn_tail: u64,
+}
+
+const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 18 * 8, "no padding");
+
+fn convert(status: &Status) -> untorn_status {
+    let mut store_id = [0; UNTORN_STORE_ID_BYTES];
+    // The last byte stays NUL, whatever the identity's length.
+    for (to, &from) in store_id[..UNTORN_STORE_ID_BYTES - 1].iter_mut().zip(status.store_id.as_bytes()) {
+        *to = from as c_char;
+    }
+    untorn_status {
+        size: size_of::<untorn_status>(),
+        store_id,
+        failure_class: match status.class {
+            FailureClass::Power => UNTORN_CLASS_POWER,
+            FailureClass::Process => UNTORN_CLASS_PROCESS,
+        },
+        full_page: status.full_page.into(),
+        journal_direct: status.journal_direct.into(),
+        failed: status.failed.is_some().into(),
+        journal_bytes_max: status.journal_bytes_max,
+        journal_bytes_allocated: status.journal_bytes_allocated,
+        journal_bytes_pending: status.journal_bytes_pending,
+        commits: status.commits,
+        commit_groups: status.commit_groups,
+        commits_waited: status.commits_waited,
+        checkpoints: status.checkpoints,
+        sequence: status.sequence,
+        syncs: status.syncs,
+        bytes_written: status.bytes_written,
+        journal_bytes_written: status.journal_bytes_written,
+        open_files: status.open_files,
+        memory_bytes: status.memory_bytes,
+        quarantined: status.quarantined.len() as u64,
+        recovered_commits: status.recovered.commits,
+        recovered_files: status.recovered.files,
+        recovered_bytes: status.recovered.bytes,
+        recovered_torn_tail: status.recovered.torn_tail.into(),
+    }
+}
+
+/// Checks a caller's struct before anything is done for it.
+///
+/// # Safety
+/// `to` is NULL or points to a `size_t`.
+pub(crate) unsafe fn checked_size(to: *const untorn_status) -> Result<usize> {
+    if to.is_null() {
+        return Err(Failure::null("the status pointer"));
+    }
+    // SAFETY: not NULL; the rest is the caller's promise.
+    let size = unsafe { (&raw const (*to).size).read() };
+    if !(offset_of!(untorn_status, store_id)..=SIZE_MAX).contains(&size) {
+        return Err(Failure::invalid(format!("an untorn_status of {size} bytes: set its size before the call")));
+    }
+    Ok(size)
+}
+
+/// Fills `size` bytes of a caller's struct, of whatever version: with zeros what is not known here.
+///
+/// # Safety
+/// `to` points to `size` writable bytes.
+pub(crate) unsafe fn write(status: &Status, to: *mut untorn_status, size: usize) {
+    let converted = untorn_status { size, ..convert(status) };
+    let known = size.min(size_of::<untorn_status>());
+    // SAFETY: the caller's promise; `converted` is `known` bytes long or longer, and has no padding.
+    unsafe {
+        to.cast::<u8>().write_bytes(0, size);
+        to.cast::<u8>().copy_from_nonoverlapping((&raw const converted).cast(), known);
+    }
+}

@@ -1,0 +1,259 @@
+//! Exported functions: commits over several files, and over names.
+
+use std::ffi::{c_char, c_int};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use untorn::{File, Store, Ticket, Txn};
+
+use crate::arguments;
+use crate::error::{Failure, Result, guard};
+use crate::file::{OpenFile, untorn_file, with_file};
+use crate::handle;
+use crate::store::untorn_store;
+use crate::ticket::untorn_ticket;
+
+/// A transaction over files and names of one store.
+#[allow(non_camel_case_types)]
+pub struct untorn_txn {
+    _opaque: (),
+}
+
+/// What a transaction handle stands for; its calls come one at a time.
+pub(crate) struct OpenTxn(Mutex<Option<Txn>>);
+
+/// Makes one call on an open transaction.
+fn with_txn<R>(raw: *mut untorn_txn, call: impl FnOnce(&mut Txn) -> Result<R>) -> Result<R> {
+    let entry = handle::get::<OpenTxn, _>(raw)?;
+    let mut txn = entry.0.lock().unwrap_or_else(PoisonError::into_inner);
+    call(txn.as_mut().ok_or_else(|| Failure::bad_handle("transaction"))?)
+}
+
+/// Closes the handle and hands the transaction to its last call.
+fn end_txn(raw: *mut untorn_txn) -> Result<Txn> {
+    let entry = handle::take::<OpenTxn, _>(raw)?;
+    let txn = entry.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    txn.ok_or_else(|| Failure::bad_handle("transaction"))
+}
+
+/// Begins a transaction in a store. NULL with EBADF.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_txn_begin(store: *mut untorn_store) -> *mut untorn_txn {
+    guard(null_mut(), || {
+        let txn = handle::get::<Store, _>(store)?.begin();
+        handle::insert(OpenTxn(Mutex::new(Some(txn))))
+    })
+}
+
+/// Adds a file of the same store: its uncommitted changes, past and future, belong to the transaction
+/// until that ends. Returns 0, or -1: EBUSY (in another transaction), EINVAL (of another store), EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_txn_add(txn: *mut untorn_txn, file: *mut untorn_file) -> c_int {
+    guard(-1, || {
+        with_txn(txn, |txn| {
+            with_file(file, |file| {
+                txn.add(file)?;
+                Ok(0)
+            })
+        })
+    })
+}
+
+/// Creates a file as part of the transaction; its name appears at commit. `mode`: permissions, less
+/// the umask. Write to it through the returned handle, which is good after the commit too. NULL:
+/// EEXIST, EINVAL, EBADF …
+///
+/// # Safety
+/// `path` ends in NUL.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_txn_create(txn: *mut untorn_txn, path: *const c_char, mode: u32) -> *mut untorn_file {
+    guard(null_mut(), || {
+        with_txn(txn, |txn| {
+            // SAFETY: the caller's promise.
+            let (path, mode) = (unsafe { arguments::path(path, "the path") }?, arguments::mode(mode)?);
+            OpenFile::handle(txn.create(path, mode)?, false)
+        })
+    })
+}
+
+/// Renames a file at commit; a file of the new name is replaced. Returns 0, or -1 with an error.
+///
+/// # Safety
+/// Both paths end in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_txn_rename(txn: *mut untorn_txn, from: *const c_char, to: *const c_char) -> c_int {
+    guard(-1, || {
+        with_txn(txn, |txn| {
+            // SAFETY: the caller's promise.
+            let (from, to) = unsafe { (arguments::path(from, "the old path")?, arguments::path(to, "the new path")?) };
+            txn.rename(from, to)?;
+            Ok(0)
+        })
+    })
+}
+
+/// Removes a file's name at commit. Returns 0, or -1 with an error.
+///
+/// # Safety
+/// `path` ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_txn_unlink(txn: *mut untorn_txn, path: *const c_char) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_path(txn, path, |txn, path| txn.unlink(path)) }
+}
+
+/// Makes a directory at commit. `mode`: permissions, less the umask. Returns 0, or -1 with an error.
+///
+/// # Safety
+/// `path` ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_txn_mkdir(txn: *mut untorn_txn, path: *const c_char, mode: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_path_with_mode(txn, path, mode, |txn, path, mode| txn.mkdir(path, mode)) }
+}
+
+/// Removes an empty directory at commit. Returns 0, or -1 with an error.
+///
+/// # Safety
+/// `path` ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_txn_rmdir(txn: *mut untorn_txn, path: *const c_char) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_path(txn, path, |txn, path| txn.rmdir(path)) }
+}
+
+/// Sets the permissions of a file or directory, exactly as given, at commit. Returns 0, or -1 with an
+/// error.
+///
+/// # Safety
+/// `path` ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_txn_chmod(txn: *mut untorn_txn, path: *const c_char, mode: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_path_with_mode(txn, path, mode, |txn, path, mode| txn.chmod(path, mode)) }
+}
+
+/// # Safety
+/// `path` is NULL or ends in NUL.
+unsafe fn on_path(
+    txn: *mut untorn_txn,
+    path: *const c_char,
+    call: impl FnOnce(&mut Txn, &Path) -> untorn::Result<()>,
+) -> c_int {
+    guard(-1, || {
+        with_txn(txn, |txn| {
+            // SAFETY: the caller's promise.
+            call(txn, unsafe { arguments::path(path, "the path") }?)?;
+            Ok(0)
+        })
+    })
+}
+
+/// # Safety
+/// `path` is NULL or ends in NUL.
+unsafe fn on_path_with_mode(
+    txn: *mut untorn_txn,
+    path: *const c_char,
+    mode: u32,
+    call: impl FnOnce(&mut Txn, &Path, u32) -> untorn::Result<()>,
+) -> c_int {
+    guard(-1, || {
+        with_txn(txn, |txn| {
+            // SAFETY: the caller's promise.
+            let (path, mode) = (unsafe { arguments::path(path, "the path") }?, arguments::mode(mode)?);
+            call(txn, path, mode)?;
+            Ok(0)
+        })
+    })
+}
+
+/// Commits everything in the transaction as one, with the promise of untorn_commit(). Returns 0, or -1
+/// with an error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be,
+/// and then nothing is committed. The handle is closed in either case, and a failure aborts the
+/// transaction, unless its outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_txn_commit(txn: *mut untorn_txn) -> c_int {
+    guard(-1, || {
+        end_txn(txn)?.commit()?;
+        Ok(0)
+    })
+}
+
+/// Starts the commit of a transaction, as untorn_commit_async(). NULL with an error. The handle is
+/// closed in either case.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_txn_commit_async(txn: *mut untorn_txn) -> *mut untorn_ticket {
+    guard(null_mut(), || handle::insert(end_txn(txn)?.commit_async()?))
+}
+
+/// Ends the transaction without a trace: uncommitted changes of its files are forgotten, its names stay
+/// as they were. Returns 0, or -1 with an error; the handle is closed in either case.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_txn_abort(txn: *mut untorn_txn) -> c_int {
+    guard(-1, || {
+        end_txn(txn)?.abort()?;
+        Ok(0)
+    })
+}
+
+/// Commits the uncommitted changes of `n` files of one store as one: after a crash all of them are
+/// there or none. Otherwise like untorn_commit(). Returns 0, or -1: EINVAL if `n` is 0 or the files are
+/// of several stores, EFAULT if `files` is NULL, EBADF if any handle is bad, EBUSY …
+///
+/// # Safety
+/// `files` points to `n` handles.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_syncv(files: *const *mut untorn_file, n: usize) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            with_files(files, n, |store, files| {
+                store.syncv(files)?;
+                Ok(0)
+            })
+        }
+    })
+}
+
+/// Starts a commit of several files, as untorn_commit_async(). NULL with an error as untorn_syncv().
+///
+/// # Safety
+/// `files` points to `n` handles.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_syncv_async(files: *const *mut untorn_file, n: usize) -> *mut untorn_ticket {
+    guard(null_mut(), || {
+        // SAFETY: the caller's promise.
+        let ticket: Ticket = unsafe { with_files(files, n, |store, files| Ok(store.syncv_async(files)?)) }?;
+        handle::insert(ticket)
+    })
+}
+
+/// Makes one call on several open files, and on the store of the first.
+///
+/// # Safety
+/// `files` is NULL or points to `n` handles.
+unsafe fn with_files<R>(
+    files: *const *mut untorn_file,
+    n: usize,
+    call: impl FnOnce(&Store, &[&File]) -> Result<R>,
+) -> Result<R> {
+    if files.is_null() {
+        return Err(Failure::null("the array of files"));
+    }
+    if n == 0 || n > isize::MAX as usize / size_of::<*mut untorn_file>() {
+        return Err(Failure::invalid(format!("a commit of {n} files")));
+    }
+    // SAFETY: not NULL, not longer than a slice may be; the rest is the caller's promise.
+    let raw = unsafe { std::slice::from_raw_parts(files, n) };
+    let entries = raw.iter().map(|&file| handle::get::<OpenFile, _>(file)).collect::<Result<Vec<Arc<OpenFile>>>>()?;
+    let guards = entries.iter().map(|entry| entry.lock()).collect::<Result<Vec<_>>>()?;
+    let files: Vec<&File> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
+    call(&files[0].store(), &files)
+}

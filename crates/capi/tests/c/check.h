@@ -1,0 +1,77 @@
+/* What every test program needs: checks that say where they failed, and a place for files. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <untorn.h>
+
+static inline void report_and_exit(const char *file, int line, const char *what) {
+    fprintf(stderr, "%s:%d: %s\n  errno %d (%s), untorn error %d: %s\n", file, line, what, errno, strerror(errno),
+            (int)untorn_last_error(), untorn_error_message());
+    _exit(1);
+}
+
+#define CHECK(condition) ((condition) ? (void)0 : report_and_exit(__FILE__, __LINE__, "not true: " #condition))
+
+/* The call fails, in exactly this way, and says something. */
+#define FAILS(call, expected_errno, expected_kind)                                                                     \
+    do {                                                                                                               \
+        errno = 0;                                                                                                     \
+        if (!failed(call)) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                                \
+        if (errno != (expected_errno) || untorn_last_error() != (expected_kind) || !*untorn_error_message())           \
+            report_and_exit(__FILE__, __LINE__, "failed otherwise than by " #expected_errno ": " #call);               \
+    } while (0)
+
+static inline int failed_number(int64_t result) { return result == -1; }
+static inline int failed_pointer(const void *result) { return result == NULL; }
+#define failed(call)                                                                                                   \
+    _Generic((call),                                                                                                   \
+        int: failed_number, long: failed_number, long long: failed_number, default: failed_pointer)(call)
+
+#define BAD_HANDLE(call) FAILS(call, EBADF, UNTORN_E_BAD_HANDLE)
+
+/* Enters the directory that the test was given, which is empty. */
+static inline void enter_scratch(int argc, char **argv) {
+    CHECK(argc == 2);
+    CHECK(chdir(argv[1]) == 0);
+}
+
+/* Opens a store in a directory that is made if need be. */
+static inline untorn_store *open_store(const char *path, const untorn_options *options) {
+    CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
+    untorn_store *store = untorn_store_open(path, options);
+    CHECK(store);
+    return store;
+}
+
+/* The file's contents are exactly these, as this library shows them. */
+static inline void check_reads(untorn_file *file, const char *expected) {
+    char buf[256];
+    size_t len = strlen(expected);
+    CHECK(untorn_size(file) == (int64_t)len);
+    CHECK(untorn_pread(file, buf, sizeof buf, 0) == (ssize_t)len);
+    CHECK(memcmp(buf, expected, len) == 0);
+}
+
+/* The same, as every other program sees them. */
+static inline void check_plain(const char *path, const char *expected) {
+    char buf[256];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0);
+    ssize_t len = read(fd, buf, sizeof buf);
+    CHECK(len == (ssize_t)strlen(expected) && memcmp(buf, expected, (size_t)len) == 0);
+    close(fd);
+}
+
+static inline void write_text(untorn_file *file, const char *text, uint64_t offset) {
+    CHECK(untorn_pwrite(file, text, strlen(text), offset) == (ssize_t)strlen(text));
+}
+
+#endif

@@ -1,0 +1,77 @@
+//! Building the libraries and C programs against them.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::env;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Once;
+
+/// This crate's directory.
+pub fn crate_dir() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The cargo profile that shares its build of the dependencies with this test.
+pub fn profile() -> &'static str {
+    if cfg!(debug_assertions) { "test" } else { "release" }
+}
+
+/// Where cargo puts the finished libraries: two levels above this test, `target/debug/deps/…`.
+pub fn library_dir() -> PathBuf {
+    let test = env::current_exe().expect("this test's own path");
+    test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
+}
+
+/// The cargo target directory.
+pub fn target_dir() -> PathBuf {
+    library_dir().parent().expect("target/PROFILE").to_owned()
+}
+
+/// Builds `libuntorn.so` and `libuntorn.a`: cargo by itself makes neither for a test.
+pub fn build_library() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile(), "--target-dir"]);
+        run(cargo.arg(target_dir()).current_dir(crate_dir()));
+    });
+}
+
+/// Runs a program that must succeed; its output is shown if it does not.
+pub fn run(command: &mut Command) {
+    output_of(command);
+}
+
+/// The same, for its standard output.
+pub fn output_of(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+/// Whether a tool is there to be run; says so loudly if not.
+pub fn have(tool: &str) -> bool {
+    let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !there {
+        skipped(&format!("there is no `{tool}` here"));
+    }
+    there
+}
+
+/// Says loudly what is not tested; the macros for printing would be swallowed in a test that passes.
+pub fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}, so part of the C interface is NOT tested");
+}
+
+/// `cc` for C11 with every warning an error, and the header's directory.
+pub fn cc() -> Command {
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread", "-D_GNU_SOURCE", "-I"]);
+    cc.arg(crate_dir().join("../../include"));
+    cc
+}
+
+/// What a static link of `libuntorn.a` needs besides.
+pub const STATIC_LIBS: [&str; 4] = ["-lgcc_s", "-lpthread", "-ldl", "-lm"];

@@ -1,0 +1,125 @@
+#!/bin/sh
+# Builds and installs Untorn: the C library (header, libuntorn.so, libuntorn.a, pkg-config file, CMake
+# package) and the command `untorn` with its man pages and shell completions.
+#
+#   PREFIX=/usr/local DESTDIR= LIBDIR=lib INCLUDEDIR=include scripts/install.sh [--library-only] [--profile NAME]
+#
+# LIBDIR and INCLUDEDIR are relative to PREFIX (a multiarch system may want LIBDIR=lib/x86_64-linux-gnu).
+# No network is needed once the dependencies are vendored or in cargo's cache.
+set -eu
+
+PREFIX=${PREFIX:-/usr/local}
+DESTDIR=${DESTDIR:-}
+LIBDIR=${LIBDIR:-lib}
+INCLUDEDIR=${INCLUDEDIR:-include}
+profile=release
+library_only=no
+
+die() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --library-only) library_only=yes ;;
+    --profile)
+        [ $# -ge 2 ] || die "--profile needs a name"
+        profile=$2
+        shift
+        ;;
+    *) die "unknown argument '$1'; settings are environment variables: PREFIX, DESTDIR, LIBDIR, INCLUDEDIR" ;;
+    esac
+    shift
+done
+
+case $PREFIX in /*) ;; *) die "PREFIX must be an absolute path, not '$PREFIX'" ;; esac
+case $LIBDIR$INCLUDEDIR in /* | *..*) die "LIBDIR and INCLUDEDIR are relative to PREFIX" ;; esac
+
+# Installed files are for everybody, whatever the caller's umask.
+umask 022
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+
+packages="-p untorn-capi"
+[ $library_only = yes ] || packages="$packages -p untorn-cli"
+
+# shellcheck disable=SC2086  # $packages is a list of words.
+build() {
+    cargo build --quiet --locked --profile "$profile" $packages "$@"
+}
+
+# Offline first: it is what a cached or vendored build needs, and it fails at once where it cannot work.
+if ! build --offline; then
+    echo "install.sh: the offline build failed; trying with the network" >&2
+    build
+fi
+
+case $profile in
+dev | test) profile_dir=debug ;;
+bench) profile_dir=release ;;
+*) profile_dir=$profile ;;
+esac
+out=${CARGO_TARGET_DIR:-target}/$profile_dir
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+abi_version=$(sed -n 's/^const ABI_VERSION: u32 = \([0-9]*\);/\1/p' crates/capi/build.rs)
+[ -n "$version" ] && [ -n "$abi_version" ] || die "cannot tell the version"
+
+to=$DESTDIR$PREFIX
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# put MODE FROM TO: TO is relative to the prefix. The new file replaces the old one by a rename, so that
+# a running program keeps the library that it has mapped.
+put() {
+    mkdir -p "$to/$(dirname "$3")"
+    cp "$2" "$to/$3.new"
+    chmod "$1" "$to/$3.new"
+    mv -f "$to/$3.new" "$to/$3"
+}
+
+# up PATH: the way back from a relative directory.
+up() {
+    echo "$1" | sed 's:[^/][^/]*:..:g'
+}
+
+# fill TEMPLATE TO
+fill() {
+    sed -e "s:@VERSION@:$version:g" -e "s:@ABI_VERSION@:$abi_version:g" -e "s:@MAJOR_MINOR@:${version%.*}:g" \
+        -e "s:@LIBDIR@:$LIBDIR:g" -e "s:@INCLUDEDIR@:$INCLUDEDIR:g" \
+        -e "s:@PREFIX_FROM_PC@:$(up "$LIBDIR/pkgconfig"):g" \
+        -e "s:@PREFIX_FROM_CMAKE@:$(up "$LIBDIR/cmake/Untorn"):g" "crates/capi/package/$1" >"$work/$1"
+    put 644 "$work/$1" "$2"
+}
+
+put 644 include/untorn.h "$INCLUDEDIR/untorn.h"
+put 755 "$out/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
+# A dependency brings C functions under names that a program may well want for itself.
+objcopy --wildcard --localize-symbol='digest_*' "$out/libuntorn.a" "$work/libuntorn.a"
+put 644 "$work/libuntorn.a" "$LIBDIR/libuntorn.a"
+ln -sfn "libuntorn.so.$version" "$to/$LIBDIR/libuntorn.so.$abi_version"
+ln -sfn "libuntorn.so.$abi_version" "$to/$LIBDIR/libuntorn.so"
+fill untorn.pc.in "$LIBDIR/pkgconfig/untorn.pc"
+fill UntornConfig.cmake.in "$LIBDIR/cmake/Untorn/UntornConfig.cmake"
+fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
+
+if [ $library_only = no ]; then
+    put 755 "$out/untorn" bin/untorn
+    mkdir "$work/man"
+    "$out/untorn" man "$work/man"
+    for page in "$work/man"/*.1; do
+        put 644 "$page" "share/man/man1/$(basename "$page")"
+    done
+    "$out/untorn" completions bash >"$work/bash"
+    "$out/untorn" completions zsh >"$work/zsh"
+    "$out/untorn" completions fish >"$work/fish"
+    put 644 "$work/bash" share/bash-completion/completions/untorn
+    put 644 "$work/zsh" share/zsh/site-functions/_untorn
+    put 644 "$work/fish" share/fish/vendor_completions.d/untorn.fish
+fi
+
+echo "Untorn $version is installed in $to"
+case $DESTDIR$PREFIX in
+# Where the dynamic linker looks by itself, it looks in its cache.
+/usr | /usr/local) ldconfig || echo "install.sh: run ldconfig as root before using the shared library" >&2 ;;
+esac

@@ -1,0 +1,54 @@
+#!/bin/bash
+# Installs what building and testing Untorn needs beyond Rust: system packages, only those that are
+# missing. Running it again does nothing.
+set -euo pipefail
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+command -v cargo >/dev/null && command -v rustc >/dev/null ||
+    fail "no Rust toolchain found. Install Rust 1.88 or newer (https://rustup.rs, or your distribution's package) and try again"
+version=$(rustc --version | cut -d' ' -f2)
+printf '1.88.0\n%s\n' "${version%%-*}" | sort -VC || fail "Rust $version is too old: 1.88 or newer is needed (rustup update)"
+
+# What the tests run by name, and the packages that bring it.
+packages=(build-essential pkg-config cmake clang valgrind acl attr xfsprogs btrfs-progs e2fsprogs rsync)
+programs=(cc pkg-config cmake clang valgrind setfacl setfattr mkfs.xfs mkfs.btrfs mkfs.ext4 rsync)
+export PATH="$PATH:/usr/sbin:/sbin"
+
+missing() {
+    for i in "${!programs[@]}"; do
+        command -v "${programs[i]}" >/dev/null || echo "${packages[i]}"
+    done
+}
+
+have_sanitizers() {
+    command -v clang >/dev/null || return 1
+    ls "$(clang -print-resource-dir)"/lib/*/libclang_rt.asan*.a >/dev/null 2>&1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+install() {
+    if ! command -v apt-get >/dev/null || ! { [ "$(id -u)" = 0 ] || command -v sudo >/dev/null; }; then
+        fail "please install by hand (here are Debian's names): $*"
+    fi
+    echo "setup: installing $*"
+    [ -n "${updated:-}" ] || as_root apt-get update -qq
+    updated=1
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null ||
+        fail "apt-get could not install: $*"
+}
+
+mapfile -t wanted < <(missing)
+[ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
+# The sanitizers' libraries come in a package that is named after clang's major version.
+if ! have_sanitizers; then
+    major=$(clang -dumpversion | cut -d. -f1)
+    install "libclang-rt-$major-dev"
+    have_sanitizers || fail "clang $major has no AddressSanitizer library even with libclang-rt-$major-dev"
+fi
