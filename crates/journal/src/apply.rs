@@ -196,11 +196,16 @@ impl Applier<'_> {
     fn attempt(&self, action: &Action, state: &FinalState, outcomes: &mut Outcomes) -> Result<Done> {
         match &action.what {
             What::Unlink { at } => {
+                let id = action.file.expect("a file");
+                if matches!(outcomes.get(&id), Some(Ok(Place::Nowhere))) {
+                    // Replaced by a rename in the meantime: the name is another file's now.
+                    return Ok(Done::Done);
+                }
                 match self.storage.unlink(at) {
                     Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("unlink", at, e)),
                     _ => {}
                 }
-                outcomes.insert(action.file.expect("a file"), Ok(Place::Nowhere));
+                outcomes.insert(id, Ok(Place::Nowhere));
                 Ok(Done::Done)
             }
             What::Move { to } => self.attempt_move(action.file.expect("a file"), to, state, outcomes),
