@@ -9,12 +9,16 @@ pub const BLOCK_BYTES: usize = 4096;
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// A growing byte buffer, aligned to [`BLOCK_BYTES`] and a multiple of it long in memory.
+/// A growing byte buffer, aligned to [`BLOCK_BYTES`]. Memory once used stays, whatever is in it, so that
+/// filling the buffer again writes every byte once.
 #[derive(Default)]
 pub struct AlignedBuf {
     blocks: Vec<Block>,
     len: usize,
 }
+
+/// Memory that an emptied buffer keeps, in blocks: a very large commit shall not stay.
+const KEPT_BLOCKS: usize = (4 << 20) / BLOCK_BYTES;
 
 impl AlignedBuf {
     /// A buffer of `len` zeros.
@@ -24,26 +28,36 @@ impl AlignedBuf {
         buf
     }
 
-    /// Empties the buffer and keeps its memory, unless a very large commit left it very large.
+    /// Empties the buffer.
     pub fn clear(&mut self) {
         self.len = 0;
-        self.blocks.clear();
-        self.blocks.shrink_to((4 << 20) / BLOCK_BYTES);
+        if self.blocks.len() > KEPT_BLOCKS {
+            self.blocks.truncate(KEPT_BLOCKS);
+            self.blocks.shrink_to_fit();
+        }
+    }
+
+    fn reach(&mut self, len: usize) {
+        let blocks = len.div_ceil(BLOCK_BYTES);
+        if blocks > self.blocks.len() {
+            self.blocks.resize(blocks, Block([0; BLOCK_BYTES]));
+        }
     }
 
     /// Sets the length; new bytes are zero.
     pub fn resize(&mut self, len: usize) {
-        if len < self.len {
-            self[len..].fill(0);
+        self.reach(len);
+        let old = std::mem::replace(&mut self.len, len);
+        if old < len {
+            self[old..].fill(0);
         }
-        self.blocks.resize(len.div_ceil(BLOCK_BYTES), Block([0; BLOCK_BYTES]));
-        self.len = len;
     }
 
     /// Appends bytes.
     pub fn extend(&mut self, bytes: &[u8]) {
         let at = self.len;
-        self.resize(at + bytes.len());
+        self.reach(at + bytes.len());
+        self.len = at + bytes.len();
         self[at..].copy_from_slice(bytes);
     }
 

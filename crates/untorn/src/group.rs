@@ -6,7 +6,8 @@ use crate::ticket::Slot;
 use crate::view::{FileShared, Life, complete_pages, spill_staged};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::apply::{Applier, Place};
 use untorn_journal::format::Attribute;
@@ -17,12 +18,20 @@ use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Outcome, Result};
 use untorn_os::Step;
 
+/// The longest wait for others to join a group.
+const GATHER_MOST: Duration = Duration::from_micros(200);
+
 /// Commits that wait for the next group.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: VecDeque<Request>,
     /// Somebody is writing a group.
     leading: bool,
+    /// Threads that wait for a commit of theirs now, and the most that did during the last group.
+    inside: usize,
+    inside_most: usize,
+    /// How long the last group took.
+    took: Duration,
 }
 
 /// One commit.
@@ -112,6 +121,17 @@ impl Inner {
 
     /// Waits for a commit, leading a group if nobody does.
     pub(crate) fn finish(&self, slot: &Slot) -> Result<()> {
+        {
+            let mut queue = lock(&self.queue);
+            queue.inside += 1;
+            queue.inside_most = queue.inside_most.max(queue.inside);
+        }
+        let result = self.wait_or_lead(slot);
+        lock(&self.queue).inside -= 1;
+        result
+    }
+
+    fn wait_or_lead(&self, slot: &Slot) -> Result<()> {
         loop {
             if let Some(result) = slot.get() {
                 return result;
@@ -133,14 +153,37 @@ impl Inner {
             return false;
         }
         queue.leading = true;
+        let mut queue = self.gather(queue);
         let group = std::mem::take(&mut queue.waiting);
+        queue.inside_most = queue.inside;
         drop(queue);
+        let start = Instant::now();
         self.write_group(group);
-        lock(&self.queue).leading = false;
+        {
+            let mut queue = lock(&self.queue);
+            queue.leading = false;
+            queue.took = start.elapsed();
+        }
         self.queue_changed.notify_all();
         self.background.note_commit();
         self.nudge();
         true
+    }
+
+    /// Those who shared the last flush, or waited for it, are about to come again: a moment's wait for
+    /// them, at most a quarter of a flush, spares them a flush of their own. Who is alone never waits.
+    fn gather<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let expected = queue.inside_most;
+        if expected <= 1 || queue.waiting.len() >= expected {
+            return queue;
+        }
+        let (start, most) = (Instant::now(), (queue.took / 4).min(GATHER_MOST));
+        while queue.waiting.len() < expected && start.elapsed() < most {
+            drop(queue);
+            std::thread::yield_now();
+            queue = lock(&self.queue);
+        }
+        queue
     }
 
     /// Finishes everything that waits.

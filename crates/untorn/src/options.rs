@@ -3,12 +3,13 @@
 use crate::file::File;
 use crate::store::{Inner, Store};
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::home::Home;
 use untorn_journal::journal::Options as JournalOptions;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Linux, Storage};
+use untorn_os::{Linux, Step, Storage};
 
 /// What a commit survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
@@ -152,13 +153,17 @@ impl StoreOptions {
         self
     }
 
-    /// Opens a directory as a store.
+    /// Opens a directory as a store; with `create`, makes the directory (mode 0777 less the umask) if its
+    /// parent exists.
     ///
     /// # Errors
     /// [`Error::Busy`] if somebody owns it, [`Error::Untrusted`], [`Error::Corrupt`],
     /// [`Error::UnknownState`], [`Error::NewerVersion`], [`Error::Foreign`], [`Error::Io`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
         let path = path.as_ref();
+        if self.create {
+            make_directory(path)?;
+        }
         check_outside(path)?;
         let storage = Linux::open(path).context("open", path)?;
         self.open_on(storage, Home::of_directory(), path.to_owned())
@@ -167,12 +172,18 @@ impl StoreOptions {
     /// Opens one file that has a store of its own beside it, `<path>.untorn/`; with `create`, makes
     /// the file (mode 0666 less the umask) if there is none. Closing the last handle closes the store.
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        let create = self.create.then_some(0o666);
+        self.open_file_with(path, &FileOptions { create, ..FileOptions::default() })
+    }
+
+    /// The same; the file's own options say whether and how it is made.
+    pub fn open_file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
         let path = path.as_ref();
         let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
         let dir = path.parent().unwrap_or(Path::new(""));
         check_outside(dir)?;
         let storage = Linux::open(dir).context("open", dir)?;
-        self.open_file_on(storage, Path::new(name), path.to_owned())
+        self.open_file_on(storage, Path::new(name), path.to_owned(), options)
     }
 
     /// The same on any storage.
@@ -188,16 +199,36 @@ impl StoreOptions {
 
     /// The same on any storage.
     #[doc(hidden)]
-    pub fn open_file_on(&self, storage: Arc<dyn Storage>, name: &Path, path: PathBuf) -> Result<File> {
+    pub fn open_file_on(
+        &self,
+        storage: Arc<dyn Storage>,
+        name: &Path,
+        path: PathBuf,
+        options: &FileOptions,
+    ) -> Result<File> {
+        // What is wrong with the name shows before a store is made for it.
         match storage.stat(name) {
+            Ok(_) if options.create.is_some() && options.exclusive => {
+                return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
+            }
             Ok(meta) => crate::view::check_kind(&meta, name)?,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && self.create => {}
+            Err(e) if e.kind() == ErrorKind::NotFound && options.create.is_some() => {}
             Err(e) => return Err(Error::io("open", &path, e)),
         }
-        let store = self.open_on(storage, Home::of_file(name), path)?;
-        let create = self.create.then_some(0o666);
-        store.file_with(name, &FileOptions { create, ..FileOptions::default() })
+        self.open_on(storage, Home::of_file(name), path)?.file_with(name, options)
     }
+}
+
+/// Makes a store's directory, durably, if there is none.
+fn make_directory(path: &Path) -> Result<()> {
+    let Some(name) = path.file_name().filter(|_| !path.exists()) else { return Ok(()) };
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let storage = Linux::open(parent).context("open", parent)?;
+    match storage.mkdir(Path::new(name), 0o777 & !untorn_os::umask()) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", path, e)),
+        _ => {}
+    }
+    storage.sync_dir(Path::new(""), Step::CreateStoreName).context("flush", parent)
 }
 
 /// Untorn's own directories hold no data.
