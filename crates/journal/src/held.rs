@@ -83,6 +83,13 @@ impl Only {
         storage.sync_dir(journal, Step::HeldContents).context("flush", journal)
     }
 
+    /// Takes the list away, durably: the journal owes nothing any more, whatever is left of it.
+    pub fn remove(storage: &dyn Storage, journal: &Path) -> Result<()> {
+        let path = journal.join(NAME);
+        storage.unlink(&path).context("remove", &path)?;
+        storage.sync_dir(journal, Step::HeldContents).context("flush", journal)
+    }
+
     /// Reads the list beside a journal; `None`: this journal is not set aside.
     pub fn read(storage: &dyn Storage, journal: &Path) -> Result<Option<Only>> {
         let path = journal.join(NAME);

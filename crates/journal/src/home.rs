@@ -122,7 +122,19 @@ impl Home {
 
 /// The store is ours: dropping this gives it up.
 pub struct Ownership {
-    _lock: Arc<dyn File>,
+    lock: Arc<dyn File>,
+    /// The owner before did not release the store: it was killed, or a step of its close failed.
+    pub unclean: bool,
+}
+
+impl Ownership {
+    /// Gives the store up after everything of it was flushed, and says so to the next owner, who then
+    /// has nothing to flush. What becomes of this note in a power cut does not matter: after one, cache
+    /// and disk are the same.
+    pub fn release(self) {
+        // A note that cannot be left costs the next owner some flushes.
+        let _ = self.lock.set_len(0);
+    }
 }
 
 /// Takes ownership, making Untorn's directory if there is none and `create` says so.
@@ -149,10 +161,11 @@ pub fn own(storage: &dyn Storage, home: &Home, create: bool, wait: bool) -> Resu
         }
         let locked = file.meta().context("look at", &path)?;
         if storage.stat(&path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0) {
+            let unclean = locked.size > 0;
             let pid = format!("{}\n", std::process::id());
             file.set_len(0).context("write", &path)?;
             write_all_at(&*file, pid.as_bytes(), 0).context("write", &path)?;
-            return Ok(Ownership { _lock: file });
+            return Ok(Ownership { lock: file, unclean });
         }
     }
     Err(Error::Busy { path: home.dir.clone(), pid: None })

@@ -594,9 +594,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether there is anything that the header does not know yet.
+    /// Whether there is anything that the header does not say yet: closing has work to do.
     pub fn is_dirty(&self) -> bool {
-        self.next - 1 > self.header.through || self.header.boot.is_some()
+        self.next - 1 > self.header.through || self.header.boot.is_some() || !self.header.clean
     }
 }
 

@@ -11,7 +11,7 @@ use crate::held::Only;
 use crate::home::{Birth, Home, Ownership, create_journal, own, remove_tree};
 use crate::journal::{Journal, Options};
 use crate::record::Record;
-use crate::scan::{ReadMode, Scan, read_header, scan};
+use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
 use crate::state::{FileState, FinalState};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -81,6 +81,9 @@ pub struct Opened {
 pub fn open(storage: &Arc<dyn Storage>, home: &Home, options: &OpenOptions<'_>) -> Result<Opened> {
     let ownership = own(&**storage, home, options.create, options.wait)?;
     let mut opening = Opening { storage, home, options, recovered: Recovered::default(), quarantined: Vec::new() };
+    if ownership.unclean {
+        opening.flush_what_was_left()?;
+    }
     opening.finish_creation()?;
     opening.recover_held()?;
     let journal = match opening.recover_current() {
@@ -119,6 +122,21 @@ impl Opening<'_> {
         &**self.storage
     }
 
+    /// An owner that was killed may have left its last header, and names of the journal, in the cache
+    /// only. They must be on the disk before anything is done that relies on them: journal space that
+    /// such a header gives up is still needed by the header that a power cut would bring back.
+    fn flush_what_was_left(&self) -> Result<()> {
+        let journal = self.home.journal();
+        if self.storage().stat(&journal).is_err() {
+            return Ok(());
+        }
+        flush_header(self.storage(), &journal)?;
+        for dir in [journal.as_path(), self.home.dir.as_path(), Path::new("")] {
+            self.storage().sync_dir(dir, Step::RecoverJournal).context("flush", dir)?;
+        }
+        Ok(())
+    }
+
     /// There is a journal afterwards, whatever crash the making of one met.
     fn finish_creation(&self) -> Result<()> {
         let journal = self.home.journal();
@@ -136,8 +154,8 @@ impl Opening<'_> {
             durable: true,
         };
         for held in self.home.all_held(self.storage())? {
-            let header = read_header(self.storage(), &held)?;
             let Some(only) = Only::read(self.storage(), &held)? else { continue };
+            let header = read_header(self.storage(), &held)?;
             if header.generation >= birth.generation {
                 birth.store = header.store;
                 birth.through = only.through;
@@ -183,6 +201,7 @@ impl Opening<'_> {
             return Err(e);
         }
         if scanned.untouched && boot.is_none() {
+            self.remove_orphans(&dir, &scanned.extents);
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
         let served = self.serve(&dir, &scanned, None, flush)?;
@@ -213,11 +232,15 @@ impl Opening<'_> {
             journal.empty(flushed)?;
         }
         self.clear_flags(served, journal.store());
-        for id in scanned.extents {
-            // Orphans, now that nothing refers to them. One that stays is tried again next time.
-            let _ = self.storage().unlink(&dir.join(extent_name(id)));
-        }
+        self.remove_orphans(&dir, &scanned.extents);
         Ok(journal)
+    }
+
+    /// Extents that no record refers to. One that stays is tried again next time.
+    fn remove_orphans(&self, dir: &Path, extents: &[u64]) {
+        for id in extents {
+            let _ = self.storage().unlink(&dir.join(extent_name(*id)));
+        }
     }
 
     fn recover_held(&mut self) -> Result<()> {
@@ -227,7 +250,11 @@ impl Opening<'_> {
         }
         let store = read_header(self.storage(), &self.home.journal())?.store;
         for dir in held {
-            let Some(mut only) = Only::read(self.storage(), &dir)? else { continue };
+            let Some(mut only) = Only::read(self.storage(), &dir)? else {
+                // It owes nothing any more: a crash came while it was being removed.
+                remove_tree(self.storage(), &dir)?;
+                continue;
+            };
             let mut scanned = scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress)?;
             if let Some(e) = scanned.corrupt.take() {
                 if !self.options.salvage {
@@ -243,6 +270,7 @@ impl Opening<'_> {
             let served = self.serve(&dir, &scanned, Some(&only.files), true)?;
             let unserved = served.unserved();
             if unserved.is_empty() {
+                Only::remove(self.storage(), &dir)?;
                 remove_tree(self.storage(), &dir)?;
                 self.clear_flags(&served, store);
             } else if self.options.salvage {

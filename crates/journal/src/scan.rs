@@ -112,6 +112,16 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     })
 }
 
+/// Makes the header durable as it is in the cache, and the cache as it is on the disk: where a flush
+/// failed before, the cache still shows what was lost.
+pub fn flush_header(storage: &dyn Storage, journal: &Path) -> Result<()> {
+    let path = journal.join("header");
+    let file = storage.open(&path, Open::WRITE).context("open", &path)?;
+    file.sync_data(Step::RecoverJournal).context("flush", &path)?;
+    let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
+    read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)
+}
+
 /// Reads a journal. With `look_closer`, segments are read even if the header tells that they need not be.
 pub fn scan(
     storage: &Arc<dyn Storage>,

@@ -38,6 +38,15 @@ impl Side {
     }
 }
 
+/// What comes after a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// More commits: a file's attribute must tell up to which one it is whole.
+    More,
+    /// A clean journal, whatever attributes say: the contents alone need be flushed.
+    Clean,
+}
+
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
 pub struct Checkpoint<'a> {
     inner: &'a Inner,
@@ -94,7 +103,11 @@ impl Inner {
 
 impl<'a> Checkpoint<'a> {
     /// Writes the data files and flushes them, each through a descriptor that was open before.
-    pub fn apply(mut self) -> Result<Checkpoint<'a>> {
+    pub fn apply(self) -> Result<Checkpoint<'a>> {
+        self.apply_before(After::More)
+    }
+
+    pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         self.unapplied = std::mem::take(&mut self.unapplied)
             .into_iter()
             .filter(|state| {
@@ -105,7 +118,7 @@ impl<'a> Checkpoint<'a> {
         let one_by_one = self.files.len() <= FLUSH_ONE_BY_ONE_MAX;
         let mut first_error = None;
         for (file, layer) in &self.files {
-            let done = self.apply_file(file, layer, one_by_one);
+            let done = self.apply_file(file, layer, one_by_one, after);
             let mut view = file.write();
             match done {
                 Ok(()) => view.quarantine = None,
@@ -131,6 +144,7 @@ impl<'a> Checkpoint<'a> {
         for (file, _) in &self.files {
             let mut view = file.write();
             view.applying = None;
+            view.renamed = false;
         }
         self.inner.checkpoints.fetch_add(1, Relaxed);
         Ok(self)
@@ -154,7 +168,7 @@ impl<'a> Checkpoint<'a> {
         Ok(())
     }
 
-    fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool) -> Result<()> {
+    fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool, after: After) -> Result<()> {
         let (life, is_open) = {
             let view = file.read();
             (view.life, view.data.is_some())
@@ -183,11 +197,18 @@ impl<'a> Checkpoint<'a> {
             view.seen = Some(meta);
         }
         applied?;
-        set_through(&*data, self.cut.through, &path).context("set the attribute of", &path)?;
+        let contents_only = after == After::Clean && !file.read().renamed;
+        if !contents_only {
+            set_through(&*data, self.cut.through, &path).context("set the attribute of", &path)?;
+        }
         if flush && self.inner.is_durable() {
             // After a failure the kernel may call the next flush a success: the layer stays, and all
             // of it is written again.
-            data.sync_all(Step::CheckpointData).context("flush", &path)?;
+            let flushed = match contents_only {
+                true => data.sync_data(Step::CheckpointData),
+                false => data.sync_all(Step::CheckpointData),
+            };
+            flushed.context("flush", &path)?;
         }
         Ok(())
     }

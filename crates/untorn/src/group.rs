@@ -3,7 +3,7 @@
 use crate::names::{NameOp, Names};
 use crate::store::{Inner, lock};
 use crate::ticket::Slot;
-use crate::view::{FileShared, Life, complete_pages, spill_staged};
+use crate::view::{FileShared, Life, View, complete_pages, spill_staged};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
@@ -385,7 +385,9 @@ impl Inner {
             if table.get(&view.path).is_some_and(|f| Arc::ptr_eq(f, file)) {
                 table.remove(&view.path);
             }
-            match &state.files[&file.id].name {
+            let settled = &state.files[&file.id];
+            view.renamed |= settled.names.len() > 1 || settled.mode.is_some() || settled.created.is_some();
+            match &settled.name {
                 Some(name) => view.path = name.clone(),
                 None => view.be_gone(),
             }
@@ -393,7 +395,7 @@ impl Inner {
                 // Its committed layer was dropped on the way in as long as it was unborn.
                 view.life = Life::Named;
                 view.flagged = true;
-                view.committed = state.files[&file.id].layer.clone();
+                view.committed = settled.layer.clone();
             }
         }
         for file in files {
@@ -415,10 +417,18 @@ impl Inner {
             tracing::warn!(error = %e, "a committed change of names waits");
         }
         let mut whole = left.is_empty();
-        for file in lock(&self.files).values().filter(|f| state.files.contains_key(&f.id)) {
+        let files = lock(&self.files);
+        let mut room = self.storage.open_files_max().saturating_sub(files.len());
+        for file in files.values().filter(|f| state.files.contains_key(&f.id)) {
             let mut view = file.write();
             match &outcomes[&file.id] {
-                Ok(Place::At(at)) => self.adopt(&mut view, at),
+                Ok(Place::At(at)) => {
+                    view.quarantine = None;
+                    if view.data.is_none() && room > 0 {
+                        room -= 1;
+                        self.adopt(&mut view, at);
+                    }
+                }
                 Ok(Place::Nowhere) => {}
                 Err(e) => {
                     whole = false;
@@ -429,12 +439,8 @@ impl Inner {
         whole
     }
 
-    /// A created file has a data file now.
-    fn adopt(&self, view: &mut crate::view::View, at: &Path) {
-        view.quarantine = None;
-        if view.data.is_some() {
-            return;
-        }
+    /// A created file has a data file now. One that is not opened here is opened when it is needed.
+    fn adopt(&self, view: &mut View, at: &Path) {
         if let Ok(file) = self.storage.open(at, untorn_os::Open::WRITE) {
             let claimed = file.try_claim().unwrap_or(false);
             let meta = file.meta();

@@ -96,7 +96,7 @@ impl StoreOptions {
     pub fn journal_bytes(mut self, bytes: u64) -> Self {
         let bytes = bytes.max(JOURNAL_BYTES_MIN);
         self.journal.journal_bytes = bytes;
-        self.journal.inline_bytes_max = self.journal.segment_bytes_max() / 4;
+        self.journal.inline_bytes_max = self.journal.segment_bytes_max() / 2;
         self
     }
 

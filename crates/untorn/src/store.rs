@@ -1,7 +1,7 @@
 //! An open store: its parts, its files, its end.
 
 use crate::background::Background;
-use crate::checkpoint::Side;
+use crate::checkpoint::{After, Side};
 use crate::file::File;
 use crate::group::Queue;
 use crate::options::{FailureClass, FileOptions, StoreOptions};
@@ -326,7 +326,9 @@ impl Inner {
             file.write().data = None;
         }
         // Whatever happened, the store is free for the next owner, who recovers it if need be.
-        drop(lock(&self.ownership).take());
+        if let (Some(ownership), Ok(())) = (lock(&self.ownership).take(), &done) {
+            ownership.release();
+        }
         done
     }
 
@@ -340,7 +342,7 @@ impl Inner {
             return Ok(());
         }
         if let Some(checkpoint) = self.cut()? {
-            checkpoint.apply()?;
+            checkpoint.apply_before(After::Clean)?;
         }
         let flagged: Vec<_> = lock(&self.files).values().filter(|f| f.read().flagged).cloned().collect();
         if !self.is_durable() {

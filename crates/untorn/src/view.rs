@@ -10,12 +10,12 @@
 
 use crate::store::Inner;
 use bytes::Bytes;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use untorn_journal::extent::{Extent, append_summed};
-use untorn_journal::layer::{Layer, Source, read_through};
+use untorn_journal::layer::{Layer, NO_END, Source, read_through};
 use untorn_journal::record::FILE_BYTES_MAX;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Kind, Meta};
@@ -57,6 +57,8 @@ pub(crate) struct View {
     pub seen: Option<Meta>,
     /// The attribute names this session.
     pub flagged: bool,
+    /// Its name or mode, or that it exists at all, was committed since the last checkpoint.
+    pub renamed: bool,
     /// The last commit that touched the file, or the one that it was whole at.
     pub last: u64,
     /// The transaction that it takes part in.
@@ -85,6 +87,7 @@ impl View {
             base_size: 0,
             seen: None,
             flagged: false,
+            renamed: false,
             last,
             txn: None,
             quarantine: None,
@@ -338,13 +341,7 @@ pub(crate) fn spill_staged(view: &mut View, inner: &Inner, least_bytes: u64) -> 
 /// Option `full_page`: pages that change for the first time since the cut are staged whole.
 pub(crate) fn complete_pages(view: &mut View) -> Result<()> {
     let size = view.size();
-    let partial: Vec<Range<u64>> = view
-        .staged
-        .ranges()
-        .filter(|(_, source)| **source != Source::Zero)
-        .map(|(range, _)| range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES))
-        .collect();
-    for page in partial.into_iter().flatten() {
+    for page in changed_pages(&view.staged) {
         if !view.whole_pages.insert(page) {
             continue;
         }
@@ -358,6 +355,20 @@ pub(crate) fn complete_pages(view: &mut View) -> Result<()> {
         view.staged.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
     }
     Ok(())
+}
+
+/// Pages that a layer changes, wholly or in part; of zeros, only the pages that they do not fill.
+fn changed_pages(layer: &Layer) -> BTreeSet<u64> {
+    let mut pages = BTreeSet::new();
+    for (range, source) in layer.ranges() {
+        if *source == Source::Zero {
+            let edges = [range.start, range.end].into_iter().filter(|at| at % PAGE_BYTES != 0 && *at != NO_END);
+            pages.extend(edges.map(|at| at / PAGE_BYTES));
+        } else {
+            pages.extend(range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES));
+        }
+    }
+    pages
 }
 
 fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
