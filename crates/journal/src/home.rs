@@ -171,14 +171,14 @@ pub fn own(storage: &dyn Storage, home: &Home, create: bool, wait: bool) -> Resu
     Err(Error::Busy { path: home.dir.clone(), pid: None })
 }
 
-/// Locks. A child that this process is just spawning holds copies of our locks until it executes its
-/// program, also of a store that we have closed: such a lock is worth a moment's patience.
+/// Locks. A child that a process is just spawning holds copies of its locks until it executes its
+/// program, also of a store that was closed: such a lock is worth a moment's patience.
 fn take(storage: &dyn Storage, file: &dyn File, wait: bool) -> io::Result<bool> {
     for _ in 0..20 {
         if file.lock(wait)? {
             return Ok(true);
         }
-        if read_pid(file) != Some(std::process::id()) {
+        if read_pid(file).is_some_and(|owner| owner != std::process::id()) {
             break;
         }
         storage.pause();
