@@ -1,14 +1,11 @@
 //! Exported functions: files.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::fs::OpenOptions;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use untorn::{Error, File, FileOptions, Store};
+use untorn::{File, FileOptions, Store};
 
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result, guard};
@@ -132,25 +129,8 @@ pub unsafe extern "C" fn untorn_open(
         let flags = Flags::new(flags, mode)?;
         // SAFETY: the caller's promise.
         let (path, options) = unsafe { (arguments::path(path, "the path")?, options::read(options)?) };
-        if flags.has(UNTORN_CREATE) {
-            create_plain(path, &flags)?;
-        } else {
-            std::fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
-        }
-        let file = options.open_file(path)?;
-        if flags.has(UNTORN_TRUNC) {
-            file.truncate(0)?;
-        }
-        OpenFile::handle(file, flags.has(UNTORN_RDONLY))
+        OpenFile::handle(options.open_file_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
     })
-}
-
-/// Makes an empty plain file, unless there is one; opening it makes it durable.
-fn create_plain(path: &Path, flags: &Flags) -> Result<()> {
-    match OpenOptions::new().write(true).create_new(true).mode(flags.mode).open(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && !flags.has(UNTORN_EXCL) => Ok(()),
-        made => Ok(made.map(drop).map_err(|e| Error::io("create", path, e))?),
-    }
 }
 
 /// Opens a file of a store; `path` is relative to the store's directory. Links are not followed, and

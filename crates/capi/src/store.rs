@@ -18,9 +18,10 @@ pub struct untorn_store {
     _opaque: (),
 }
 
-/// Opens the existing directory `path` as a store, which is made if there is none (not with
-/// UNTORN_MUST_EXIST) and lives in `.untorn` in it. After a crash this is where recovery happens: on
-/// return every file holds its last committed contents. `options` NULL: defaults.
+/// Opens the directory `path` as a store, which lives in `.untorn` in it. What is missing is made,
+/// durably (not with UNTORN_MUST_EXIST): the store, and the directory itself (mode 0777 less the umask)
+/// if its parent exists. After a crash this is where recovery happens: on return every file holds its
+/// last committed contents. `options` NULL: defaults.
 ///
 /// Returns a handle, or NULL: EBUSY, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT, ENOTRECOVERABLE, EPERM,
 /// ENOSPC, ENOENT, ENOTDIR, EACCES …; see untorn_error.

@@ -44,7 +44,28 @@ pub type Outcomes = BTreeMap<u64, Result<Place>>;
 impl Applier<'_> {
     /// Finds every file, and checks it against its predecessors, without writing a byte.
     pub fn locate(&self, state: &FinalState) -> Outcomes {
-        state.files.values().map(|file| (file.id, self.locate_one(file))).collect()
+        let mut outcomes: Outcomes = state.files.values().map(|file| (file.id, self.locate_one(file))).collect();
+        self.locate_half_made(state, &mut outcomes);
+        outcomes
+    }
+
+    /// A file that was created, and then renamed or unlinked, may be left by a crash under an earlier
+    /// name, empty and without its attribute. There it is taken for the one that it must be, unless
+    /// another file of the journal has that name.
+    fn locate_half_made(&self, state: &FinalState, outcomes: &mut Outcomes) {
+        let made = state.files.values().filter(|f| f.created.is_some() && f.names.len() > usize::from(f.name.is_some()));
+        for file in made {
+            if !matches!(outcomes[&file.id], Ok(Place::Nowhere)) {
+                continue;
+            }
+            let taken = |name: &Path| outcomes.values().any(|o| matches!(o, Ok(Place::At(at)) if at == name));
+            let found = file.names.iter().rev().find(|name| {
+                !taken(name) && matches!(self.look(file, name), Ok(Look::Adoptable))
+            });
+            if let Some(name) = found {
+                outcomes.insert(file.id, Ok(Place::At(name.clone())));
+            }
+        }
     }
 
     fn limbo_of(&self, id: u64) -> PathBuf {
@@ -53,10 +74,11 @@ impl Applier<'_> {
 
     fn locate_one(&self, file: &FileState) -> Result<Place> {
         let mut stranger = None;
-        for name in file.names.iter().rev().chain([&self.limbo_of(file.id)]) {
+        let limbo = self.limbo_of(file.id);
+        for name in file.names.iter().rev().chain([&limbo]) {
             match self.look(file, name)? {
                 Look::Ours => return Ok(Place::At(name.clone())),
-                Look::Adoptable if file.created.is_some() && file.name.as_ref() == Some(name) => {
+                Look::Adoptable if file.created.is_some() && (file.name.as_ref() == Some(name) || *name == limbo) => {
                     return Ok(Place::At(name.clone()));
                 }
                 Look::Nothing => {}
@@ -78,7 +100,10 @@ impl Applier<'_> {
             },
             None => Error::NeedsJournal {
                 path: path.to_owned(),
-                detail: format!("the file is gone from its place, with changes up to commit {} not yet in it", file.last),
+                detail: format!(
+                    "the file is gone from its place, with changes up to commit {} not yet in it",
+                    file.last
+                ),
             },
         })
     }
@@ -140,18 +165,16 @@ impl Applier<'_> {
                     action.why = Some(why);
                     true
                 }
-                Err(e) => {
-                    match action.file {
-                        Some(id) => {
-                            outcomes.insert(id, Err(e));
-                            false
-                        }
-                        None => {
-                            action.why = Some(e);
-                            true
-                        }
+                Err(e) => match action.file {
+                    Some(id) => {
+                        outcomes.insert(id, Err(e));
+                        false
                     }
-                }
+                    None => {
+                        action.why = Some(e);
+                        true
+                    }
+                },
             });
             if todo.is_empty() {
                 return Vec::new();
@@ -217,9 +240,10 @@ impl Applier<'_> {
     fn attempt_move(&self, id: u64, to: &Path, state: &FinalState, outcomes: &mut Outcomes) -> Result<Done> {
         let Some(Ok(Place::At(from))) = outcomes.get(&id).cloned() else { return Ok(Done::Done) };
         // A file that is to go anyway is replaced in one step, so that the name is never missing.
-        let replaced = state.files.values().find(|f| {
-            f.name.is_none() && matches!(outcomes.get(&f.id), Some(Ok(Place::At(at))) if at == to)
-        });
+        let replaced = state
+            .files
+            .values()
+            .find(|f| f.name.is_none() && matches!(outcomes.get(&f.id), Some(Ok(Place::At(at))) if at == to));
         match self.storage.rename(&from, to, replaced.is_some()) {
             Ok(()) => {
                 if let Some(victim) = replaced {

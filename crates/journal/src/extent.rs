@@ -1,14 +1,16 @@
 //! Extent files: the bytes of large commits, written once, beside the journal.
 //!
 //! An extent is durable, name included, before the record that refers to it is written. It is
-//! removed after the header that gives that record up is durable. Names are random and never reused.
+//! removed after the header that gives that record up is durable, or when nobody has committed it,
+//! and in either case not before the last change that refers to it is gone: what was refused in one
+//! commit may come again in another. Names are random and never reused.
 
 use crate::error::{Context, Error, Result};
 use crate::format::crc64;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use untorn_os::{File, Open, Step, Storage, read_full_at, write_all_at};
 
 const PREFIX: &str = "extent.";
@@ -23,6 +25,10 @@ pub struct Extent {
     file: Arc<dyn File>,
     len: AtomicU64,
     durable_len: AtomicU64,
+    /// Where it is.
+    place: Option<(Arc<dyn Storage>, PathBuf)>,
+    /// A record of the journal refers to it, or may do so.
+    kept: AtomicBool,
 }
 
 impl fmt::Debug for Extent {
@@ -44,13 +50,13 @@ pub fn extent_id(name: &str) -> Option<u64> {
 
 impl Extent {
     /// Makes a new, empty extent file. Nothing about it is durable yet.
-    pub fn create(storage: &dyn Storage, journal: &Path) -> Result<Arc<Extent>> {
+    pub fn create(storage: &Arc<dyn Storage>, journal: &Path) -> Result<Arc<Extent>> {
         let mut id = [0; 8];
         storage.random(&mut id).context("draw a name in", journal)?;
         let id = u64::from_le_bytes(id);
         let path = journal.join(extent_name(id));
         let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
-        Ok(Arc::new(Extent { id, file, len: AtomicU64::new(0), durable_len: AtomicU64::new(0) }))
+        Ok(Arc::new(Extent::new(id, file, 0, Some((storage.clone(), path)))))
     }
 
     /// Opens an extent that a record refers to.
@@ -58,7 +64,22 @@ impl Extent {
         let path = journal.join(extent_name(id));
         let file = storage.open(&path, Open::READ).context("open", &path)?;
         let len = file.meta().context("look at", &path)?.size;
-        Ok(Arc::new(Extent { id, file, len: AtomicU64::new(len), durable_len: AtomicU64::new(len) }))
+        Ok(Arc::new(Extent::new(id, file, len, None)))
+    }
+
+    fn new(id: u64, file: Arc<dyn File>, len: u64, place: Option<(Arc<dyn Storage>, PathBuf)>) -> Extent {
+        let (len, durable_len) = (AtomicU64::new(len), AtomicU64::new(len));
+        Extent { id, file, len, durable_len, place, kept: AtomicBool::new(false) }
+    }
+
+    /// From now on a record may refer to it: it stays when the last change that refers to it goes.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, SeqCst);
+    }
+
+    /// No record refers to it any more.
+    pub(crate) fn give_up(&self) {
+        self.kept.store(false, SeqCst);
     }
 
     /// Length in bytes.
@@ -82,7 +103,10 @@ impl Extent {
     pub fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
         let n = read_full_at(&*self.file, buf, at).context("read", self.path())?;
         if n < buf.len() {
-            return Err(Error::corrupt(self.path(), format!("it ends at byte {}, before its record says", at + n as u64)));
+            return Err(Error::corrupt(
+                self.path(),
+                format!("it ends at byte {}, before its record says", at + n as u64),
+            ));
         }
         Ok(())
     }
@@ -115,6 +139,17 @@ impl Extent {
 
     fn path(&self) -> PathBuf {
         PathBuf::from(extent_name(self.id))
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        if let Some((storage, path)) = &self.place
+            && !self.kept.load(SeqCst)
+        {
+            // One that cannot be removed now is an orphan, which the next recovery removes.
+            let _ = storage.unlink(path);
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use untorn_os::{Open, Step, Storage, read_full_at, write_all_at};
 
 const MAGIC: &[u8; 8] = b"UNTORN-Q";
 const NAME: &str = "only";
+/// The list while it is being written.
+pub(crate) const NAME_NEW: &str = "only.new";
 /// Bytes before the list of files.
 const HEAD_BYTES: usize = 48;
 
@@ -71,7 +73,7 @@ impl Only {
 
     /// Writes the list beside a journal, replacing an older one whole.
     pub fn write(&self, storage: &dyn Storage, journal: &Path) -> Result<()> {
-        let (new, path) = (journal.join("only.new"), journal.join(NAME));
+        let (new, path) = (journal.join(NAME_NEW), journal.join(NAME));
         match storage.unlink(&new) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &new, e)),
             _ => {}

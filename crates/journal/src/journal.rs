@@ -8,7 +8,7 @@
 //! that was acknowledged is ever rewritten before the header that gives it up is durable.
 
 use crate::error::{Context, Error, Outcome, Result};
-use crate::extent::{Extent, append_summed, extent_name};
+use crate::extent::{Extent, append_summed};
 use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
 };
@@ -54,7 +54,7 @@ struct Segment {
 
 /// An extent that records in the journal refer to.
 struct LiveExtent {
-    id: u64,
+    extent: Arc<Extent>,
     last: u64,
 }
 
@@ -74,6 +74,9 @@ pub struct JournalCounters {
 pub struct Cut {
     /// The last commit that it covers.
     pub through: u64,
+    /// The same for the attributes of data files, which must not run ahead of the disk: a mark behind
+    /// the last commit may still be lost.
+    pub durable_through: u64,
     crc: u64,
 }
 
@@ -126,6 +129,8 @@ pub struct Journal {
     previous_crc: u64,
     durable_through: u64,
     extents: Vec<LiveExtent>,
+    /// Bodies by reference of records that are sealed, but not written.
+    bodies: Vec<(Arc<Extent>, u64)>,
     failed: Option<(Outcome, Arc<io::Error>)>,
     buf: AlignedBuf,
     /// Segments with records, or a mark, that were not flushed yet.
@@ -160,6 +165,7 @@ impl Journal {
             current: 0,
             position: 0,
             extents: Vec::new(),
+            bodies: Vec::new(),
             failed: None,
             buf: AlignedBuf::default(),
             unflushed: Vec::new(),
@@ -221,6 +227,11 @@ impl Journal {
         if current.last > self.header.through { full - current.bytes + self.position } else { full }
     }
 
+    /// Extent files that a checkpoint would free.
+    pub fn pending_extents(&self) -> usize {
+        self.extents.len()
+    }
+
     /// Whether commits bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.segments[self.current].file.is_direct()
@@ -256,8 +267,13 @@ impl Journal {
             match self.write_some(&records[done..]) {
                 Ok(0) => break,
                 Ok(n) => done += n,
+                Err(e) if done == 0 => return Err(e),
                 // What is written already is committed; the next call meets this error again.
-                Err(_) if done > 0 && self.failed.is_none() => break,
+                Err(_) if self.failed.is_none() => break,
+                // What is written already may be found again.
+                Err(Error::SyncFailed { source, .. }) => {
+                    return Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source });
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -277,10 +293,14 @@ impl Journal {
             let (next, previous_crc) = (self.next, self.previous_crc);
             match self.seal(records) {
                 Ok(0) => {}
-                Ok(n) => return self.write_group().map(|()| n),
+                Ok(n) => {
+                    self.keep_extents(&records[..n], next);
+                    return self.write_group().map(|()| n);
+                }
                 Err(e) => {
                     // Sealed in memory only: the numbers are free again.
                     (self.next, self.previous_crc) = (next, previous_crc);
+                    self.bodies.clear();
                     return Err(e);
                 }
             }
@@ -341,11 +361,6 @@ impl Journal {
                 record.encode(&mut self.buf)?;
             }
             self.seal_one(at, RecordKind::Commit, by_reference);
-            for op in &record.ops {
-                if let Op::Put { source: Source::Extent { extent, .. }, .. } = op {
-                    self.note_extent(extent.id);
-                }
-            }
             sealed += 1;
         }
         Ok(sealed)
@@ -369,32 +384,43 @@ impl Journal {
     }
 
     fn body_to_extent(&mut self, record: &Record) -> Result<[u8; 24]> {
-        let extent = Extent::create(&*self.storage, &self.dir)?;
+        let extent = Extent::create(&self.storage, &self.dir)?;
         let mut body = Vec::new();
         record.encode(&mut body)?;
         let (_, crc) = append_summed(&extent, &body)?;
         self.counters.bytes_written += body.len() as u64;
         if self.options.durable {
-            let named = extent.sync().and_then(|_| {
-                self.storage.sync_dir(&self.dir, Step::ExtentName).context("flush", &self.dir)
-            });
+            let named = extent
+                .sync()
+                .and_then(|_| self.storage.sync_dir(&self.dir, Step::ExtentName).context("flush", &self.dir));
             if let Err(Error::Io { source, .. }) = named {
                 return Err(self.fail(Outcome::NotCommitted, clone_error(&source)));
             }
         }
-        self.extents.push(LiveExtent { id: extent.id, last: self.next });
         let mut place = [0; 24];
         place[..8].copy_from_slice(&extent.id.to_le_bytes());
         place[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
         place[16..].copy_from_slice(&crc.to_le_bytes());
+        self.bodies.push((extent, self.next));
         Ok(place)
     }
 
-    fn note_extent(&mut self, id: u64) {
-        let last = self.next - 1;
-        match self.extents.iter_mut().find(|e| e.id == id) {
-            Some(known) => known.last = last,
-            None => self.extents.push(LiveExtent { id, last }),
+    /// Records that are about to be written refer to extents, which stay until those are given up.
+    fn keep_extents(&mut self, records: &[Record], first: u64) {
+        let mut kept = std::mem::take(&mut self.bodies);
+        for (record, sequence) in records.iter().zip(first..) {
+            for op in &record.ops {
+                if let Op::Put { source: Source::Extent { extent, .. }, .. } = op {
+                    kept.push((extent.clone(), sequence));
+                }
+            }
+        }
+        for (extent, last) in kept {
+            extent.keep();
+            match self.extents.iter_mut().find(|e| e.extent.id == extent.id) {
+                Some(known) => known.last = last,
+                None => self.extents.push(LiveExtent { extent, last }),
+            }
         }
     }
 
@@ -419,7 +445,9 @@ impl Journal {
     /// The one flush of a commit; a second one if the group began in another segment, or a mark did.
     fn flush(&mut self) -> Result<()> {
         for at in std::mem::take(&mut self.unflushed) {
-            if self.options.durable && let Err(e) = self.segments[at].file.sync_data(Step::Commit) {
+            if self.options.durable
+                && let Err(e) = self.segments[at].file.sync_data(Step::Commit)
+            {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
         }
@@ -429,7 +457,8 @@ impl Journal {
 
     /// Goes on in a free segment with that much room, making one if the journal may grow.
     fn advance(&mut self, bytes: u64) -> Result<bool> {
-        if self.header.clean && self.position == 0 {
+        // Only before the first record: later there may be a checkpoint with a header of its own on the way.
+        if self.header.clean && self.position == 0 && self.last() == self.header.through {
             // The header says that there is no news without a change in this segment. Not any more.
             let write = self.header_write(self.next_header(), Step::HeaderUnclean);
             write.write()?;
@@ -451,7 +480,8 @@ impl Journal {
         }
         let allocated = self.allocated_bytes();
         // Growing fourfold keeps the flushes that growth costs few.
-        let wanted = (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
+        let wanted =
+            (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
         let left = self.options.journal_bytes.saturating_sub(allocated);
         let size = wanted.min(left - left % BLOCK_BYTES as u64);
         if size < bytes {
@@ -489,8 +519,10 @@ impl Journal {
         let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
         let durable = self.options.durable;
         let file = create_segment(&*self.storage, &self.dir, index, bytes, durable, Step::SegmentContents)?;
-        if durable {
-            self.storage.sync_dir(&self.dir, Step::SegmentName).context("flush", &self.dir)?;
+        if durable && let Err(e) = self.storage.sync_dir(&self.dir, Step::SegmentName) {
+            // The next try makes it under the same name.
+            let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
+            return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
         self.segments.push(Segment { index, bytes, file, last: 0, first_block_crc });
@@ -516,7 +548,7 @@ impl Journal {
 
     /// Everything committed so far, for a checkpoint.
     pub fn cut(&self) -> Cut {
-        Cut { through: self.next - 1, crc: self.previous_crc }
+        Cut { through: self.next - 1, durable_through: self.durable_through, crc: self.previous_crc }
     }
 
     /// Begins to give up every record up to the cut. The data files were flushed before. The caller
@@ -549,12 +581,8 @@ impl Journal {
     pub fn retired(&mut self, written: HeaderWrite) {
         self.header = written.header;
         let through = self.header.through;
-        let (storage, dir) = (&self.storage, &self.dir);
-        self.extents.retain(|e| {
-            // What cannot be removed now is an orphan, which the next recovery removes.
-            let free = e.last <= through && storage.unlink(&dir.join(extent_name(e.id))).is_ok();
-            !free
-        });
+        let given_up = self.extents.extract_if(.., |e| e.last <= through);
+        given_up.for_each(|e| e.extent.give_up());
     }
 
     /// Names the boot durably, before the first commit of class `process`.

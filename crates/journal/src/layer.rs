@@ -51,9 +51,10 @@ impl PartialEq for Source {
             (Source::Bytes { bytes: a, origin: x }, Source::Bytes { bytes: b, origin: y }) => {
                 x == y && a.len() == b.len() && a.as_ptr() == b.as_ptr()
             }
-            (Source::Extent { extent: a, at: i, origin: x, .. }, Source::Extent { extent: b, at: j, origin: y, .. }) => {
-                Arc::ptr_eq(a, b) && i == j && x == y
-            }
+            (
+                Source::Extent { extent: a, at: i, origin: x, .. },
+                Source::Extent { extent: b, at: j, origin: y, .. },
+            ) => Arc::ptr_eq(a, b) && i == j && x == y,
             _ => false,
         }
     }

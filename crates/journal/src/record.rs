@@ -90,9 +90,10 @@ impl Record {
             .iter()
             .map(|op| match op {
                 Op::Put { range, source: Source::Bytes { .. }, .. } => 21 + (range.end - range.start),
-                Op::Rename { to: path, .. } | Op::Mkdir { path, .. } | Op::Rmdir { path } | Op::DirMode { path, .. } => {
-                    16 + path.as_os_str().len() as u64
-                }
+                Op::Rename { to: path, .. }
+                | Op::Mkdir { path, .. }
+                | Op::Rmdir { path }
+                | Op::DirMode { path, .. } => 16 + path.as_os_str().len() as u64,
                 _ => 45,
             })
             .sum();
@@ -316,7 +317,8 @@ impl<'a> Decoder<'a> {
     }
 
     fn take(&mut self, n: usize) -> Result<Range<usize>> {
-        let end = self.at.checked_add(n).filter(|end| *end <= self.body.len()).ok_or_else(|| self.bad("it ends early"))?;
+        let end =
+            self.at.checked_add(n).filter(|end| *end <= self.body.len()).ok_or_else(|| self.bad("it ends early"))?;
         let range = self.at..end;
         self.at = end;
         Ok(range)
@@ -488,9 +490,13 @@ mod tests {
 
     #[test]
     fn hostile_paths_are_refused() {
-        for bad in ["../x", "/etc/passwd", "a/../b", "a//b", ".untorn/journal/header", "a/.untorn/x", "x.untorn/lock", "", "."] {
-            let record =
-                Record { files: vec![FileRef { id: 1, previous: 0, path: bad.into() }], ops: vec![Op::Unlink { file: 0 }] };
+        for bad in
+            ["../x", "/etc/passwd", "a/../b", "a//b", ".untorn/journal/header", "a/.untorn/x", "x.untorn/lock", "", "."]
+        {
+            let record = Record {
+                files: vec![FileRef { id: 1, previous: 0, path: bad.into() }],
+                ops: vec![Op::Unlink { file: 0 }],
+            };
             let err = Decoder::decode(&Bytes::from(body(&record)), &mut ExtentCache::none()).unwrap_err();
             assert_eq!(err.kind(), "corrupt", "{bad:?}");
         }

@@ -5,7 +5,6 @@
 
 use crate::apply::{Applier, Outcomes, Place, apply_layer};
 use crate::error::{Context, Error, Result};
-use crate::extent::extent_name;
 use crate::format::{Attribute, AttributeFound, Header, StoreId};
 use crate::held::Only;
 use crate::home::{Birth, Home, Ownership, create_journal, own, remove_tree};
@@ -196,12 +195,13 @@ impl Opening<'_> {
         // In class `process`, on the same boot, the page cache holds the truth and nothing need be flushed.
         let flush = self.options.journal.durable || boot != Some(now);
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
-        let scanned = scan(self.storage, &dir, mode, false, self.options.progress)?;
+        // What class `process` wrote is in the cache: the header's shortcut past the segments is not for it.
+        let scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
         if let Some(e) = scanned.corrupt {
             return Err(e);
         }
-        if scanned.untouched && boot.is_none() {
-            self.remove_orphans(&dir, &scanned.extents);
+        if scanned.untouched {
+            self.remove_orphans(&dir, &scanned.strays);
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
         let served = self.serve(&dir, &scanned, None, flush)?;
@@ -211,8 +211,7 @@ impl Opening<'_> {
         let unserved = served.unserved();
         if !unserved.is_empty() {
             let session = scanned.session.unwrap_or(scanned.header.session);
-            let only =
-                Only { through: scanned.last, through_crc: scanned.last_crc, session, files: unserved };
+            let only = Only { through: scanned.last, through_crc: scanned.last_crc, session, files: unserved };
             only.write(self.storage(), &dir)?;
             self.set_aside(&only)?;
             self.finish_creation()?;
@@ -227,19 +226,20 @@ impl Opening<'_> {
     fn start_over(&mut self, dir: PathBuf, scanned: Scan, served: &Served, flushed: bool) -> Result<Journal> {
         let news = scanned.last > scanned.header.through || !scanned.header.clean || scanned.header.boot.is_some();
         let header = Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header };
-        let mut journal = Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        let mut journal =
+            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
         if news {
             journal.empty(flushed)?;
         }
         self.clear_flags(served, journal.store());
-        self.remove_orphans(&dir, &scanned.extents);
+        self.remove_orphans(&dir, &scanned.strays);
         Ok(journal)
     }
 
-    /// Extents that no record refers to. One that stays is tried again next time.
-    fn remove_orphans(&self, dir: &Path, extents: &[u64]) {
-        for id in extents {
-            let _ = self.storage().unlink(&dir.join(extent_name(*id)));
+    /// Files that no record refers to. One that stays is tried again next time.
+    fn remove_orphans(&self, dir: &Path, strays: &[String]) {
+        for name in strays {
+            let _ = self.storage().unlink(&dir.join(name));
         }
     }
 
@@ -288,13 +288,7 @@ impl Opening<'_> {
     }
 
     /// Applies what a journal says: names, contents, attributes; and flushes it all.
-    fn serve(
-        &mut self,
-        dir: &Path,
-        scanned: &Scan,
-        only: Option<&BTreeSet<u64>>,
-        flush: bool,
-    ) -> Result<Served> {
+    fn serve(&mut self, dir: &Path, scanned: &Scan, only: Option<&BTreeSet<u64>>, flush: bool) -> Result<Served> {
         let mut state = FinalState::default();
         for accepted in &scanned.accepted {
             self.check_lone(&accepted.record, dir)?;
@@ -311,11 +305,16 @@ impl Opening<'_> {
             limbo: dir.to_owned(),
         };
         let mut outcomes = applier.locate(&state);
+        let limbo = |o: &Result<Place>| matches!(o, Ok(Place::At(at)) if at.starts_with(&applier.limbo));
+        let from_limbo = outcomes.values().any(limbo);
         let notes = applier.apply_names(&state, &mut outcomes);
         let mut bytes = 0;
         let all: u64 = state.files.values().map(|f| f.layer.changed_bytes()).sum();
         let living = state.files.values().filter(|f| matches!(outcomes.get(&f.id), Some(Ok(Place::At(_)))));
         let one_by_one = living.count() <= FLUSH_ONE_BY_ONE_MAX;
+        if flush && !one_by_one && state.files.values().any(|f| f.created.is_some() && !f.layer.is_empty()) {
+            self.storage().sync_everything(Step::AttributeMany).context("flush", &self.home.dir)?;
+        }
         for file in state.files.values() {
             let Some(Ok(Place::At(at))) = outcomes.get(&file.id) else { continue };
             match serve_file(&applier, file, at, scanned.last, (flush && one_by_one).then_some(Step::CheckpointData)) {
@@ -331,7 +330,7 @@ impl Opening<'_> {
         if flush && !one_by_one {
             self.storage().sync_everything(Step::CheckpointMany).context("flush", &self.home.dir)?;
         } else if flush {
-            for touched in state.touched_dirs() {
+            for touched in state.touched_dirs().into_iter().chain(from_limbo.then(|| dir.to_owned())) {
                 match self.storage().sync_dir(&touched, Step::CheckpointNames) {
                     Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("flush", touched, e)),
                     _ => {}
@@ -420,6 +419,10 @@ impl Opening<'_> {
 /// Brings one file up to its final state; with a step, flushes it through the same descriptor.
 fn serve_file(applier: &Applier<'_>, file: &FileState, at: &Path, through: u64, flush: Option<Step>) -> Result<()> {
     let handle = applier.open(file, at)?;
+    if flush.is_some() && file.created.is_some() && !file.layer.is_empty() {
+        // A crash must not leave contents in a file that nothing tells from a stranger's.
+        handle.sync_all(Step::Attribute).context("flush the attribute of", at)?;
+    }
     apply_layer(&*handle, &file.layer, at)?;
     set_through(&*handle, through, at).context("set the attribute of", at)?;
     match flush {

@@ -85,6 +85,8 @@ pub struct Scan {
     pub corrupt: Option<Error>,
     /// Extent files in the journal's directory.
     pub extents: Vec<u64>,
+    /// Names in that directory that mean nothing once every record is applied.
+    pub strays: Vec<String>,
     /// The header told that nothing was written since: segments were not read.
     pub untouched: bool,
 }
@@ -104,7 +106,9 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
         }
     }
     best.ok_or_else(|| {
-        if slots.iter().any(|b| *b != 0) && !slots.windows(8).step_by(BLOCK_BYTES).any(|w| w == crate::format::HEADER_MAGIC) {
+        if slots.iter().any(|b| *b != 0)
+            && !slots.windows(8).step_by(BLOCK_BYTES).any(|w| w == crate::format::HEADER_MAGIC)
+        {
             Error::Foreign { path, detail: "it is not a journal header of Untorn's".into() }
         } else {
             Error::corrupt(path, "neither header slot is valid")
@@ -143,6 +147,7 @@ pub fn scan(
         torn_tail: false,
         corrupt: None,
         extents: Vec::new(),
+        strays: Vec::new(),
         untouched: false,
     };
     open_segments(&**storage, journal, mode, &mut scan)?;
@@ -164,6 +169,9 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
         let name = name.to_string_lossy();
         if let Some(id) = crate::extent::extent_id(&name) {
             scan.extents.push(id);
+            scan.strays.push(name.to_string());
+        } else if name == crate::held::NAME_NEW {
+            scan.strays.push(name.to_string());
         }
         let Some(index) = segment_index(&name) else { continue };
         let path = journal.join(&*name);
@@ -206,12 +214,7 @@ fn start_is_untouched(scan: &mut Scan, mode: ReadMode, journal: &Path) -> Result
     Ok(segment.first_block_crc == crc)
 }
 
-fn read_segments(
-    scan: &mut Scan,
-    mode: ReadMode,
-    journal: &Path,
-    progress: &dyn Fn(u64, u64),
-) -> Result<Vec<Bytes>> {
+fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn Fn(u64, u64)) -> Result<Vec<Bytes>> {
     let all = scan.segments.iter().map(|s| s.bytes).sum();
     if mode == ReadMode::PastCache {
         for segment in &scan.segments {

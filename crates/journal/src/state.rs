@@ -159,12 +159,18 @@ impl FinalState {
         dirs
     }
 
+    /// Whether a name is one that a file had or gets, or that of a directory that changes.
+    pub fn has_name(&self, path: &Path) -> bool {
+        self.dirs.contains_key(path) || self.files.values().any(|f| f.names.iter().any(|name| name == path))
+    }
+
     /// Whether names change at all.
     pub fn has_name_changes(&self) -> bool {
         !self.dirs.is_empty()
-            || self.files.values().any(|f| {
-                f.created.is_some() || f.names.len() > 1 || f.name.is_none() || f.mode.is_some()
-            })
+            || self
+                .files
+                .values()
+                .any(|f| f.created.is_some() || f.names.len() > 1 || f.name.is_none() || f.mode.is_some())
     }
 }
 
@@ -179,8 +185,7 @@ mod tests {
     #[test]
     fn rename_then_create_under_the_old_name() {
         let mut state = FinalState::default();
-        let rename =
-            Record { files: vec![file(1, 0, "a")], ops: vec![Op::Rename { file: 0, to: "b".into() }] };
+        let rename = Record { files: vec![file(1, 0, "a")], ops: vec![Op::Rename { file: 0, to: "b".into() }] };
         let create = Record { files: vec![file(2, 0, "a")], ops: vec![Op::Create { file: 0, mode: 0o600 }] };
         state.absorb(&rename, 5).unwrap();
         state.absorb(&create, 6).unwrap();
@@ -191,10 +196,8 @@ mod tests {
     #[test]
     fn a_missing_predecessor_is_seen() {
         let mut state = FinalState::default();
-        let touch = |previous| Record {
-            files: vec![file(1, previous, "a")],
-            ops: vec![Op::Truncate { file: 0, size: 1 }],
-        };
+        let touch =
+            |previous| Record { files: vec![file(1, previous, "a")], ops: vec![Op::Truncate { file: 0, size: 1 }] };
         state.absorb(&touch(3), 7).unwrap();
         assert!(state.absorb(&touch(8), 9).is_err());
         assert!(state.absorb(&touch(7), 9).is_ok());

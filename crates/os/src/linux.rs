@@ -129,6 +129,7 @@ fn meta_of(st: &fs::Stat) -> Meta {
         inode: st.st_ino,
         size: st.st_size as u64,
         mtime_ns: st.st_mtime as i128 * 1_000_000_000 + st.st_mtime_nsec as i128,
+        #[allow(clippy::unnecessary_cast, reason = "it has 32 bits on other architectures")]
         links: st.st_nlink as u64,
         mode: st.st_mode & 0o7777,
         uid: st.st_uid,
@@ -310,7 +311,9 @@ impl File for LinuxFile {
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        debug_assert!(!self.direct || (buf.len() | offset as usize | buf.as_ptr() as usize) % BLOCK_BYTES == 0);
+        debug_assert!(
+            !self.direct || (buf.len() | offset as usize | buf.as_ptr() as usize).is_multiple_of(BLOCK_BYTES)
+        );
         let n = rustix::io::pwrite(self.fd.get()?, buf, offset)?;
         self.totals.writes.fetch_add(1, Relaxed);
         self.totals.bytes.fetch_add(n as u64, Relaxed);

@@ -2,9 +2,10 @@
 //! nothing was committed for a while.
 
 use crate::store::{Inner, lock};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::thread::JoinHandle;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{AtomicBool, Condvar, Mutex};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use untorn_journal::{Error, Result};
 
@@ -12,6 +13,9 @@ use untorn_journal::{Error, Result};
 const IDLE: Duration = Duration::from_millis(100);
 /// After a failed checkpoint the next one waits.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Large commits take little room in the journal, but a descriptor each until they are applied.
+const EXTENTS_MOST: usize = 64;
 
 #[derive(Default)]
 struct Signal {
@@ -38,7 +42,7 @@ pub(crate) struct Background {
 impl Background {
     pub(crate) fn start(inner: &Arc<Inner>) -> Result<()> {
         let (weak, signal) = (Arc::downgrade(inner), inner.background.signal.clone());
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("untorn".into())
             .spawn(move || run(&weak, &signal))
             .map_err(|e| Error::io("start a thread for", &inner.path, e))?;
@@ -64,7 +68,7 @@ impl Background {
         lock(&self.signal.state).stop = true;
         self.signal.changed.notify_one();
         if let Some(thread) = lock(&self.thread).take()
-            && thread.thread().id() != std::thread::current().id()
+            && thread.thread().id() != thread::current().id()
         {
             let _ = thread.join();
         }
@@ -75,8 +79,8 @@ impl Inner {
     /// The journal is filling up: a checkpoint now spares commits the wait.
     fn wants_checkpoint(&self) -> bool {
         let side = lock(&self.side);
-        side.journal.failure().is_none()
-            && side.journal.pending_bytes() * 2 > self.options.journal.journal_bytes
+        let full = side.journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
+        side.journal.failure().is_none() && (full || side.journal.pending_extents() >= EXTENTS_MOST)
     }
 
     /// After a group: has the journal grown enough to call the background thread?
@@ -100,11 +104,15 @@ fn run(weak: &Weak<Inner>, signal: &Signal) {
             tracing::warn!(error = %e, "checkpoint failed");
             failed = true;
         }
+        // In this order: a commit that comes in between sets `busy`, then looks whether we are asleep.
+        inner.background.asleep.store(true, SeqCst);
         let busy = inner.background.busy.swap(false, SeqCst);
         if !busy && let Err(e) = lock(&inner.side).journal.mark() {
             tracing::warn!(error = %e, "mark failed");
         }
-        inner.background.asleep.store(!busy && !failed, SeqCst);
+        if busy || failed {
+            inner.background.asleep.store(false, SeqCst);
+        }
         let pause = if failed { RETRY } else { IDLE };
         let sleep_on = !busy && !failed;
         // The store may close while we wait: keep nothing of it alive.

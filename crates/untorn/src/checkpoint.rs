@@ -7,25 +7,26 @@
 //! ```
 
 use crate::store::{Inner, lock};
-use crate::view::{FileShared, Life, View};
-use std::collections::{BTreeSet, HashMap};
+use crate::sync::MutexGuard;
+use crate::view::{FileShared, Life, View, complete_waiting};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::apply::apply_layer;
 use untorn_journal::journal::{Cut, Journal};
 use untorn_journal::layer::Layer;
 use untorn_journal::recovery::{FLUSH_ONE_BY_ONE_MAX, set_through};
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Step, Storage};
+use untorn_os::{File, Step, Storage};
 
 /// The journal, and what commits left to apply.
 pub(crate) struct Side {
     pub journal: Journal,
     /// Files with commits since the last checkpoint.
-    pub dirty: HashMap<u64, Arc<FileShared>>,
+    pub dirty: BTreeMap<u64, Arc<FileShared>>,
     /// Directories whose entries changed since.
     pub dirs: BTreeSet<PathBuf>,
     /// Committed names that could not be made so.
@@ -34,7 +35,7 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(journal: Journal) -> Side {
-        Side { journal, dirty: HashMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new() }
+        Side { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new() }
     }
 }
 
@@ -53,7 +54,6 @@ pub struct Checkpoint<'a> {
     cut: Cut,
     files: Vec<(Arc<FileShared>, Arc<Layer>)>,
     dirs: BTreeSet<PathBuf>,
-    unapplied: Vec<FinalState>,
     done: bool,
 }
 
@@ -61,6 +61,9 @@ impl Inner {
     /// A whole checkpoint.
     pub(crate) fn checkpoint(&self) -> Result<()> {
         let _turn: MutexGuard<'_, ()> = lock(&self.checkpoint_turn);
+        if self.over.load(SeqCst) {
+            return Err(Error::Closed);
+        }
         match self.cut()? {
             Some(checkpoint) => checkpoint.apply()?.retire(),
             None => Ok(()),
@@ -77,10 +80,14 @@ impl Inner {
         if cut.through == side.journal.header().through {
             return Ok(None);
         }
+        if self.options.full_page {
+            for file in side.dirty.values() {
+                self.complete_waiting(file)?;
+            }
+        }
         let mut files = Vec::new();
-        for (_, file) in side.dirty.drain() {
+        for file in std::mem::take(&mut side.dirty).into_values() {
             let mut view = file.write();
-            view.whole_pages.clear();
             let committed = std::mem::take(&mut view.committed);
             let layer = match view.applying.take() {
                 // What an earlier checkpoint could not do comes first.
@@ -96,8 +103,27 @@ impl Inner {
             files.push((file, layer));
         }
         let dirs = std::mem::take(&mut side.dirs);
-        let unapplied = std::mem::take(&mut side.unapplied);
-        Ok(Some(Checkpoint { inner: self, cut, files, dirs, unapplied, done: false }))
+        Ok(Some(Checkpoint { inner: self, cut, files, dirs, done: false }))
+    }
+}
+
+impl Inner {
+    /// Option `full_page`: what is on its way while a checkpoint begins is logged whole, too.
+    fn complete_waiting(&self, file: &FileShared) -> Result<()> {
+        if file.read().committing.is_empty() {
+            return complete_waiting(&mut file.write());
+        }
+        complete_waiting(&mut *file.changeable(self)?)
+    }
+}
+
+impl Inner {
+    /// Makes committed names so that could not be made so when they were committed.
+    pub(crate) fn apply_waiting_names(&self, side: &mut Side) {
+        side.unapplied.retain(|state| {
+            let _renaming = self.renaming.write().unwrap_or_else(|e| e.into_inner());
+            !self.apply_names(state)
+        });
     }
 }
 
@@ -108,14 +134,17 @@ impl<'a> Checkpoint<'a> {
     }
 
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
-        self.unapplied = std::mem::take(&mut self.unapplied)
-            .into_iter()
-            .filter(|state| {
-                let _renaming = self.inner.renaming.write().unwrap_or_else(|e| e.into_inner());
-                !self.inner.apply_names(state)
-            })
-            .collect();
+        let names_wait = {
+            let mut side = lock(&self.inner.side);
+            self.inner.apply_waiting_names(&mut side);
+            !side.unapplied.is_empty()
+        };
         let one_by_one = self.files.len() <= FLUSH_ONE_BY_ONE_MAX;
+        if !one_by_one && self.inner.is_durable() && self.files.iter().any(|(f, l)| f.read().unmarked && !l.is_empty())
+        {
+            self.inner.storage.sync_everything(Step::AttributeMany).context("flush", &self.inner.path)?;
+            self.files.iter().for_each(|(file, _)| file.write().unmarked = false);
+        }
         let mut first_error = None;
         for (file, layer) in &self.files {
             let done = self.apply_file(file, layer, one_by_one, after);
@@ -137,7 +166,7 @@ impl<'a> Checkpoint<'a> {
         if let Some(e) = first_error {
             return Err(e);
         }
-        if !self.unapplied.is_empty() {
+        if names_wait {
             return Err(Error::NoSpace { detail: "a committed change of names could not be made yet".into() });
         }
         self.done = true;
@@ -168,26 +197,34 @@ impl<'a> Checkpoint<'a> {
         Ok(())
     }
 
-    fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool, after: After) -> Result<()> {
-        let (life, is_open) = {
-            let view = file.read();
-            (view.life, view.data.is_some())
-        };
-        if life == Life::Gone {
-            return Ok(());
-        }
-        if !is_open {
+    /// The data file, unchanged by others, and its name; none if it is gone.
+    fn opened(&self, file: &FileShared) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
+        loop {
+            {
+                let _names = self.inner.steady_names();
+                let view = file.read();
+                if view.life == Life::Gone {
+                    return Ok(None);
+                }
+                if let Some(data) = &view.data {
+                    return match changed_outside(&view, &self.inner.storage)? {
+                        Some(changed) => Err(changed),
+                        None => Ok(Some((data.clone(), view.path.clone()))),
+                    };
+                }
+            }
+            // Also when it was closed again just now, for the sake of others.
             self.inner.reopen(file)?;
         }
-        let (data, path) = {
-            let _names = self.inner.steady_names();
-            let view = file.read();
-            if let Some(changed) = changed_outside(&view, &self.inner.storage)? {
-                return Err(changed);
-            }
-            let Some(data) = view.data.clone() else { return Ok(()) };
-            (data, view.path.clone())
-        };
+    }
+
+    fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool, after: After) -> Result<()> {
+        let Some((data, path)) = self.opened(file)? else { return Ok(()) };
+        if self.inner.is_durable() && !layer.is_empty() && file.read().unmarked {
+            // A crash must not leave contents in a file that nothing tells from a stranger's.
+            data.sync_all(Step::Attribute).context("flush the attribute of", &path)?;
+            file.write().unmarked = false;
+        }
         let applied = apply_layer(&*data, layer, &path);
         // Also what failed half-way has changed the file: by us, not by somebody else.
         let meta = data.meta().context("look at", &path)?;
@@ -199,7 +236,7 @@ impl<'a> Checkpoint<'a> {
         applied?;
         let contents_only = after == After::Clean && !file.read().renamed;
         if !contents_only {
-            set_through(&*data, self.cut.through, &path).context("set the attribute of", &path)?;
+            set_through(&*data, self.cut.durable_through, &path).context("set the attribute of", &path)?;
         }
         if flush && self.inner.is_durable() {
             // After a failure the kernel may call the next flush a success: the layer stays, and all
@@ -224,7 +261,6 @@ impl Drop for Checkpoint<'_> {
             side.dirty.insert(file.id, file);
         }
         side.dirs.append(&mut self.dirs);
-        side.unapplied.append(&mut self.unapplied);
     }
 }
 

@@ -1,12 +1,13 @@
 //! Handles of files.
 
-use crate::options::StoreOptions;
+use crate::options::{FileOptions, StoreOptions};
 use crate::store::{Owned, Store};
+use crate::sync::AtomicBool;
 use crate::ticket::Ticket;
 use crate::view::{FileShared, discard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::{Error, Result};
 
 /// One handle of a file.
@@ -27,13 +28,17 @@ pub struct File {
 impl File {
     pub(crate) fn new(inner: Arc<Owned>, shared: Arc<FileShared>, read_only: bool) -> File {
         shared.write().handles += 1;
+        File::counted(inner, shared, read_only)
+    }
+
+    /// For a shared file that counts this handle already.
+    pub(crate) fn counted(inner: Arc<Owned>, shared: Arc<FileShared>, read_only: bool) -> File {
         File { inner, shared, read_only, commit_on_close: AtomicBool::new(false), closed: false }
     }
 
     /// Opens an existing file that has a store of its own beside it, `<path>.untorn/`.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
-        std::fs::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
-        StoreOptions::default().open_file(path)
+        StoreOptions::default().open_file_with(path, &FileOptions::default())
     }
 
     /// The same; makes the file if there is none, with mode 0666 less the umask.
@@ -110,7 +115,7 @@ impl File {
     /// Forgets all uncommitted changes.
     pub fn rollback(&self) -> Result<()> {
         self.check_write()?;
-        self.shared.rollback(&self.inner)
+        self.shared.rollback()
     }
 
     /// Commit what is uncommitted when this handle is closed. Default: off.
@@ -147,15 +152,12 @@ impl File {
             let mut view = self.shared.write();
             view.handles -= 1;
             if view.handles == 0 && view.txn.is_none() {
-                discard(&mut view, &self.inner);
+                discard(&mut view);
             }
         }
         self.inner.forget_if_idle(&self.shared);
-        let closed = if self.inner.home.lone.is_some() && self.shared.read().handles == 0 {
-            self.inner.close()
-        } else {
-            Ok(())
-        };
+        let closed =
+            if self.inner.home.lone.is_some() && self.shared.read().handles == 0 { self.inner.close() } else { Ok(()) };
         committed.and(closed)
     }
 }

@@ -1,14 +1,16 @@
 //! Group commit: whoever comes first leads, and takes along everybody who has come by then.
 
+use crate::checkpoint::Side;
 use crate::names::{NameOp, Names};
 use crate::store::{Inner, lock};
+use crate::sync::{Instant, MutexGuard, thread};
 use crate::ticket::Slot;
 use crate::view::{FileShared, Life, View, complete_pages, spill_staged};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 use untorn_journal::apply::{Applier, Place};
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
@@ -77,11 +79,7 @@ impl Inner {
     }
 
     /// The same, with somebody to write it while the caller goes on.
-    pub(crate) fn submit_async(
-        &self,
-        files: &[Arc<FileShared>],
-        txn: Option<(u64, Vec<NameOp>)>,
-    ) -> Result<Arc<Slot>> {
+    pub(crate) fn submit_async(&self, files: &[Arc<FileShared>], txn: Option<(u64, Vec<NameOp>)>) -> Result<Arc<Slot>> {
         let slot = self.submit(files, txn)?;
         self.background.wake();
         Ok(slot)
@@ -92,11 +90,7 @@ impl Inner {
         let mut inline = 0;
         for file in files {
             if self.options.full_page {
-                let closed = matches!(&*file.read(), v if v.data.is_none() && v.life == Life::Named);
-                if closed {
-                    self.reopen(file)?;
-                }
-                complete_pages(&mut file.write())?;
+                complete_pages(&mut *file.changeable(self)?)?;
             }
             inline += file.read().staged.memory_bytes();
         }
@@ -180,7 +174,7 @@ impl Inner {
         let (start, most) = (Instant::now(), (queue.took / 4).min(GATHER_MOST));
         while queue.waiting.len() < expected && start.elapsed() < most {
             drop(queue);
-            std::thread::yield_now();
+            thread::yield_now();
             queue = lock(&self.queue);
         }
         queue
@@ -269,6 +263,7 @@ impl Inner {
             let boot = self.storage.boot_id().context("read the boot id for", &self.path)?;
             side.journal.record_boot(boot)?;
         }
+        self.check_names_made(requests, side)?;
         let first = side.journal.last() + 1;
         let mut chain = Chain::default();
         let mut staged: Vec<Staged> = Vec::with_capacity(requests.len());
@@ -278,6 +273,8 @@ impl Inner {
         self.flag(staged.iter().flat_map(|s| &s.files), side.journal.last())?;
         let (records, files): (Vec<Record>, Vec<_>) = staged.into_iter().map(|s| (s.record, s.files)).unzip();
         if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
+            // A transaction's empty layers must not be taken for the next commit's.
+            requests.iter().flat_map(|r| &r.parts).for_each(|file| file.write().committed_as_nothing());
             return Ok(requests.len());
         }
         let committed = side.journal.commit(&records);
@@ -306,6 +303,23 @@ impl Inner {
         Ok(n)
     }
 
+    /// Names are judged by what is on the disk: committed ones that could not be made so must be out of
+    /// the way.
+    fn check_names_made(&self, requests: &[Request], side: &mut Side) -> Result<()> {
+        let paths = || requests.iter().flat_map(|r| &r.names).flat_map(NameOp::paths);
+        if side.unapplied.is_empty() || paths().next().is_none() {
+            return Ok(());
+        }
+        self.apply_waiting_names(side);
+        match paths().find(|path| side.unapplied.iter().any(|state| state.has_name(path))) {
+            None => Ok(()),
+            Some(path) => Err(Error::Conflict {
+                path: path.to_owned(),
+                detail: "a change of this name is committed and could not be made yet".into(),
+            }),
+        }
+    }
+
     /// A request as a record.
     fn stage(&self, request: &Request, sequence: u64, chain: &mut Chain) -> Result<Staged> {
         let mut names = Names::new(self);
@@ -326,7 +340,12 @@ impl Inner {
         };
         for file in &request.parts {
             let nth = chain.layers.entry(file.id).or_insert(0);
-            let layer = file.read().committing[*nth].clone();
+            let layer = {
+                let view = file.read();
+                // A commit before this one may have removed the file, or failed to make it.
+                view.check_alive()?;
+                view.committing[*nth].clone()
+            };
             *nth += 1;
             if !layer.is_empty() {
                 let at = refer(file, &mut record);
@@ -343,11 +362,7 @@ impl Inner {
             files.filter(|f| matches!(&*f.read(), v if !v.flagged && v.life == Life::Named)).cloned().collect();
         let one_by_one = fresh.len() <= FLUSH_ONE_BY_ONE_MAX;
         for file in &fresh {
-            let is_open = file.read().data.is_some();
-            if !is_open {
-                self.reopen(file)?;
-            }
-            let mut view = file.write();
+            let mut view = file.changeable(self)?;
             let Some(data) = view.data.clone() else { continue };
             let path = view.path.clone();
             if let Some(now) = crate::checkpoint::changed_outside(&view, &self.storage)? {
@@ -395,6 +410,7 @@ impl Inner {
                 // Its committed layer was dropped on the way in as long as it was unborn.
                 view.life = Life::Named;
                 view.flagged = true;
+                view.unmarked = true;
                 view.committed = settled.layer.clone();
             }
         }
@@ -469,13 +485,19 @@ struct Chain {
 
 /// None of these happened, or nobody knows. What did not happen is uncommitted again.
 fn fail_all(requests: Vec<Request>, e: &Error) {
-    let unknown = matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. });
+    if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
+        for request in requests {
+            request.parts.iter().for_each(|file| file.write().committed_perhaps());
+            request.slot.fill(Err(e.clone()));
+        }
+        return;
+    }
     let mut layers: HashMap<u64, usize> = HashMap::new();
     for file in requests.iter().flat_map(|r| &r.parts) {
         *layers.entry(file.id).or_insert(0) += 1;
     }
     for request in requests.into_iter().rev() {
-        for file in request.parts.iter().filter(|_| !unknown) {
+        for file in &request.parts {
             let nth = layers.get_mut(&file.id).expect("counted above");
             *nth -= 1;
             file.write().uncommit(*nth, request.is_txn);

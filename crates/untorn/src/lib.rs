@@ -31,6 +31,7 @@ mod options;
 mod put;
 mod status;
 mod store;
+mod sync;
 mod ticket;
 mod txn;
 mod view;

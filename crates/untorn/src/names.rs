@@ -21,6 +21,21 @@ pub(crate) enum NameOp {
     Mode { path: PathBuf, mode: u32 },
 }
 
+impl NameOp {
+    /// The names that it is about.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        let (path, to) = match self {
+            NameOp::Rename { from, to } => (from, Some(to)),
+            NameOp::Create { path, .. }
+            | NameOp::Unlink { path }
+            | NameOp::Mkdir { path, .. }
+            | NameOp::Rmdir { path }
+            | NameOp::Mode { path, .. } => (path, None),
+        };
+        std::iter::once(path).chain(to).map(PathBuf::as_path)
+    }
+}
+
 #[derive(Clone)]
 enum Entry {
     File(Arc<FileShared>),
@@ -67,7 +82,7 @@ impl<'a> Names<'a> {
         }
         match self.inner.storage.stat(path) {
             Ok(meta) if meta.kind == Kind::Directory => Ok(Entry::Directory),
-            Ok(_) => self.inner.load(path).map(Entry::File),
+            Ok(_) => self.inner.load(path, 0).map(Entry::File),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Entry::Nothing),
             Err(e) => Err(Error::io("look at", path, e)),
         }
@@ -102,9 +117,8 @@ impl<'a> Names<'a> {
 
     fn check_empty(&self, path: &Path) -> Result<()> {
         let not_empty = || Err(Error::io("remove the directory", path, ErrorKind::DirectoryNotEmpty.into()));
-        let inside = |(name, entry): (&PathBuf, &Entry)| {
-            name.parent() == Some(path) && !matches!(entry, Entry::Nothing)
-        };
+        let inside =
+            |(name, entry): (&PathBuf, &Entry)| name.parent() == Some(path) && !matches!(entry, Entry::Nothing);
         if self.changed.iter().any(inside) {
             return not_empty();
         }
@@ -134,7 +148,10 @@ impl<'a> Names<'a> {
                 match self.look(to)? {
                     Entry::File(victim) => self.steps.push(Step::Unlink(victim)),
                     Entry::Directory => {
-                        return Err(Error::invalid(format!("{} is a directory; a file cannot replace it", to.display())));
+                        return Err(Error::invalid(format!(
+                            "{} is a directory; a file cannot replace it",
+                            to.display()
+                        )));
                     }
                     Entry::Nothing => {}
                 }

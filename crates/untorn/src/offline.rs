@@ -188,8 +188,7 @@ fn owner(storage: &dyn Storage, home: &Home) -> Option<u32> {
 }
 
 fn records(scanned: &Scan) -> Vec<RecordInfo> {
-    let commits: std::collections::HashMap<u64, _> =
-        scanned.accepted.iter().map(|a| (a.sequence, &a.record)).collect();
+    let commits: std::collections::HashMap<u64, _> = scanned.accepted.iter().map(|a| (a.sequence, &a.record)).collect();
     let info = |v: &untorn_journal::scan::Valid| {
         let record = commits.get(&v.head.sequence);
         RecordInfo {

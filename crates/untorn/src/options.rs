@@ -206,16 +206,20 @@ impl StoreOptions {
         path: PathBuf,
         options: &FileOptions,
     ) -> Result<File> {
-        // What is wrong with the name shows before a store is made for it.
+        let home = Home::of_file(name);
+        // What is wrong with the name shows before a store is made for it. If there is a store, a missing
+        // file may have been created by a commit that only its journal holds.
         match storage.stat(name) {
             Ok(_) if options.create.is_some() && options.exclusive => {
                 return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
             }
             Ok(meta) => crate::view::check_kind(&meta, name)?,
-            Err(e) if e.kind() == ErrorKind::NotFound && options.create.is_some() => {}
+            Err(e)
+                if e.kind() == ErrorKind::NotFound && (options.create.is_some() || storage.stat(&home.dir).is_ok()) => {
+            }
             Err(e) => return Err(Error::io("open", &path, e)),
         }
-        self.open_on(storage, Home::of_file(name), path)?.file_with(name, options)
+        self.open_on(storage, home, path)?.file_with(name, options)
     }
 }
 

@@ -6,16 +6,17 @@ use crate::file::File;
 use crate::group::Queue;
 use crate::options::{FailureClass, FileOptions, StoreOptions};
 use crate::status::Status;
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use crate::ticket::Ticket;
 use crate::txn::Txn;
 use crate::view::{FileShared, Life, View, check_kind};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use untorn_journal::extent::{Extent, extent_name};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::extent::Extent;
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::home::{Home, Ownership};
 use untorn_journal::record::check_path;
@@ -34,8 +35,8 @@ pub struct Store {
 
 /// What the handles share.
 ///
-/// Locks, in the order in which they may be taken: `checkpoint_turn`, `side`, `renaming`, `queue`,
-/// `files`, a file's view.
+/// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `side`, `renaming`,
+/// `queue`, `files`, a file's view.
 pub(crate) struct Inner {
     pub storage: Arc<dyn Storage>,
     pub home: Home,
@@ -50,11 +51,15 @@ pub(crate) struct Inner {
     pub quarantined: Vec<Quarantined>,
     pub checkpoint_turn: Mutex<()>,
     pub side: Mutex<Side>,
+    /// Held while the store closes, so that whoever else closes it waits for the end.
+    closing: Mutex<()>,
+    /// The store is closed, and the journal is the next owner's: set in turn with checkpoints.
+    pub over: AtomicBool,
     /// Held for writing while committed names and names on disk differ.
     pub renaming: RwLock<()>,
     pub queue: Mutex<Queue>,
     pub queue_changed: Condvar,
-    pub files: Mutex<HashMap<PathBuf, Arc<FileShared>>>,
+    pub files: Mutex<Files>,
     pub background: Background,
     pub closed: AtomicBool,
     /// The journal failed for good; `side.journal` tells how.
@@ -63,6 +68,9 @@ pub(crate) struct Inner {
     pub commits_waited: AtomicU64,
     pub checkpoints: AtomicU64,
 }
+
+/// The files that are open, by name.
+type Files = BTreeMap<PathBuf, Arc<FileShared>>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
@@ -106,6 +114,8 @@ impl Inner {
             quarantined,
             checkpoint_turn: Mutex::new(()),
             side: Mutex::new(Side::new(journal)),
+            closing: Mutex::new(()),
+            over: AtomicBool::new(false),
             renaming: RwLock::default(),
             queue: Mutex::default(),
             queue_changed: Condvar::new(),
@@ -148,21 +158,16 @@ impl Inner {
     }
 
     pub(crate) fn create_extent(&self) -> Result<Arc<Extent>> {
-        match Extent::create(&*self.storage, &self.home.journal()) {
+        match Extent::create(&self.storage, &self.home.journal()) {
             Err(Error::Io { source, .. }) if matches!(source.raw_os_error(), Some(23 | 24)) => {
                 // The caller has a file's view, which comes after the table: no waiting for that.
                 if let Ok(files) = self.files.try_lock() {
                     self.save_descriptors(&files, 0);
                 }
-                Extent::create(&*self.storage, &self.home.journal())
+                Extent::create(&self.storage, &self.home.journal())
             }
             done => done,
         }
-    }
-
-    pub(crate) fn remove_extent(&self, id: u64) {
-        // One that stays is an orphan, which the next recovery removes.
-        let _ = self.storage.unlink(&self.home.journal().join(extent_name(id)));
     }
 
     /// Until the guard goes, every file is where its view says.
@@ -179,14 +184,25 @@ impl Inner {
         Ok(())
     }
 
-    /// The shared file of a name, opening it if it is not open yet.
-    pub(crate) fn load(&self, path: &Path) -> Result<Arc<FileShared>> {
+    /// Whoever comes here late, with the table of files locked, must not open what may be the next
+    /// owner's.
+    fn check_not_over(&self) -> Result<()> {
+        if self.over.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// The shared file of a name, opening it if it is not open yet. It counts so many new handles: one
+    /// without any may leave the table at any moment.
+    pub(crate) fn load(&self, path: &Path, handles: usize) -> Result<Arc<FileShared>> {
         self.check_name(path)?;
         if let Some(q) = self.quarantined.iter().find(|q| q.path == path) {
             return Err(at_path(q.reason.clone(), &self.path));
         }
         let mut files = lock(&self.files);
+        self.check_not_over()?;
         if let Some(known) = files.get(path) {
+            if handles > 0 {
+                known.write().handles += handles;
+            }
             return Ok(known.clone());
         }
         self.save_descriptors(&files, self.storage.open_files_max());
@@ -208,6 +224,7 @@ impl Inner {
         view.data = Some(file);
         view.writable = writable;
         view.seen = Some(meta);
+        view.handles = handles;
         let shared = FileShared::new(self.new_file_id()?, view);
         files.insert(path.to_owned(), shared.clone());
         Ok(shared)
@@ -243,13 +260,14 @@ impl Inner {
     }
 
     /// Closes data files when there are many; they are opened again when they are needed.
-    fn save_descriptors(&self, files: &HashMap<PathBuf, Arc<FileShared>>, most: usize) {
+    fn save_descriptors(&self, files: &Files, most: usize) {
         if files.len() <= most {
             return;
         }
-        // A file that is in use this moment keeps its descriptor: nothing is waited for here.
-        let open: Vec<_> =
-            files.values().filter_map(|f| f.try_write()).filter(|view| view.data.is_some()).collect();
+        // A file that is in use this moment keeps its descriptor: nothing is waited for here. Whoever has
+        // a clone of it, as a checkpoint does, has the claim on the file, and nobody could open it anew.
+        let unused = |view: &View| view.data.as_ref().is_some_and(|data| Arc::strong_count(data) == 1);
+        let open: Vec<_> = files.values().filter_map(|f| f.try_write()).filter(|view| unused(view)).collect();
         let close = if open.len() > most { open.len() - most / 2 } else { 0 };
         open.into_iter().take(close).for_each(|mut view| view.data = None);
     }
@@ -257,7 +275,7 @@ impl Inner {
     /// Opens something; if there are no descriptors left, closes data files and tries again.
     fn with_descriptors<T>(
         &self,
-        files: &HashMap<PathBuf, Arc<FileShared>>,
+        files: &Files,
         open: impl Fn() -> std::io::Result<T>,
     ) -> std::io::Result<T> {
         match open() {
@@ -274,6 +292,7 @@ impl Inner {
     pub(crate) fn reopen(&self, shared: &FileShared) -> Result<()> {
         let _names = self.steady_names();
         let files = lock(&self.files);
+        self.check_not_over()?;
         self.save_descriptors(&files, self.storage.open_files_max());
         let (path, how) = {
             let view = shared.read();
@@ -302,6 +321,12 @@ impl Inner {
         Ok(())
     }
 
+    /// Takes back a handle that never came to be.
+    fn let_go(&self, shared: &Arc<FileShared>) {
+        shared.write().handles -= 1;
+        self.forget_if_idle(shared);
+    }
+
     /// Drops a file from the table that has nothing to remember.
     pub(crate) fn forget_if_idle(&self, shared: &Arc<FileShared>) {
         let mut files = lock(&self.files);
@@ -315,12 +340,18 @@ impl Inner {
     /// Closes: finishes commits, checkpoints, leaves plain, whole files.
     pub(crate) fn close(&self) -> Result<()> {
         self.check_fork()?;
+        let _closing = lock(&self.closing);
         if self.closed.swap(true, SeqCst) {
             return Ok(());
         }
         self.drain();
         self.background.stop();
-        let done = self.close_journal();
+        let done = {
+            let _turn = lock(&self.checkpoint_turn);
+            let done = self.close_journal();
+            self.over.store(true, SeqCst);
+            done
+        };
         for file in std::mem::take(&mut *lock(&self.files)).into_values() {
             // Handles may stay open; the claims on the files end here.
             file.write().data = None;
@@ -332,8 +363,8 @@ impl Inner {
         done
     }
 
+    /// The caller has the turn.
     fn close_journal(&self) -> Result<()> {
-        let _turn = lock(&self.checkpoint_turn);
         if let Some(e) = lock(&self.side).journal.failure() {
             // The failed group must not be applied: the journal stays pending.
             return Err(e);
@@ -395,9 +426,7 @@ fn at_path(e: Error, store: &Path) -> Error {
         Error::Foreign { path, detail } => Error::Foreign { path: inside(path), detail },
         Error::Untrusted { path, detail } => Error::Untrusted { path: inside(path), detail },
         Error::UnknownState { path } => Error::UnknownState { path: inside(path) },
-        Error::NewerVersion { path, found, supported } => {
-            Error::NewerVersion { path: inside(path), found, supported }
-        }
+        Error::NewerVersion { path, found, supported } => Error::NewerVersion { path: inside(path), found, supported },
         Error::Conflict { path, detail } => Error::Conflict { path: inside(path), detail },
         Error::NeedsJournal { path, detail } => Error::NeedsJournal { path: inside(path), detail },
         Error::Io { action, path, source } => Error::Io { action, path: inside(path), source },
@@ -443,34 +472,46 @@ impl Store {
     pub fn file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
         self.inner.check_usable()?;
         let path = path.as_ref();
-        let mut loaded = self.inner.load(path);
+        let mut loaded = self.inner.load(path, 1);
         if matches!(&loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound) {
             // A commit that is on its way may make the file.
             self.inner.drain();
-            loaded = self.inner.load(path);
+            loaded = self.inner.load(path, 1);
         }
         let shared = match loaded {
             Err(Error::Io { source, .. }) if options.create.is_some() && source.kind() == ErrorKind::NotFound => {
-                let mode = options.create.unwrap_or(0o666) & !untorn_os::umask();
-                let mut txn = self.begin();
-                let shared = txn.create_shared(path, mode)?;
-                txn.commit()?;
-                shared
+                match self.create_now(path, options.create.unwrap_or(0o666) & !untorn_os::umask()) {
+                    // Somebody else was faster.
+                    Err(Error::Io { source, .. }) if !options.exclusive && source.kind() == ErrorKind::AlreadyExists => {
+                        self.inner.load(path, 1)?
+                    }
+                    done => done?,
+                }
             }
-            Ok(_) if options.create.is_some() && options.exclusive => {
+            Ok(shared) if options.create.is_some() && options.exclusive => {
+                self.inner.let_go(&shared);
                 return Err(Error::io("create", path, ErrorKind::AlreadyExists.into()));
             }
             done => done?,
         };
         if !options.read_only && !shared.read().writable {
-            self.inner.forget_if_idle(&shared);
+            self.inner.let_go(&shared);
             return Err(Error::io("open for writing", path, ErrorKind::PermissionDenied.into()));
         }
-        let file = File::new(self.inner.clone(), shared, options.read_only);
+        let file = File::counted(self.inner.clone(), shared, options.read_only);
         if options.truncate && !options.read_only {
             file.truncate(0)?;
         }
         Ok(file)
+    }
+
+    /// Makes a file in a commit of its own. It counts one handle.
+    fn create_now(&self, path: &Path, mode: u32) -> Result<Arc<FileShared>> {
+        let mut txn = self.begin();
+        let shared = txn.create_shared(path, mode)?;
+        shared.write().handles += 1;
+        txn.commit()?;
+        Ok(shared)
     }
 
     /// Begins a transaction over files and names.
@@ -493,7 +534,9 @@ impl Store {
     fn distinct(&self, files: &[&File]) -> Result<Vec<Arc<FileShared>>> {
         self.inner.check_usable()?;
         if files.iter().any(|f| !Arc::ptr_eq(&f.inner.inner, &self.inner.inner)) {
-            return Err(Error::invalid("a file belongs to another store; files that commit together live in one store"));
+            return Err(Error::invalid(
+                "a file belongs to another store; files that commit together live in one store",
+            ));
         }
         let mut known = HashSet::new();
         Ok(files.iter().filter(|f| known.insert(f.shared.id)).map(|f| f.shared.clone()).collect())

@@ -1,7 +1,8 @@
 //! Commits on their way.
 
 use crate::store::Owned;
-use std::sync::{Arc, Mutex};
+use crate::sync::Mutex;
+use std::sync::Arc;
 use untorn_journal::Result;
 
 /// Where the result of a commit is left.

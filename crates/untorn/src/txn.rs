@@ -2,7 +2,7 @@
 
 use crate::file::File;
 use crate::names::{Kept, NameOp, Names};
-use crate::store::Owned;
+use crate::store::{Owned, lock};
 use crate::ticket::{Slot, Ticket};
 use crate::view::{FileShared, Life, View, discard};
 use std::path::Path;
@@ -34,6 +34,8 @@ impl Txn {
         if !Arc::ptr_eq(&file.inner, &self.inner) {
             return Err(Error::invalid("the file belongs to another store"));
         }
+        // A commit that has checked the file takes its changes before it becomes ours.
+        let _queue = lock(&self.inner.queue);
         let mut view = file.shared.write();
         if view.txn == Some(self.id) {
             return Ok(());
@@ -147,7 +149,7 @@ impl Txn {
         for file in &self.files {
             let mut view = file.write();
             if view.txn == Some(self.id) {
-                discard(&mut view, &self.inner);
+                discard(&mut view);
                 view.txn = None;
                 if view.life == Life::Unborn {
                     view.be_gone();

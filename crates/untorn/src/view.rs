@@ -9,11 +9,12 @@
 //! ```
 
 use crate::store::Inner;
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use bytes::Bytes;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use untorn_journal::extent::{Extent, append_summed};
 use untorn_journal::layer::{Layer, NO_END, Source, read_through};
 use untorn_journal::record::FILE_BYTES_MAX;
@@ -59,6 +60,8 @@ pub(crate) struct View {
     pub flagged: bool,
     /// Its name or mode, or that it exists at all, was committed since the last checkpoint.
     pub renamed: bool,
+    /// A commit created it, and its attribute may not be durable yet.
+    pub unmarked: bool,
     /// The last commit that touched the file, or the one that it was whole at.
     pub last: u64,
     /// The transaction that it takes part in.
@@ -88,6 +91,7 @@ impl View {
             seen: None,
             flagged: false,
             renamed: false,
+            unmarked: false,
             last,
             txn: None,
             quarantine: None,
@@ -156,10 +160,18 @@ impl View {
         self.last = sequence;
     }
 
+    /// The oldest commit on its way says nothing.
+    pub(crate) fn committed_as_nothing(&mut self) {
+        let layer = self.committing.pop_front().expect("a commit on its way");
+        debug_assert!(layer.is_empty());
+    }
+
     /// The n-th commit on its way did not happen. Its changes become part of the next one, or
     /// uncommitted again; those of a transaction are gone.
     pub(crate) fn uncommit(&mut self, nth: usize, forget: bool) {
         let failed = self.committing.remove(nth).expect("a commit on its way");
+        // The pages that it had logged whole are not in the journal.
+        self.whole_pages.clear();
         if forget {
             if self.life == Life::Unborn {
                 self.be_gone();
@@ -178,6 +190,12 @@ impl View {
                 self.staged = merged;
             }
         }
+    }
+
+    /// The oldest commit on its way may be in the journal or not: it shows, and is never applied.
+    pub(crate) fn committed_perhaps(&mut self) {
+        let layer = self.committing.pop_front().expect("a commit on its way");
+        self.committed.merge(&layer);
     }
 
     /// The file is no more, or never came to be.
@@ -212,6 +230,19 @@ impl FileShared {
             let view = self.read();
             view.check_alive()?;
             if view.data.is_some() || view.life == Life::Unborn {
+                return Ok(view);
+            }
+            drop(view);
+            inner.reopen(self)?;
+        }
+    }
+
+    /// The same for changing it. A descriptor may be closed for the sake of others at any moment that
+    /// nobody holds the view.
+    pub(crate) fn changeable(&self, inner: &Inner) -> Result<RwLockWriteGuard<'_, View>> {
+        loop {
+            let view = self.write();
+            if view.data.is_some() || view.life != Life::Named {
                 return Ok(view);
             }
             drop(view);
@@ -293,23 +324,22 @@ impl FileShared {
         })
     }
 
-    pub(crate) fn rollback(&self, inner: &Inner) -> Result<()> {
+    pub(crate) fn rollback(&self) -> Result<()> {
         let mut view = self.write();
         view.check_alive()?;
         if view.txn.is_some() {
             return Err(Error::InTransaction { path: view.path.clone() });
         }
-        discard(&mut view, inner);
+        discard(&mut view);
         Ok(())
     }
 }
 
-/// Forgets staged changes and what they put beside the journal.
-pub(crate) fn discard(view: &mut View, inner: &Inner) {
+/// Forgets staged changes, and with them what they put beside the journal.
+pub(crate) fn discard(view: &mut View) {
     view.staged = Layer::default();
-    if let Some(extent) = view.spill.take() {
-        inner.remove_extent(extent.id);
-    }
+    view.whole_pages.clear();
+    view.spill = None;
 }
 
 fn spill_extent(view: &mut View, inner: &Inner) -> Result<Arc<Extent>> {
@@ -340,19 +370,41 @@ pub(crate) fn spill_staged(view: &mut View, inner: &Inner, least_bytes: u64) -> 
 
 /// Option `full_page`: pages that change for the first time since the cut are staged whole.
 pub(crate) fn complete_pages(view: &mut View) -> Result<()> {
-    let size = view.size();
-    for page in changed_pages(&view.staged) {
-        if !view.whole_pages.insert(page) {
-            continue;
-        }
+    let (mut staged, mut whole) = (std::mem::take(&mut view.staged), std::mem::take(&mut view.whole_pages));
+    let completed = complete_layer(&mut staged, &view.layers(), view, &mut whole);
+    (view.staged, view.whole_pages) = (staged, whole);
+    completed
+}
+
+/// The same when a checkpoint begins under commits that are on their way: their records come after the
+/// cut, so what counted as whole before it does not count for them.
+pub(crate) fn complete_waiting(view: &mut View) -> Result<()> {
+    view.whole_pages.clear();
+    let mut whole = HashSet::new();
+    for nth in 0..view.committing.len() {
+        let mut layer = (*view.committing[nth]).clone();
+        let older = view.committing.iter().take(nth).rev().map(|l| &**l);
+        let below: Vec<&Layer> = older.chain([&view.committed]).chain(view.applying.as_deref()).collect();
+        complete_layer(&mut layer, &below, view, &mut whole)?;
+        view.committing[nth] = Arc::new(layer);
+    }
+    view.whole_pages = whole;
+    Ok(())
+}
+
+/// Completes the pages that a layer changes in part, from the layers below it and the data file.
+fn complete_layer(layer: &mut Layer, below: &[&Layer], view: &View, whole: &mut HashSet<u64>) -> Result<()> {
+    let size = layer.size.or(below.iter().find_map(|l| l.size)).unwrap_or(view.base_size);
+    for page in changed_pages(layer) {
         let start = page * PAGE_BYTES;
         let range = start..(start + PAGE_BYTES).min(size);
-        if range.is_empty() || view.staged.covers(&range) {
+        if !whole.insert(page) || range.is_empty() || layer.covers(&range) {
             continue;
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        read_through(&view.layers(), view.data.as_deref(), &mut bytes, start)?;
-        view.staged.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
+        let layers: Vec<&Layer> = std::iter::once(&*layer).chain(below.iter().copied()).collect();
+        read_through(&layers, view.data.as_deref(), &mut bytes, start)?;
+        layer.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
     }
     Ok(())
 }

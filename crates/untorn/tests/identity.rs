@@ -7,9 +7,10 @@ mod common;
 use common::puppet::{Puppet, close_clean_with, crash_in, crashed_store, path_text};
 use common::*;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use tempfile::TempDir;
-use untorn::{File, Store};
+use untorn::{Error, File, Store};
 
 /// A file that is pending, and is not here or is somebody else's now.
 const LOST: &[&str] = &["needs-its-journal", "conflict", "foreign"];
@@ -312,6 +313,25 @@ fn a_lone_file_without_its_journal_is_refused() {
     fs::rename(dir.path().join("aside"), &journal).unwrap();
     let file = File::open(&path).unwrap();
     assert_same(&contents(&file), &text("new", "lone"), "recovered");
+}
+
+/// What a power cut does to a file whose directory was not flushed yet.
+#[test]
+fn a_lone_file_whose_name_was_lost_is_created_anew_by_its_journal() {
+    let dir = directory();
+    let path = dir.path().join("lone.db");
+    let mut puppet = Puppet::start();
+    puppet.ok(&["lone", path_text(&path)]);
+    puppet.commit("lone", "new");
+    puppet.kill();
+    fs::remove_file(&path).unwrap();
+    let file = File::open(&path).unwrap();
+    assert_same(&contents(&file), &text("new", "lone"), "created anew");
+    file.close().unwrap();
+
+    // Closed and then removed by somebody, it is simply missing.
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(File::open(&path), Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound));
 }
 
 // Whole stores, pending, copied.

@@ -39,6 +39,12 @@ static void options(void) {
     CHECK(mkdir("plain", 0755) == 0);
     FAILS(untorn_store_open("plain", &bad), ENOENT, UNTORN_E_IO);
     FAILS(untorn_store_open("missing", &bad), ENOENT, UNTORN_E_IO);
+    FAILS(untorn_store_open("missing/below", NULL), ENOENT, UNTORN_E_IO);
+    umask(027);
+    store = untorn_store_open("missing", NULL);
+    struct stat st;
+    CHECK(store && stat("missing", &st) == 0 && (st.st_mode & 07777) == 0750);
+    CHECK(untorn_store_close(store) == 0);
 }
 
 static void opening(void) {

@@ -1,0 +1,48 @@
+# One door to everything that is done with Untorn's source. `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+# Where cargo builds; the programs below are run from there.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+UNTORN := $(TARGET)/release/untorn
+FUZZ_SECONDS ?= 20
+
+.PHONY: help setup build test demo bench check install man fuzz clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
+	@scripts/setup.sh
+
+build: ## Build the library and the `untorn` command, optimised
+	$(CARGO) build --release --workspace
+
+test: setup ## Run every test; prints totals
+	@scripts/test.sh
+
+demo: setup build ## Kill a program a few hundred times, with and without Untorn, and count torn states
+	$(UNTORN) demo
+
+bench: build ## Measure against the floor and the usual ways; prints tables
+	$(UNTORN) bench all
+
+check: setup ## Formatting, lints, documentation, licences and advisories of dependencies
+	@scripts/check.sh
+
+install: ## Install library, header, command and pages under PREFIX (default /usr/local)
+	PREFIX="$(PREFIX)" scripts/install.sh
+
+man: build ## Write man pages to $(TARGET)/man
+	mkdir -p $(TARGET)/man
+	$(UNTORN) man $(TARGET)/man
+
+fuzz: ## Fuzz every parser for FUZZ_SECONDS each (needs a nightly toolchain and cargo-fuzz)
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+clean: ## Remove everything that was built
+	$(CARGO) clean
+	rm -rf fuzz/target

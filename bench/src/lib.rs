@@ -1,0 +1,195 @@
+//! Benchmarks of Untorn: each figure side by side with a peer that a careful program would write
+//! with plain system calls, in the same run, in turns.
+//!
+//! A program embeds them as a subcommand: it flattens [`Bench`] into its arguments and calls
+//! [`Bench::run`].
+
+mod append;
+mod child;
+mod commit;
+mod fs;
+mod harness;
+mod oneshot;
+mod peers;
+mod plot;
+mod progress;
+mod recovery;
+mod report;
+mod scratch;
+mod stats;
+mod syncv;
+mod table;
+mod threads;
+
+use anyhow::{Context, Result};
+use fs::{FileSystem, Place};
+use progress::Progress;
+use report::{Report, Section};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Measure commits, side by side with what plain system calls cost here
+///
+/// As root, each benchmark runs on ext4, XFS and btrfs, in image files of 4 GiB that it makes and
+/// removes; otherwise on the file system of the directory.
+#[derive(clap::Args, Debug)]
+pub struct Bench {
+    /// What to measure
+    #[arg(value_enum, required = true)]
+    benchmarks: Vec<Benchmark>,
+
+    /// Where, separated by commas; the default is ext4,xfs,btrfs for root, else here
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHERE")]
+    fs: Vec<FileSystem>,
+
+    /// Directory for the images, or to measure in
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Also draw the figures as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// A smoke run of seconds: everything once, small, here, and no verdicts
+    #[arg(long)]
+    quick: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Benchmark {
+    /// Commits at random offsets; class process; several threads
+    Commit,
+    /// Append and commit
+    Append,
+    /// Many files in one commit
+    Syncv,
+    /// Opening after a crash with a full journal
+    Recovery,
+    /// One small change in a new process
+    Oneshot,
+    /// All of them
+    All,
+}
+
+/// A commit wakes up several times; on a busy processor each of them waits for a turn, the floor's
+/// and the peers' too, and all ratios come near 1.
+fn warn_of_company(processors: usize) -> Result<()> {
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let running = load.split(' ').next().and_then(|minute| minute.parse().ok()).unwrap_or(0.0);
+    if running > processors as f64 / 4.0 {
+        eprintln!("The machine is busy (load {running} on {processors} processors): run this again when it is not.");
+    }
+    Ok(())
+}
+
+/// What every benchmark needs to know.
+struct Run {
+    quick: bool,
+    progress: Progress,
+}
+
+impl Bench {
+    /// Runs the benchmarks, prints their tables, writes the files. A missed target is no failure.
+    pub fn run(self) -> ExitCode {
+        let done = match child::run_if_child() {
+            Some(done) => done,
+            None => self.measure(),
+        };
+        match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                eprintln!("bench: {e:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn measure(&self) -> Result<()> {
+        let dir = self.dir.canonicalize().with_context(|| format!("cannot use {}", self.dir.display()))?;
+        let places = Place::choose(&self.fs, &dir, self.quick);
+        if places.iter().any(|&(fs, _)| fs != FileSystem::Here) {
+            fs::enter_private_namespace();
+        }
+        scratch::clean_up_on_signals()?;
+        if cfg!(debug_assertions) {
+            eprintln!("This is a debug build: its figures mean nothing. Build with --release.");
+        }
+        let run = Run { quick: self.quick, progress: Progress::new() };
+        let mut report = Report {
+            untorn_version: env!("CARGO_PKG_VERSION"),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            processors: std::thread::available_parallelism()?.get(),
+            quick: self.quick,
+            sections: Vec::new(),
+        };
+        let smoke = if self.quick { "; a smoke run: its figures mean little" } else { "" };
+        run.progress.print(&format!(
+            "Untorn {}, Linux {}, {} processors{smoke}",
+            report.untorn_version, report.kernel, report.processors
+        ));
+        warn_of_company(report.processors)?;
+        for (fs, required) in places {
+            match Place::prepare(fs, &dir, self.quick, &run.progress) {
+                Ok(place) => self.measure_in(&place, &run, &mut report)?,
+                Err(e) if !required => run.progress.print(&format!("\nNot measured on an image: {e:#}")),
+                Err(e) => return Err(e),
+            }
+        }
+        if report.sections.is_empty() {
+            run.progress.print("No file system could be made: measuring where it stands.");
+            let here = Place::prepare(FileSystem::Here, &dir, self.quick, &run.progress)?;
+            self.measure_in(&here, &run, &mut report)?;
+        }
+        self.write_files(&report)
+    }
+
+    fn measure_in(&self, place: &Place, run: &Run, report: &mut Report) -> Result<()> {
+        for benchmark in self.chosen() {
+            for section in benchmark.sections(run, place)? {
+                run.progress.print(&table::render(&section));
+                report.sections.push(section);
+            }
+        }
+        Ok(())
+    }
+
+    fn chosen(&self) -> Vec<Benchmark> {
+        use Benchmark::{All, Append, Commit, Oneshot, Recovery, Syncv};
+        let every = [Commit, Append, Syncv, Recovery, Oneshot];
+        every.into_iter().filter(|b| self.benchmarks.contains(b) || self.benchmarks.contains(&All)).collect()
+    }
+
+    fn write_files(&self, report: &Report) -> Result<()> {
+        let write = |path: &PathBuf, text: String| {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        if let Some(path) = &self.json {
+            write(path, serde_json::to_string_pretty(report)? + "\n")?;
+        }
+        if let Some(path) = &self.svg {
+            write(path, plot::render(&report.sections))?;
+        }
+        Ok(())
+    }
+}
+
+impl Benchmark {
+    fn sections(self, run: &Run, place: &Place) -> Result<Vec<Section>> {
+        Ok(match self {
+            Benchmark::Commit => {
+                let mut sections = commit::run(run, place)?;
+                sections.push(threads::run(run, place)?);
+                sections
+            }
+            Benchmark::Append => vec![append::run(run, place)?],
+            Benchmark::Syncv => vec![syncv::run(run, place)?],
+            Benchmark::Recovery => vec![recovery::run(run, place)?],
+            Benchmark::Oneshot => vec![oneshot::run(run, place)?],
+            Benchmark::All => unreachable!("All stands for the others"),
+        })
+    }
+}

@@ -1,0 +1,141 @@
+//! What Untorn is measured against: plain system calls, as a careful program would make them.
+
+use crate::fs::libc_o_direct;
+use crate::harness::timed;
+use anyhow::{Context, Result};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+use untorn_os::{AlignedBuf, BLOCK_BYTES};
+
+/// The least that durable bytes can cost: one sequential write of the bytes, unframed, padded to
+/// blocks of 4 KiB, into a preallocated and already written file, plus `fdatasync`.
+pub(crate) struct Floor {
+    file: File,
+    bytes: AlignedBuf,
+    at: u64,
+    file_bytes: u64,
+}
+
+impl Floor {
+    pub(crate) const BUFFERED: &str = "floor, buffered";
+    pub(crate) const DIRECT: &str = "floor, O_DIRECT";
+
+    /// Through the page cache.
+    pub(crate) fn buffered(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Floor> {
+        let path = dir.join("floor-buffered");
+        fill(&path, file_bytes)?;
+        let file = OpenOptions::new().write(true).open(path)?;
+        Ok(Floor::over(file, commit_bytes, file_bytes))
+    }
+
+    /// Past it; `None` where the file system does not do that.
+    pub(crate) fn direct(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Option<Floor>> {
+        let path = dir.join("floor-direct");
+        fill(&path, file_bytes)?;
+        // Nothing of it may be cached: each direct write would first have to throw that away.
+        rustix::fs::fadvise(File::open(&path)?, 0, None, rustix::fs::Advice::DontNeed)?;
+        match OpenOptions::new().write(true).custom_flags(libc_o_direct()).open(path) {
+            Err(e) if e.kind() == ErrorKind::InvalidInput => Ok(None),
+            file => Ok(Some(Floor::over(file?, commit_bytes, file_bytes))),
+        }
+    }
+
+    fn over(file: File, commit_bytes: usize, file_bytes: u64) -> Floor {
+        let mut bytes = AlignedBuf::zeroed(commit_bytes.next_multiple_of(BLOCK_BYTES));
+        fastrand::fill(&mut bytes);
+        Floor { file, bytes, at: 0, file_bytes }
+    }
+
+    /// One write and one flush; from the start again at the end of the file.
+    pub(crate) fn write(&mut self) -> Result<Duration> {
+        if self.at + self.bytes.len() as u64 > self.file_bytes {
+            self.at = 0;
+        }
+        let fresh = fastrand::u64(..).to_le_bytes();
+        self.bytes[..fresh.len()].copy_from_slice(&fresh);
+        let time = timed(|| {
+            self.file.write_all_at(&self.bytes, self.at)?;
+            self.file.sync_data()
+        })?;
+        self.at += self.bytes.len() as u64;
+        Ok(time)
+    }
+}
+
+/// A new file of random bytes, durable.
+pub(crate) fn fill(path: &Path, bytes: u64) -> Result<()> {
+    let mut chunk = vec![0; 1 << 20];
+    fastrand::fill(&mut chunk);
+    let write = || -> std::io::Result<()> {
+        let file = File::create(path)?;
+        let mut at = 0;
+        while at < bytes {
+            let n = (bytes - at).min(chunk.len() as u64);
+            file.write_all_at(&chunk[..n as usize], at)?;
+            at += n;
+        }
+        file.sync_all()
+    };
+    write().with_context(|| format!("cannot fill {}", path.display()))
+}
+
+/// Replaces a file so that a crash leaves the old or the new content: a new file, flushed, renamed
+/// over the old, and the directory flushed.
+pub(crate) fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::Result<()> {
+    let temporary = dir.join(format!("{name}.tmp"));
+    let mut file = File::create(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, dir.join(name))?;
+    File::open(dir)?.sync_all()
+}
+
+/// Copies the first `bytes` of a file to a new one and flushes it. A plain loop: `copy_file_range`
+/// would clone instead of copying where it can.
+pub(crate) fn copy(from: &Path, to: &Path, bytes: u64) -> std::io::Result<()> {
+    let (from, to) = (File::open(from)?, File::create(to)?);
+    let mut chunk = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < bytes {
+        let n = (bytes - at).min(chunk.len() as u64) as usize;
+        from.read_exact_at(&mut chunk[..n], at)?;
+        to.write_all_at(&chunk[..n], at)?;
+        at += n as u64;
+    }
+    to.sync_data()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_wraps_and_pads() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut floor = Floor::buffered(dir.path(), 5000, 20_000).unwrap();
+        let before = fs::read(dir.path().join("floor-buffered")).unwrap();
+        for at in [0, 8192, 0] {
+            floor.write().unwrap();
+            assert_eq!(floor.at, at + 8192);
+        }
+        let after = fs::read(dir.path().join("floor-buffered")).unwrap();
+        assert_eq!(after.len(), 20_000);
+        assert_eq!(after[16_384..], before[16_384..]);
+        assert_ne!(after[..8192], after[8192..16_384]);
+    }
+
+    #[test]
+    fn replacing_and_copying_give_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+        fill(&from, (1 << 20) + 77).unwrap();
+        copy(&from, &to, (1 << 20) + 5).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), fs::read(&from).unwrap()[..(1 << 20) + 5]);
+        replace_file(dir.path(), "to", b"new").unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"new");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,96 @@
+//! Recovery of a full journal of one-page records, against copying the same bytes.
+
+use crate::Run;
+use crate::child::{Job, leave_full_journal};
+use crate::fs::{Place, drop_caches};
+use crate::harness::{ROUNDS_MIN, timed};
+use crate::peers::{copy, fill};
+use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::stats::{Measured, Ratio};
+use anyhow::{Result, bail};
+use untorn::StoreOptions;
+
+const PAGE: u64 = 4096;
+
+/// The `recovery` section of one place.
+pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+    let dir = place.directory("recovery")?;
+    let (file_bytes, wanted_bytes): (u64, u64) = if run.quick { (64 << 20, 8 << 20) } else { (1 << 30, 256 << 20) };
+    let root = dir.join("store");
+    let [data, source, target] = ["store/data", "source", "target"].map(|name| dir.join(name));
+    run.progress.cell(format!("{}: recovery, writing the files", place.name));
+    std::fs::create_dir(&root)?;
+    fill(&data, file_bytes)?;
+    fill(&source, wanted_bytes)?;
+
+    // A checkpoint starts before the journal is full; twice the size lets the wanted part fill up.
+    let journal_bytes = 2 * wanted_bytes;
+    let options = StoreOptions::default().journal_bytes(journal_bytes);
+    let rounds = if run.quick { 1 } else { ROUNDS_MIN };
+    let [mut ours, mut peer] = ["Untorn, open", "copy + fdatasync"].map(Measured::new);
+    let mut throughputs = Vec::new();
+    let (mut pending_bytes, mut recovered) = (0, Default::default());
+    for round in 0..rounds {
+        run.progress.cell(format!("{}: recovery, round {} of {rounds}", place.name, round + 1));
+        let job = Job::FillJournal { root: root.clone(), file: "data".to_owned(), journal_bytes, wanted_bytes };
+        pending_bytes = leave_full_journal(&job)?;
+
+        drop_caches(&[data.clone(), source.clone()])?;
+        let mut store = None;
+        ours.begin_round();
+        let time = timed(|| options.open(&root).map(|opened| store = Some(opened)))?;
+        ours.push(time);
+        let store = store.expect("opened");
+        recovered = store.status().recovered;
+        store.close()?;
+        let payload_bytes = recovered.commits * PAGE;
+        if payload_bytes == 0 {
+            bail!("nothing was recovered, although {pending_bytes} bytes of journal were pending");
+        }
+
+        drop_caches(&[data.clone(), source.clone()])?;
+        peer.begin_round();
+        let copy_time = timed(|| copy(&source, &target, payload_bytes.min(wanted_bytes)))?;
+        // As much as was recovered, should that be more than the source holds.
+        let scale = payload_bytes as f64 / payload_bytes.min(wanted_bytes) as f64;
+        peer.push(copy_time.mul_f64(scale));
+        throughputs.push(copy_time.as_secs_f64() * scale / time.as_secs_f64());
+        std::fs::remove_file(&target)?;
+    }
+    std::fs::remove_dir_all(&dir)?;
+
+    let payload_mib = (recovered.commits * PAGE) as f64 / f64::from(1 << 20);
+    let mut extras = Extras::default();
+    extras.add("records", recovered.commits as f64, 0);
+    extras.add("payload MiB", payload_mib, 1);
+    extras.add("journal pending MiB", pending_bytes as f64 / f64::from(1 << 20), 1);
+    extras.add("recovery MiB/s", payload_mib / (ours.summary().median_us / 1e6), 0);
+    extras.add("copy MiB/s", payload_mib / (peer.summary().median_us / 1e6), 0);
+    let row = Row {
+        cell: format!("{} of journal", bytes_text(wanted_bytes)),
+        load: "cold".to_owned(),
+        contenders: vec![ours.summary(), peer.summary()],
+        ratio: Some(Ratio::of_rounds(&peer.name, throughputs)),
+        target: None,
+        verdict: None,
+        extras,
+    };
+    Ok(Section {
+        title: "recovery of a full journal of 4 KiB records, class power",
+        place: place.name.clone(),
+        place_details: place.details.clone(),
+        unit: TimeUnit::Milliseconds,
+        ratio_means: "throughput of recovery ÷ throughput of copying",
+        rows: vec![row.judge(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick)],
+        notes: vec![
+            format!(
+                "A child process commits pages of a file of {}, each page once, in random order, and is killed; opening \
+                 the store is timed. Bytes are those of the pages, not of the records around them.",
+                bytes_text(file_bytes)
+            ),
+            "The peer reads as many bytes from one file, writes them to a new one, and flushes once. Caches are dropped \
+             before both."
+                .to_owned(),
+        ],
+    })
+}

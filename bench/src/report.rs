@@ -1,0 +1,227 @@
+//! What a benchmark hands over: sections of rows, the same for the table, the JSON and the plot.
+
+use crate::stats::{Ratio, Summary};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// Everything that one run found.
+#[derive(serde::Serialize)]
+pub(crate) struct Report {
+    pub(crate) untorn_version: &'static str,
+    pub(crate) kernel: String,
+    pub(crate) processors: usize,
+    /// A smoke run: the numbers show that it works, not how fast it is.
+    pub(crate) quick: bool,
+    pub(crate) sections: Vec<Section>,
+}
+
+/// One published figure: one benchmark in one place.
+#[derive(serde::Serialize)]
+pub(crate) struct Section {
+    pub(crate) title: &'static str,
+    /// `ext4`, `xfs`, `btrfs`, or `here (…)`.
+    pub(crate) place: String,
+    /// File system, mount options, device.
+    pub(crate) place_details: String,
+    /// The unit of the printed times; JSON is always in microseconds.
+    #[serde(skip)]
+    pub(crate) unit: TimeUnit,
+    /// What the ratio divides by what.
+    pub(crate) ratio_means: &'static str,
+    pub(crate) rows: Vec<Row>,
+    /// How it was measured, for whoever wants to repeat it.
+    pub(crate) notes: Vec<String>,
+}
+
+/// The unit of a table's times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TimeUnit {
+    Microseconds,
+    Milliseconds,
+}
+
+impl TimeUnit {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            TimeUnit::Microseconds => "µs",
+            TimeUnit::Milliseconds => "ms",
+        }
+    }
+
+    pub(crate) fn scale_us(self, us: f64) -> f64 {
+        match self {
+            TimeUnit::Microseconds => us,
+            TimeUnit::Milliseconds => us / 1e3,
+        }
+    }
+}
+
+/// One cell: Untorn, its peers, the ratio, and the target.
+#[derive(serde::Serialize)]
+pub(crate) struct Row {
+    pub(crate) cell: String,
+    /// `saturated`, or the think time.
+    pub(crate) load: String,
+    /// Untorn first, then its peers.
+    pub(crate) contenders: Vec<Summary>,
+    pub(crate) ratio: Option<Ratio>,
+    pub(crate) target: Option<Target>,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) extras: Extras,
+}
+
+impl Row {
+    /// Judges the ratio, and that nothing waited where nothing may; a quick run judges nothing.
+    pub(crate) fn judge(mut self, target: Option<Target>, waited: Waited, quick: bool) -> Row {
+        self.target = target;
+        self.verdict = match (&self.ratio, target) {
+            _ if quick => None,
+            (Some(ratio), Some(target)) if target.reached(ratio.value) => Some(match waited {
+                Waited::Forbidden(commits) if commits > 0 => Verdict::Waited,
+                _ => Verdict::Reached,
+            }),
+            (Some(_), Some(_)) => Some(Verdict::Missed),
+            _ => None,
+        };
+        self
+    }
+}
+
+/// Whether a commit may wait for a checkpoint, and if not, how many did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waited {
+    Allowed,
+    Forbidden(u64),
+}
+
+/// What a ratio must reach.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Target {
+    fn reached(self, value: f64) -> bool {
+        match self {
+            Target::AtMost(limit) => value <= limit,
+            Target::AtLeast(limit) => value >= limit,
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Target::AtMost(limit) => write!(f, "≤ {limit:.2}"),
+            Target::AtLeast(limit) => write!(f, "≥ {limit:.2}"),
+        }
+    }
+}
+
+/// Whether the target was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Reached,
+    Missed,
+    /// The ratio was reached, but commits waited where none may.
+    Waited,
+}
+
+impl Verdict {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Verdict::Reached => "reached",
+            Verdict::Missed => "missed",
+            Verdict::Waited => "missed: waited",
+        }
+    }
+}
+
+/// Further figures of a row, each under a head that names its unit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extras(Vec<Extra>);
+
+#[derive(Clone, Debug)]
+struct Extra {
+    head: &'static str,
+    value: f64,
+    decimals: usize,
+}
+
+impl Extras {
+    pub(crate) fn add(&mut self, head: &'static str, value: f64, decimals: usize) {
+        self.0.push(Extra { head, value, decimals });
+    }
+
+    pub(crate) fn heads(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.0.iter().map(|e| e.head)
+    }
+
+    /// The figure under a head, as text; a dash where this row has none.
+    pub(crate) fn text(&self, head: &str) -> String {
+        match self.0.iter().find(|e| e.head == head) {
+            Some(e) => format!("{:.*}", e.decimals, e.value),
+            None => "–".to_owned(),
+        }
+    }
+}
+
+impl Serialize for Extras {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for extra in &self.0 {
+            map.serialize_entry(extra.head, &extra.value)?;
+        }
+        map.end()
+    }
+}
+
+/// `64 B`, `4 KiB`, `64 MiB`: the largest unit that divides it.
+pub(crate) fn bytes_text(bytes: u64) -> String {
+    for (unit, name) in [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
+        if bytes >= unit && bytes.is_multiple_of(unit) {
+            return format!("{} {name}", bytes / unit);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(value: f64) -> Row {
+        Row {
+            cell: String::new(),
+            load: String::new(),
+            contenders: Vec::new(),
+            ratio: Some(Ratio::of_rounds("floor", vec![value])),
+            target: None,
+            verdict: None,
+            extras: Extras::default(),
+        }
+    }
+
+    #[test]
+    fn a_target_is_missed_by_the_ratio_or_by_a_wait() {
+        let verdict = |value, target, waited, quick| row(value).judge(Some(target), waited, quick).verdict;
+        let at_most = Target::AtMost(1.25);
+        assert_eq!(verdict(1.25, at_most, Waited::Allowed, false), Some(Verdict::Reached));
+        assert_eq!(verdict(1.26, at_most, Waited::Allowed, false), Some(Verdict::Missed));
+        assert_eq!(verdict(1.0, at_most, Waited::Forbidden(0), false), Some(Verdict::Reached));
+        assert_eq!(verdict(1.0, at_most, Waited::Forbidden(1), false), Some(Verdict::Waited));
+        assert_eq!(verdict(9.9, Target::AtLeast(10.0), Waited::Allowed, false), Some(Verdict::Missed));
+        assert_eq!(verdict(1.0, at_most, Waited::Allowed, true), None);
+        assert_eq!(verdict(f64::NAN, at_most, Waited::Allowed, false), Some(Verdict::Missed));
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(bytes_text(64), "64 B");
+        assert_eq!(bytes_text(4096), "4 KiB");
+        assert_eq!(bytes_text(64 << 20), "64 MiB");
+        assert_eq!(bytes_text(1537), "1537 B");
+    }
+}

@@ -1,0 +1,72 @@
+//! Directories that disappear however the benchmark ends: by returning, by a panic, by Ctrl-C.
+
+use anyhow::{Context, Result};
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// What is still there, in the order of its making.
+static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A new directory, unmounted (if something was mounted on it) and removed when dropped.
+pub(crate) struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    pub(crate) fn new_in(parent: &Path) -> Result<Scratch> {
+        let made = tempfile::Builder::new().prefix("untorn-bench-").tempdir_in(parent);
+        let path = made.with_context(|| format!("cannot make a directory in {}", parent.display()))?.keep();
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        Ok(Scratch { path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        remove(&self.path);
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).retain(|path| *path != self.path);
+    }
+}
+
+/// Cleans up on SIGINT, SIGTERM and SIGHUP.
+pub(crate) fn clean_up_on_signals() -> Result<()> {
+    ctrlc::set_handler(|| {
+        let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+        left.iter().rev().for_each(|path| remove(path));
+        // The lock is held until the end: whoever waits for it would only make more.
+        std::process::exit(130);
+    })
+    .context("cannot handle Ctrl-C")
+}
+
+fn remove(path: &Path) {
+    // Detached, since our own files may still be open there. Usually nothing is mounted (EINVAL).
+    let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
+    if let Err(e) = std::fs::remove_dir_all(path)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        eprintln!("cannot remove {}: {e}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_leaves_nothing() {
+        let parent = tempfile::tempdir().unwrap();
+        let panicked = std::panic::catch_unwind(|| {
+            let scratch = Scratch::new_in(parent.path()).unwrap();
+            std::fs::write(scratch.path().join("file"), "x").unwrap();
+            panic!("on purpose");
+        });
+        assert!(panicked.is_err());
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Sections as text for people.
+
+use crate::report::{Row, Section};
+
+/// Text in columns: the first `left` columns to the left, numbers to the right.
+struct Columns {
+    left: usize,
+    lines: Vec<Vec<String>>,
+}
+
+impl Columns {
+    fn new(left: usize, heads: impl IntoIterator<Item = String>) -> Columns {
+        Columns { left, lines: vec![heads.into_iter().collect()] }
+    }
+
+    fn render(&self) -> String {
+        let width = |column: usize| self.lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.lines[0].len()).map(width).collect();
+        let mut out = String::new();
+        for (n, line) in self.lines.iter().enumerate() {
+            let cells = line.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+                if column < self.left { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+            out.push('\n');
+            if n == 0 {
+                let rule: Vec<String> = widths.iter().map(|&width| "─".repeat(width)).collect();
+                out.push_str(&rule.join("  "));
+                out.push('\n');
+            }
+        }
+        out
+    }
+}
+
+/// The whole section: where, the times, the further figures, and how it was measured.
+pub(crate) fn render(section: &Section) -> String {
+    let mut out = format!("\n{} on {}\n{}\n\n", section.title, section.place, section.place_details);
+    out.push_str(&times(section).render());
+    if let Some(extras) = extras(section) {
+        out.push('\n');
+        out.push_str(&extras.render());
+    }
+    out.push('\n');
+    out.push_str(&format!("Ratio: {}, the median of the rounds.\n", section.ratio_means));
+    for note in &section.notes {
+        out.push_str(note);
+        out.push('\n');
+    }
+    out
+}
+
+/// One line per contender; the ratio stands in Untorn's.
+fn times(section: &Section) -> Columns {
+    let unit = section.unit.name();
+    let mut heads = vec!["cell".to_owned(), "load".to_owned(), "what".to_owned(), "samples".to_owned()];
+    heads.extend(["mean", "p25", "median", "p75", "p99.9"].map(|head| format!("{head} {unit}")));
+    heads.extend(["ratio ×", "p25–p75 ×", "target ×", "verdict"].map(str::to_owned));
+    let mut columns = Columns::new(3, heads);
+    for row in &section.rows {
+        for (n, contender) in row.contenders.iter().enumerate() {
+            let best = row.ratio.as_ref().is_some_and(|ratio| ratio.against == contender.name);
+            let mut line = if n == 0 { vec![row.cell.clone(), row.load.clone()] } else { vec![String::new(); 2] };
+            line.push(if best { format!("{} *", contender.name) } else { contender.name.clone() });
+            line.push(contender.samples.to_string());
+            let c = contender;
+            let times_us = [c.mean_us, c.p25_us, c.median_us, c.p75_us, c.p999_us];
+            line.extend(times_us.map(|us| format!("{:.1}", section.unit.scale_us(us))));
+            line.extend(if n == 0 { judgement(row) } else { Default::default() });
+            columns.lines.push(line);
+        }
+    }
+    columns
+}
+
+fn judgement(row: &Row) -> [String; 4] {
+    let ratio = row.ratio.as_ref();
+    [
+        ratio.map_or(String::new(), |r| format!("{:.2}", r.value)),
+        ratio.map_or(String::new(), |r| format!("{:.2}–{:.2}", r.p25, r.p75)),
+        row.target.map_or(String::new(), |target| target.to_string()),
+        row.verdict.map_or(String::new(), |verdict| verdict.word().to_owned()),
+    ]
+}
+
+/// The second table: whatever else the rows say, one line per row.
+fn extras(section: &Section) -> Option<Columns> {
+    let mut heads: Vec<&'static str> = Vec::new();
+    for head in section.rows.iter().flat_map(|row| row.extras.heads()) {
+        if !heads.contains(&head) {
+            heads.push(head);
+        }
+    }
+    if heads.is_empty() {
+        return None;
+    }
+    let mut columns = Columns::new(2, ["cell", "load"].iter().chain(&heads).map(|head| (*head).to_owned()));
+    for row in &section.rows {
+        let mut line = vec![row.cell.clone(), row.load.clone()];
+        line.extend(heads.iter().map(|head| row.extras.text(head)));
+        columns.lines.push(line);
+    }
+    Some(columns)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::report::{Extras, Target, TimeUnit, Waited};
+    use crate::stats::{Measured, Ratio};
+    use std::time::Duration;
+
+    /// A section with one row, as the tests of the table and of the plot need it.
+    pub(crate) fn sample() -> Section {
+        let [ours, floor] = [("Untorn", 120), ("floor, buffered <&>", 100)].map(|(name, us)| {
+            let mut m = Measured::new(name);
+            m.push(Duration::from_micros(us));
+            m
+        });
+        let mut extras = Extras::default();
+        extras.add("syncs per commit", 1.0, 3);
+        let row = Row {
+            cell: "4 KiB".to_owned(),
+            load: "saturated".to_owned(),
+            contenders: vec![ours.summary(), floor.summary()],
+            ratio: Some(Ratio::cost(&ours, &[&floor])),
+            target: None,
+            verdict: None,
+            extras,
+        };
+        Section {
+            title: "commit",
+            place: "xfs".to_owned(),
+            place_details: "xfs (rw) on /dev/loop0".to_owned(),
+            unit: TimeUnit::Microseconds,
+            ratio_means: "Untorn ÷ floor",
+            rows: vec![row.judge(Some(Target::AtMost(1.25)), Waited::Allowed, false)],
+            notes: vec!["A note.".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_section_reads_as_text() {
+        let expected = "
+commit on xfs
+xfs (rw) on /dev/loop0
+
+cell   load       what                   samples  mean µs  p25 µs  median µs  p75 µs  p99.9 µs  ratio ×  p25–p75 ×  target ×  verdict
+─────  ─────────  ─────────────────────  ───────  ───────  ──────  ─────────  ──────  ────────  ───────  ─────────  ────────  ───────
+4 KiB  saturated  Untorn                       1    120.0   120.0      120.0   120.0     120.0     1.20  1.20–1.20    ≤ 1.25  reached
+                  floor, buffered <&> *        1    100.0   100.0      100.0   100.0     100.0
+
+cell   load       syncs per commit
+─────  ─────────  ────────────────
+4 KiB  saturated             1.000
+
+Ratio: Untorn ÷ floor, the median of the rounds.
+A note.
+";
+        assert_eq!(render(&sample()), expected);
+    }
+}

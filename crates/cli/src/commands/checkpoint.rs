@@ -1,0 +1,40 @@
+//! `untorn checkpoint`.
+
+use super::recover;
+use crate::answer::{Answer, Failure};
+use crate::progress::Progress;
+use clap::{Args, ValueHint};
+use std::path::PathBuf;
+use untorn::Recovered;
+use untorn::offline::{self, RecoverOptions};
+
+/// Apply and flush everything committed, so that data files are plain and whole.
+///
+/// A store that a program has open answers that it is busy: only its owner can do this then, and
+/// does so by itself when it closes the store.
+#[derive(Args)]
+pub struct Checkpoint {
+    /// A store's directory, or a file with its own store.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: PathBuf,
+}
+
+impl Checkpoint {
+    pub fn run(self) -> Result<Answer, Failure> {
+        let progress = Progress::new("recovering");
+        let store = offline::open(&self.path, &RecoverOptions::default(), &|done, all| progress.show(done, all))?;
+        store.checkpoint()?;
+        let status = store.status();
+        store.close()?;
+        recover::refuse_quarantined(&status.quarantined)?;
+        let recovered = status.recovered;
+        Ok(Answer::text(format!("checkpointed{}; data files are plain and whole\n", after_crash(&recovered))))
+    }
+}
+
+fn after_crash(recovered: &Recovered) -> String {
+    match recovered.commits {
+        0 => String::new(),
+        n => format!(", after recovering {}", crate::table::count(n, "commit", "commits")),
+    }
+}

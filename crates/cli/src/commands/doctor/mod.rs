@@ -1,0 +1,87 @@
+//! `untorn doctor`: what is promised here, and why not more.
+//!
+//! Every fact that was looked at is a [`Finding`], which may lower what is promised for a failure or
+//! rule a store out altogether. The promise is the lowest of them, and the findings that lowered it
+//! are the reasons.
+
+mod device;
+mod file_system;
+mod finding;
+mod report;
+mod trial;
+mod trust;
+
+use crate::answer::{Answer, Failure};
+use clap::{Args, ValueHint};
+use finding::Finding;
+use report::Report;
+use std::path::{Path, PathBuf};
+use untorn::offline;
+
+/// Say what is promised at a place, and why not more.
+///
+/// Looks at the file system, its mount options, the disk's write cache, room, rights and limits, and
+/// tries what Untorn needs on a small file that is removed at once. Exit code: 0 if a store can be
+/// used here, 1 if not.
+#[derive(Args)]
+pub struct Doctor {
+    /// A directory, a file, or a file to be.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: PathBuf,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub fn run(self) -> Result<Answer, Failure> {
+        let report = examine(&self.path)?;
+        let code = u8::from(!report.usable);
+        let answer = if self.json { Answer::json(&report)? } else { Answer::text(report.text()) };
+        Ok(answer.code(code))
+    }
+}
+
+/// The directory in which the data and the store lie.
+fn directory_of(path: &Path) -> &Path {
+    if path.is_dir() {
+        return path;
+    }
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Where a store for this path keeps everything of its own.
+fn journal_of(path: &Path) -> PathBuf {
+    if path.is_dir() {
+        return path.join(".untorn");
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".untorn");
+    beside.into()
+}
+
+fn examine(path: &Path) -> Result<Report, Failure> {
+    let dir = directory_of(path);
+    let info = untorn_os::file_system_info(dir).map_err(|e| Failure::io("look at the file system of", dir, e))?;
+    let disk = device::look(&info);
+    let mut findings = file_system::judge(&info, disk.cache, file_system::ext4_has_journal(&info));
+    findings.extend(disk.findings);
+    findings.extend(trial::room(dir, &info)?);
+    findings.extend(trust::directory(path, dir)?);
+    findings.extend(trial::kernel(dir));
+    findings.extend(trial::on_a_file(dir));
+
+    let journal = journal_of(path);
+    let mut store = None;
+    if journal.symlink_metadata().is_ok() {
+        findings.extend(trust::journal(&journal));
+        match offline::inspect(path) {
+            Ok(found) => store = Some(super::status::summary(&found)?),
+            Err(e) => findings.push(Finding::new("store", "cannot be read").rules_out(e.to_string())),
+        }
+    }
+    Ok(Report::new(path, info, findings, store))
+}

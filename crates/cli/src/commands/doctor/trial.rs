@@ -1,0 +1,124 @@
+//! What can only be learnt by trying: attributes, locks, direct writes, flushes, room.
+
+use super::finding::Finding;
+use crate::answer::Failure;
+use crate::table::bytes;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use untorn_os::{AlignedBuf, BLOCK_BYTES, FileSystemInfo, Linux, Open, Step, Storage};
+
+/// Less than this, and a commit may not find room for its journal.
+const ROOM_BYTES: u64 = 1 << 20;
+const FLUSHES: u32 = 9;
+
+/// Free space, quotas, limits.
+pub fn room(dir: &Path, info: &FileSystemInfo) -> Result<Vec<Finding>, Failure> {
+    let failed = |e| Failure::io("look at the room of", dir, e);
+    let space = Linux::open(dir).and_then(|storage| storage.space()).map_err(failed)?;
+    let free = Finding::new("free space", bytes(space.available_bytes));
+    let mut findings = vec![if space.available_bytes < ROOM_BYTES {
+        free.note("commits are refused cleanly when there is no room for them")
+    } else {
+        free
+    }];
+    if space.read_only {
+        findings.push(Finding::new("mount", "read-only").rules_out("a store must be written; remount it"));
+    }
+    let quotas = ["usrquota", "grpquota", "prjquota", "usrjquota", "grpjquota", "quota"];
+    if let Some(option) = info.options.split(',').find(|o| quotas.contains(&o.split('=').next().unwrap_or(o))) {
+        findings.push(Finding::new("quota", option).note("commits beyond it are refused cleanly"));
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if let Some(limit_bytes) = limit {
+        let note = "a limit of this process; commits beyond it are refused cleanly";
+        findings.push(Finding::new("file size limit", bytes(limit_bytes)).note(note));
+    }
+    Ok(findings)
+}
+
+/// Ways of opening that keep paths inside a store.
+pub fn kernel(dir: &Path) -> Vec<Finding> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = match rustix::fs::openat2(rustix::fs::CWD, dir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        Err(Errno::NOSYS | Errno::PERM) => {
+            Finding::new("openat2", "no").note("paths are walked step by step instead: slower, and as safe")
+        }
+        _ => Finding::new("openat2", "yes"),
+    };
+    vec![found]
+}
+
+/// A file for trials, removed with this value.
+struct Trial {
+    storage: Arc<Linux>,
+    name: PathBuf,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = self.storage.unlink(&self.name);
+    }
+}
+
+/// Tries on a real file what a store needs of one.
+pub fn on_a_file(dir: &Path) -> Vec<Finding> {
+    match try_all(dir) {
+        Ok(findings) => findings,
+        Err(e) if matches!(e.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
+            let note = "this user cannot write here: attributes, direct writes and flushes were not tried";
+            vec![Finding::new("trial file", e.to_string()).rules_out(note)]
+        }
+        Err(e) => {
+            vec![Finding::new("trial file", e.to_string()).rules_out("a file could not be created and used here")]
+        }
+    }
+}
+
+fn try_all(dir: &Path) -> io::Result<Vec<Finding>> {
+    let storage = Linux::open(dir)?;
+    let name = PathBuf::from(format!(".untorn-doctor-{:016x}", fastrand::u64(..)));
+    let file = storage.open(&name, Open::create(0o600).direct())?;
+    let trial = Trial { storage, name };
+
+    let mut findings = Vec::new();
+    let direct = Finding::new("direct writes", if file.is_direct() { "yes" } else { "no" });
+    findings.push(if file.is_direct() { direct } else { direct.note("the journal goes through the page cache") });
+
+    let mut block = AlignedBuf::default();
+    block.resize(BLOCK_BYTES);
+    untorn_os::write_all_at(&*file, &block, 0)?;
+    file.sync_all(Step::Attribute)?;
+    let mut flushes_us = Vec::new();
+    for _ in 0..FLUSHES {
+        untorn_os::write_all_at(&*file, &block, 0)?;
+        let started = Instant::now();
+        file.sync_data(Step::Commit)?;
+        flushes_us.push(started.elapsed());
+    }
+    flushes_us.sort();
+    let flush: Duration = flushes_us[flushes_us.len() / 2];
+    findings.push(Finding::new("flush", format!("{} µs for one block (median of {FLUSHES})", flush.as_micros())));
+
+    let value = b"trial".to_vec();
+    let attribute = match file.set_attribute(&value).and_then(|()| file.attribute()) {
+        Ok(found) if found.as_ref() == Some(&value) => Finding::new("attributes", "yes"),
+        Ok(_) => Finding::new("attributes", "lost at once").rules_out("files cannot be tied to their store"),
+        Err(e) => Finding::new("attributes", format!("no ({e})"))
+            .rules_out("files cannot be tied to their store; use a file system with extended attributes"),
+    };
+    findings.push(attribute);
+
+    let other = trial.storage.open(&trial.name, Open::WRITE)?;
+    let excludes = |mine: io::Result<bool>, theirs: io::Result<bool>| Ok::<_, io::Error>(mine? && !theirs?);
+    let locks = excludes(file.lock(false), other.lock(false))? && excludes(file.try_claim(), other.try_claim())?;
+    findings.push(if locks {
+        Finding::new("locks", "yes")
+    } else {
+        Finding::new("locks", "not effective").rules_out("two owners at once would tear the store")
+    });
+    Ok(findings)
+}

@@ -1,0 +1,45 @@
+//! `untorn eject`.
+
+use super::recover;
+use crate::answer::{Answer, Failure};
+use crate::progress::Progress;
+use clap::{Args, ValueHint};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use untorn::offline;
+
+/// Leave plain files: recover, then remove everything of Untorn's.
+///
+/// Data files keep their contents; the journal and the marks on the files go. Programs that open the
+/// files through Untorn make a new store.
+#[derive(Args)]
+pub struct Eject {
+    /// A store's directory, or a file with its own store.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: PathBuf,
+    /// Don't ask.
+    #[arg(short, long)]
+    yes: bool,
+}
+
+impl Eject {
+    pub fn run(self) -> Result<Answer, Failure> {
+        if !self.yes && std::io::stdin().is_terminal() && !self.confirmed()? {
+            return Err(Failure::new("nothing was changed"));
+        }
+        let progress = Progress::new("recovering");
+        let report = offline::eject(&self.path, &|done, all| progress.show(done, all))?;
+        let recovered = recover::text(&report.recovered);
+        Ok(Answer::text(format!("{recovered}{}: nothing of Untorn's is left\n", self.path.display())))
+    }
+
+    fn confirmed(&self) -> Result<bool, Failure> {
+        eprint!("Make the files of {} plain and remove their journal? [y/N] ", self.path.display());
+        let mut line = String::new();
+        std::io::stderr()
+            .flush()
+            .and_then(|()| std::io::stdin().read_line(&mut line))
+            .map_err(|e| Failure::new(format!("cannot ask: {e}; use --yes")))?;
+        Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    }
+}

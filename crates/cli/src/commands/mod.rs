@@ -1,0 +1,12 @@
+//! One file per command.
+
+pub mod check;
+pub mod checkpoint;
+pub mod completions;
+pub mod doctor;
+pub mod dump;
+pub mod eject;
+pub mod man;
+pub mod put;
+pub mod recover;
+pub mod status;

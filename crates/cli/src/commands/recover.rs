@@ -1,0 +1,86 @@
+//! `untorn recover`.
+
+use super::status;
+use crate::answer::{Answer, Failure};
+use crate::progress::Progress;
+use crate::signals;
+use crate::table::{bytes, count};
+use clap::{Args, ValueHint};
+use std::path::PathBuf;
+use untorn::offline::{self, RecoverOptions};
+use untorn::{Quarantined, Recovered};
+
+/// Bring a store that was not closed back to its last commit.
+///
+/// Opening a store does the same by itself. Interrupting this does no harm: run it again, or open
+/// the store.
+#[derive(Args)]
+pub struct Recover {
+    /// A store's directory, or a file with its own store.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: PathBuf,
+    /// Only say what would be done.
+    #[arg(long, conflicts_with_all = ["salvage", "accept_unknown", "wait"])]
+    dry_run: bool,
+    /// Of a damaged journal, keep every commit before the damage; what cannot be applied goes to
+    /// `untorn-salvage.*` beside the data.
+    #[arg(long)]
+    salvage: bool,
+    /// Take the files as they are if the machine went down while the store was in use in failure
+    /// class `process`.
+    #[arg(long)]
+    accept_unknown: bool,
+    /// Wait for the present owner to close the store.
+    #[arg(long)]
+    wait: bool,
+}
+
+impl Recover {
+    pub fn run(self) -> Result<Answer, Failure> {
+        if self.dry_run {
+            let found = offline::inspect(&self.path)?;
+            let mut text = status::text(&found);
+            for problem in &found.problems {
+                text += &format!("PROBLEM  {problem}\n");
+            }
+            text += "dry run: nothing was changed\n";
+            return Ok(Answer::text(text).code(u8::from(!found.problems.is_empty())));
+        }
+        signals::on_interrupt("interrupted; nothing is lost: run `untorn recover` again, or open the store", || {})
+            .map_err(|e| Failure::new(format!("cannot watch for Ctrl-C: {e}")))?;
+        let options = RecoverOptions { salvage: self.salvage, accept_unknown: self.accept_unknown, wait: self.wait };
+        let progress = Progress::new("recovering");
+        let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
+        refuse_quarantined(&report.quarantined)?;
+        Ok(Answer::text(text(&report.recovered)))
+    }
+}
+
+/// Files that could not be served are a failure, however many others could.
+pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let reasons: Vec<String> = files.iter().map(|q| format!("{}: {}", q.path.display(), q.reason)).collect();
+    let files = count(files.len() as u64, "file was", "files were");
+    Err(Failure::new(format!("{files} set aside, with the commits kept; all others are whole\n{}", reasons.join("\n"))))
+}
+
+/// What recovery did, in a line, and its notes.
+pub fn text(done: &Recovered) -> String {
+    let mut text = match done.commits {
+        0 => "nothing to recover".to_owned(),
+        n => {
+            let (commits, files) = (count(n, "commit", "commits"), count(done.files, "file", "files"));
+            format!("recovered {commits} to {files}, {}", bytes(done.bytes))
+        }
+    };
+    if done.torn_tail {
+        text += "; a torn record at the end, never a commit, was dropped";
+    }
+    text += "; data files are plain and whole\n";
+    for note in &done.notes {
+        text += &format!("note: {note}\n");
+    }
+    text
+}

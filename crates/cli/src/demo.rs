@@ -1,0 +1,212 @@
+//! `untorn demo`: kills a program a few hundred times while it updates two files, and counts the torn
+//! states that it leaves; with plain system calls, and with Untorn.
+
+pub mod child;
+mod medium;
+mod records;
+mod source;
+mod work;
+
+use crate::answer::{Answer, Failure};
+use crate::table::{bytes, table};
+use child::{Ack, Keeper};
+use clap::{Args, ValueHint};
+use indicatif::{ProgressBar, ProgressStyle};
+use medium::{Managed, Medium, Plain};
+use records::{Records, verify};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use work::Work;
+
+/// Updates that the first child makes before it is killed: they tell how long a child should live.
+const CALIBRATION_UPDATES: u64 = 12;
+/// No child lives longer: the demonstration must end.
+const LIFE_MAX: Duration = Duration::from_millis(120);
+
+/// Without a terminal, progress is a line now and then.
+const KILLS_PER_LINE: u64 = 50;
+
+/// Show what Untorn is for: kill a program at random moments while it updates two files.
+#[derive(Args)]
+#[command(hide = true)]
+pub struct Demo {
+    /// Text for the records: a file or a directory. Default: this machine's package database.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: Option<PathBuf>,
+    /// How often to kill, for each of the two.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    kills: u64,
+    /// For the same sequence of updates and pauses.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Where to work; what is made there is removed. Default: a directory on a disk.
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    dir: Option<PathBuf>,
+}
+
+/// What happened to the files of one keeper.
+#[derive(Default)]
+struct Tally {
+    kills: u64,
+    torn: u64,
+    lost: u64,
+    updates: u64,
+    update_ns: Vec<u64>,
+    reopen_ns: Vec<u64>,
+    first_torn: Option<String>,
+}
+
+impl Demo {
+    pub fn run(self) -> Result<Answer, Failure> {
+        let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
+        let (source, texts) = source::texts(self.path.as_deref())?;
+        let work = Work::new(self.dir.as_deref())?;
+        let result = self.both(&work, &texts, &source, seed);
+        work.wait_if_interrupted();
+        result
+    }
+
+    fn both(&self, work: &Work, texts: &[Vec<u8>], source: &Path, seed: u64) -> Result<Answer, Failure> {
+        source::save(&work.texts(), texts)?;
+        let size = bytes(texts.iter().map(|t| t.len() as u64).sum());
+        eprintln!(
+            "{} records, {size}, from {}, in two files: the records and their index",
+            texts.len(),
+            source.display()
+        );
+        eprintln!(
+            "A child updates {} records and both files' headers at a time, for ever; it is killed at random moments.",
+            records::RECORDS_PER_UPDATE
+        );
+        eprintln!("Working in {}; seed {seed}\n", work.describe());
+        let plain = self.torture(Keeper::Plain, work, texts, seed)?;
+        let untorn = self.torture(Keeper::Untorn, work, texts, seed)?;
+        let failed = untorn.torn + untorn.lost > 0;
+        Ok(Answer::text(report(&plain, &untorn, seed)).code(u8::from(failed)))
+    }
+
+    /// Kills, reopens, verifies, again and again.
+    fn torture(&self, keeper: Keeper, work: &Work, texts: &[Vec<u8>], seed: u64) -> Result<Tally, Failure> {
+        let dir = work.make(keeper)?;
+        build(keeper, &dir, texts)?;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let bar = bar(keeper, self.kills);
+        let mut tally = Tally::default();
+        let mut life = LIFE_MAX;
+        for n in 0..self.kills {
+            let spawned = Instant::now();
+            work.spawn(keeper, &dir, random.u64(..))?;
+            if n == 0 {
+                work.wait_for_acks(CALIBRATION_UPDATES)?;
+                life = LIFE_MAX.min(spawned.elapsed() * 3 / 2);
+            } else {
+                // From the very start: opening and recovering are killed as well.
+                std::thread::sleep(life.mul_f64(random.f64()).saturating_sub(spawned.elapsed()));
+            }
+            let acks = work.kill()?;
+            tally.kills += 1;
+            tally.look(keeper, &dir, texts, &acks)?;
+            bar.set_message(format!("{} torn", tally.torn));
+            bar.inc(1);
+            if bar.is_hidden() && tally.kills.is_multiple_of(KILLS_PER_LINE) {
+                eprintln!("{}: {} of {} kills, {} torn", bar.prefix(), tally.kills, self.kills, tally.torn);
+            }
+        }
+        bar.finish();
+        Ok(tally)
+    }
+}
+
+impl Tally {
+    /// Recovers, by opening, and verifies; a torn database is built anew.
+    fn look(&mut self, keeper: Keeper, dir: &Path, texts: &[Vec<u8>], acks: &[Ack]) -> Result<(), Failure> {
+        self.updates += acks.len() as u64;
+        self.update_ns.extend(acks.iter().map(|ack| ack.took_ns));
+        let started = Instant::now();
+        let mut opened = || self.reopen_ns.push(started.elapsed().as_nanos() as u64);
+        let found = match keeper {
+            Keeper::Plain => {
+                let medium = Plain::open(dir)?;
+                opened();
+                verify(&medium)?
+            }
+            Keeper::Untorn => {
+                let medium = Managed::open(dir)?;
+                opened();
+                let found = verify(&medium)?;
+                medium.close()?;
+                found
+            }
+        };
+        match found {
+            Ok(generation) => self.lost += u64::from(acks.last().is_some_and(|ack| generation < ack.generation)),
+            Err(torn) => {
+                self.torn += 1;
+                self.first_torn.get_or_insert_with(|| torn.to_string());
+                build(keeper, dir, texts)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn build(keeper: Keeper, dir: &Path, texts: &[Vec<u8>]) -> Result<(), Failure> {
+    fn first(mut medium: impl Medium, texts: &[Vec<u8>]) -> Result<(), Failure> {
+        Records::build(&mut medium, texts)?;
+        medium.commit()
+    }
+    match keeper {
+        Keeper::Plain => first(Plain::open(dir)?, texts),
+        Keeper::Untorn => first(Managed::open(dir)?, texts),
+    }
+}
+
+fn bar(keeper: Keeper, kills: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:>8} {wide_bar} {pos}/{len} kills, {msg}")
+        .expect("the template is a constant");
+    let name = match keeper {
+        Keeper::Plain => "plain",
+        Keeper::Untorn => "Untorn",
+    };
+    ProgressBar::new(kills).with_style(style).with_prefix(name).with_message("0 torn")
+}
+
+/// The median of durations, in the unit that people would choose.
+fn median(mut ns: Vec<u64>) -> String {
+    if ns.is_empty() {
+        return "-".to_owned();
+    }
+    ns.sort_unstable();
+    match ns[ns.len() / 2] as f64 / 1000.0 {
+        us if us < 1000.0 => format!("{us:.0} µs"),
+        us => format!("{:.1} ms", us / 1000.0),
+    }
+}
+
+fn report(plain: &Tally, untorn: &Tally, seed: u64) -> String {
+    let row = |name: &str, value: &dyn Fn(&Tally) -> String| vec![name.to_owned(), value(plain), value(untorn)];
+    let rows = [
+        ["", "pwrite + fdatasync", "Untorn"].map(str::to_owned).to_vec(),
+        row("times killed", &|t| t.kills.to_string()),
+        row("torn states found", &|t| t.torn.to_string()),
+        row("acknowledged updates lost", &|t| t.lost.to_string()),
+        row("updates made", &|t| t.updates.to_string()),
+        row("time per update, both files, durable (median)", &|t| median(t.update_ns.clone())),
+        row("time to reopen after a kill, recovery included (median)", &|t| median(t.reopen_ns.clone())),
+    ];
+    let mut text = format!("\n{}\n", table(&rows));
+    text += &match &plain.first_torn {
+        Some(torn) => format!("  pwrite + fdatasync, for instance: {torn}\n"),
+        None => "  pwrite + fdatasync was lucky this time: try more --kills\n".to_owned(),
+    };
+    if untorn.torn + untorn.lost == 0 {
+        text += "  Untorn: after every kill the last acknowledged update, or the one in flight, whole\n";
+    }
+    if let Some(torn) = &untorn.first_torn {
+        text += &format!("  UNTORN FAILED: {torn}; please report this with `--seed {seed}`\n");
+    }
+    if untorn.lost > 0 {
+        text += &format!("  UNTORN LOST acknowledged updates; please report this with `--seed {seed}`\n");
+    }
+    text
+}

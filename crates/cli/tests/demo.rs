@@ -1,0 +1,47 @@
+//! `untorn demo`, in small.
+
+mod common;
+
+use common::{Run, untorn};
+use std::process::Stdio;
+use std::time::Duration;
+
+#[test]
+fn untorn_is_never_torn_and_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("input");
+    let text: String = (0..400).map(|n| format!("Package: p{n}\nStatus: {}\n\n", "ok ".repeat(n))).collect();
+    std::fs::write(&input, text).unwrap();
+    let run: Run = untorn()
+        .args(["demo", "--kills", "40", "--seed", "7", "--dir"])
+        .args([dir.path(), &input])
+        .output()
+        .unwrap()
+        .into();
+    let (err, out) = (run.err.clone(), run.ok());
+    assert!(err.contains("400 records") && err.contains("seed 7"), "{err}");
+    let cells = |name: &str| -> Vec<u64> {
+        let line = out.lines().find(|l| l.contains(name)).unwrap_or_else(|| panic!("{name} in {out}"));
+        line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    assert_eq!(cells("times killed"), [40, 40]);
+    assert_eq!(cells("torn states found")[1], 0);
+    assert_eq!(cells("acknowledged updates lost"), [0, 0]);
+    assert!(cells("updates made").iter().all(|&n| n > 40), "{out}");
+    assert_eq!(out.lines().filter(|l| l.contains("µs")).count(), 2, "{out}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the input is left");
+}
+
+#[test]
+fn interrupted_it_cleans_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = untorn();
+    command.args(["demo", "--kills", "100000", "--dir"]).arg(dir.path());
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let run: Run = child.wait_with_output().unwrap().into();
+    assert_eq!((run.code, run.err.lines().last()), (Some(130), Some("untorn: interrupted")));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,101 @@
+//! `untorn doctor` on real places.
+
+mod common;
+
+use common::{NOBODY, Tmpfs, json, root, run, untorn};
+use serde_json::Value;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+fn report(path: &Path) -> Value {
+    json(&run(&["doctor", "--json"], path).out)
+}
+
+fn finding<'r>(report: &'r Value, topic: &str) -> &'r Value {
+    let all = report["findings"].as_array().unwrap();
+    all.iter().find(|f| f["topic"] == topic).unwrap_or_else(|| panic!("no {topic} in {report}"))
+}
+
+/// The promise of class `power` (or `process`) for one failure.
+fn promise<'r>(report: &'r Value, failure: &str, class: &str) -> &'r str {
+    let all = report["promises"].as_array().unwrap();
+    all.iter().find(|p| p["failure"] == failure).unwrap()[class].as_str().unwrap()
+}
+
+#[test]
+fn an_ordinary_directory_is_usable_and_left_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = run(&["doctor"], dir.path()).ok();
+    for part in ["the power is cut", "why not more", "free space", "attributes", "openat2", "flush"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let report = report(dir.path());
+    assert_eq!(report["usable"], true);
+    assert_eq!(promise(&report, "process_killed", "class_power"), "kept");
+    assert_eq!(promise(&report, "power_cut", "class_process"), "not_kept");
+    assert_eq!(promise(&report, "disk_damage", "class_power"), "not_kept");
+    assert_eq!(report["store"], Value::Null);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the trial file is gone");
+}
+
+#[test]
+fn a_file_to_be_is_judged_by_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = report(&dir.path().join("new.db"));
+    assert_eq!((&report["usable"], fs::read_dir(dir.path()).unwrap().count()), (&Value::Bool(true), 0));
+}
+
+#[test]
+fn memory_keeps_nothing_and_a_read_only_mount_takes_nothing() {
+    let Some(disk) = root().then(|| Tmpfs::mount("size=2m")).flatten() else { return };
+    let in_memory = report(disk.dir.path());
+    assert_eq!(promise(&in_memory, "process_killed", "class_power"), "kept");
+    assert_eq!(promise(&in_memory, "kernel_crash", "class_power"), "not_kept");
+    assert_eq!(promise(&in_memory, "power_cut", "class_power"), "not_kept");
+
+    let remount = Command::new("mount").args(["-o", "remount,ro"]).arg(disk.dir.path()).status().unwrap();
+    assert!(remount.success());
+    let run = run(&["doctor"], disk.dir.path());
+    assert_eq!(run.code, Some(1));
+    assert!(run.out.contains("NO STORE CAN BE USED HERE") && run.out.contains("read-only"), "{}", run.out);
+}
+
+#[test]
+fn a_directory_of_somebody_else_is_refused() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let out = untorn().args(["doctor", "--json"]).arg(dir.path()).uid(NOBODY).gid(NOBODY).output().unwrap();
+    let report = json(&String::from_utf8(out.stdout).unwrap());
+    assert_eq!((out.status.code(), &report["usable"]), (Some(1), &Value::Bool(false)));
+    assert_eq!(finding(&report, "owner")["rules_out"], true);
+    assert_eq!(finding(&report, "trial file")["rules_out"], true);
+}
+
+#[test]
+fn a_journal_that_others_can_write_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(".untorn")).unwrap();
+    fs::set_permissions(dir.path().join(".untorn"), Permissions::from_mode(0o777)).unwrap();
+    let report = report(dir.path());
+    assert_eq!(report["usable"], false);
+    assert!(finding(&report, "journal directory")["why"].as_str().unwrap().contains("0700"), "{report}");
+}
+
+#[test]
+fn a_store_that_is_here_is_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = untorn::Store::open(dir.path()).unwrap();
+    let file = store.create("file").unwrap();
+    file.append(b"contents").unwrap();
+    file.commit().unwrap();
+    file.close().unwrap();
+    store.close().unwrap();
+    let report = report(dir.path());
+    assert_eq!((&report["usable"], &report["store"]["clean"]), (&Value::Bool(true), &Value::Bool(true)));
+}

@@ -1,0 +1,168 @@
+//! `untorn put`, as users meet it: rights, full disks, sudden ends, managed files.
+
+mod common;
+
+use common::{NOBODY, Tmpfs, put, root, run, untorn};
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+fn file_in(dir: &Path, contents: &str, mode: u32) -> PathBuf {
+    let path = dir.join("file");
+    fs::write(&path, contents).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn the_umask_rules_new_files_and_no_old_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    for (umask, expected) in [("000", 0o666), ("022", 0o644), ("077", 0o600)] {
+        let new = dir.path().join(umask);
+        assert_eq!(put(&new, b"new", umask, None).ok(), "");
+        assert_eq!(mode(&new), expected, "umask {umask}");
+        let old = file_in(dir.path(), "old", 0o640);
+        put(&old, b"new", umask, None).ok();
+        assert_eq!(mode(&old), 0o640, "umask {umask}");
+    }
+}
+
+#[test]
+fn an_owner_that_cannot_be_kept_is_a_refusal() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+    let file = file_in(dir.path(), "root's", 0o666);
+    let e = put(&file, b"somebody's", "022", Some(NOBODY)).fails(1);
+    assert!(e.contains("user 0") && e.contains("run this as the owner"), "{e}");
+    let file = file_in(dir.path(), "root's", 0o644);
+    let e = put(&file, b"somebody's", "022", Some(NOBODY)).fails(1);
+    assert!(e.contains("denied") && e.contains("run this as the owner"), "{e}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "root's");
+
+    chown(&file, Some(NOBODY), Some(NOBODY)).unwrap();
+    put(&file, b"by root", "022", None).ok();
+    let meta = fs::metadata(&file).unwrap();
+    assert_eq!((meta.uid(), meta.gid(), fs::read_to_string(&file).unwrap().as_str()), (NOBODY, NOBODY, "by root"));
+    assert_eq!(names(dir.path()), ["file"]);
+}
+
+#[test]
+fn a_full_disk_changes_nothing() {
+    let Some(disk) = root().then(|| Tmpfs::mount("size=1m")).flatten() else { return };
+    let file = file_in(disk.dir.path(), "old", 0o600);
+    let e = put(&file, &vec![b'x'; 4 << 20], "022", None).fails(1);
+    assert!(e.contains("no space") && e.contains("try again"), "{e}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    assert_eq!(names(disk.dir.path()), ["file"]);
+    put(&file, &vec![b'y'; 500 << 10], "022", None).ok();
+    assert_eq!(fs::metadata(&file).unwrap().len(), 500 << 10);
+}
+
+/// Waits until the new file beside the old one holds so many bytes.
+fn wait_for_aside(dir: &Path, bytes: u64) -> PathBuf {
+    for _ in 0..2000 {
+        let aside = names(dir).into_iter().find(|n| n.starts_with(".untorn-put-")).map(|n| dir.join(n));
+        if let Some(aside) = aside.filter(|a| a.metadata().is_ok_and(|m| m.len() >= bytes)) {
+            return aside;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("nothing was written beside {}", dir.display());
+}
+
+#[test]
+fn killed_in_the_middle_leaves_the_old_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_in(dir.path(), "old", 0o644);
+    let mut child = untorn().arg("put").arg(&file).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.as_mut().unwrap().write_all(&vec![b'x'; 1 << 20]).unwrap();
+    let aside = wait_for_aside(dir.path(), 1 << 20);
+    assert_eq!(mode(&aside), 0o600, "half-written contents are nobody else's to read");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    put(&file, b"new", "022", None).ok();
+    assert_eq!((fs::read_to_string(&file).unwrap().as_str(), mode(&file)), ("new", 0o644));
+}
+
+#[test]
+fn directories_devices_and_missing_places_are_refused_with_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(run(&["put"], dir.path()).fails(1).contains("name a file"));
+    assert!(run(&["put"], Path::new("/dev/null")).fails(1).contains("device"));
+    assert!(run(&["put"], &dir.path().join("no/file")).fails(1).contains("check the path"));
+}
+
+#[test]
+fn a_managed_file_is_replaced_by_a_commit_and_keeps_its_inode() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_in(dir.path(), "", 0o640);
+    let store = untorn::Store::open(dir.path()).unwrap();
+    let managed = store.file("file").unwrap();
+    managed.write_at(b"first, and longer than what comes", 0).unwrap();
+    managed.commit().unwrap();
+
+    let e = put(&file, b"second", "022", None).fails(1);
+    assert!(e.contains("in use") && e.contains(&std::process::id().to_string()), "{e}");
+
+    managed.close().unwrap();
+    store.close().unwrap();
+    let inode = fs::metadata(&file).unwrap().ino();
+    put(&file, b"second", "022", None).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "second");
+    assert_eq!((fs::metadata(&file).unwrap().ino(), mode(&file)), (inode, 0o640));
+
+    // A new file in a store's directory, and one further down.
+    fs::create_dir(dir.path().join("sub")).unwrap();
+    put(&dir.path().join("sub/new"), b"third", "027", None).ok();
+    assert_eq!(fs::read_to_string(dir.path().join("sub/new")).unwrap(), "third");
+    assert_eq!(mode(&dir.path().join("sub/new")), 0o640);
+    let found = untorn::offline::inspect(dir.path()).unwrap();
+    assert!(found.clean && found.problems.is_empty(), "{found:?}");
+}
+
+#[test]
+fn a_lone_file_is_replaced_by_a_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lone.db");
+    let lone = untorn::File::create(&path).unwrap();
+    lone.append(b"before").unwrap();
+    lone.commit().unwrap();
+    lone.close().unwrap();
+    let inode = fs::metadata(&path).unwrap().ino();
+    put(&path, b"after", "022", None).ok();
+    assert_eq!((fs::read_to_string(&path).unwrap().as_str(), fs::metadata(&path).unwrap().ino()), ("after", inode));
+}
+
+#[test]
+fn a_strangers_journal_does_not_keep_an_owner_from_a_plain_file() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
+    let file = file_in(dir.path(), "old", 0o644);
+    chown(&file, Some(NOBODY), Some(NOBODY)).unwrap();
+    for planted in [".untorn", "file.untorn"] {
+        fs::create_dir(dir.path().join(planted)).unwrap();
+        chown(dir.path().join(planted), Some(1234), Some(1234)).unwrap();
+    }
+    put(&file, b"new", "022", Some(NOBODY)).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+}

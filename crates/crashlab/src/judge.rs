@@ -1,0 +1,148 @@
+//! Opens a store after a crash and says whether what it holds is allowed.
+
+use crate::cut::Snapshot;
+use crate::disk::SimDisk;
+use crate::model::{Files, Model, Node};
+use crate::names::{compare_views, mixture};
+use crate::process::SimProcess;
+use crate::program::{How, Setup};
+use crate::run::{ELSEWHERE, Expect, find_state, plain_files, store_options};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn::{Error, FailureClass, Store};
+use untorn_journal::format::{Attribute, AttributeFound};
+use untorn_journal::home::Home;
+
+/// Judges what crashes of one run leave.
+pub(crate) struct Judge<'r> {
+    pub setup: &'r Setup,
+    pub reference: &'r Model,
+}
+
+/// A store that was opened again.
+pub(crate) struct Reopened {
+    store: Store,
+    process: Arc<SimProcess>,
+    files: Files,
+    /// The state was unknown, and was accepted as it is.
+    pub accepted: bool,
+}
+
+/// The machine after a crash. What somebody had moved away is back by then.
+pub(crate) fn crash(snapshot: &Snapshot, how: How) -> SimDisk {
+    let disk = match how {
+        How::Killed => snapshot.killed(),
+        How::Power(cut) => snapshot.power_cut(cut).disk,
+    };
+    bring_back(disk, snapshot.mark())
+}
+
+pub(crate) fn bring_back(disk: SimDisk, mark: u64) -> SimDisk {
+    if Expect::unpack(mark).away && disk.rename(ELSEWHERE, "a").is_ok() {
+        disk.settle();
+    }
+    disk
+}
+
+/// The class to open in after a crash: now and then the other one.
+pub(crate) fn class_after(snapshot: &Snapshot) -> FailureClass {
+    match (Expect::unpack(snapshot.mark()).class, snapshot.call() % 3 == 1) {
+        (FailureClass::Power, true) | (FailureClass::Process, false) => FailureClass::Process,
+        _ => FailureClass::Power,
+    }
+}
+
+impl Judge<'_> {
+    /// Opens the store, and finds which commit it holds. From then on the disk's mark says that one.
+    pub fn recover(&self, disk: &SimDisk, mark: u64, class: FailureClass, power: bool) -> Result<Reopened, String> {
+        let expect = Expect::unpack(mark);
+        let options = store_options(self.setup, class);
+        let process = disk.spawn();
+        let open = |o: &untorn::StoreOptions| o.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        let store = match open(&options) {
+            Ok(store) => store,
+            Err(Error::UnknownState { .. }) if power && expect.exposed => {
+                let taken = open(&options.accept_unknown(true));
+                let store = taken.map_err(|e| format!("accepting the unknown state failed: {e}"))?;
+                return Ok(Reopened { store, process, files: plain_files(disk), accepted: true });
+            }
+            Err(e) => return Err(format!("the store cannot be opened after the crash: {e}")),
+        };
+        let quarantined = store.status().quarantined;
+        if !quarantined.is_empty() {
+            process.kill();
+            return Err(format!("files are quarantined after the crash: {quarantined:?}"));
+        }
+        let files = plain_files(disk);
+        let Some(number) = find_state(self.reference, expect.allowed, &files) else {
+            process.kill();
+            return Err(mixture(self.reference, expect.allowed, &files));
+        };
+        let exposed = expect.exposed && class == FailureClass::Process;
+        disk.set_mark(Expect { allowed: 1 << number, class, exposed, away: false }.pack());
+        Ok(Reopened { store, process, files, accepted: false })
+    }
+
+    /// A recovery that meets a fault may fail or leave files for later; then its process dies.
+    pub fn attempt(&self, disk: &SimDisk, class: FailureClass) {
+        let process = disk.spawn();
+        let opened = store_options(self.setup, class).open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        process.kill();
+        drop(opened);
+        disk.clear_faults();
+    }
+
+    /// The store works as before: it shows the files, takes a commit, and closes to plain, whole files.
+    pub fn use_again(&self, disk: &SimDisk, reopened: Reopened) -> Result<(), String> {
+        let Reopened { store, process, mut files, .. } = reopened;
+        let used = self.use_store(&store, &mut files);
+        if used.is_err() {
+            process.kill();
+        }
+        let touched = used?;
+        store.close().map_err(|e| format!("the store cannot be closed again: {e}"))?;
+        let found = plain_files(disk);
+        if found != files {
+            return Err(format!("after one more commit and a close, {}", mixture(&Model::new(files), 1, &found)));
+        }
+        check_leftovers(disk, touched)
+    }
+
+    fn use_store(&self, store: &Store, files: &mut Files) -> Result<&'static str, String> {
+        compare_views(store, files)?;
+        let is_file = |name: &str| matches!(files.get(Path::new(name)), Some(Node::File(..)));
+        let name = ["a", "b"].into_iter().find(|name| is_file(name)).unwrap_or("z");
+        let text = |e: Error| format!("the store cannot be used again: {e}");
+        let file = store.create(name).map_err(text)?;
+        file.write_at(b"again", 2).map_err(text)?;
+        file.commit().map_err(text)?;
+        let mode = 0o666 & !crate::run::umask();
+        let node = files.entry(name.into()).or_insert(Node::File(Vec::new(), mode));
+        if let Node::File(contents, _) = node {
+            contents.resize(contents.len().max(7), 0);
+            contents[2..7].copy_from_slice(b"again");
+        }
+        Ok(name)
+    }
+}
+
+/// After a clean close there is nothing of Untorn's but the lock and an empty journal, and the file that
+/// was committed to is a plain one. (Others may carry the flag of a session that is over: it says nothing.)
+fn check_leftovers(disk: &SimDisk, touched: &str) -> Result<(), String> {
+    for (path, entry) in disk.tree() {
+        let text = path.to_string_lossy();
+        match text.strip_prefix(".untorn") {
+            Some("" | "/lock" | "/journal" | "/journal/header") => {}
+            Some(inside) if inside.starts_with("/journal/segment.") => {}
+            Some(_) => return Err(format!("{text} is left over")),
+            None if text == touched => {
+                let found = Attribute::decode(entry.attribute.as_deref());
+                if let AttributeFound::Valid(Attribute { pending: true, .. }) = found {
+                    return Err(format!("{text} still says after a close that its journal must be consulted"));
+                }
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}

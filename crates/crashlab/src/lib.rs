@@ -1,0 +1,24 @@
+//! The crash laboratory: a disk in memory whose power can be cut at every call, behind the same
+//! traits ([`untorn_os::Storage`], [`untorn_os::File`]) as the real one.
+
+mod cut;
+mod disk;
+mod effect;
+pub mod enumerate;
+mod image;
+mod judge;
+pub mod model;
+mod names;
+mod options;
+mod outside;
+mod process;
+pub mod program;
+mod run;
+mod state;
+mod sync;
+
+pub use cut::{Cut, Outcome, Snapshot};
+pub use disk::SimDisk;
+pub use options::{Call, Failed, Fault, Model, On, Options, PROFILES, Profile, What};
+pub use outside::Entry;
+pub use process::SimProcess;

@@ -1,0 +1,163 @@
+//! The operations on names, and the comparisons with the reference model.
+
+use crate::model::{Change, Changes, Files, Model, Node, numbers};
+use crate::program::Op;
+use crate::run::{Runner, Step, umask, wrong};
+use std::path::Path;
+use untorn::{Error, File, Store, Txn};
+
+const A: &str = "a";
+const B: &str = "b";
+const MADE_BYTES: usize = 300;
+const INNER_BYTES: usize = 100;
+
+fn is_file(files: &Files, name: &str) -> bool {
+    matches!(files.get(Path::new(name)), Some(Node::File(..)))
+}
+
+impl Runner<'_> {
+    /// A transaction over names: refused if the names are not there, and then without a trace.
+    pub(crate) fn names(&mut self, store: &Store, op: Op) -> Step<()> {
+        let now = &self.reference.now;
+        let possible = match op {
+            Op::Move | Op::Mode => is_file(now, A),
+            Op::Swap => is_file(now, A) && is_file(now, B),
+            Op::Unlink => is_file(now, B),
+            Op::Mkdir => !now.contains_key(Path::new("d")),
+            Op::Rmdir => now.contains_key(Path::new("d")),
+            _ => true,
+        };
+        self.serial += 1;
+        let mut txn = store.begin();
+        let built = self.build(&mut txn, op);
+        if !possible {
+            return if built.is_err() { Ok(()) } else { wrong(format!("{op:?} went well, and must not")) };
+        }
+        if let Err(e) = built {
+            return self.refused("a transaction", &e);
+        }
+        let changes = self.changes_by(op);
+        let number = self.submit(changes.clone());
+        if self.answer(number, txn.commit())? {
+            changes.iter().for_each(|change| change.apply(&mut self.reference.now));
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (self.serial * 16 + i * 3 % 239) as u8 | 1).collect()
+    }
+
+    fn mode(&self) -> u32 {
+        if self.serial.is_multiple_of(2) { 0o600 } else { 0o640 }
+    }
+
+    fn build(&mut self, txn: &mut Txn, op: Op) -> Result<(), Error> {
+        let make = |txn: &mut Txn, name: &str, bytes: &[u8]| -> Result<File, Error> {
+            let file = txn.create(name, 0o660)?;
+            file.write_at(bytes, 0)?;
+            Ok(file)
+        };
+        match op {
+            Op::Replace => {
+                let file = make(txn, "c", &self.bytes(MADE_BYTES))?;
+                self.handles.push(file);
+                txn.rename("c", A)
+            }
+            Op::Move => txn.rename(A, B),
+            Op::Unlink => txn.unlink(B),
+            Op::Mkdir => {
+                txn.mkdir("d", 0o770)?;
+                let file = make(txn, "d/e", &self.bytes(INNER_BYTES))?;
+                self.handles.push(file);
+                Ok(())
+            }
+            Op::Rmdir => {
+                txn.unlink("d/e")?;
+                txn.rmdir("d")
+            }
+            Op::Swap => {
+                txn.rename(A, "t")?;
+                txn.rename(B, A)?;
+                txn.rename("t", B)
+            }
+            _ => txn.chmod(A, self.mode()),
+        }
+    }
+
+    /// What a transaction commits. Uncommitted changes go with their file, so the same holds for what
+    /// the program sees.
+    fn changes_by(&self, op: Op) -> Changes {
+        let made = |len: usize| Node::File(self.bytes(len), 0o660 & !umask());
+        let rename = |from: &str, to: &str| Change::Rename(from.into(), to.into());
+        match op {
+            Op::Replace => vec![Change::Set("c".into(), made(MADE_BYTES)), rename("c", A)],
+            Op::Move => vec![rename(A, B)],
+            Op::Unlink => vec![Change::Remove(B.into())],
+            Op::Mkdir => vec![
+                Change::Set("d".into(), Node::Directory(0o770 & !umask())),
+                Change::Set("d/e".into(), made(INNER_BYTES)),
+            ],
+            Op::Rmdir => vec![Change::Remove("d/e".into()), Change::Remove("d".into())],
+            Op::Swap => vec![rename(A, "t"), rename(B, A), rename("t", B)],
+            _ => vec![Change::Mode(A.into(), self.mode())],
+        }
+    }
+
+    /// What the handles show is what the model says, uncommitted changes included.
+    pub(crate) fn compare(&self, store: &Store) -> Step<()> {
+        compare_views(store, &self.reference.now).or_else(wrong)
+    }
+}
+
+/// Reads every file through the store.
+pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> {
+    for (name, node) in files {
+        let Node::File(contents, _) = node else { continue };
+        let text = |e: Error| format!("{} cannot be read through the store: {e}", name.display());
+        let file = store.file(name).map_err(text)?;
+        let mut found = vec![0; file.size().map_err(text)? as usize];
+        let n = file.read_at(&mut found, 0).map_err(text)?;
+        if n != found.len() || found != *contents {
+            return Err(format!("{} through the store: {}", name.display(), difference(contents, &found)));
+        }
+    }
+    Ok(())
+}
+
+fn difference(expected: &[u8], found: &[u8]) -> String {
+    let at = expected.iter().zip(found).position(|(a, b)| a != b);
+    let at = at.unwrap_or(expected.len().min(found.len()));
+    let byte = |bytes: &[u8]| bytes.get(at).map_or("the end".to_owned(), |b| format!("{b:#04x}"));
+    format!(
+        "{} bytes where {} are expected; first difference at {at}: {} instead of {}",
+        found.len(),
+        expected.len(),
+        byte(found),
+        byte(expected)
+    )
+}
+
+/// Says how a state differs from each that is allowed.
+pub(crate) fn mixture(reference: &Model, allowed: u64, found: &Files) -> String {
+    let mut text = String::from("the files hold no state that is allowed");
+    for number in numbers(allowed) {
+        let expected = reference.state(number);
+        text += &format!("\n    not the one after commit {number}:");
+        let mut names: Vec<_> = expected.keys().chain(found.keys()).collect();
+        names.sort();
+        names.dedup();
+        for name in names {
+            let how = match (expected.get(name), found.get(name)) {
+                (a, b) if a == b => continue,
+                (Some(Node::File(a, m)), Some(Node::File(b, n))) if a == b => format!("mode {n:o} instead of {m:o}"),
+                (Some(Node::File(a, _)), Some(Node::File(b, _))) => difference(a, b),
+                (None, Some(_)) => "is there and must not be".to_owned(),
+                (Some(_), None) => "is missing".to_owned(),
+                _ => "is something else, or has another mode".to_owned(),
+            };
+            text += &format!("\n        {}: {how}", name.display());
+        }
+    }
+    text
+}

@@ -1,0 +1,300 @@
+//! The programs that are enumerated: the alphabet, where a program starts, and how a case is written down.
+//!
+//! Two files, `a` (6000 bytes) and `b` (700 bytes). An operation on a file that is not there makes it
+//! first, as a commit of its own; an operation that cannot be (removing what is not there) must be
+//! refused and change nothing.
+
+use crate::cut::Cut;
+use crate::options::{Failed, Fault, Model, On, Options, PROFILES, Profile, What};
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! alphabet {
+    ($list:ident: $($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
+        /// One operation of a program.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Op { $($(#[doc = $doc])+ $name,)+ }
+        /// Every operation with its name in a written program.
+        pub const $list: &[(Op, &str)] = &[$((Op::$name, $text),)+];
+    };
+}
+
+alphabet! { OPERATIONS:
+    /// One byte at the start of `a`; commit.
+    One = "one",
+    /// 20 bytes across the first page boundary of `a`; commit.
+    Across = "across",
+    /// 4097 bytes at 100 of `b`, one more than goes inline; commit.
+    Large = "large",
+    /// 4000 bytes into `a`: a record that no segment of one block holds; commit.
+    Whole = "whole",
+    /// 600 bytes behind the end of `b`; commit.
+    Append = "append",
+    /// `a` to size 0; commit.
+    Empty = "empty",
+    /// `a` down by 1000 bytes, into the middle of a page; commit.
+    Shrink = "shrink",
+    /// `a` up by 3000 bytes; commit.
+    Grow = "grow",
+    /// Zeros over 1000..5000 of `a`; commit.
+    Zero = "zero",
+    /// Some bytes in `a` and in `b`; one commit of both.
+    Both = "both",
+    /// Two bytes in `a`; asynchronous commit, nobody waits.
+    Async = "async",
+    /// Two bytes in `b`, then in `a`; two asynchronous commits, waited for together: one flush.
+    Group = "group",
+    /// 4097 bytes in `a`, not committed.
+    Dirty = "dirty",
+    /// 4097 bytes in `a` and one in `b`; `a` rolled back, `b` committed.
+    Rollback = "rollback",
+    /// Transaction: make `c`, write 300 bytes to it, rename it over `a`.
+    Replace = "replace",
+    /// Transaction: rename `a` over `b`.
+    Move = "move",
+    /// Transaction: unlink `b`.
+    Unlink = "unlink",
+    /// Transaction: make the directory `d`, and in it `e` with 100 bytes.
+    Mkdir = "mkdir",
+    /// Transaction: unlink `d/e`, remove `d`.
+    Rmdir = "rmdir",
+    /// Transaction: `a` and `b` swap names by three renames.
+    Swap = "swap",
+    /// Transaction: other permission bits for `a`.
+    Mode = "mode",
+    /// The mark that an idle journal writes.
+    Mark = "mark",
+    /// A checkpoint is begun.
+    Cut = "cut",
+    /// A checkpoint is brought as far as flushed data files.
+    Apply = "apply",
+    /// A checkpoint is brought to its end: journal space is free.
+    Retire = "retire",
+    /// Close and open again.
+    Close = "close",
+    /// Close and open again in the other failure class.
+    Other = "other",
+    /// The process is killed; open again.
+    Kill = "kill",
+    /// 20 small files are written; one commit of all.
+    Many = "many",
+    /// The process is killed, somebody moves `a` away, open again: `a` is quarantined; moved back, open again.
+    Away = "away",
+}
+
+/// The operations that every program is made of. The others take many files or somebody else.
+pub fn alphabet() -> impl Iterator<Item = Op> + Clone {
+    OPERATIONS.iter().map(|(op, _)| *op).filter(|op| !matches!(op, Op::Many | Op::Away))
+}
+
+/// Where a program starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// `a` and `b` are plain files and there is no store.
+    Plain,
+    /// There is a store with both files; it was closed, all is durable.
+    Closed,
+    /// The store is open and has one commit to each file that no checkpoint has covered.
+    Pending,
+}
+
+/// All starts.
+pub const STARTS: [Start; 3] = [Start::Closed, Start::Pending, Start::Plain];
+
+/// Sizes of the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Journal {
+    /// One segment of two blocks, reused by the third commit.
+    Tight,
+    /// Up to four segments of one block.
+    Roomy,
+}
+
+impl Journal {
+    /// Bytes of the journal, of its first segment, and of what goes inline.
+    pub fn sizes(self) -> (u64, u64, u64) {
+        match self {
+            Journal::Tight => (8 << 10, 8 << 10, 4096),
+            Journal::Roomy => (16 << 10, 4 << 10, 4096),
+        }
+    }
+}
+
+/// What a program runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Where it starts.
+    pub start: Start,
+    /// How metadata becomes durable.
+    pub profile: Profile,
+    /// What becomes of unflushed data.
+    pub model: Model,
+    /// Sizes of the journal.
+    pub journal: Journal,
+    /// Whether the disk takes writes past the cache.
+    pub direct: bool,
+}
+
+impl Setup {
+    /// Every profile with every disk model, from a start. Journal size and direct writes alternate
+    /// with `turn`, so that four turns meet every combination.
+    pub fn all(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
+        let of_profile = move |(i, profile): (usize, Profile)| {
+            [Model::SectorAtomic, Model::PageGarbage].into_iter().enumerate().map(move |(j, model)| {
+                let turn = turn + i + 3 * j;
+                let journal = if turn.is_multiple_of(2) { Journal::Tight } else { Journal::Roomy };
+                Setup { start, profile, model, journal, direct: turn / 2 % 2 == 0 }
+            })
+        };
+        PROFILES.into_iter().enumerate().flat_map(of_profile)
+    }
+
+    /// The disk.
+    pub fn disk(&self, skipped: u64) -> Options {
+        let (profile, model, direct) = (self.profile, self.model, self.direct);
+        Options { profile, model, direct, skipped, seed: 1, ..Options::default() }
+    }
+}
+
+/// A crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// All processes are killed; the cache survives.
+    Killed,
+    /// The power goes.
+    Power(Cut),
+}
+
+/// Something that goes wrong at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A crash right before this call.
+    Crash(u64, How),
+    /// The n-th sync of the run fails in this way, and everything is well again afterwards.
+    Sync(u64, Failed),
+    /// The n-th call of the run fails with this `errno`, and everything is well again afterwards.
+    Errno(u64, i32),
+    /// The n-th call of the run, if it reads or writes, does at most this many bytes.
+    Short(u64, usize),
+}
+
+impl Trouble {
+    /// The fault that makes it happen; a crash is none.
+    pub fn fault(self) -> Option<Fault> {
+        let (on, after, what) = match self {
+            Trouble::Crash(..) => return None,
+            Trouble::Sync(after, how) => (On::Sync, after, What::Writeback(how)),
+            Trouble::Errno(after, code) => (On::Any, after, What::Errno(code)),
+            Trouble::Short(after, most) => (On::Any, after, What::Short(most)),
+        };
+        Some(Fault { on, after, times: 1, what })
+    }
+}
+
+/// One case: a program, and one or two things that go wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// What it runs on.
+    pub setup: Setup,
+    /// Steps taken away, as bits; see [`Options::skipped`].
+    pub skipped: u64,
+    /// The program.
+    pub ops: Vec<Op>,
+    /// What goes wrong, in order: during the program, then during the recovery.
+    pub troubles: Vec<Trouble>,
+}
+
+fn one_of<T: Copy + PartialEq>(names: &[(T, &'static str)], value: T) -> &'static str {
+    names.iter().find(|(v, _)| *v == value).map_or("?", |(_, name)| name)
+}
+
+fn named<T: Copy>(names: &[(T, &'static str)], text: &str) -> Result<T, String> {
+    names.iter().find(|(_, name)| *name == text).map(|(v, _)| *v).ok_or_else(|| format!("unknown word: {text}"))
+}
+
+const START_NAMES: [(Start, &str); 3] =
+    [(Start::Plain, "plain"), (Start::Closed, "closed"), (Start::Pending, "pending")];
+const PROFILE_NAMES: [(Profile, &str); 4] =
+    [(Profile::Ext4, "ext4"), (Profile::Xfs, "xfs"), (Profile::Btrfs, "btrfs"), (Profile::AnyPosix, "posix")];
+const MODEL_NAMES: [(Model, &str); 2] = [(Model::SectorAtomic, "sector"), (Model::PageGarbage, "garbage")];
+const JOURNAL_NAMES: [(Journal, &str); 2] = [(Journal::Tight, "tight"), (Journal::Roomy, "roomy")];
+const DIRECT_NAMES: [(bool, &str); 2] = [(true, "direct"), (false, "buffered")];
+const FAILED_NAMES: [(Failed, &str); 3] = [(Failed::Lost, "lost"), (Failed::Half, "half"), (Failed::Landed, "landed")];
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Crash(call, How::Killed) => write!(f, "killed@{call}"),
+            Trouble::Crash(call, How::Power(cut)) => write!(f, "{cut}@{call}"),
+            Trouble::Sync(nth, how) => write!(f, "sync-{}@{nth}", one_of(&FAILED_NAMES, *how)),
+            Trouble::Errno(nth, code) => write!(f, "errno-{code}@{nth}"),
+            Trouble::Short(nth, most) => write!(f, "short-{most}@{nth}"),
+        }
+    }
+}
+
+impl FromStr for Trouble {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Trouble, String> {
+        let (how, at) = text.split_once('@').ok_or("a trouble is how@when")?;
+        let at = at.parse().map_err(|e| format!("{at}: {e}"))?;
+        let bad = |e| format!("{text}: {e}");
+        Ok(match how.split_once('-').unwrap_or((how, "")) {
+            ("sync", how) => Trouble::Sync(at, named(&FAILED_NAMES, how)?),
+            ("errno", code) => Trouble::Errno(at, code.parse().map_err(bad)?),
+            ("short", most) => Trouble::Short(at, most.parse().map_err(bad)?),
+            ("killed", "") => Trouble::Crash(at, How::Killed),
+            _ => Trouble::Crash(at, How::Power(how.parse()?)),
+        })
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = one_of(&START_NAMES, self.start);
+        let (profile, model) = (one_of(&PROFILE_NAMES, self.profile), one_of(&MODEL_NAMES, self.model));
+        let (journal, direct) = (one_of(&JOURNAL_NAMES, self.journal), one_of(&DIRECT_NAMES, self.direct));
+        write!(f, "{start},{profile},{model},{journal},{direct}")
+    }
+}
+
+impl FromStr for Setup {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Setup, String> {
+        let words: Vec<&str> = text.split(',').collect();
+        let [start, profile, model, journal, direct] = words[..] else {
+            return Err(format!("a setup has five words: {text}"));
+        };
+        Ok(Setup {
+            start: named(&START_NAMES, start)?,
+            profile: named(&PROFILE_NAMES, profile)?,
+            model: named(&MODEL_NAMES, model)?,
+            journal: named(&JOURNAL_NAMES, journal)?,
+            direct: named(&DIRECT_NAMES, direct)?,
+        })
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ops: Vec<&str> = self.ops.iter().map(|op| one_of(OPERATIONS, *op)).collect();
+        let troubles: Vec<String> = self.troubles.iter().map(ToString::to_string).collect();
+        write!(f, "{}/{:x}/{}/{}", self.setup, self.skipped, ops.join(","), troubles.join(","))
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Case, String> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let [setup, skipped, ops, troubles] = parts[..] else { return Err(format!("a case has four parts: {text}")) };
+        let list =
+            |text: &'_ str| text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+        Ok(Case {
+            setup: setup.parse()?,
+            skipped: u64::from_str_radix(skipped, 16).map_err(|e| format!("{skipped}: {e}"))?,
+            ops: list(ops).iter().map(|word| named(OPERATIONS, word)).collect::<Result<_, _>>()?,
+            troubles: list(troubles).iter().map(|word| word.parse()).collect::<Result<_, _>>()?,
+        })
+    }
+}

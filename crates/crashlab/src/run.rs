@@ -1,0 +1,634 @@
+//! Runs a program on a simulated disk, step by step beside the reference model.
+
+use crate::cut::Snapshot;
+use crate::disk::SimDisk;
+use crate::model::{Change, Changes, Files, Model as Reference, Node, numbers};
+use crate::names::mixture;
+use crate::options::Model;
+use crate::process::SimProcess;
+use crate::program::{Op, Setup, Start};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use untorn::{Checkpoint, Error, FailureClass, File, Outcome, Store, StoreOptions, Ticket};
+use untorn_journal::home::Home;
+
+/// What a crash at some moment may leave, packed into the number that snapshots carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Expect {
+    /// Commits that may be the last, as bits.
+    pub allowed: u64,
+    /// The class in which the store is open.
+    pub class: FailureClass,
+    /// There may be commits of class `process` that were not flushed.
+    pub exposed: bool,
+    /// Somebody has moved `a` away.
+    pub away: bool,
+}
+
+const CLASS_BIT: u64 = 1 << 62;
+const EXPOSED_BIT: u64 = 1 << 61;
+const AWAY_BIT: u64 = 1 << 60;
+/// Where `a` is while it is away: not in the store.
+pub(crate) const ELSEWHERE: &str = "elsewhere";
+
+impl Expect {
+    pub fn pack(self) -> u64 {
+        let class = if self.class == FailureClass::Process { CLASS_BIT } else { 0 };
+        let exposed = if self.exposed { EXPOSED_BIT } else { 0 };
+        self.allowed | class | exposed | if self.away { AWAY_BIT } else { 0 }
+    }
+
+    pub fn unpack(mark: u64) -> Expect {
+        let class = if mark & CLASS_BIT != 0 { FailureClass::Process } else { FailureClass::Power };
+        let (exposed, away) = (mark & EXPOSED_BIT != 0, mark & AWAY_BIT != 0);
+        Expect { allowed: mark & !(CLASS_BIT | EXPOSED_BIT | AWAY_BIT), class, exposed, away }
+    }
+}
+
+/// How a store is opened in the laboratory: nothing happens but in calls.
+pub(crate) fn store_options(setup: &Setup, class: FailureClass) -> StoreOptions {
+    let (journal_bytes, segment_bytes_first, inline_bytes_max) = setup.journal.sizes();
+    StoreOptions::default()
+        .background(false)
+        .sizes(journal_bytes, segment_bytes_first, inline_bytes_max)
+        .class(class)
+        .full_page(setup.model == Model::PageGarbage)
+}
+
+/// Everything in the store that is not Untorn's own.
+pub(crate) fn plain_files(disk: &SimDisk) -> Files {
+    let own = |path: &Path| {
+        let text = path.as_os_str().as_encoded_bytes();
+        text.starts_with(b".untorn") || text.starts_with(b"untorn-salvage.") || text == ELSEWHERE.as_bytes()
+    };
+    let node = |entry: crate::Entry| match entry.kind {
+        untorn_os::Kind::Directory => Node::Directory(entry.mode),
+        _ => Node::File(entry.contents, entry.mode),
+    };
+    disk.tree().into_iter().filter(|(path, _)| !own(path)).map(|(path, entry)| (path, node(entry))).collect()
+}
+
+/// Which of the allowed commits the plain files hold.
+pub(crate) fn find_state(reference: &Reference, allowed: u64, found: &Files) -> Option<usize> {
+    numbers(allowed).find(|n| reference.state(*n) == *found)
+}
+
+pub(crate) fn umask() -> u32 {
+    static UMASK: OnceLock<u32> = OnceLock::new();
+    *UMASK.get_or_init(untorn_os::umask)
+}
+
+/// A disk with `a` and `b`, and with a store unless the start is [`Start::Plain`]; all of it durable.
+pub(crate) fn prepare(setup: &Setup, many: bool) -> SimDisk {
+    let disk = SimDisk::new(setup.disk(0));
+    let bytes = |seed: usize, len: usize| (0..len).map(|i| (seed + i * 7 % 251) as u8 | 1).collect::<Vec<u8>>();
+    disk.put("a", &bytes(3, 6000)).expect("an empty disk");
+    disk.put("b", &bytes(5, 700)).expect("an empty disk");
+    for i in 0..if many { MANY } else { 0 } {
+        disk.put(many_name(i), &bytes(i, 100)).expect("an empty disk");
+    }
+    disk.settle();
+    if setup.start != Start::Plain {
+        let options = store_options(setup, FailureClass::Power);
+        let opened = options.open_on(disk.process(), Home::of_directory(), PathBuf::new());
+        let store = opened.expect("a new store on a healthy disk");
+        for name in ["a", "b"] {
+            let file = store.file(name).expect("a plain file");
+            file.write_at(b"first", 9).expect("a healthy disk");
+            file.commit().expect("a healthy disk");
+        }
+        store.close().expect("a healthy disk");
+        disk.settle();
+    }
+    disk
+}
+
+/// Files that [`Op::Many`] writes: more than are flushed one by one.
+const MANY: usize = 20;
+
+fn many_name(i: usize) -> String {
+    format!("m{i:02}")
+}
+
+/// What a commit needs at most, in bytes of journal: two blocks, if it makes its file first.
+const ROOM_BYTES_MIN: u64 = 8 << 10;
+
+/// Why a run ended early.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Something that must not be.
+    Wrong(String),
+    /// After a planned fault the program cannot go on, which is its right.
+    GaveUp,
+}
+
+pub(crate) type Step<T> = Result<T, Stop>;
+
+pub(crate) fn wrong<T>(what: impl Into<String>) -> Step<T> {
+    Err(Stop::Wrong(what.into()))
+}
+
+/// A checkpoint that a program has begun.
+enum Stage<'s> {
+    Cut(Checkpoint<'s>),
+    Applied(Checkpoint<'s>),
+}
+
+fn stage_number(stage: &Option<Stage<'_>>) -> u8 {
+    match stage {
+        None => 0,
+        Some(Stage::Cut(_)) => 1,
+        Some(Stage::Applied(_)) => 2,
+    }
+}
+
+fn other(class: FailureClass) -> FailureClass {
+    match class {
+        FailureClass::Power => FailureClass::Process,
+        FailureClass::Process => FailureClass::Power,
+    }
+}
+
+/// How a session of the program ends.
+enum End {
+    /// Closed; the next one is of this class.
+    Closed(FailureClass),
+    Killed,
+    Away,
+    Finished,
+}
+
+/// A change of one file.
+enum Edit {
+    Write(u64, usize),
+    Append(usize),
+    Size(u64),
+    Zero(u64, u64),
+}
+
+/// Ends a process before its store is dropped: dropping would close it, which is no part of the program.
+struct KillOnDrop(Arc<SimProcess>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+/// A program on its way.
+pub(crate) struct Runner<'d> {
+    disk: &'d SimDisk,
+    setup: &'d Setup,
+    pub reference: Reference,
+    class: FailureClass,
+    exposed: bool,
+    away: bool,
+    /// A fault is planned: errors are to be expected.
+    faults: bool,
+    /// An error was seen.
+    troubled: bool,
+    pub serial: usize,
+    pub handles: Vec<File>,
+    tickets: Vec<(Ticket, usize)>,
+    /// The moments of the last operation, or of the whole program if a fault is planned.
+    pub snapshots: Vec<Snapshot>,
+    /// The last operation did something.
+    pub moved: bool,
+}
+
+impl<'d> Runner<'d> {
+    /// On a disk made by [`prepare`].
+    pub fn new(disk: &'d SimDisk, setup: &'d Setup, faults: bool) -> Runner<'d> {
+        Runner {
+            disk,
+            setup,
+            reference: Reference::new(plain_files(disk)),
+            class: FailureClass::Power,
+            exposed: false,
+            away: false,
+            faults,
+            troubled: false,
+            serial: 0,
+            handles: Vec::new(),
+            tickets: Vec::new(),
+            snapshots: Vec::new(),
+            moved: false,
+        }
+    }
+
+    /// Runs a program, and keeps the moments of its last operation.
+    pub fn run(&mut self, ops: &[Op]) -> Result<(), String> {
+        if ops.is_empty() || self.faults {
+            self.disk.record();
+        }
+        self.mark();
+        let done = self.sessions(ops);
+        if self.snapshots.is_empty() {
+            self.snapshots = self.disk.recorded();
+        }
+        self.moved |= self.snapshots.len() > 1;
+        match done {
+            Err(Stop::Wrong(what)) => Err(what),
+            Ok(()) | Err(Stop::GaveUp) => Ok(()),
+        }
+    }
+
+    fn sessions(&mut self, ops: &[Op]) -> Step<()> {
+        let mut at = 0;
+        loop {
+            let process = self.disk.spawn();
+            let store = self.open(&process)?;
+            let guard = KillOnDrop(process);
+            if at == 0 && self.setup.start == Start::Pending && self.serial == 0 {
+                for name in ["a", "b"] {
+                    self.edit_and_commit(&store, name, Edit::Write(30, 9))?;
+                }
+            }
+            let end = self.session(&store, ops, &mut at)?;
+            if !matches!(end, End::Finished) {
+                self.handles.clear();
+            }
+            match end {
+                End::Closed(next) => {
+                    let closed = store.close();
+                    self.answers()?;
+                    match closed {
+                        Ok(()) => self.exposed = false,
+                        Err(e) => self.refused("close", &e)?,
+                    }
+                    self.class = next;
+                }
+                End::Killed => {}
+                End::Away => {
+                    drop(guard);
+                    self.while_away()?;
+                }
+                End::Finished => {
+                    self.snapshots = self.disk.recorded();
+                    return if self.troubled { Ok(()) } else { self.compare(&store) };
+                }
+            }
+            self.tickets.clear();
+            self.mark();
+            at += 1;
+        }
+    }
+
+    /// One life of the store.
+    fn session<'s>(&mut self, store: &'s Store, ops: &[Op], at: &mut usize) -> Step<End> {
+        let mut stage: Option<Stage<'s>> = None;
+        while let Some(op) = ops.get(*at) {
+            let last = *at + 1 == ops.len();
+            if last && !self.faults {
+                self.disk.record();
+            }
+            let before = (self.reference.now.clone(), self.reference.allowed(), stage_number(&stage));
+            match op {
+                Op::Close => return Ok(End::Closed(self.class)),
+                Op::Other => return Ok(End::Closed(other(self.class))),
+                Op::Kill => return Ok(End::Killed),
+                Op::Away => return Ok(End::Away),
+                Op::Cut => self.advance(store, &mut stage, 1)?,
+                Op::Apply => self.advance(store, &mut stage, 2)?,
+                Op::Retire => self.advance(store, &mut stage, 3)?,
+                Op::Mark => {
+                    if let Err(e) = store.mark() {
+                        self.refused("mark", &e)?;
+                    }
+                }
+                op => {
+                    // A commit that finds the journal full waits for the checkpoint that is under way.
+                    let status = stage.as_ref().map(|_| store.status());
+                    if status.is_some_and(|s| s.journal_bytes_max - s.journal_bytes_pending < ROOM_BYTES_MIN) {
+                        self.advance(store, &mut stage, 3)?;
+                    }
+                    self.operate(store, *op)?;
+                }
+            }
+            let after = (&self.reference.now, self.reference.allowed(), stage_number(&stage));
+            self.moved = last && (&before.0, before.1, before.2) != after;
+            *at += 1;
+        }
+        Ok(End::Finished)
+    }
+
+    // --- opening
+
+    fn open(&mut self, process: &Arc<SimProcess>) -> Step<Store> {
+        let options = store_options(self.setup, self.class);
+        let mut opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        if let (Err(e), true) = (&opened, self.faults) {
+            self.refused("open", &e.clone())?;
+            opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        }
+        let store = opened.or_else(|e| wrong(format!("the store cannot be opened again: {e}")))?;
+        let status = store.status();
+        if !status.quarantined.is_empty() {
+            let what = format!("files are quarantined: {:?}", status.quarantined);
+            process.kill();
+            return if self.faults { Err(Stop::GaveUp) } else { wrong(what) };
+        }
+        let (allowed, found) = (self.reference.allowed(), plain_files(self.disk));
+        match find_state(&self.reference, allowed, &found) {
+            Some(number) => self.reference.settle(number),
+            None => return wrong(mixture(&self.reference, allowed, &found)),
+        }
+        if self.class == FailureClass::Power {
+            self.exposed = false;
+        }
+        self.mark();
+        Ok(store)
+    }
+
+    /// Somebody moves `a` away from a killed store, which then opens without it; and back again.
+    fn while_away(&mut self) -> Step<()> {
+        if self.disk.rename("a", ELSEWHERE).is_err() {
+            return Ok(());
+        }
+        self.away = true;
+        self.disk.settle();
+        self.mark();
+        let process = self.disk.spawn();
+        let options = store_options(self.setup, self.class);
+        let opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        let store = opened.or_else(|e| wrong(format!("without `a` the store cannot be opened: {e}")))?;
+        process.kill();
+        drop(store);
+        self.disk.rename(ELSEWHERE, "a").or_else(|e| wrong(format!("`a` cannot be moved back: {e}")))?;
+        self.disk.settle();
+        self.away = false;
+        Ok(())
+    }
+
+    fn mark(&self) {
+        let allowed = self.reference.allowed();
+        let expect = Expect { allowed, class: self.class, exposed: self.exposed, away: self.away };
+        self.disk.set_mark(expect.pack());
+    }
+
+    // --- errors
+
+    /// An error of something that is no commit.
+    pub fn refused(&mut self, what: &str, e: &Error) -> Step<()> {
+        self.troubled = true;
+        if self.faults { Ok(()) } else { wrong(format!("{what} failed: {e}")) }
+    }
+
+    /// The answer to a commit.
+    pub fn answer(&mut self, number: usize, result: Result<(), Error>) -> Step<bool> {
+        let done = result.is_ok();
+        match result {
+            Ok(()) => self.reference.acknowledge(number),
+            Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) if self.faults => {
+                self.troubled = true;
+            }
+            Err(e) => {
+                self.reference.refuse(number);
+                self.refused("commit", &e)?;
+            }
+        }
+        self.mark();
+        Ok(done)
+    }
+
+    /// Takes the answers of asynchronous commits that have been written by now.
+    fn answers(&mut self) -> Step<()> {
+        for (ticket, number) in std::mem::take(&mut self.tickets) {
+            match ticket.poll() {
+                Some(result) => drop(self.answer(number, result)?),
+                None => self.tickets.push((ticket, number)),
+            }
+        }
+        Ok(())
+    }
+
+    // --- checkpoints
+
+    fn advance<'s>(&mut self, store: &'s Store, stage: &mut Option<Stage<'s>>, to: u8) -> Step<()> {
+        while stage_number(stage) < to {
+            let result = match stage.take() {
+                None => match store.cut() {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(checkpoint)) => Ok(Some(Stage::Cut(checkpoint))),
+                    Err(e) => Err(e),
+                },
+                Some(Stage::Cut(checkpoint)) => checkpoint.apply().map(|c| Some(Stage::Applied(c))),
+                Some(Stage::Applied(checkpoint)) => {
+                    return match checkpoint.retire() {
+                        Ok(()) => Ok(()),
+                        Err(e) => self.refused("retire", &e),
+                    };
+                }
+            };
+            match result {
+                Ok(next) => *stage = next,
+                Err(e) => return self.refused("checkpoint", &e),
+            }
+        }
+        Ok(())
+    }
+
+    // --- operations
+
+    fn operate(&mut self, store: &Store, op: Op) -> Step<()> {
+        let size = |files: &Files| match files.get(Path::new("a")) {
+            Some(Node::File(contents, _)) => contents.len() as u64,
+            _ => 0,
+        };
+        let size = size(&self.reference.now);
+        match op {
+            Op::One => self.edit_and_commit(store, "a", Edit::Write(0, 1)),
+            Op::Across => self.edit_and_commit(store, "a", Edit::Write(4090, 20)),
+            Op::Large => self.edit_and_commit(store, "b", Edit::Write(100, 4097)),
+            Op::Whole => self.edit_and_commit(store, "a", Edit::Write(50, 4000)),
+            Op::Append => self.edit_and_commit(store, "b", Edit::Append(600)),
+            Op::Empty => self.edit_and_commit(store, "a", Edit::Size(0)),
+            Op::Shrink => self.edit_and_commit(store, "a", Edit::Size(size.saturating_sub(1000))),
+            Op::Grow => self.edit_and_commit(store, "a", Edit::Size(size + 3000)),
+            Op::Zero => self.edit_and_commit(store, "a", Edit::Zero(1000, 4000)),
+            Op::Dirty => self.edit(store, "a", Edit::Write(200, 4097)).map(drop),
+            Op::Both => self.both(store),
+            Op::Async => {
+                if self.edit(store, "a", Edit::Write(300, 2))? {
+                    self.commit_async("a")?;
+                }
+                Ok(())
+            }
+            Op::Group => self.group(store),
+            Op::Rollback => self.rollback(store),
+            Op::Many => self.many(store),
+            op => self.names(store, op),
+        }?;
+        self.answers_if_written(op)
+    }
+
+    /// After a commit that somebody waited for, the ones before it have their answers.
+    fn answers_if_written(&mut self, op: Op) -> Step<()> {
+        if matches!(op, Op::Async | Op::Dirty) { Ok(()) } else { self.answers() }
+    }
+
+    /// The handle of a file; the file is made, as a commit of its own, if there is none.
+    fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
+        let path = Path::new(name);
+        if self.reference.now.contains_key(path) {
+            return match store.file(name) {
+                Ok(file) => self.keep(file),
+                Err(e) => self.refused("opening a file", &e).map(|()| None),
+            };
+        }
+        let node = Node::File(Vec::new(), 0o666 & !umask());
+        let number = self.submit(vec![Change::Set(path.to_owned(), node.clone())]);
+        let created = store.create(name);
+        let (file, result) = match created {
+            Ok(file) => (Some(file), Ok(())),
+            Err(e) => (None, Err(e)),
+        };
+        if self.answer(number, result)? {
+            self.reference.now.insert(path.to_owned(), node);
+        }
+        file.map_or(Ok(None), |file| self.keep(file))
+    }
+
+    fn keep(&mut self, file: File) -> Step<Option<usize>> {
+        self.handles.push(file);
+        Ok(Some(self.handles.len() - 1))
+    }
+
+    /// Changes a file without committing; false: it was refused.
+    fn edit(&mut self, store: &Store, name: &str, edit: Edit) -> Step<bool> {
+        let Some(at) = self.handle(store, name)? else { return Ok(false) };
+        self.serial += 1;
+        let serial = self.serial;
+        let bytes = |len: usize| (0..len).map(|i| (serial * 16 + i * 5 % 241) as u8 | 1).collect::<Vec<u8>>();
+        let Some(Node::File(contents, _)) = self.reference.now.get(Path::new(name)) else {
+            return wrong(format!("{name} is no file"));
+        };
+        let mut contents = contents.clone();
+        let file = &self.handles[at];
+        let put = |contents: &mut Vec<u8>, offset: usize, bytes: &[u8]| {
+            contents.resize(contents.len().max(offset + bytes.len()), 0);
+            contents[offset..offset + bytes.len()].copy_from_slice(bytes);
+        };
+        let result = match edit {
+            Edit::Write(offset, len) => {
+                put(&mut contents, offset as usize, &bytes(len));
+                file.write_at(&bytes(len), offset)
+            }
+            Edit::Append(len) => {
+                let end = contents.len();
+                put(&mut contents, end, &bytes(len));
+                file.append(&bytes(len)).map(drop)
+            }
+            Edit::Size(size) => {
+                contents.resize(size as usize, 0);
+                file.truncate(size)
+            }
+            Edit::Zero(offset, len) => {
+                put(&mut contents, offset as usize, &vec![0; len as usize]);
+                file.zero(offset, len)
+            }
+        };
+        if let Err(e) = result {
+            // Whatever part of the change is there goes.
+            let back = file.rollback();
+            self.refused("a change", &e)?;
+            if back.is_ok() {
+                self.forget_changes(name);
+            }
+            return Ok(false);
+        }
+        if let Some(Node::File(old, _)) = self.reference.now.get_mut(Path::new(name)) {
+            *old = contents;
+        }
+        Ok(true)
+    }
+
+    fn forget_changes(&mut self, name: &str) {
+        let path = Path::new(name);
+        match self.reference.committed_at(path) {
+            Some(node) => drop(self.reference.now.insert(path.to_owned(), node)),
+            None => drop(self.reference.now.remove(path)),
+        }
+    }
+
+    pub fn submit(&mut self, changes: Changes) -> usize {
+        self.exposed |= self.class == FailureClass::Process;
+        let number = self.reference.submit(changes);
+        self.mark();
+        number
+    }
+
+    /// What a commit of these files changes.
+    fn changes_of(&self, names: &[String]) -> Changes {
+        let node = |name: &String| self.reference.now.get(Path::new(name)).cloned();
+        names.iter().filter_map(|name| Some(Change::Set(name.into(), node(name)?))).collect()
+    }
+
+    fn edit_and_commit(&mut self, store: &Store, name: &str, edit: Edit) -> Step<()> {
+        if self.edit(store, name, edit)? {
+            let number = self.submit(self.changes_of(&[name.to_owned()]));
+            let result = self.last_handle().commit();
+            self.answer(number, result)?;
+        }
+        Ok(())
+    }
+
+    fn last_handle(&self) -> &File {
+        self.handles.last().expect("a handle was just opened")
+    }
+
+    fn commit_async(&mut self, name: &str) -> Step<()> {
+        let number = self.submit(self.changes_of(&[name.to_owned()]));
+        match self.last_handle().commit_async() {
+            Ok(ticket) => self.tickets.push((ticket, number)),
+            Err(e) => drop(self.answer(number, Err(e))?),
+        }
+        Ok(())
+    }
+
+    fn both(&mut self, store: &Store) -> Step<()> {
+        if !self.edit(store, "a", Edit::Write(70, 40))? || !self.edit(store, "b", Edit::Write(500, 40))? {
+            return Ok(());
+        }
+        let number = self.submit(self.changes_of(&["a".into(), "b".into()]));
+        let [.., a, b] = &self.handles[..] else { return Ok(()) };
+        let result = store.syncv(&[a, b]);
+        self.answer(number, result).map(drop)
+    }
+
+    fn group(&mut self, store: &Store) -> Step<()> {
+        for (name, offset) in [("b", 600), ("a", 4000)] {
+            if self.edit(store, name, Edit::Write(offset, 2))? {
+                self.commit_async(name)?;
+            }
+        }
+        for (ticket, number) in std::mem::take(&mut self.tickets) {
+            let result = ticket.wait();
+            self.answer(number, result)?;
+        }
+        Ok(())
+    }
+
+    fn rollback(&mut self, store: &Store) -> Step<()> {
+        if self.edit(store, "a", Edit::Write(1200, 4097))? {
+            let result = self.last_handle().rollback();
+            match result {
+                Ok(()) => self.forget_changes("a"),
+                Err(e) => self.refused("rollback", &e)?,
+            }
+        }
+        self.edit_and_commit(store, "b", Edit::Write(20, 1))
+    }
+
+    fn many(&mut self, store: &Store) -> Step<()> {
+        let names: Vec<String> = (0..MANY).map(many_name).collect();
+        for name in &names {
+            if !self.edit(store, name, Edit::Write(10, 10))? {
+                return Ok(());
+            }
+        }
+        let number = self.submit(self.changes_of(&names));
+        let result = store.syncv(&self.handles[self.handles.len() - MANY..].iter().collect::<Vec<_>>());
+        self.answer(number, result).map(drop)
+    }
+}

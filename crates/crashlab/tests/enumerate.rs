@@ -1,0 +1,68 @@
+//! Every program of one to three operations, crashed at every moment; see `untorn_crashlab::program`
+//! for the alphabet and `untorn_crashlab::enumerate` for the order.
+//!
+//! `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours);
+//! `UNTORN_ENUM_SECONDS` bounds the time of the usual slice; `UNTORN_CASE` repeats one case.
+
+use std::time::{Duration, Instant};
+use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, again, within};
+use untorn_crashlab::program::{Case, Op, STARTS, Setup, Start, alphabet};
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn every_program_survives_every_crash() {
+    let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
+    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(250);
+    let started = Instant::now();
+    let enumeration = Enumeration::new(Bounds {
+        violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
+        deadline: if full { None } else { within(Duration::from_secs(seconds)) },
+        seed: variable("UNTORN_TEST_SEED").unwrap_or(1),
+        ..Bounds::default()
+    });
+    let ops: Vec<Op> = alphabet().collect();
+    let short = Effort { cuts_max: if full { 64 } else { 8 }, second_max: 2, after_failed_sync_max: 2 };
+    let long = Effort { cuts_max: if full { 16 } else { 3 }, second_max: 1, after_failed_sync_max: full as usize };
+    for start in STARTS {
+        let everywhere = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
+        let one_of_all = |at: usize| Setup::all(start, at / 8).skip(at % 8).take(1).collect::<Vec<_>>();
+        let opened = enumeration.level(&[], &ops, &everywhere, &short);
+        let one = enumeration.level(&opened, &ops, &everywhere, &short);
+        let two = enumeration.level(&one, &ops, &everywhere, &short);
+        let three = match start {
+            Start::Closed if full => enumeration.level(&two, &ops, &everywhere, &long),
+            _ => enumeration.level(&two, &ops, &one_of_all, &long),
+        };
+        let totals = enumeration.totals();
+        println!(
+            "{start:?}: {} + {} + {} programs that do something; so far {} runs, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs, {} s",
+            one.len(),
+            two.len(),
+            three.len(),
+            totals.programs,
+            totals.states,
+            totals.images,
+            totals.checked,
+            totals.failed_syncs,
+            started.elapsed().as_secs()
+        );
+    }
+    let violations = enumeration.violations();
+    for violation in &violations {
+        println!("VIOLATION {violation}\n");
+    }
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}
+
+/// Repeats one case, as a violation prints it, call by call.
+#[test]
+fn again_one_case() {
+    let Some(case) = variable::<String>("UNTORN_CASE") else { return };
+    let case: Case = case.parse().unwrap();
+    if let Err(what) = again(&case) {
+        panic!("{case}\n  {what}");
+    }
+}

@@ -1,0 +1,346 @@
+//! `docs/FORMAT.md` against the code: every table of the document is laid over bytes that the code
+//! has written, field by field, without gaps.
+
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_journal::extent::{Extent, extent_name};
+use untorn_journal::format::*;
+use untorn_journal::held::Only;
+use untorn_journal::home::{Home, segment_name};
+use untorn_journal::layer::{NO_END, Source};
+use untorn_journal::record::{FILE_BYTES_MAX, FileRef, Op, PATH_BYTES_MAX, Record};
+use untorn_os::{Linux, Open, Storage, read_full_at};
+
+const DOCUMENT: &str = include_str!("../../../docs/FORMAT.md");
+
+/// The cells of a table's rows, without its heading.
+fn table(name: &str) -> Vec<Vec<&'static str>> {
+    let marker = format!("<!-- table: {name} -->");
+    let at = DOCUMENT.find(&marker).unwrap_or_else(|| panic!("the document has no table {name}"));
+    let lines = DOCUMENT[at + marker.len()..].trim_start().lines();
+    let rows: Vec<Vec<&str>> = lines
+        .take_while(|line| line.starts_with('|'))
+        .skip(2)
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert!(!rows.is_empty(), "table {name} is empty");
+    rows
+}
+
+/// `48+8n` and the like.
+fn number(text: &str, n: usize) -> usize {
+    let term = |text: &str| match text.strip_suffix('n') {
+        Some("") => n,
+        Some(factor) => factor.parse::<usize>().unwrap_or_else(|_| panic!("no number: {text}")) * n,
+        None => text.parse().unwrap_or_else(|_| panic!("no number: {text}")),
+    };
+    text.split('+').map(term).sum()
+}
+
+/// The value of a field that is always the same: a text, or a number as wide as the field.
+fn constant(meaning: &str, width: usize) -> Option<Vec<u8>> {
+    let value = meaning.strip_prefix("always `")?.split('`').next()?;
+    Some(match value.parse::<u64>() {
+        Ok(number) => number.to_le_bytes()[..width].to_vec(),
+        Err(_) => value.as_bytes().to_vec(),
+    })
+}
+
+/// The table describes exactly these bytes, and these are the fields that vary.
+fn describes(name: &str, written: &[u8], n: usize, fields: &[(&str, &[u8])]) {
+    let fields: BTreeMap<&str, &[u8]> = fields.iter().copied().collect();
+    let mut seen = BTreeSet::new();
+    let mut end = 0;
+    for row in table(name) {
+        let (offset, width, field, meaning) = (number(row[0], n), number(row[1], n), row[2], row[3]);
+        assert_eq!(offset, end, "{name}: {field} does not follow the field before it");
+        end = offset + width;
+        let found = written.get(offset..end).unwrap_or_else(|| panic!("{name}: {field} is beyond what is written"));
+        let expected = match (constant(meaning, width), field) {
+            (Some(value), _) => value,
+            (None, "zero") => vec![0; width],
+            (None, _) => {
+                assert!(seen.insert(field), "{name}: {field} is described twice");
+                fields.get(field).unwrap_or_else(|| panic!("{name}: the code knows no field {field}")).to_vec()
+            }
+        };
+        assert_eq!(found, expected, "{name}: {field} at {offset}");
+    }
+    assert_eq!(end, written.len(), "{name}: bytes behind the last field");
+    assert_eq!(seen, fields.keys().copied().collect(), "{name}: fields");
+}
+
+#[test]
+fn constants() {
+    let known: BTreeMap<&str, u64> = [
+        ("VERSION", VERSION.into()),
+        ("BLOCK_BYTES", BLOCK_BYTES as u64),
+        ("HEADER_SLOTS", HEADER_SLOTS),
+        ("HEADER_CRC_AT", HEADER_CRC_AT as u64),
+        ("RECORD_HEAD_BYTES", RECORD_HEAD_BYTES as u64),
+        ("RECORD_CRC_AT", RECORD_CRC_AT as u64),
+        ("RECORD_ALIGN_BYTES", RECORD_ALIGN_BYTES as u64),
+        ("ATTRIBUTE_BYTES", ATTRIBUTE_BYTES as u64),
+        ("PATH_BYTES_MAX", PATH_BYTES_MAX as u64),
+        ("FILE_BYTES_MAX", FILE_BYTES_MAX),
+        ("NO_END", NO_END),
+    ]
+    .into();
+    let written: BTreeMap<&str, u64> =
+        table("constants").iter().map(|row| (row[0].trim_matches('`'), row[1].parse().expect("a number"))).collect();
+    assert_eq!(written, known);
+    assert!(DOCUMENT.contains(&format!("**format version {VERSION}**")));
+}
+
+#[test]
+fn names() {
+    let home = Home::of_directory();
+    let journal = home.journal();
+    let known: BTreeSet<PathBuf> = [
+        home.lock_file(),
+        journal.join("header"),
+        journal.join(segment_name(0)),
+        journal.join(extent_name(0xab)),
+        journal.join("limbo.00000000000000ab"),
+        journal.join("only"),
+        home.dir.join("journal.new"),
+        home.held(0xab),
+    ]
+    .into();
+    let written: BTreeSet<PathBuf> = table("names").iter().map(|row| PathBuf::from(row[0].trim_matches('`'))).collect();
+    assert_eq!(written, known);
+    assert_eq!(Home::of_file(Path::new("foo.db")).dir, Path::new("foo.db.untorn"));
+    // These two have no public function.
+    assert!(include_str!("../src/home.rs").contains("self.dir.join(\"journal.new\")"));
+    assert!(include_str!("../src/apply.rs").contains("self.limbo.join(format!(\"limbo.{id:016x}\"))"));
+}
+
+#[test]
+fn header_slot() {
+    let header = Header {
+        store: [0x11; 16],
+        generation: 2,
+        through: 3,
+        through_crc: 4,
+        clean: false,
+        start_segment: 5,
+        start_crc: 6,
+        boot: Some([0x22; 16]),
+        session: 7,
+    };
+    let written = header.encode();
+    let crc = crc64(&written[..HEADER_CRC_AT]).to_le_bytes();
+    let mut fields: Vec<(&str, &[u8])> = vec![
+        ("generation", &[2, 0, 0, 0, 0, 0, 0, 0]),
+        ("store", &[0x11; 16]),
+        ("through", &[3, 0, 0, 0, 0, 0, 0, 0]),
+        ("through_crc", &[4, 0, 0, 0, 0, 0, 0, 0]),
+        ("session", &[7, 0, 0, 0, 0, 0, 0, 0]),
+        ("boot", &[0x22; 16]),
+        ("start_crc", &[6, 0, 0, 0, 0, 0, 0, 0]),
+        ("start_segment", &[5, 0, 0, 0]),
+        ("crc", &crc),
+    ];
+    fields.push(("flags", &[2, 0, 0, 0]));
+    describes("header-slot", &written, 0, &fields);
+
+    let clean = Header { clean: true, boot: None, ..header }.encode();
+    assert_eq!(clean[12..16], [1, 0, 0, 0]);
+    assert_eq!(clean[64..80], [0; 16]);
+}
+
+#[test]
+fn record_head() {
+    let mut head = RecordHead {
+        kind: RecordKind::Mark,
+        body_by_reference: false,
+        len: RECORD_HEAD_BYTES as u64,
+        sequence: 2,
+        session: 3,
+        generation: 4,
+        position: 8192,
+        previous_crc: 5,
+        durable_through: 6,
+    };
+    let mut written = vec![0xff; RECORD_HEAD_BYTES];
+    let sealed = head.seal(&mut written);
+    let mut unsealed = written.clone();
+    unsealed[RECORD_CRC_AT..].fill(0);
+    assert_eq!(sealed, crc64(&unsealed));
+    let crc = sealed.to_le_bytes();
+    describes(
+        "record-head",
+        &written,
+        0,
+        &[
+            ("kind", &[2, 0]),
+            ("len", &[80, 0, 0, 0, 0, 0, 0, 0]),
+            ("sequence", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("session", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("generation", &[4, 0, 0, 0, 0, 0, 0, 0]),
+            ("position", &[0, 32, 0, 0, 0, 0, 0, 0]),
+            ("previous_crc", &[5, 0, 0, 0, 0, 0, 0, 0]),
+            ("durable_through", &[6, 0, 0, 0, 0, 0, 0, 0]),
+            ("flags", &[0; 4]),
+            ("crc", &crc),
+        ],
+    );
+    head.kind = RecordKind::Commit;
+    head.body_by_reference = true;
+    head.seal(&mut written);
+    assert_eq!((&written[6..8], &written[64..68]), (&[1, 0][..], &[1, 0, 0, 0][..]));
+}
+
+/// A directory of its own for one test, and a storage in it.
+fn directory(name: &str) -> Arc<dyn Storage> {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("a directory");
+    Linux::open(&path).expect("a storage")
+}
+
+fn extent(name: &str, contents: &[u8]) -> Arc<Extent> {
+    let extent = Extent::create(&directory(name), Path::new("")).expect("an extent");
+    assert_eq!(extent.append(contents).expect("room"), 0);
+    extent
+}
+
+fn body(files: Vec<FileRef>, ops: Vec<Op>) -> Vec<u8> {
+    let mut out = Vec::new();
+    Record { files, ops }.encode(&mut out).expect("a body");
+    out
+}
+
+/// What one operation adds to an empty body.
+fn operation(op: Op) -> Vec<u8> {
+    body(vec![], vec![op]).split_off(8)
+}
+
+#[test]
+fn bodies() {
+    let files = vec![FileRef { id: 2, previous: 3, path: "name".into() }];
+    let written = body(files, vec![Op::Unlink { file: 0 }]);
+    describes("body", &written[..8], 0, &[("files", &[1, 0, 0, 0]), ("operations", &[1, 0, 0, 0])]);
+    let file: &[(&str, &[u8])] = &[
+        ("id", &[2, 0, 0, 0, 0, 0, 0, 0]),
+        ("previous", &[3, 0, 0, 0, 0, 0, 0, 0]),
+        ("path_len", &[4, 0]),
+        ("path", b"name"),
+    ];
+    describes("file", &written[8..written.len() - 5], 4, file);
+}
+
+#[test]
+fn operations_on_contents() {
+    let (file, at, len): (&[u8], &[u8], &[u8]) = (&[9, 0, 0, 0], &[7, 0, 0, 0, 0, 0, 0, 0], &[3, 0, 0, 0, 0, 0, 0, 0]);
+    let put = |source| operation(Op::Put { file: 9, range: 7..10, source });
+
+    let written = put(Source::Bytes { bytes: Bytes::from_static(b"abc"), origin: 7 });
+    describes("write", &written, 3, &[("file", file), ("offset", at), ("len", len), ("bytes", b"abc")]);
+
+    let written = put(Source::Zero);
+    describes("zero", &written, 0, &[("file", file), ("offset", at), ("len", len)]);
+
+    let extent = extent("operations", b"..abc");
+    let crc = crc64(b"abc");
+    let written = put(Source::Extent { extent: extent.clone(), at: 2, origin: 7, len: 3, crc });
+    let (id, crc) = (extent.id.to_le_bytes(), crc.to_le_bytes());
+    describes(
+        "write-extent",
+        &written,
+        0,
+        &[
+            ("file", file),
+            ("offset", at),
+            ("len", len),
+            ("extent", &id),
+            ("at", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("crc", &crc),
+        ],
+    );
+
+    let written = operation(Op::Truncate { file: 9, size: 3 });
+    describes("truncate", &written, 0, &[("file", file), ("size", len)]);
+}
+
+#[test]
+fn operations_on_names() {
+    let (file, mode): (&[u8], &[u8]) = (&[9, 0, 0, 0], &[0o340, 1, 0, 0]);
+    let of_file: &[(&str, &[u8])] = &[("file", file), ("mode", mode)];
+    describes("create", &operation(Op::Create { file: 9, mode: 0o740 }), 0, of_file);
+    describes("mode", &operation(Op::Mode { file: 9, mode: 0o740 }), 0, of_file);
+    describes("unlink", &operation(Op::Unlink { file: 9 }), 0, &[("file", file)]);
+
+    let path: PathBuf = "a/name".into();
+    let named: &[(&str, &[u8])] = &[("path_len", &[6, 0]), ("path", b"a/name")];
+    let rename = operation(Op::Rename { file: 9, to: path.clone() });
+    describes("rename", &rename, 6, &[named, &[("file", file)]].concat());
+    describes("rmdir", &operation(Op::Rmdir { path: path.clone() }), 6, named);
+    let with_mode = [named, &[("mode", mode)]].concat();
+    describes("mkdir", &operation(Op::Mkdir { path: path.clone(), mode: 0o740 }), 6, &with_mode);
+    describes("dir-mode", &operation(Op::DirMode { path, mode: 0o740 }), 6, &with_mode);
+}
+
+/// A body by reference is read from where the table says.
+#[test]
+fn reference() {
+    use untorn_journal::record::{ExtentCache, body_by_reference};
+    let storage = directory("reference");
+    let extent = Extent::create(&storage, Path::new("")).expect("an extent");
+    extent.append(b"the body, and more").expect("room");
+    let (id, len, crc) = (extent.id.to_le_bytes(), 8u64.to_le_bytes(), crc64(b"the body").to_le_bytes());
+    let place = [id, len, crc].concat();
+    describes("reference", &place, 0, &[("extent", &id), ("len", &len), ("crc", &crc)]);
+    let mut extents = ExtentCache::new(storage, PathBuf::new());
+    assert_eq!(&body_by_reference(&place, &mut extents).expect("the body")[..], b"the body");
+}
+
+#[test]
+fn attribute() {
+    let attribute = Attribute { store: [0x11; 16], file: 2, session: 3, through: 4, place: 5, pending: true };
+    let written = attribute.encode();
+    let crc = crc64(&written[..56]).to_le_bytes();
+    describes(
+        "attribute",
+        &written,
+        0,
+        &[
+            ("flags", &[1, 0]),
+            ("store", &[0x11; 16]),
+            ("file", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("session", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("through", &[4, 0, 0, 0, 0, 0, 0, 0]),
+            ("place", &[5, 0, 0, 0, 0, 0, 0, 0]),
+            ("crc", &crc),
+        ],
+    );
+    assert_eq!(Attribute { pending: false, ..attribute }.encode()[6..8], [0, 0]);
+    assert_eq!(Attribute::place_of(Path::new("a/b")), crc64(b"a/b"));
+}
+
+#[test]
+fn list_of_a_journal_set_aside() {
+    let storage = directory("only");
+    let only = Only { through: 2, through_crc: 3, session: 4, files: [6, 5].into() };
+    only.write(&*storage, Path::new("")).expect("the list");
+    let file = storage.open(Path::new("only"), Open::READ).expect("the list");
+    let mut written = vec![0; 200];
+    let len = read_full_at(&*file, &mut written, 0).expect("the list");
+    written.truncate(len);
+    let crc = crc64(&written[..len - 8]).to_le_bytes();
+    describes(
+        "only",
+        &written,
+        2,
+        &[
+            ("through", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("through_crc", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("session", &[4, 0, 0, 0, 0, 0, 0, 0]),
+            ("number", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("files", &[5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]),
+            ("crc", &crc),
+        ],
+    );
+}
