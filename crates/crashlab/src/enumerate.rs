@@ -9,13 +9,14 @@ use crate::cut::Snapshot;
 use crate::disk::SimDisk;
 use crate::image::{hash_bytes, mix};
 use crate::judge::{Judge, class_after, crash};
-use crate::model::{Model, numbers};
+use crate::model::{COMMITS_MAX, Files, Model, numbers};
 use crate::options::Failed;
 use crate::program::{Case, How, Op, Setup, Trouble};
 use crate::run::{Expect, Runner, prepare};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -221,6 +222,24 @@ impl Enumeration {
         self.trial(&mut HashMap::new(), &Trial { setup, ops, effort });
     }
 
+    /// One program, with each of these troubles at each of its calls.
+    pub fn trouble_at_every_call(&self, setup: &Setup, ops: &[Op], effort: &Effort, troubles: &[fn(u64) -> Trouble]) {
+        let trial = Trial { setup, ops, effort };
+        let base = prepare(setup, ops.contains(&Op::Many));
+        let disk = base.fork();
+        if let Err(what) = Runner::new(&disk, setup, false).run(ops) {
+            return self.report(self.violation(&trial, vec![], what, None));
+        }
+        for call in 0..disk.calls() {
+            for trouble in troubles {
+                if self.is_over() {
+                    return;
+                }
+                self.with_fault(&trial, &base, trouble(call));
+            }
+        }
+    }
+
     /// One program on one setup. Returns whether its last operation did anything.
     fn trial(&self, bases: &mut HashMap<String, SimDisk>, trial: &Trial<'_>) -> bool {
         let many = trial.ops.contains(&Op::Many);
@@ -260,7 +279,8 @@ impl Enumeration {
         disk.set_options(|options| options.skipped = self.bounds.skipped);
         trouble.fault().into_iter().for_each(|fault| disk.fail(fault));
         let mut runner = Runner::new(&disk, trial.setup, true);
-        match runner.run(trial.ops) {
+        let ran = catch_unwind(AssertUnwindSafe(|| runner.run(trial.ops)));
+        match ran.unwrap_or_else(|_| Err("it panicked".to_owned())) {
             Err(what) => self.report(self.violation(trial, vec![trouble], what, None)),
             Ok(()) => self.crash_all(
                 trial,
@@ -274,7 +294,7 @@ impl Enumeration {
 
     /// Crashes at every moment (at most so many, the last one included), in every way.
     fn crash_all(&self, trial: &Trial<'_>, reference: &Model, moments: &[Snapshot], before: &[Trouble], most: usize) {
-        let judge = Judge { setup: trial.setup, reference };
+        let judge = Judge { setup: trial.setup, reference, again: None };
         let mut contexts: HashMap<u64, u64> = HashMap::new();
         let seed = self.seed_of(trial, before);
         for (i, moment) in moments.iter().enumerate() {
@@ -287,7 +307,7 @@ impl Enumeration {
                 return;
             }
             let mark = moment.mark();
-            let context = *contexts.entry(mark).or_insert_with(|| context_of(trial.setup, reference, mark));
+            let context = *contexts.entry(mark).or_insert_with(|| context_of(&judge, mark));
             let cuts = moment.cuts(trial.effort.cuts_max, mix(seed ^ moment.call()));
             for how in std::iter::once(How::Killed).chain(cuts.into_iter().map(How::Power)) {
                 let mut troubles = before.to_vec();
@@ -317,7 +337,7 @@ impl Enumeration {
                 self.count(Count::Images);
             }
         }
-        self.seen.insert(mix(outcome.image_hash ^ mix(context ^ moment.call() % 3)))
+        self.seen.insert(mix(outcome.image_hash ^ mix(context ^ (moment.call() % 3))))
     }
 
     /// Recovers after a crash; and again with the recovery itself in trouble.
@@ -339,14 +359,16 @@ impl Enumeration {
         let reopened = judge.recover(&disk, moment.mark(), class, power).map_err(failed)?;
         // Who has accepted an unknown state does so again after a crash: nothing more is promised.
         let second_max = if reopened.accepted { 0 } else { second_max };
-        let recovery = if second_max > 0 { disk.recorded() } else { Vec::new() };
         let syncs: u64 = STEPS.iter().map(|step| disk.syncs(*step)).sum();
-        judge.use_again(&disk, reopened).map_err(failed)?;
+        let files = judge.use_again(&disk, reopened).map_err(failed)?;
+        let mut recovery = if second_max > 0 { disk.recorded() } else { Vec::new() };
+        recovery.retain(|moment| Expect::unpack(moment.mark()).allowed != 0);
+        let judge = &Judge { again: Some(&files), ..*judge };
         let seed = mix(moment.call() ^ mix(self.bounds.seed ^ recovery.len() as u64));
         for n in 0..second_max as u64 {
             let chance = mix(seed ^ mix(n));
             let mut troubles = troubles.clone();
-            if chance % 8 == 0 && syncs > 0 {
+            if chance.is_multiple_of(8) && syncs > 0 {
                 let how_failed = [Failed::Lost, Failed::Half, Failed::Landed][(chance >> 8) as usize % 3];
                 let trouble = Trouble::Sync((chance >> 16) % syncs, how_failed);
                 troubles.push(trouble);
@@ -377,14 +399,14 @@ impl Enumeration {
         let how = cuts.get(pick).map_or(How::Killed, |cut| How::Power(*cut));
         troubles.push(Trouble::Crash(moment.call(), how));
         let power = power || how != How::Killed;
-        if !self.is_new(moment, how, context_of(judge.setup, judge.reference, moment.mark())) {
+        if !self.is_new(moment, how, context_of(judge, moment.mark())) {
             return Ok(());
         }
         self.count(Count::Checked);
         let disk = crash(moment, how);
         let checked = judge
             .recover(&disk, moment.mark(), class_after(moment), power)
-            .and_then(|reopened| judge.use_again(&disk, reopened));
+            .and_then(|reopened| judge.use_again(&disk, reopened).map(drop));
         checked.map_err(|what| (troubles, what))
     }
 
@@ -404,13 +426,16 @@ impl Enumeration {
 const SECOND_CUTS: usize = 24;
 
 /// What besides the disk decides whether a check goes well.
-fn context_of(setup: &Setup, reference: &Model, mark: u64) -> u64 {
+fn context_of(judge: &Judge<'_>, mark: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     let expect = Expect::unpack(mark);
     (mark & !expect.allowed).hash(&mut hasher);
-    format!("{setup}").hash(&mut hasher);
+    format!("{}", judge.setup).hash(&mut hasher);
     for number in numbers(expect.allowed) {
-        reference.state(number).hash(&mut hasher);
+        judge.reference.state(number).hash(&mut hasher);
+    }
+    if expect.allowed >> COMMITS_MAX != 0 {
+        judge.again.hash(&mut hasher);
     }
     hasher.finish()
 }
@@ -431,12 +456,13 @@ pub fn again(case: &Case) -> Result<(), String> {
     let ran = runner.run(&case.ops);
     trace(&disk, "the program:");
     ran?;
-    let judge = Judge { setup: &case.setup, reference: &runner.reference };
+    let mut files: Option<Files> = None;
     let mut moments = runner.snapshots.clone();
-    let (mut power, mut disk) = (false, disk);
+    let (mut power, mut disk) = (false, disk.fork());
     let mut class = untorn::FailureClass::Power;
     let mut mark = 0;
     while let Some(trouble) = troubles.next() {
+        let judge = Judge { setup: &case.setup, reference: &runner.reference, again: files.as_ref() };
         if let Trouble::Crash(call, how) = trouble {
             let moment = moments.iter().find(|m| m.call() == call).ok_or(format!("there is no call {call}"))?;
             println!("crash before call {call}: {trouble}; not durable: {:#?}", moment.describe());
@@ -452,14 +478,10 @@ pub fn again(case: &Case) -> Result<(), String> {
             continue;
         }
         disk.record();
-        let reopened = judge.recover(&disk, mark, class, power);
+        let used = judge.recover(&disk, mark, class, power).and_then(|reopened| judge.use_again(&disk, reopened));
         moments = disk.recorded();
-        if troubles.peek().is_none() {
-            let used = reopened.and_then(|reopened| judge.use_again(&disk, reopened));
-            trace(&disk, &format!("the recovery in class {class:?}, and what follows:"));
-            return used;
-        }
-        trace(&disk, &format!("the recovery in class {class:?}:"));
+        trace(&disk, &format!("the recovery in class {class:?}, and what follows:"));
+        files = Some(used?);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::cut::Snapshot;
 use crate::disk::SimDisk;
-use crate::model::{Files, Model, Node};
+use crate::model::{COMMITS_MAX, Files, Model, Node};
 use crate::names::{compare_views, mixture};
 use crate::process::SimProcess;
 use crate::program::{How, Setup};
@@ -14,10 +14,16 @@ use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::home::Home;
 
 /// Judges what crashes of one run leave.
+#[derive(Clone, Copy)]
 pub(crate) struct Judge<'r> {
     pub setup: &'r Setup,
     pub reference: &'r Model,
+    /// The state after the commit that is made once a store was recovered ([`AGAIN`]).
+    pub again: Option<&'r Files>,
 }
+
+/// Number of the commit that is made once a store was recovered.
+const AGAIN: usize = COMMITS_MAX;
 
 /// A store that was opened again.
 pub(crate) struct Reopened {
@@ -26,6 +32,7 @@ pub(crate) struct Reopened {
     files: Files,
     /// The state was unknown, and was accepted as it is.
     pub accepted: bool,
+    expect: Expect,
 }
 
 /// The machine after a crash. What somebody had moved away is back by then.
@@ -64,7 +71,7 @@ impl Judge<'_> {
             Err(Error::UnknownState { .. }) if power && expect.exposed => {
                 let taken = open(&options.accept_unknown(true));
                 let store = taken.map_err(|e| format!("accepting the unknown state failed: {e}"))?;
-                return Ok(Reopened { store, process, files: plain_files(disk), accepted: true });
+                return Ok(Reopened { store, process, files: plain_files(disk), accepted: true, expect });
             }
             Err(e) => return Err(format!("the store cannot be opened after the crash: {e}")),
         };
@@ -74,13 +81,16 @@ impl Judge<'_> {
             return Err(format!("files are quarantined after the crash: {quarantined:?}"));
         }
         let files = plain_files(disk);
-        let Some(number) = find_state(self.reference, expect.allowed, &files) else {
+        let is_again = expect.allowed >> AGAIN & 1 == 1 && self.again == Some(&files);
+        let found = is_again.then_some(AGAIN).or_else(|| find_state(self.reference, expect.allowed, &files));
+        let Some(number) = found else {
             process.kill();
             return Err(mixture(self.reference, expect.allowed, &files));
         };
         let exposed = expect.exposed && class == FailureClass::Process;
-        disk.set_mark(Expect { allowed: 1 << number, class, exposed, away: false }.pack());
-        Ok(Reopened { store, process, files, accepted: false })
+        let expect = Expect { allowed: 1 << number, class, exposed, away: false };
+        disk.set_mark(expect.pack());
+        Ok(Reopened { store, process, files, accepted: false, expect })
     }
 
     /// A recovery that meets a fault may fail or leave files for later; then its process dies.
@@ -92,30 +102,44 @@ impl Judge<'_> {
         disk.clear_faults();
     }
 
-    /// The store works as before: it shows the files, takes a commit, and closes to plain, whole files.
-    pub fn use_again(&self, disk: &SimDisk, reopened: Reopened) -> Result<(), String> {
-        let Reopened { store, process, mut files, .. } = reopened;
-        let used = self.use_store(&store, &mut files);
+    /// The store works as before: it shows the files, takes a commit, and closes to plain, whole files,
+    /// which are returned.
+    pub fn use_again(&self, disk: &SimDisk, reopened: Reopened) -> Result<Files, String> {
+        let Reopened { store, process, mut files, expect, .. } = reopened;
+        let used = self.use_store(disk, &store, &mut files, expect);
         if used.is_err() {
             process.kill();
         }
         let touched = used?;
         store.close().map_err(|e| format!("the store cannot be closed again: {e}"))?;
+        disk.set_mark(Expect { allowed: 1 << AGAIN, exposed: false, ..expect }.pack());
         let found = plain_files(disk);
         if found != files {
             return Err(format!("after one more commit and a close, {}", mixture(&Model::new(files), 1, &found)));
         }
-        check_leftovers(disk, touched)
+        check_leftovers(disk, touched).map(|()| files)
     }
 
-    fn use_store(&self, store: &Store, files: &mut Files) -> Result<&'static str, String> {
+    fn use_store(
+        &self,
+        disk: &SimDisk,
+        store: &Store,
+        files: &mut Files,
+        expect: Expect,
+    ) -> Result<&'static str, String> {
         compare_views(store, files)?;
         let is_file = |name: &str| matches!(files.get(Path::new(name)), Some(Node::File(..)));
         let name = ["a", "b"].into_iter().find(|name| is_file(name)).unwrap_or("z");
         let text = |e: Error| format!("the store cannot be used again: {e}");
+        let exposed = expect.exposed || expect.class == FailureClass::Process;
+        // A missing file is made by a commit of its own: a state between the two, which is not judged.
+        let judged = name != "z";
+        let allowed = if judged { expect.allowed | 1 << AGAIN } else { 0 };
+        disk.set_mark(Expect { allowed, exposed, ..expect }.pack());
         let file = store.create(name).map_err(text)?;
         file.write_at(b"again", 2).map_err(text)?;
         file.commit().map_err(text)?;
+        disk.set_mark(Expect { allowed: 1 << AGAIN, exposed, ..expect }.pack());
         let mode = 0o666 & !crate::run::umask();
         let node = files.entry(name.into()).or_insert(Node::File(Vec::new(), mode));
         if let Node::File(contents, _) = node {

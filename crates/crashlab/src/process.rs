@@ -189,6 +189,10 @@ impl Storage for SimProcess {
         })
     }
 
+    fn sync_everything_tells(&self) -> bool {
+        true
+    }
+
     fn space(&self) -> io::Result<Space> {
         self.call(
             Call::Look,
@@ -413,6 +417,12 @@ impl File for SimFile {
             }
             machine = self.shared.unlocked.wait(machine).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
+    }
+
+    fn is_locked(&self) -> io::Result<bool> {
+        let other =
+            |machine: &Machine| machine.locks.get(&(self.slot, Lock::WholeFile)).is_some_and(|h| *h != self.handle);
+        self.call(Call::Look, || "is locked".to_owned(), |machine, _| Ok(other(machine)))
     }
 
     fn is_direct(&self) -> bool {

@@ -143,7 +143,7 @@ impl Setup {
             [Model::SectorAtomic, Model::PageGarbage].into_iter().enumerate().map(move |(j, model)| {
                 let turn = turn + i + 3 * j;
                 let journal = if turn.is_multiple_of(2) { Journal::Tight } else { Journal::Roomy };
-                Setup { start, profile, model, journal, direct: turn / 2 % 2 == 0 }
+                Setup { start, profile, model, journal, direct: (turn / 2).is_multiple_of(2) }
             })
         };
         PROFILES.into_iter().enumerate().flat_map(of_profile)

@@ -1,1 +1,282 @@
+//! Concurrent commits, checkpoints and closes of the real store, under a scheduler that runs one thread
+//! at a time and tries interleavings, by chance and by priorities (PCT). Every schedule ends in a crash,
+//! often in its midst: what was acknowledged is there, what was not is there whole or not at all.
+//!
+//! A failing schedule prints its seed and itself; `SHUTTLE_RANDOM_SEED` runs it again.
+//! `UNTORN_SHUTTLE_SECONDS` gives each scheduler more time for each scenario than its two seconds.
 
+mod interleaved;
+
+use interleaved::world::{World, is_plain, open_next, write};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, Runner, thread};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use untorn::{Error, StoreOptions};
+use untorn_crashlab::{Failed, Fault, On, Options, PROFILES, What};
+use untorn_os::Step;
+
+const SEED: u64 = 0x5eed;
+const PCT_DEPTH: usize = 3;
+/// Schedules from one seed; then the clock is looked at, and the next seed taken.
+const BATCH: usize = 50;
+
+/// Runs a scenario under many schedules, for a bounded time.
+fn explore(name: &str, scenario: fn()) {
+    let seconds = std::env::var("UNTORN_SHUTTLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let run = |how: &str, scheduler: fn(u64) -> Box<dyn Scheduler + Send>| {
+        let mut config = Config::new();
+        config.stack_size = 512 << 10;
+        config.silence_warnings = true;
+        let (start, mut seed, mut schedules) = (Instant::now(), SEED, 0);
+        while start.elapsed() < Duration::from_secs(seconds) {
+            schedules += Runner::new(scheduler(seed), config.clone()).run(scenario);
+            seed += 1;
+        }
+        println!("{name}: {schedules} schedules {how}, seeds {SEED:#x} to {:#x}", seed - 1);
+    };
+    run("by chance", |seed| Box::new(RandomScheduler::new_from_seed(seed, BATCH)));
+    run("by priorities", |seed| Box::new(PctScheduler::new_from_seed(seed, PCT_DEPTH, BATCH)));
+}
+
+fn disk() -> Options {
+    let profile = PROFILES[thread_rng().gen_range(0..PROFILES.len())];
+    Options { profile, seed: thread_rng().r#gen(), ..Options::default() }
+}
+
+/// A store with a thread of its own, and a journal that is full now and then.
+fn options() -> StoreOptions {
+    StoreOptions::default().sizes(48 << 10, 16 << 10, 8 << 10)
+}
+
+/// Starts a thread in the world.
+fn start(world: &Arc<World>, act: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {
+    let world = world.clone();
+    thread::spawn(move || act(&world))
+}
+
+fn join(threads: Vec<thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|t| t.join().expect("a thread that ends well"));
+}
+
+#[test]
+fn committers_share_files_and_flushes() {
+    static COMMITS: AtomicU64 = AtomicU64::new(0);
+    static FLUSHES: AtomicU64 = AtomicU64::new(0);
+    explore("committers", || {
+        let world = World::new(disk(), options());
+        let mut threads = vec![
+            start(&world, |w| w.commit_numbers("a", 0, 3)),
+            start(&world, |w| w.commit_numbers("a", 1, 3)),
+            start(&world, |w| w.commit_numbers("b", 0, 3)),
+            start(&world, |w| w.watch("a", 0, 4)),
+            start(&world, |w| {
+                w.checkpoint();
+                w.ok(w.store.mark());
+                w.checkpoint();
+            }),
+        ];
+        if thread_rng().gen_ratio(2, 3) {
+            threads.push(start(&world, |w| w.kill_at_some_time(600)));
+        }
+        join(threads);
+        COMMITS.fetch_add(world.store.status().commits, Relaxed);
+        FLUSHES.fetch_add(world.disk.syncs(Step::Commit), Relaxed);
+        world.judge();
+    });
+    let (commits, flushes) = (COMMITS.load(Relaxed), FLUSHES.load(Relaxed));
+    println!("committers: {flushes} flushes for {commits} commits");
+    assert!(flushes * 10 < commits * 9, "{flushes} flushes for {commits} commits: nobody shared one");
+}
+
+#[test]
+fn files_that_commit_together_stay_together() {
+    explore("together", || {
+        let world = World::new(disk(), options());
+        let mut threads = vec![
+            start(&world, |w| {
+                let Some(p) = w.ok(w.store.create("p")) else { return };
+                let Some(q) = w.ok(w.store.create("q")) else { return };
+                for number in 1..=3 {
+                    w.ledger.tried("p", 0, number);
+                    w.ledger.tried("q", 0, number);
+                    let written = write(&p, 0, number).and_then(|()| write(&q, 0, number));
+                    if w.ok(written.and_then(|()| w.store.syncv(&[&p, &q]))).is_none() {
+                        return;
+                    }
+                    w.ledger.done("p", 0, number);
+                    w.ledger.done("q", 0, number);
+                }
+            }),
+            start(&world, |w| w.commit_numbers("b", 0, 4)),
+            start(&world, |w| w.checkpoint()),
+        ];
+        threads.push(start(&world, |w| w.kill_at_some_time(500)));
+        join(threads);
+        world.judge();
+        let after = world.disk.fork();
+        let store = options()
+            .background(false)
+            .open_on(after.process(), untorn_journal::home::Home::of_directory(), "".into())
+            .expect("recovery");
+        store.close().expect("a clean close");
+        let numbers = ["p", "q"].map(|name| after.get(name).unwrap_or_default().first().copied().unwrap_or(0));
+        assert_eq!(numbers[0], numbers[1], "files that were committed together");
+    });
+}
+
+#[test]
+fn names_change_under_committers() {
+    explore("names", || {
+        let world = World::new(disk(), options());
+        let is_gone = |e: &Error| matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound);
+        let mut threads = vec![
+            start(&world, |w| {
+                for number in 1..=3 {
+                    w.ledger.tried("target", 0, number);
+                    let mut txn = w.store.begin();
+                    let replaced = txn.create("fresh", 0o600).and_then(|file| {
+                        write(&file, 0, number)?;
+                        txn.rename("fresh", "target")?;
+                        txn.commit()
+                    });
+                    if w.ok(replaced).is_none() {
+                        return;
+                    }
+                    w.ledger.done("target", 0, number);
+                }
+            }),
+            start(&world, |w| w.commit_numbers("shared", 0, 2)),
+            start(&world, |w| w.commit_numbers("shared", 1, 2)),
+            // Writes to a file that somebody removes, or replaces, at any moment.
+            start(&world, move |w| {
+                for name in ["doomed", "target"] {
+                    let Some(file) = w.ok(w.store.create(name)) else { return };
+                    w.ledger.tried(name, 1, 1);
+                    match write(&file, 1, 1).and_then(|()| file.commit()) {
+                        Err(e) if is_gone(&e) => {}
+                        done => _ = w.ok(done),
+                    }
+                }
+            }),
+            start(&world, move |w| {
+                for _ in 0..2 {
+                    let mut txn = w.store.begin();
+                    match txn.unlink("doomed").and_then(|()| txn.commit()) {
+                        Err(e) if is_gone(&e) => {}
+                        done => _ = w.ok(done),
+                    }
+                }
+            }),
+        ];
+        if thread_rng().r#gen() {
+            threads.push(start(&world, |w| w.kill_at_some_time(900)));
+        }
+        join(threads);
+        world.judge();
+    });
+}
+
+#[test]
+fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
+    explore("closing", || {
+        let world = World::new(disk(), options());
+        let committer = |name: &'static str| {
+            move |w: &World| {
+                let Some(file) = w.ok(w.store.create(name)) else { return };
+                for number in 1..=2 {
+                    w.ledger.tried(name, 0, number);
+                    let Some(()) = w.ok(write(&file, 0, number)) else { return };
+                    let Some(ticket) = w.ok(file.commit_async()) else { return };
+                    // Whatever happens meanwhile, a ticket that was given out is honoured.
+                    thread::spawn(move || ticket.wait()).join().unwrap().expect("an accepted commit");
+                    w.ledger.done(name, 0, number);
+                }
+            }
+        };
+        let closer = |w: &World| {
+            for _ in 0..thread_rng().gen_range(0..200) {
+                thread::yield_now();
+            }
+            w.may_end();
+            w.store.clone().close().expect("a healthy disk");
+            for name in ["a", "b"] {
+                assert!(is_plain(&w.disk, Path::new(name)), "{name}");
+                w.plain_number(name, 0);
+            }
+            drop(open_next(w).map(|next| next.close().expect("a healthy disk")));
+        };
+        let threads = vec![
+            start(&world, committer("a")),
+            start(&world, committer("b")),
+            start(&world, |w| w.watch("a", 0, 3)),
+            start(&world, |w| w.checkpoint()),
+            start(&world, closer),
+            start(&world, closer),
+        ];
+        join(threads);
+        open_next(&world).expect("the store is free").close().expect("a healthy disk");
+        world.judge();
+    });
+}
+
+#[test]
+fn descriptors_come_and_go_while_the_journal_is_full() {
+    explore("descriptors", || {
+        let disk = Options { open_files_max: 1, ..disk() };
+        let full_page = thread_rng().r#gen();
+        let small = options().sizes(32 << 10, 16 << 10, 8 << 10).background(thread_rng().r#gen());
+        let world = World::new(disk, small.full_page(full_page));
+        let mut threads = vec![
+            start(&world, |w| w.commit_numbers("a", 0, 3)),
+            start(&world, |w| w.commit_numbers("b", 1, 3)),
+            start(&world, |w| w.commit_numbers("c", 0, 3)),
+            start(&world, |w| {
+                w.watch("a", 0, 2);
+                w.watch("b", 1, 2);
+            }),
+            start(&world, |w| {
+                w.checkpoint();
+                w.checkpoint();
+            }),
+        ];
+        if thread_rng().r#gen() {
+            threads.push(start(&world, |w| w.kill_at_some_time(900)));
+        }
+        join(threads);
+        world.judge();
+    });
+}
+
+#[test]
+fn a_failed_flush_is_never_taken_for_a_good_one() {
+    explore("failures", || {
+        let world = World::new(disk(), options());
+        for name in ["a", "b", "c"] {
+            world.store.create(name).expect("a healthy disk");
+        }
+        let step = [Step::Commit, Step::Commit, Step::CheckpointData, Step::Header][thread_rng().gen_range(0..4)];
+        let how = [Failed::Lost, Failed::Half, Failed::Landed][thread_rng().gen_range(0..3)];
+        let after = thread_rng().gen_range(0..5);
+        world.disk.fail(Fault { on: On::Step(step), after, times: 1, what: What::Writeback(how) });
+        let threads = vec![
+            start(&world, |w| w.commit_while_it_goes_well("a", 3)),
+            start(&world, |w| w.commit_while_it_goes_well("b", 3)),
+            start(&world, |w| w.commit_while_it_goes_well("c", 3)),
+            // One of them may be the one that fails.
+            start(&world, |w| (0..3).for_each(|_| drop(w.store.checkpoint()))),
+        ];
+        join(threads);
+        if step == Step::Commit && world.store.clone().close().is_err() {
+            for name in ["a", "b", "c"] {
+                let (plain, done) = (world.plain_number(name, 0), world.ledger.acknowledged(name, 0));
+                assert!(plain <= done, "{name}: {plain} was applied, {done} was acknowledged");
+            }
+        }
+        world.judge();
+    });
+}

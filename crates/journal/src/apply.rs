@@ -53,15 +53,18 @@ impl Applier<'_> {
     /// name, empty and without its attribute. There it is taken for the one that it must be, unless
     /// another file of the journal has that name.
     fn locate_half_made(&self, state: &FinalState, outcomes: &mut Outcomes) {
-        let made = state.files.values().filter(|f| f.created.is_some() && f.names.len() > usize::from(f.name.is_some()));
+        let made =
+            state.files.values().filter(|f| f.created.is_some() && f.names.len() > usize::from(f.name.is_some()));
         for file in made {
             if !matches!(outcomes[&file.id], Ok(Place::Nowhere)) {
                 continue;
             }
             let taken = |name: &Path| outcomes.values().any(|o| matches!(o, Ok(Place::At(at)) if at == name));
-            let found = file.names.iter().rev().find(|name| {
-                !taken(name) && matches!(self.look(file, name), Ok(Look::Adoptable))
-            });
+            let found = file
+                .names
+                .iter()
+                .rev()
+                .find(|name| !taken(name) && matches!(self.look(file, name), Ok(Look::Adoptable)));
             if let Some(name) = found {
                 outcomes.insert(file.id, Ok(Place::At(name.clone())));
             }
@@ -259,10 +262,11 @@ impl Applier<'_> {
 
     /// A file at its final name: creates or adopts it, gives it its attribute and its mode.
     fn attempt_settle(&self, file: &FileState, at: &Path, outcomes: &mut Outcomes) -> Result<Done> {
+        let mut made = None;
         if let Some(Ok(Place::Nowhere)) = outcomes.get(&file.id) {
             let mode = file.created.expect("only created files are nowhere and have a name");
             match self.storage.open(at, Open::create(mode)) {
-                Ok(_) => {}
+                Ok(handle) => made = Some(handle),
                 Err(e) if waits(&e) => {
                     if !matches!(self.look(file, at), Ok(Look::Adoptable | Look::Ours)) {
                         return Ok(Done::Waits(occupied(at, &e)));
@@ -272,7 +276,10 @@ impl Applier<'_> {
             }
             outcomes.insert(file.id, Ok(Place::At(at.to_owned())));
         }
-        let handle = self.storage.open(at, Open::WRITE).context("open", at)?;
+        let handle = match made {
+            Some(handle) => handle,
+            None => open_for_writing(self.storage, at).context("open", at)?,
+        };
         if file.created.is_some()
             && Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref())
                 == AttributeFound::None
@@ -343,12 +350,30 @@ impl Applier<'_> {
 
     /// Opens a recognised file for writing, checking once more that it is the one.
     pub fn open(&self, file: &FileState, at: &Path) -> Result<Arc<dyn File>> {
-        let handle = self.storage.open(at, Open::WRITE).context("open", at)?;
+        let handle = open_for_writing(self.storage, at).context("open", at)?;
         match Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref()) {
             AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => Ok(handle),
             _ => Err(Error::Conflict { path: at.to_owned(), detail: "it was replaced just now".into() }),
         }
     }
+}
+
+/// Opens a file for writing, also one whose mode forbids that to its owner, who is the one to ask: the
+/// mode is lifted for the moment of opening.
+pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<Arc<dyn File>> {
+    let refused = match storage.open(path, Open::WRITE) {
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
+        done => return done,
+    };
+    let Ok(reading) = storage.open(path, Open::READ) else { return Err(refused) };
+    let meta = reading.meta()?;
+    if meta.kind != Kind::File || meta.uid != storage.effective_user() || meta.mode & 0o200 != 0 {
+        return Err(refused);
+    }
+    reading.set_mode(meta.mode | 0o200)?;
+    let opened = storage.open(path, Open::WRITE);
+    reading.set_mode(meta.mode)?;
+    opened
 }
 
 enum Look {

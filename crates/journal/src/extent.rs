@@ -127,12 +127,12 @@ impl Extent {
 
     /// Makes the contents durable. Returns whether there was anything to do, in which case the
     /// journal's directory has to be synced too.
-    pub fn sync(&self) -> Result<bool> {
+    pub fn sync(&self) -> std::io::Result<bool> {
         let len = self.len();
         if self.durable_len.load(SeqCst) == len {
             return Ok(false);
         }
-        self.file.sync_data(Step::ExtentContents).context("flush", self.path())?;
+        self.file.sync_data(Step::ExtentContents)?;
         self.durable_len.store(len, SeqCst);
         Ok(true)
     }

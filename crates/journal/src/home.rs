@@ -163,8 +163,9 @@ pub fn own(storage: &dyn Storage, home: &Home, create: bool, wait: bool) -> Resu
         if storage.stat(&path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0) {
             let unclean = locked.size > 0;
             let pid = format!("{}\n", std::process::id());
-            file.set_len(0).context("write", &path)?;
+            // Never empty in between: that would be the note of a clean release.
             write_all_at(&*file, pid.as_bytes(), 0).context("write", &path)?;
+            file.set_len(pid.len() as u64).context("write", &path)?;
             return Ok(Ownership { lock: file, unclean });
         }
     }

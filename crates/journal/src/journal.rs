@@ -320,10 +320,8 @@ impl Journal {
             }
             match extent.sync() {
                 Ok(synced) => any |= synced,
-                Err(Error::Io { source, .. }) => {
-                    return Err(self.fail(Outcome::NotCommitted, clone_error(&source)));
-                }
-                Err(e) => return Err(e),
+                // Whatever the reason, no space included: a second flush would not tell the truth.
+                Err(e) => return Err(self.fail(Outcome::NotCommitted, e)),
             }
         }
         if any && let Err(e) = self.storage.sync_dir(&self.dir, Step::ExtentName) {
@@ -390,12 +388,8 @@ impl Journal {
         let (_, crc) = append_summed(&extent, &body)?;
         self.counters.bytes_written += body.len() as u64;
         if self.options.durable {
-            let named = extent
-                .sync()
-                .and_then(|_| self.storage.sync_dir(&self.dir, Step::ExtentName).context("flush", &self.dir));
-            if let Err(Error::Io { source, .. }) = named {
-                return Err(self.fail(Outcome::NotCommitted, clone_error(&source)));
-            }
+            let named = extent.sync().and_then(|_| self.storage.sync_dir(&self.dir, Step::ExtentName));
+            named.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
         }
         let mut place = [0; 24];
         place[..8].copy_from_slice(&extent.id.to_le_bytes());
@@ -626,8 +620,4 @@ impl Journal {
     pub fn is_dirty(&self) -> bool {
         self.next - 1 > self.header.through || self.header.boot.is_some() || !self.header.clean
     }
-}
-
-fn clone_error(e: &io::Error) -> io::Error {
-    e.raw_os_error().map_or_else(|| io::Error::new(e.kind(), e.to_string()), io::Error::from_raw_os_error)
 }

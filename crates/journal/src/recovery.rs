@@ -3,7 +3,7 @@
 //! Recovery reads the journal past the cache, computes every result, checks every file, and only
 //! then writes. It may crash anywhere and be done again. Only who opens a store pays for it.
 
-use crate::apply::{Applier, Outcomes, Place, apply_layer};
+use crate::apply::{Applier, Outcomes, Place, apply_layer, open_for_writing};
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound, Header, StoreId};
 use crate::held::Only;
@@ -13,12 +13,18 @@ use crate::record::Record;
 use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
 use crate::state::{FileState, FinalState};
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{File, Kind, Step, Storage};
 
 /// More files than this are flushed by one `syncfs` instead of one by one.
-pub const FLUSH_ONE_BY_ONE_MAX: usize = 16;
+const FLUSH_ONE_BY_ONE_MAX: usize = 16;
+
+/// Whether so many files are flushed one by one.
+pub fn flush_one_by_one(storage: &dyn Storage, files: usize) -> bool {
+    files <= FLUSH_ONE_BY_ONE_MAX || !storage.sync_everything_tells()
+}
 
 /// How to open.
 pub struct OpenOptions<'a> {
@@ -79,7 +85,8 @@ pub struct Opened {
 /// Opens a store, recovering it.
 pub fn open(storage: &Arc<dyn Storage>, home: &Home, options: &OpenOptions<'_>) -> Result<Opened> {
     let ownership = own(&**storage, home, options.create, options.wait)?;
-    let mut opening = Opening { storage, home, options, recovered: Recovered::default(), quarantined: Vec::new() };
+    let mut opening =
+        Opening { storage, home, options, recovered: Recovered::default(), quarantined: Vec::new(), put_away: None };
     if ownership.unclean {
         opening.flush_what_was_left()?;
     }
@@ -102,6 +109,8 @@ struct Opening<'a> {
     options: &'a OpenOptions<'a>,
     recovered: Recovered,
     quarantined: Vec<Quarantined>,
+    /// The header of a journal that was put away: the store stays the one that files know.
+    put_away: Option<Header>,
 }
 
 /// One journal, recovered as far as it could be.
@@ -162,6 +171,12 @@ impl Opening<'_> {
                 birth.generation = header.generation;
             }
         }
+        if let Some(header) = &self.put_away {
+            birth.store = header.store;
+            birth.through = header.through;
+            birth.through_crc = header.through_crc;
+            birth.generation = header.generation;
+        }
         if birth.generation == 0 {
             // The making of this store was interrupted before its first commit.
             self.storage().random(&mut birth.store).context("draw an identity for", &journal)?;
@@ -210,6 +225,10 @@ impl Opening<'_> {
         }
         let unserved = served.unserved();
         if !unserved.is_empty() {
+            if !flush {
+                // The journal that takes this one's place will say that everything was flushed.
+                self.storage().sync_everything(Step::RecoverData).context("flush", &self.home.dir)?;
+            }
             let session = scanned.session.unwrap_or(scanned.header.session);
             let only = Only { through: scanned.last, through_crc: scanned.last_crc, session, files: unserved };
             only.write(self.storage(), &dir)?;
@@ -256,6 +275,10 @@ impl Opening<'_> {
                 continue;
             };
             let mut scanned = scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress)?;
+            if scanned.corrupt.is_none() && scanned.last < only.through {
+                let what = format!("it ends with commit {}, and {} was in it before", scanned.last, only.through);
+                scanned.corrupt = Some(Error::corrupt(&dir, what));
+            }
             if let Some(e) = scanned.corrupt.take() {
                 if !self.options.salvage {
                     return Err(e);
@@ -308,10 +331,14 @@ impl Opening<'_> {
         let limbo = |o: &Result<Place>| matches!(o, Ok(Place::At(at)) if at.starts_with(&applier.limbo));
         let from_limbo = outcomes.values().any(limbo);
         let notes = applier.apply_names(&state, &mut outcomes);
+        if let Some(e) = notes.iter().find(|e| !matches!(e, Error::Conflict { .. })) {
+            // A directory that is not there yet is owed by this journal, as no file's attribute tells of it.
+            return Err(e.clone());
+        }
         let mut bytes = 0;
         let all: u64 = state.files.values().map(|f| f.layer.changed_bytes()).sum();
         let living = state.files.values().filter(|f| matches!(outcomes.get(&f.id), Some(Ok(Place::At(_)))));
-        let one_by_one = living.count() <= FLUSH_ONE_BY_ONE_MAX;
+        let one_by_one = flush_one_by_one(self.storage(), living.count());
         if flush && !one_by_one && state.files.values().any(|f| f.created.is_some() && !f.layer.is_empty()) {
             self.storage().sync_everything(Step::AttributeMany).context("flush", &self.home.dir)?;
         }
@@ -366,7 +393,7 @@ impl Opening<'_> {
     fn clear_flags(&self, served: &Served, store: StoreId) {
         for (id, outcome) in &served.outcomes {
             let Ok(Place::At(at)) = outcome else { continue };
-            let Ok(file) = self.storage().open(at, untorn_os::Open::WRITE) else { continue };
+            let Ok(file) = open_for_writing(self.storage(), at) else { continue };
             clear_flag(&*file, store, *id);
         }
     }
@@ -377,13 +404,19 @@ impl Opening<'_> {
         let mut session = 0;
         match scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress) {
             Ok(scanned) => {
+                self.put_away =
+                    Some(Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header.clone() });
                 session = scanned.session.unwrap_or(scanned.header.session);
                 let before = self.quarantined.len();
                 let served = self.serve(&dir, &scanned, None, true)?;
                 self.quarantined.truncate(before);
                 self.release_files(&served);
             }
-            Err(e) => self.recovered.notes.push(format!("nothing of the journal could be used: {e}")),
+            Err(e) => {
+                self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
+                // Nobody knows which store the files belong to: whatever they say, they are taken as they are.
+                strip_attributes(self.storage(), Path::new(""), None)?;
+            }
         }
         self.put_away(&dir, session, why)?;
         self.finish_creation()
@@ -405,14 +438,43 @@ impl Opening<'_> {
 
     /// Salvaged: the files are taken as they are.
     fn release_files(&self, served: &Served) {
-        for file in served.state.files.values() {
-            for name in &file.names {
-                let Ok(handle) = self.storage().open(name, untorn_os::Open::WRITE) else { continue };
-                if handle.meta().is_ok_and(|m| m.kind == Kind::File) {
-                    let _ = handle.remove_attribute();
-                }
-            }
+        for name in served.state.files.values().flat_map(|file| &file.names) {
+            strip_attribute(self.storage(), name, None);
         }
+    }
+}
+
+/// Removes the attribute from every file of a directory, and of those below, that belongs to this store;
+/// without one named, to any.
+pub fn strip_attributes(storage: &dyn Storage, dir: &Path, store: Option<StoreId>) -> Result<()> {
+    for name in storage.list(dir).context("list", dir)? {
+        let path = dir.join(&name);
+        // What is Untorn's own is not data.
+        if name.as_encoded_bytes().ends_with(crate::home::HOME.as_bytes()) {
+            continue;
+        }
+        match storage.stat(&path).map(|m| m.kind) {
+            Ok(Kind::Directory) => match strip_attributes(storage, &path, store) {
+                // A directory on another file system, or closed to us, holds nothing of this store.
+                Err(Error::Io { source, .. })
+                    if matches!(source.kind(), ErrorKind::CrossesDevices | ErrorKind::PermissionDenied) => {}
+                done => done?,
+            },
+            Ok(Kind::File) => strip_attribute(storage, &path, store),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The same for one file. An attribute that stays is harmless when it is not pending.
+pub fn strip_attribute(storage: &dyn Storage, path: &Path, store: Option<StoreId>) {
+    if let Ok(file) = open_for_writing(storage, path)
+        && let Ok(value) = file.attribute()
+        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+        && store.is_none_or(|store| a.store == store)
+    {
+        let _ = file.remove_attribute();
     }
 }
 

@@ -135,6 +135,8 @@ pub trait Storage: Send + Sync {
     /// Makes everything on the file system durable, and reports any writeback that failed since the
     /// storage was opened or since the last call (`syncfs` on a descriptor held since then).
     fn sync_everything(&self, step: Step) -> io::Result<()>;
+    /// Whether [`Storage::sync_everything`] reports failed writeback at all.
+    fn sync_everything_tells(&self) -> bool;
     /// Room left.
     fn space(&self) -> io::Result<Space>;
     /// Files that one store may keep open at once without starving the program.
@@ -188,6 +190,8 @@ pub trait File: Send + Sync {
     /// Takes the open-file-description write lock on the whole file, waiting for it if asked.
     /// False: somebody else holds it. Ends when this `File` is dropped.
     fn lock(&self, wait: bool) -> io::Result<bool>;
+    /// Whether somebody else holds [`File::lock`], without taking it.
+    fn is_locked(&self) -> io::Result<bool>;
     /// Whether reads and writes bypass the page cache.
     fn is_direct(&self) -> bool;
 }

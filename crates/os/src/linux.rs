@@ -238,6 +238,13 @@ impl Storage for Linux {
         Ok(fs::syncfs(self.root.get()?)?)
     }
 
+    fn sync_everything_tells(&self) -> bool {
+        // `syncfs` reports failed writeback since Linux 5.8.
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
+        (numbers.next(), numbers.next()) >= (Some(5), Some(8))
+    }
+
     fn space(&self) -> io::Result<Space> {
         let st = fs::fstatvfs(self.root.get()?)?;
         Ok(Space {
@@ -415,6 +422,18 @@ impl File for LinuxFile {
                 _ => return Err(e),
             }
         }
+    }
+
+    fn is_locked(&self) -> io::Result<bool> {
+        // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        // SAFETY: a live descriptor and a valid `flock`, which the kernel fills.
+        if unsafe { libc::fcntl(self.fd.get()?.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
     }
 
     fn is_direct(&self) -> bool {

@@ -15,9 +15,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::apply::apply_layer;
+use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::journal::{Cut, Journal};
 use untorn_journal::layer::Layer;
-use untorn_journal::recovery::{FLUSH_ONE_BY_ONE_MAX, set_through};
+use untorn_journal::recovery::{flush_one_by_one, set_through};
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Step, Storage};
@@ -139,7 +140,7 @@ impl<'a> Checkpoint<'a> {
             self.inner.apply_waiting_names(&mut side);
             !side.unapplied.is_empty()
         };
-        let one_by_one = self.files.len() <= FLUSH_ONE_BY_ONE_MAX;
+        let one_by_one = flush_one_by_one(&*self.inner.storage, self.files.len());
         if !one_by_one && self.inner.is_durable() && self.files.iter().any(|(f, l)| f.read().unmarked && !l.is_empty())
         {
             self.inner.storage.sync_everything(Step::AttributeMany).context("flush", &self.inner.path)?;
@@ -179,6 +180,19 @@ impl<'a> Checkpoint<'a> {
         Ok(self)
     }
 
+    /// Somebody else changed this file: an identity that no journal knows keeps recovery from writing
+    /// over that change, too. If this cannot be noted, a conflict is still what this owner says.
+    fn disown(&self, id: u64, view: &View) {
+        let Some(data) = &view.data else { return };
+        if let Ok(value) = data.attribute()
+            && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+            && a.file == id
+            && data.set_attribute(&Attribute { file: !id, ..a }.encode()).is_ok()
+        {
+            let _ = data.sync_all(Step::Attribute);
+        }
+    }
+
     fn flush_dirs(&self) -> Result<()> {
         for dir in &self.dirs {
             match self.inner.storage.sync_dir(dir, Step::CheckpointNames) {
@@ -208,7 +222,10 @@ impl<'a> Checkpoint<'a> {
                 }
                 if let Some(data) = &view.data {
                     return match changed_outside(&view, &self.inner.storage)? {
-                        Some(changed) => Err(changed),
+                        Some(changed) => {
+                            self.disown(file.id, &view);
+                            Err(changed)
+                        }
                         None => Ok(Some((data.clone(), view.path.clone()))),
                     };
                 }

@@ -11,11 +11,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
-use untorn_journal::apply::{Applier, Place};
+use untorn_journal::apply::{Applier, Place, open_for_writing};
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
-use untorn_journal::recovery::FLUSH_ONE_BY_ONE_MAX;
+use untorn_journal::recovery::flush_one_by_one;
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Outcome, Result};
 use untorn_os::Step;
@@ -360,7 +360,7 @@ impl Inner {
     fn flag<'a>(&self, files: impl Iterator<Item = &'a Arc<FileShared>>, through: u64) -> Result<()> {
         let fresh: Vec<_> =
             files.filter(|f| matches!(&*f.read(), v if !v.flagged && v.life == Life::Named)).cloned().collect();
-        let one_by_one = fresh.len() <= FLUSH_ONE_BY_ONE_MAX;
+        let one_by_one = flush_one_by_one(&*self.storage, fresh.len());
         for file in &fresh {
             let mut view = file.changeable(self)?;
             let Some(data) = view.data.clone() else { continue };
@@ -457,7 +457,7 @@ impl Inner {
 
     /// A created file has a data file now. One that is not opened here is opened when it is needed.
     fn adopt(&self, view: &mut View, at: &Path) {
-        if let Ok(file) = self.storage.open(at, untorn_os::Open::WRITE) {
+        if let Ok(file) = open_for_writing(&*self.storage, at) {
             let claimed = file.try_claim().unwrap_or(false);
             let meta = file.meta();
             if let (true, Ok(meta)) = (claimed, meta) {

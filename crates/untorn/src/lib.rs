@@ -39,7 +39,9 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
-pub use options::{FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MIN, StoreOptions};
+pub use options::{
+    FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,
+};
 pub use status::{Quarantined, Recovered, Status};
 pub use store::Store;
 pub use ticket::Ticket;

@@ -99,6 +99,7 @@ impl<'a> Names<'a> {
     /// A name that something new may take.
     fn check_free(&self, path: &Path) -> Result<()> {
         self.inner.check_name(path)?;
+        self.inner.check_quarantine(path)?;
         self.check_parent(path)?;
         match self.look(path)? {
             Entry::Nothing => Ok(()),

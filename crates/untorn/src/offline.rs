@@ -10,6 +10,7 @@ use untorn_journal::apply::{Applier, Place};
 use untorn_journal::format::{RecordKind, VERSION, hex};
 use untorn_journal::held::Only;
 use untorn_journal::home::{Home, read_pid, remove_tree, segment_name};
+use untorn_journal::recovery::{strip_attribute, strip_attributes};
 use untorn_journal::scan::{ReadMode, Scan, scan};
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Result};
@@ -182,9 +183,8 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
 }
 
 fn owner(storage: &dyn Storage, home: &Home) -> Option<u32> {
-    // Taking the lock for a moment is the only way to know; it is given back at once.
-    let lock = storage.open(&home.lock_file(), Open::WRITE).ok()?;
-    if lock.lock(false).ok()? { None } else { read_pid(&*lock).or(Some(0)) }
+    let lock = storage.open(&home.lock_file(), Open::READ).ok()?;
+    if lock.is_locked().ok()? { read_pid(&*lock).or(Some(0)) } else { None }
 }
 
 fn records(scanned: &Scan) -> Vec<RecordInfo> {
@@ -292,9 +292,9 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         });
     }
     if home.lone.is_none() {
-        strip_attributes(&*storage, Path::new(""), store.inner.store_id)?;
+        strip_attributes(&*storage, Path::new(""), Some(store.inner.store_id))?;
     } else if let Some(lone) = &home.lone {
-        strip_attribute(&*storage, lone, store.inner.store_id);
+        strip_attribute(&*storage, lone, Some(store.inner.store_id));
     }
     // The lock file goes last, while we hold it: whoever waits for it sees that it is gone.
     for name in storage.list(&home.dir).context("list", &home.dir)? {
@@ -312,37 +312,4 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     // Nothing is left to close: no journal, no lock file.
     store.inner.closed.store(true, std::sync::atomic::Ordering::SeqCst);
     Ok(Report { recovered: status.recovered, quarantined: Vec::new() })
-}
-
-fn strip_attributes(storage: &dyn Storage, dir: &Path, store: [u8; 16]) -> Result<()> {
-    for name in storage.list(dir).context("list", dir)? {
-        let path = dir.join(&name);
-        // Another store below, or ours: not data.
-        if name.to_string_lossy().ends_with(untorn_journal::home::HOME) {
-            continue;
-        }
-        match storage.stat(&path).map(|m| m.kind) {
-            Ok(untorn_os::Kind::Directory) => match strip_attributes(storage, &path, store) {
-                // A directory on another file system, or closed to us, holds nothing of this store.
-                Err(Error::Io { source, .. })
-                    if matches!(source.kind(), ErrorKind::CrossesDevices | ErrorKind::PermissionDenied) => {}
-                done => done?,
-            },
-            Ok(untorn_os::Kind::File) => strip_attribute(storage, &path, store),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn strip_attribute(storage: &dyn Storage, path: &Path, store: [u8; 16]) {
-    use untorn_journal::format::{Attribute, AttributeFound};
-    if let Ok(file) = storage.open(path, Open::WRITE)
-        && let Ok(value) = file.attribute()
-        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
-        && a.store == store
-    {
-        // An attribute that stays is harmless: it is not pending.
-        let _ = file.remove_attribute();
-    }
 }

@@ -24,6 +24,8 @@ pub enum FailureClass {
 
 /// Least journal size in bytes.
 pub const JOURNAL_BYTES_MIN: u64 = 64 << 10;
+/// Largest journal size in bytes: recovery reads it whole.
+pub const JOURNAL_BYTES_MAX: u64 = 4 << 30;
 /// Journal size in bytes unless another is asked for.
 pub const JOURNAL_BYTES_DEFAULT: u64 = 64 << 20;
 
@@ -92,9 +94,9 @@ impl StoreOptions {
     }
 
     /// Most bytes of journal before commits wait for a checkpoint; one segment more in rare cases.
-    /// Default 64 MiB, least 64 KiB. The journal starts at 16 KiB and grows as it is used.
+    /// Default 64 MiB, least 64 KiB, most 4 GiB. The journal starts at 16 KiB and grows as it is used.
     pub fn journal_bytes(mut self, bytes: u64) -> Self {
-        let bytes = bytes.max(JOURNAL_BYTES_MIN);
+        let bytes = bytes.clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX);
         self.journal.journal_bytes = bytes;
         self.journal.inline_bytes_max = self.journal.segment_bytes_max() / 2;
         self

@@ -16,6 +16,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::apply::open_for_writing;
 use untorn_journal::extent::Extent;
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::home::{Home, Ownership};
@@ -190,13 +191,19 @@ impl Inner {
         if self.over.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
+    /// A name whose file recovery could not serve stays that file's.
+    pub(crate) fn check_quarantine(&self, path: &Path) -> Result<()> {
+        match self.quarantined.iter().find(|q| q.path == path) {
+            Some(q) => Err(at_path(q.reason.clone(), &self.path)),
+            None => Ok(()),
+        }
+    }
+
     /// The shared file of a name, opening it if it is not open yet. It counts so many new handles: one
     /// without any may leave the table at any moment.
     pub(crate) fn load(&self, path: &Path, handles: usize) -> Result<Arc<FileShared>> {
         self.check_name(path)?;
-        if let Some(q) = self.quarantined.iter().find(|q| q.path == path) {
-            return Err(at_path(q.reason.clone(), &self.path));
-        }
+        self.check_quarantine(path)?;
         let mut files = lock(&self.files);
         self.check_not_over()?;
         if let Some(known) = files.get(path) {
@@ -240,7 +247,7 @@ impl Inner {
                     detail: "its attribute user.untorn is not one that this version understands".into(),
                 });
             }
-            AttributeFound::Valid(a) if !a.pending || self.options.accept_unknown => return Ok(()),
+            AttributeFound::Valid(a) if !a.pending => return Ok(()),
             AttributeFound::Valid(a) => a,
         };
         let needs = |detail: String| Err(Error::NeedsJournal { path: path.to_owned(), detail });
@@ -273,11 +280,7 @@ impl Inner {
     }
 
     /// Opens something; if there are no descriptors left, closes data files and tries again.
-    fn with_descriptors<T>(
-        &self,
-        files: &Files,
-        open: impl Fn() -> std::io::Result<T>,
-    ) -> std::io::Result<T> {
+    fn with_descriptors<T>(&self, files: &Files, open: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
         match open() {
             // EMFILE and ENFILE have no stable names in ErrorKind.
             Err(e) if matches!(e.raw_os_error(), Some(23 | 24)) => {
@@ -294,11 +297,15 @@ impl Inner {
         let files = lock(&self.files);
         self.check_not_over()?;
         self.save_descriptors(&files, self.storage.open_files_max());
-        let (path, how) = {
+        let (path, writable) = {
             let view = shared.read();
-            (view.path.clone(), if view.writable { Open::WRITE } else { Open::READ })
+            (view.path.clone(), view.writable)
         };
-        let file = self.with_descriptors(&files, || self.storage.open(&path, how)).context("open", &path)?;
+        let open = || match writable {
+            true => open_for_writing(&*self.storage, &path),
+            false => self.storage.open(&path, Open::READ),
+        };
+        let file = self.with_descriptors(&files, open).context("open", &path)?;
         let mut view = shared.write();
         if view.data.is_some() || view.life != Life::Named {
             return Ok(());
@@ -482,7 +489,9 @@ impl Store {
             Err(Error::Io { source, .. }) if options.create.is_some() && source.kind() == ErrorKind::NotFound => {
                 match self.create_now(path, options.create.unwrap_or(0o666) & !untorn_os::umask()) {
                     // Somebody else was faster.
-                    Err(Error::Io { source, .. }) if !options.exclusive && source.kind() == ErrorKind::AlreadyExists => {
+                    Err(Error::Io { source, .. })
+                        if !options.exclusive && source.kind() == ErrorKind::AlreadyExists =>
+                    {
                         self.inner.load(path, 1)?
                     }
                     done => done?,

@@ -287,6 +287,7 @@ impl FileShared {
                 Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset }
             };
             let end = range.end;
+            fill_gap(view, offset);
             view.staged.insert(range, source);
             if end > size {
                 view.staged.size = Some(end);
@@ -304,6 +305,7 @@ impl FileShared {
             if size < view.size() {
                 view.staged.truncate(size);
             } else {
+                fill_gap(view, size);
                 view.staged.size = Some(size);
             }
             Ok(())
@@ -316,6 +318,7 @@ impl FileShared {
             if range.is_empty() {
                 return Ok(());
             }
+            fill_gap(view, range.start);
             if range.end > view.size() {
                 view.staged.size = Some(range.end);
             }
@@ -366,6 +369,15 @@ pub(crate) fn spill_staged(view: &mut View, inner: &Inner, least_bytes: u64) -> 
     let extent = spill_extent(view, inner)?;
     view.staged = view.staged.spill(&extent, least_bytes)?;
     Ok(())
+}
+
+/// Bytes between the old end and what comes behind it are zeros, and part of the change: where a crash
+/// left newly allocated sectors with anything in them, recovery must not rely on a hole.
+fn fill_gap(view: &mut View, to: u64) {
+    let size = view.size();
+    if to > size {
+        view.staged.insert(size..to, Source::Zero);
+    }
 }
 
 /// Option `full_page`: pages that change for the first time since the cut are staged whole.

@@ -2,7 +2,7 @@
 //!
 //! The data file is a header and then records: id, length, generation, text. The index is a header
 //! and one entry for each record: place, room, length, generation and checksum of the record. Every
-//! update rewrites a couple of dozen records, some in place and some moved to the end, and their
+//! update rewrites some dozens of records, some in place and some moved to the end, and their
 //! entries, and counts the generation up in both headers. The index header holds a sum over all
 //! entries, so that no update can go missing in part without being noticed.
 
@@ -17,7 +17,7 @@ const ENTRY_BYTES: usize = 40;
 const RECORD_HEAD_BYTES: usize = 24;
 /// Longest line that an update puts before a record's text.
 const STAMP_BYTES_MAX: usize = 40;
-pub const RECORDS_PER_UPDATE: usize = 24;
+pub const RECORDS_PER_UPDATE: usize = 64;
 /// One rewritten record in so many moves to the end of the file.
 const MOVES_ONE_IN: u32 = 8;
 
@@ -196,7 +196,7 @@ mod tests {
     use crate::demo::medium::Memory;
 
     fn texts() -> Vec<Vec<u8>> {
-        (0..50u8).map(|n| vec![b'a' + n % 26; 100 + usize::from(n) * 37]).collect()
+        (0..80u8).map(|n| vec![b'a' + n % 26; 100 + usize::from(n) * 37]).collect()
     }
 
     #[test]
