@@ -21,7 +21,7 @@ use work::Work;
 /// Updates that the first child makes before it is killed: they tell how long a child should live.
 const CALIBRATION_UPDATES: u64 = 12;
 /// No child lives longer: the demonstration must end.
-const LIFE_MAX: Duration = Duration::from_millis(120);
+const LIFE_MAX: Duration = Duration::from_millis(200);
 
 /// Without a terminal, progress is a line now and then.
 const KILLS_PER_LINE: u64 = 50;

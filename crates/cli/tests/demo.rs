@@ -27,8 +27,10 @@ fn untorn_is_never_torn_and_nothing_is_left() {
     assert_eq!(cells("times killed"), [40, 40]);
     assert_eq!(cells("torn states found")[1], 0);
     assert_eq!(cells("acknowledged updates lost"), [0, 0]);
-    assert!(cells("updates made").iter().all(|&n| n > 40), "{out}");
-    assert_eq!(out.lines().filter(|l| l.contains("µs")).count(), 2, "{out}");
+    // The first child of each is left to make so many; what the others manage depends on the disk.
+    assert!(cells("updates made").iter().all(|&n| n >= 12), "{out}");
+    let times = out.lines().filter(|l| l.contains("(median)") && (l.contains(" µs") || l.contains(" ms")));
+    assert_eq!(times.count(), 2, "{out}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the input is left");
 }
 

@@ -476,9 +476,11 @@ fn upto(unit: &Unit, last: u32) -> u64 {
     }
 }
 
-/// Whether a sector has never been durably written: it may hold anything once a size includes it.
+/// Whether a sector has never been durably written: it may hold anything once a size includes it. In a
+/// hole within the durable size that would be somebody else's old data in the middle of a file, which
+/// file systems keep from happening (ext4 does not with `data=writeback`): there it is zeros or new.
 fn is_new(durable: &Image, slot: Slot, page: u32, bit: u32) -> bool {
     let Some(inode) = durable.get(slot) else { return true };
     let start = page as u64 * PAGE_BYTES as u64 + bit as u64 * SECTOR_BYTES as u64;
-    start >= inode.size() || inode.page(page).is_none_or(|page| Arc::ptr_eq(page, &RESERVED))
+    start >= inode.size() || inode.page(page).is_some_and(|page| Arc::ptr_eq(page, &RESERVED))
 }

@@ -13,7 +13,7 @@
 //! - what one process wrote into the cache is not on the device, though every reader sees it;
 //! - inode numbers are reused at once; other programs write, move, copy and remove files.
 //!
-//! Not modelled: a device that loses what it said was flushed, or returns other bytes than it
+//! Not modelled: old data of other files in the holes of a file; a device that loses what it said was flushed, or returns other bytes than it
 //! stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
 //! writes of two threads mixing within one call; `fsync` making more durable than it must;
 //! permission checks; quotas; room taken by names and attributes.

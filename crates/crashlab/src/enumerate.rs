@@ -31,6 +31,8 @@ pub struct Effort {
     pub second_max: usize,
     /// Moments after a failed sync that are tried as crashes; 0: no failed syncs.
     pub after_failed_sync_max: usize,
+    /// Ways in which each sync fails, of three; they take turns.
+    pub failed_sync_ways: usize,
 }
 
 /// A finding: a state that must not be.
@@ -74,6 +76,7 @@ pub struct Totals {
 }
 
 const SHARDS: usize = 64;
+const FAILURES: [Failed; 3] = [Failed::Lost, Failed::Half, Failed::Landed];
 
 /// A set of numbers that many threads fill.
 struct Seen(Vec<Mutex<HashSet<u64>>>);
@@ -266,9 +269,10 @@ impl Enumeration {
     /// Every sync of the run fails once, in every way.
     fn fail_syncs(&self, trial: &Trial<'_>, base: &SimDisk, syncs: u64) {
         for nth in 0..syncs {
-            for how in [Failed::Lost, Failed::Half, Failed::Landed] {
+            for turn in 0..trial.effort.failed_sync_ways as u64 {
+                let at = (nth + turn + self.seed_of(trial, &[])) % FAILURES.len() as u64;
                 self.count(Count::FailedSyncs);
-                self.with_fault(trial, base, Trouble::Sync(nth, how));
+                self.with_fault(trial, base, Trouble::Sync(nth, FAILURES[at as usize]));
             }
         }
     }
@@ -369,7 +373,7 @@ impl Enumeration {
             let chance = mix(seed ^ mix(n));
             let mut troubles = troubles.clone();
             if chance.is_multiple_of(8) && syncs > 0 {
-                let how_failed = [Failed::Lost, Failed::Half, Failed::Landed][(chance >> 8) as usize % 3];
+                let how_failed = FAILURES[(chance >> 8) as usize % FAILURES.len()];
                 let trouble = Trouble::Sync((chance >> 16) % syncs, how_failed);
                 troubles.push(trouble);
                 let disk = crash(moment, how);

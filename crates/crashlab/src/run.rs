@@ -114,7 +114,6 @@ fn many_name(i: usize) -> String {
 const ROOM_BYTES_MIN: u64 = 8 << 10;
 
 /// Why a run ended early.
-#[derive(Debug)]
 pub(crate) enum Stop {
     /// Something that must not be.
     Wrong(String),
@@ -184,7 +183,7 @@ pub(crate) struct Runner<'d> {
     exposed: bool,
     away: bool,
     /// A fault is planned: errors are to be expected.
-    faults: bool,
+    pub faults: bool,
     /// An error was seen.
     troubled: bool,
     pub serial: usize,
@@ -265,6 +264,7 @@ impl<'d> Runner<'d> {
                 }
                 End::Finished => {
                     self.snapshots = self.disk.recorded();
+                    self.disk.clear_faults();
                     return if self.troubled { Ok(()) } else { self.compare(&store) };
                 }
             }
@@ -351,9 +351,10 @@ impl<'d> Runner<'d> {
         let process = self.disk.spawn();
         let options = store_options(self.setup, self.class);
         let opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
-        let store = opened.or_else(|e| wrong(format!("without `a` the store cannot be opened: {e}")))?;
         process.kill();
-        drop(store);
+        if let Err(e) = opened {
+            self.refused("opening without `a`", &e)?;
+        }
         self.disk.rename(ELSEWHERE, "a").or_else(|e| wrong(format!("`a` cannot be moved back: {e}")))?;
         self.disk.settle();
         self.away = false;

@@ -24,17 +24,19 @@ fn every_program_survives_every_crash() {
         ..Bounds::default()
     });
     let ops: Vec<Op> = alphabet().collect();
-    let short = Effort { cuts_max: if full { 64 } else { 8 }, second_max: 2, after_failed_sync_max: 2 };
-    let long = Effort { cuts_max: if full { 16 } else { 3 }, second_max: 1, after_failed_sync_max: full as usize };
+    let cuts_max = if full { 64 } else { 8 };
+    let one_op = Effort { cuts_max, second_max: 4, after_failed_sync_max: 4, failed_sync_ways: 3 };
+    let two_ops = Effort { cuts_max, second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1 };
+    let three_ops = Effort { cuts_max: cuts_max / 2, after_failed_sync_max: full as usize, ..two_ops };
     for start in STARTS {
         let everywhere = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
         let one_of_all = |at: usize| Setup::all(start, at / 8).skip(at % 8).take(1).collect::<Vec<_>>();
-        let opened = enumeration.level(&[], &ops, &everywhere, &short);
-        let one = enumeration.level(&opened, &ops, &everywhere, &short);
-        let two = enumeration.level(&one, &ops, &everywhere, &short);
+        let opened = enumeration.level(&[], &ops, &everywhere, &one_op);
+        let one = enumeration.level(&opened, &ops, &everywhere, &one_op);
+        let two = enumeration.level(&one, &ops, &everywhere, &two_ops);
         let three = match start {
-            Start::Closed if full => enumeration.level(&two, &ops, &everywhere, &long),
-            _ => enumeration.level(&two, &ops, &one_of_all, &long),
+            Start::Closed if full => enumeration.level(&two, &ops, &everywhere, &three_ops),
+            _ => enumeration.level(&two, &ops, &one_of_all, &three_ops),
         };
         let totals = enumeration.totals();
         println!(

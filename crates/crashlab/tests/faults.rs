@@ -18,7 +18,7 @@ const TROUBLES: &[fn(u64) -> Trouble] = &[
 fn survives(setup: &str, ops: &[Op]) {
     let setup: Setup = setup.parse().unwrap();
     let enumeration = Enumeration::new(Bounds { violations_max: 5, ..Bounds::default() });
-    let effort = Effort { cuts_max: 4, second_max: 1, after_failed_sync_max: 3 };
+    let effort = Effort { cuts_max: 4, second_max: 1, after_failed_sync_max: 3, failed_sync_ways: 3 };
     enumeration.trouble_at_every_call(&setup, ops, &effort, TROUBLES);
     let (violations, totals) = (enumeration.violations(), enumeration.totals());
     println!("{setup}: {} crash states with something lost, {} recoveries checked", totals.states, totals.checked);

@@ -25,6 +25,21 @@ const PCT_DEPTH: usize = 3;
 /// Schedules from one seed; then the clock is looked at, and the next seed taken.
 const BATCH: usize = 50;
 
+struct SeedOfFailure<'a> {
+    name: &'a str,
+    how: &'a str,
+    seed: u64,
+}
+
+impl Drop for SeedOfFailure<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let SeedOfFailure { name, how, seed } = self;
+            eprintln!("{name}: failed {how}, in the schedules of SHUTTLE_RANDOM_SEED={seed}");
+        }
+    }
+}
+
 /// Runs a scenario under many schedules, for a bounded time.
 fn explore(name: &str, scenario: fn()) {
     let seconds = std::env::var("UNTORN_SHUTTLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
@@ -34,6 +49,7 @@ fn explore(name: &str, scenario: fn()) {
         config.silence_warnings = true;
         let (start, mut seed, mut schedules) = (Instant::now(), SEED, 0);
         while start.elapsed() < Duration::from_secs(seconds) {
+            let _seed = SeedOfFailure { name, how, seed };
             schedules += Runner::new(scheduler(seed), config.clone()).run(scenario);
             seed += 1;
         }
@@ -114,6 +130,24 @@ fn files_that_commit_together_stay_together() {
             }),
             start(&world, |w| w.commit_numbers("b", 0, 4)),
             start(&world, |w| w.checkpoint()),
+            // Once a file is in a transaction, nobody else's commit takes its changes.
+            start(&world, |w| {
+                let Some(file) = w.ok(w.store.create("t")) else { return };
+                let mut txn = w.store.begin();
+                w.ledger.tried("t", 0, 1);
+                let committed = txn.add(&file).and_then(|()| write(&file, 0, 1)).and_then(|()| txn.commit());
+                if w.ok(committed).is_some() {
+                    w.ledger.done("t", 0, 1);
+                }
+            }),
+            start(&world, |w| {
+                let Some(file) = w.ok(w.store.create("t")) else { return };
+                w.ledger.tried("t", 1, 1);
+                match write(&file, 1, 1).and_then(|()| file.commit()) {
+                    Err(Error::InTransaction { .. }) => {}
+                    done => _ = w.ok(done),
+                }
+            }),
         ];
         threads.push(start(&world, |w| w.kill_at_some_time(500)));
         join(threads);

@@ -34,7 +34,7 @@ fn why_not(step: Step) -> Option<&'static str> {
 /// The smallest case that shows the missing step.
 fn find(step: Step) -> Option<String> {
     let bounds = Bounds { skipped: 1 << step as u64, deadline: within(Duration::from_secs(60)), ..Bounds::default() };
-    let effort = Effort { cuts_max: 24, second_max: 6, after_failed_sync_max: 0 };
+    let effort = Effort { cuts_max: 24, second_max: 6, after_failed_sync_max: 0, failed_sync_ways: 3 };
     for text in known(step) {
         let case: Case = text.parse().unwrap();
         let enumeration = Enumeration::new(bounds);

@@ -128,6 +128,10 @@ pub struct Journal {
     next: u64,
     previous_crc: u64,
     durable_through: u64,
+    /// Generation of the newest header that was flushed.
+    durable_generation: u64,
+    /// The header on the disk may name a boot though the one here does not.
+    boot_unsure: bool,
     extents: Vec<LiveExtent>,
     /// Bodies by reference of records that are sealed, but not written.
     bodies: Vec<(Arc<Extent>, u64)>,
@@ -159,6 +163,8 @@ impl Journal {
             next: header.through + 1,
             previous_crc: header.through_crc,
             durable_through: header.through,
+            durable_generation: header.generation,
+            boot_unsure: false,
             header,
             header_file,
             segments: Vec::new(),
@@ -563,16 +569,23 @@ impl Journal {
     }
 
     fn header_write(&self, header: Header, step: Step) -> HeaderWrite {
-        HeaderWrite {
-            header,
-            file: self.header_file.clone(),
-            path: self.dir.join("header"),
-            sync: self.options.durable.then_some(step),
+        self.header_write_with(header, self.options.durable.then_some(step))
+    }
+
+    /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
+    /// back the one before, which knows nothing of this boot.
+    fn header_write_with(&self, mut header: Header, sync: Option<Step>) -> HeaderWrite {
+        if sync.is_none() && header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS {
+            header.generation += 1;
         }
+        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
     }
 
     /// The header is durable: segments and extents before it are free.
     pub fn retired(&mut self, written: HeaderWrite) {
+        if written.sync.is_some() {
+            self.durable_generation = written.header.generation;
+        }
         self.header = written.header;
         let through = self.header.through;
         let given_up = self.extents.extract_if(.., |e| e.last <= through);
@@ -587,9 +600,11 @@ impl Journal {
         let mut header = self.next_header();
         header.clean = self.header.clean;
         header.boot = Some(boot);
-        let mut write = self.header_write(header, Step::HeaderBoot);
-        write.sync = Some(Step::HeaderBoot);
+        let write = self.header_write_with(header, Some(Step::HeaderBoot));
+        // A failed write may be on the disk all the same: closing has to take the boot back.
+        self.boot_unsure = true;
         write.write()?;
+        self.boot_unsure = false;
         self.retired(write);
         Ok(())
     }
@@ -608,9 +623,8 @@ impl Journal {
         header.start_segment = current.index;
         header.start_crc = current.first_block_crc.unwrap_or(0);
         header.clean = current.first_block_crc.is_some();
-        let mut write = self.header_write(header, Step::Header);
         // Also in class `process`: a header without a boot says that all was flushed.
-        write.sync = flushed.then_some(Step::Header);
+        let write = self.header_write_with(header, flushed.then_some(Step::Header));
         write.write()?;
         self.retired(write);
         Ok(())
@@ -618,6 +632,6 @@ impl Journal {
 
     /// Whether there is anything that the header does not say yet: closing has work to do.
     pub fn is_dirty(&self) -> bool {
-        self.next - 1 > self.header.through || self.header.boot.is_some() || !self.header.clean
+        self.next - 1 > self.header.through || self.header.boot.is_some() || self.boot_unsure || !self.header.clean
     }
 }

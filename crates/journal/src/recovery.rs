@@ -135,7 +135,7 @@ impl Opening<'_> {
     /// such a header gives up is still needed by the header that a power cut would bring back.
     fn flush_what_was_left(&self) -> Result<()> {
         let journal = self.home.journal();
-        if self.storage().stat(&journal).is_err() {
+        if !self.exists(&journal)? {
             return Ok(());
         }
         flush_header(self.storage(), &journal)?;
@@ -145,10 +145,18 @@ impl Opening<'_> {
         Ok(())
     }
 
+    fn exists(&self, path: &Path) -> Result<bool> {
+        match self.storage().stat(path) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::io("look at", path, e)),
+        }
+    }
+
     /// There is a journal afterwards, whatever crash the making of one met.
     fn finish_creation(&self) -> Result<()> {
         let journal = self.home.journal();
-        if self.storage().stat(&journal).is_ok() {
+        if self.exists(&journal)? {
             let Some(only) = Only::read(self.storage(), &journal)? else { return Ok(()) };
             // A crash came between the list and the new name.
             self.set_aside(&only)?;
@@ -410,7 +418,12 @@ impl Opening<'_> {
                 let before = self.quarantined.len();
                 let served = self.serve(&dir, &scanned, None, true)?;
                 self.quarantined.truncate(before);
-                self.release_files(&served);
+                if matches!(why, Error::UnknownState { .. }) {
+                    // Names may have reached the disk without the records and attributes that tell of them.
+                    strip_attributes(self.storage(), Path::new(""), Some(scanned.header.store))?;
+                } else {
+                    self.release_files(&served);
+                }
             }
             Err(e) => {
                 self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));

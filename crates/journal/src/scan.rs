@@ -98,8 +98,11 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     read_full_at(&*file, &mut slots, 0).context("read", &path)?;
     let mut best: Option<Header> = None;
-    for slot in slots.chunks(BLOCK_BYTES) {
+    for (at, slot) in slots.chunks(BLOCK_BYTES).enumerate() {
+        // A header that stands in the wrong slot was not written there: a torn write left old contents of
+        // some other block, which may well be a header of a journal that was removed.
         if let Some(header) = Header::decode(slot, &path)?
+            && header.generation % HEADER_SLOTS == at as u64
             && best.as_ref().is_none_or(|b| header.generation > b.generation)
         {
             best = Some(header);
@@ -196,8 +199,8 @@ fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut AlignedBuf, at: u64) -
         ReadMode::PastCache => read_full_past_cache_at(file, buf, at)?,
         ReadMode::Cached => read_full_at(file, buf, at)?,
     };
-    buf[n..].fill(0);
-    Ok(())
+    // Its length was looked up before: to take the rest for empty would drop commits.
+    if n < buf.len() { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
 /// Whether the block that a new session writes first is as the header of the clean journal says. A

@@ -235,12 +235,18 @@ fn read_loop(
 ) -> io::Result<usize> {
     let mut left = TRIES;
     let mut done = 0;
+    let mut tail = None;
     while done < buf.len() {
         match read(&mut buf[done..], offset + done as u64) {
             Ok(0) => break,
             Ok(n) if whole_blocks && n % BLOCK_BYTES != 0 => {
-                done += n; // the end of the file, inside a block
-                break;
+                // The end of the file inside a block, or a short read: asking again tells.
+                done += n - n % BLOCK_BYTES;
+                let now = Some((done, n % BLOCK_BYTES));
+                if std::mem::replace(&mut tail, now) == now {
+                    done += n % BLOCK_BYTES;
+                    break;
+                }
             }
             Ok(n) => done += n,
             Err(e) if try_again(&e, &mut left) => {}

@@ -11,7 +11,7 @@ use crate::sync::MutexGuard;
 use crate::view::{FileShared, Life, View, complete_waiting};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::apply::apply_layer;
@@ -49,11 +49,19 @@ pub(crate) enum After {
     Clean,
 }
 
+/// What one file has to do with a checkpoint.
+struct Part {
+    file: Arc<FileShared>,
+    layer: Arc<Layer>,
+    /// Its name or mode, or that it exists, is a part of it, too.
+    renamed: bool,
+}
+
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
 pub struct Checkpoint<'a> {
     inner: &'a Inner,
     cut: Cut,
-    files: Vec<(Arc<FileShared>, Arc<Layer>)>,
+    files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
     done: bool,
 }
@@ -100,8 +108,9 @@ impl Inner {
                 None => Arc::new(committed),
             };
             view.applying = Some(layer.clone());
+            let renamed = std::mem::take(&mut view.renamed);
             drop(view);
-            files.push((file, layer));
+            files.push(Part { file, layer, renamed });
         }
         let dirs = std::mem::take(&mut side.dirs);
         Ok(Some(Checkpoint { inner: self, cut, files, dirs, done: false }))
@@ -135,23 +144,25 @@ impl<'a> Checkpoint<'a> {
     }
 
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
-        let names_wait = {
-            let mut side = lock(&self.inner.side);
-            self.inner.apply_waiting_names(&mut side);
-            !side.unapplied.is_empty()
-        };
+        self.inner.apply_waiting_names(&mut lock(&self.inner.side));
         let one_by_one = flush_one_by_one(&*self.inner.storage, self.files.len());
-        if !one_by_one && self.inner.is_durable() && self.files.iter().any(|(f, l)| f.read().unmarked && !l.is_empty())
-        {
+        let unmarked = |part: &Part| !part.layer.is_empty() && part.file.read().unmarked;
+        if !one_by_one && self.inner.is_durable() && self.files.iter().any(unmarked) {
             self.inner.storage.sync_everything(Step::AttributeMany).context("flush", &self.inner.path)?;
-            self.files.iter().for_each(|(file, _)| file.write().unmarked = false);
+            self.files.iter().for_each(|part| part.file.write().unmarked = false);
         }
         let mut first_error = None;
-        for (file, layer) in &self.files {
-            let done = self.apply_file(file, layer, one_by_one, after);
-            let mut view = file.write();
+        for part in &self.files {
+            let done = self.apply_file(part, one_by_one, after);
+            let mut view = part.file.write();
             match done {
-                Ok(()) => view.quarantine = None,
+                Ok(Applied::Done) => view.quarantine = None,
+                // A later commit removed it, and has yet to be flushed: without these changes the file would
+                // be taken for an older one, if it came back.
+                Ok(Applied::Gone) => {
+                    view.quarantine = None;
+                    self.dirs.extend(view.path.parent().map(Path::to_owned));
+                }
                 Err(e) => {
                     tracing::warn!(file = %view.path.display(), error = %e, "a committed change waits");
                     view.quarantine = Some(e.clone());
@@ -167,15 +178,11 @@ impl<'a> Checkpoint<'a> {
         if let Some(e) = first_error {
             return Err(e);
         }
-        if names_wait {
+        if !lock(&self.inner.side).unapplied.is_empty() {
             return Err(Error::NoSpace { detail: "a committed change of names could not be made yet".into() });
         }
         self.done = true;
-        for (file, _) in &self.files {
-            let mut view = file.write();
-            view.applying = None;
-            view.renamed = false;
-        }
+        self.files.iter().for_each(|part| part.file.write().applying = None);
         self.inner.checkpoints.fetch_add(1, Relaxed);
         Ok(self)
     }
@@ -235,8 +242,9 @@ impl<'a> Checkpoint<'a> {
         }
     }
 
-    fn apply_file(&self, file: &FileShared, layer: &Layer, flush: bool, after: After) -> Result<()> {
-        let Some((data, path)) = self.opened(file)? else { return Ok(()) };
+    fn apply_file(&self, part: &Part, flush: bool, after: After) -> Result<Applied> {
+        let Part { file, layer, renamed } = part;
+        let Some((data, path)) = self.opened(file)? else { return Ok(Applied::Gone) };
         if self.inner.is_durable() && !layer.is_empty() && file.read().unmarked {
             // A crash must not leave contents in a file that nothing tells from a stranger's.
             data.sync_all(Step::Attribute).context("flush the attribute of", &path)?;
@@ -244,14 +252,15 @@ impl<'a> Checkpoint<'a> {
         }
         let applied = apply_layer(&*data, layer, &path);
         // Also what failed half-way has changed the file: by us, not by somebody else.
-        let meta = data.meta().context("look at", &path)?;
+        let meta = data.meta();
         {
             let mut view = file.write();
-            view.base_size = meta.size;
-            view.seen = Some(meta);
+            view.seen = meta.as_ref().ok().copied();
+            view.base_size = meta.as_ref().map_or(view.base_size, |meta| meta.size);
         }
         applied?;
-        let contents_only = after == After::Clean && !file.read().renamed;
+        meta.context("look at", &path)?;
+        let contents_only = after == After::Clean && !renamed;
         if !contents_only {
             set_through(&*data, self.cut.durable_through, &path).context("set the attribute of", &path)?;
         }
@@ -264,8 +273,14 @@ impl<'a> Checkpoint<'a> {
             };
             flushed.context("flush", &path)?;
         }
-        Ok(())
+        Ok(Applied::Done)
     }
+}
+
+/// What became of a file's part.
+enum Applied {
+    Done,
+    Gone,
 }
 
 impl Drop for Checkpoint<'_> {
@@ -274,7 +289,8 @@ impl Drop for Checkpoint<'_> {
             return;
         }
         let mut side = lock(&self.inner.side);
-        for (file, _) in self.files.drain(..) {
+        for Part { file, renamed, .. } in self.files.drain(..) {
+            file.write().renamed |= renamed;
             side.dirty.insert(file.id, file);
         }
         side.dirs.append(&mut self.dirs);

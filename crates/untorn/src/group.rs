@@ -55,7 +55,8 @@ impl Inner {
         if self.failed.load(SeqCst)
             && let Some(e) = lock(&self.side).journal.failure()
         {
-            return Err(e);
+            let taken = |view: &View| view.uncertain && view.staged.is_empty();
+            return Err(if files.iter().any(|f| taken(&f.read())) { perhaps(e) } else { e });
         }
         self.prepare(files)?;
         let slot = Arc::new(Slot::default());
@@ -67,7 +68,9 @@ impl Inner {
         let mut parts = Vec::with_capacity(files.len());
         for file in files {
             let mut view = file.write();
-            if view.staged.is_empty() && txn_id.is_none() {
+            // Changes that another's commit has on its way are this one's, too: should that fail, they are
+            // this one's alone.
+            if view.staged.is_empty() && view.committing.is_empty() && txn_id.is_none() {
                 continue;
             }
             view.take_staged();
@@ -259,6 +262,9 @@ impl Inner {
     fn try_write(&self, requests: &[Request]) -> Result<usize> {
         let mut side = lock(&self.side);
         let side = &mut *side;
+        if let Some(e) = side.journal.failure() {
+            return Err(e);
+        }
         if !self.is_durable() && side.journal.header().boot.is_none() {
             let boot = self.storage.boot_id().context("read the boot id for", &self.path)?;
             side.journal.record_boot(boot)?;
@@ -273,8 +279,8 @@ impl Inner {
         self.flag(staged.iter().flat_map(|s| &s.files), side.journal.last())?;
         let (records, files): (Vec<Record>, Vec<_>) = staged.into_iter().map(|s| (s.record, s.files)).unzip();
         if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
-            // A transaction's empty layers must not be taken for the next commit's.
-            requests.iter().flat_map(|r| &r.parts).for_each(|file| file.write().committed_as_nothing());
+            // Empty layers must not be taken for the next commit's.
+            requests.iter().flat_map(|r| &r.parts).for_each(|file| file.write().committed());
             return Ok(requests.len());
         }
         let committed = side.journal.commit(&records);
@@ -283,7 +289,7 @@ impl Inner {
         for (i, request) in requests.iter().take(n).enumerate() {
             let sequence = first + i as u64;
             for file in &request.parts {
-                file.write().committed_as(sequence);
+                file.write().committed();
             }
             for file in &files[i] {
                 file.write().last = sequence;
@@ -432,7 +438,8 @@ impl Inner {
         for e in &left {
             tracing::warn!(error = %e, "a committed change of names waits");
         }
-        let mut whole = left.is_empty();
+        // Also of files that are in nobody's table any more: a committed unlink is not forgotten.
+        let mut whole = left.is_empty() && outcomes.values().all(Result::is_ok);
         let files = lock(&self.files);
         let mut room = self.storage.open_files_max().saturating_sub(files.len());
         for file in files.values().filter(|f| state.files.contains_key(&f.id)) {
@@ -497,12 +504,25 @@ fn fail_all(requests: Vec<Request>, e: &Error) {
         *layers.entry(file.id).or_insert(0) += 1;
     }
     for request in requests.into_iter().rev() {
+        let mut e = e.clone();
         for file in &request.parts {
             let nth = layers.get_mut(&file.id).expect("counted above");
             *nth -= 1;
-            file.write().uncommit(*nth, request.is_txn);
+            let mut view = file.write();
+            if view.uncertain && view.committing[*nth].is_empty() {
+                e = perhaps(e);
+            }
+            view.uncommit(*nth, request.is_txn);
         }
-        request.slot.fill(Err(e.clone()));
+        request.slot.fill(Err(e));
+    }
+}
+
+/// The changes of a commit that failed were all on their way in another's, of which nobody knows.
+fn perhaps(e: Error) -> Error {
+    match e {
+        Error::SyncFailed { source, .. } => Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source },
+        other => other,
     }
 }
 

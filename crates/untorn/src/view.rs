@@ -64,6 +64,8 @@ pub(crate) struct View {
     pub unmarked: bool,
     /// The last commit that touched the file, or the one that it was whole at.
     pub last: u64,
+    /// A commit of it may be in the journal or not.
+    pub uncertain: bool,
     /// The transaction that it takes part in.
     pub txn: Option<u64>,
     /// Why commits to it are refused.
@@ -93,6 +95,7 @@ impl View {
             renamed: false,
             unmarked: false,
             last,
+            uncertain: false,
             txn: None,
             quarantine: None,
             handles: 0,
@@ -151,19 +154,12 @@ impl View {
         self.committing.push_back(Arc::new(layer));
     }
 
-    /// The oldest commit on its way is in the journal.
-    pub(crate) fn committed_as(&mut self, sequence: u64) {
+    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
+    pub(crate) fn committed(&mut self) {
         let layer = self.committing.pop_front().expect("a commit on its way");
         if self.life == Life::Named {
             self.committed.merge(&layer);
         }
-        self.last = sequence;
-    }
-
-    /// The oldest commit on its way says nothing.
-    pub(crate) fn committed_as_nothing(&mut self) {
-        let layer = self.committing.pop_front().expect("a commit on its way");
-        debug_assert!(layer.is_empty());
     }
 
     /// The n-th commit on its way did not happen. Its changes become part of the next one, or
@@ -196,6 +192,7 @@ impl View {
     pub(crate) fn committed_perhaps(&mut self) {
         let layer = self.committing.pop_front().expect("a commit on its way");
         self.committed.merge(&layer);
+        self.uncertain = true;
     }
 
     /// The file is no more, or never came to be.

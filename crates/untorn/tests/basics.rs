@@ -362,7 +362,7 @@ fn options_of_a_file() {
     let again = store.file_with("a", &FileOptions { create: Some(0o600), ..FileOptions::default() }).unwrap();
     assert_same(&contents(&again), b"contents", "opened again");
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask());
-    refused_with_errno(store.file_with("a", &FileOptions { exclusive: true, ..create.clone() }), libc::EEXIST);
+    refused_with_errno(store.file_with("a", &FileOptions { exclusive: true, ..create }), libc::EEXIST);
     refused_with_errno(store.file_with("b", &FileOptions::default()), libc::ENOENT);
 
     let reader = store.file_with("a", &FileOptions { read_only: true, ..FileOptions::default() }).unwrap();

@@ -75,7 +75,7 @@ fn random_change(rng: &mut Rng, file: &str, n: u64) -> Change {
     match rng.u8(..10) {
         0 => Change::Zero { file, offset, len },
         1 if rng.bool() => Change::Truncate { file, size: offset },
-        2 if n % 8 == 0 => Change::Append { file, bytes: filler(rng, n, len) },
+        2 if n.is_multiple_of(8) => Change::Append { file, bytes: filler(rng, n, len) },
         _ => Change::Write { file, offset, bytes: filler(rng, n, len) },
     }
 }
@@ -140,13 +140,13 @@ fn commit_until_killed(path: &Path, seed: u64) {
         }
         // Some commits are waited for at once, others only later ones after them.
         pending.push((n, txn.commit_async().expect("commit")));
-        if n % 5 != 0 {
+        if !n.is_multiple_of(5) {
             for (n, ticket) in pending.drain(..) {
                 ticket.wait().expect("durable");
                 writeln!(out, "ack {n}").expect("the parent is gone");
             }
         }
-        if n % 97 == 0 {
+        if n.is_multiple_of(97) {
             store.checkpoint().expect("checkpoint");
         }
     }
