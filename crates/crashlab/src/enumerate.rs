@@ -444,11 +444,11 @@ fn context_of(judge: &Judge<'_>, mark: u64) -> u64 {
     hasher.finish()
 }
 
-/// Does one case over again, printing what happens, and says what is wrong with it.
-pub fn again(case: &Case) -> Result<(), String> {
+/// Does one case over again, telling call by call what happens, and says what is wrong with it.
+pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     let trace = |disk: &SimDisk, title: &str| {
-        println!("{title}");
-        disk.traced().iter().for_each(|line| println!("    {line}"));
+        tell(title);
+        disk.traced().iter().for_each(|line| tell(&format!("    {line}")));
     };
     let disk = prepare(&case.setup, case.ops.contains(&Op::Many)).fork();
     disk.set_options(|options| options.skipped = case.skipped);
@@ -469,7 +469,7 @@ pub fn again(case: &Case) -> Result<(), String> {
         let judge = Judge { setup: &case.setup, reference: &runner.reference, again: files.as_ref() };
         if let Trouble::Crash(call, how) = trouble {
             let moment = moments.iter().find(|m| m.call() == call).ok_or(format!("there is no call {call}"))?;
-            println!("crash before call {call}: {trouble}; not durable: {:#?}", moment.describe());
+            tell(&format!("crash before call {call}: {trouble}; not durable: {:#?}", moment.describe()));
             power |= how != How::Killed;
             (disk, class, mark) = (crash(moment, how), class_after(moment), moment.mark());
         }

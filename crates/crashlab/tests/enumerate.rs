@@ -64,7 +64,7 @@ fn every_program_survives_every_crash() {
 fn again_one_case() {
     let Some(case) = variable::<String>("UNTORN_CASE") else { return };
     let case: Case = case.parse().unwrap();
-    if let Err(what) = again(&case) {
+    if let Err(what) = again(&case, &|line| println!("{line}")) {
         panic!("{case}\n  {what}");
     }
 }

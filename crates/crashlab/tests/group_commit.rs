@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn::{Error, StoreOptions};
-use untorn_crashlab::{Failed, Fault, On, Options, PROFILES, What};
+use untorn_crashlab::{Failed, Fault, Model, On, Options, PROFILES, What};
 use untorn_os::Step;
 
 const SEED: u64 = 0x5eed;
@@ -261,8 +261,9 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
 #[test]
 fn descriptors_come_and_go_while_the_journal_is_full() {
     explore("descriptors", || {
-        let disk = Options { open_files_max: 1, ..disk() };
         let full_page = thread_rng().r#gen();
+        let model = if full_page { Model::PageGarbage } else { Model::SectorAtomic };
+        let disk = Options { open_files_max: 1, model, ..disk() };
         let small = options().sizes(32 << 10, 16 << 10, 8 << 10).background(thread_rng().r#gen());
         let world = World::new(disk, small.full_page(full_page));
         let mut threads = vec![
@@ -282,6 +283,24 @@ fn descriptors_come_and_go_while_the_journal_is_full() {
             threads.push(start(&world, |w| w.kill_at_some_time(900)));
         }
         join(threads);
+        world.judge();
+    });
+}
+
+/// On a disk that damages the page being written, each record must bring what the checkpoint that comes
+/// after it needs, wherever the one before it began.
+#[test]
+fn pages_are_logged_whole_around_a_checkpoint() {
+    explore("pages", || {
+        let profile = PROFILES[thread_rng().gen_range(0..PROFILES.len())];
+        let disk = Options { profile, model: Model::PageGarbage, ..disk() };
+        let world = World::new(disk, options().full_page(true).sizes(256 << 10, 64 << 10, 32 << 10).background(false));
+        join(vec![
+            start(&world, |w| w.commit_numbers("a", 0, 3)),
+            start(&world, |w| w.commit_numbers("a", 1, 2)),
+            start(&world, |w| (0..4).for_each(|_| w.checkpoint())),
+            start(&world, |w| w.kill_at_some_time(400)),
+        ]);
         world.judge();
     });
 }

@@ -2,7 +2,7 @@
 //! that step taken away until it finds a crash that loses something; finding none is a failure here.
 
 use std::time::Duration;
-use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, within};
+use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, Violation, again, within};
 use untorn_crashlab::program::{Case, Op, STARTS, Setup, alphabet};
 use untorn_os::{STEPS, Step};
 
@@ -31,16 +31,21 @@ fn why_not(step: Step) -> Option<&'static str> {
     }
 }
 
+/// Without the step taken away, the same case goes well.
+fn is_of_the_step(violation: &Violation) -> bool {
+    again(&Case { skipped: 0, ..violation.case.clone() }, &|_| {}).is_ok()
+}
+
 /// The smallest case that shows the missing step.
-fn find(step: Step) -> Option<String> {
+fn find(step: Step) -> Option<Violation> {
     let bounds = Bounds { skipped: 1 << step as u64, deadline: within(Duration::from_secs(60)), ..Bounds::default() };
     let effort = Effort { cuts_max: 24, second_max: 6, after_failed_sync_max: 0, failed_sync_ways: 3 };
     for text in known(step) {
         let case: Case = text.parse().unwrap();
         let enumeration = Enumeration::new(bounds);
         enumeration.program(&case.setup, &case.ops, &effort);
-        if let Some(violation) = enumeration.violations().first() {
-            return Some(violation.to_string());
+        if let Some(violation) = enumeration.violations().into_iter().find(is_of_the_step) {
+            return Some(violation);
         }
     }
     let ops: Vec<Op> = alphabet().collect();
@@ -50,8 +55,8 @@ fn find(step: Step) -> Option<String> {
         let mut shorter = enumeration.level(&[], &ops, &setups, &effort);
         for _ in 0..2 {
             shorter = enumeration.level(&shorter, &ops, &setups, &effort);
-            if let Some(violation) = enumeration.violations().first() {
-                return Some(violation.to_string());
+            if let Some(violation) = enumeration.violations().into_iter().find(is_of_the_step) {
+                return Some(violation);
             }
         }
     }
@@ -68,7 +73,7 @@ fn every_flush_is_needed() {
             continue;
         }
         match find(step) {
-            Some(found) => println!("{step:?} is missed by {}", found.lines().take(2).collect::<Vec<_>>().join(": ")),
+            Some(found) => println!("{step:?} is missed by {}: {}", found.case, found.what),
             None => never_missed.push(step),
         }
     }

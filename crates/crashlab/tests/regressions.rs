@@ -89,3 +89,11 @@ fn an_unflushed_header_never_goes_over_the_newest_durable_one() {
     survives("closed,posix,sector,tight,buffered/0/other,one,retire/");
     survives("closed,posix,sector,tight,buffered/0/other,swap,retire,retire,close/");
 }
+
+/// The first half of a record was on the disk, the second was not, and the record was dropped. The next
+/// session's commit wrote the same bytes in the second half's place, and the dropped record was whole.
+#[test]
+fn a_dropped_record_does_not_come_back_to_life() {
+    survives("plain,ext4,garbage,tight,direct/0/async,across/");
+    survives("closed,posix,garbage,tight,buffered/0/one/");
+}

@@ -7,12 +7,13 @@ use crate::apply::{Applier, Outcomes, Place, apply_layer, open_for_writing};
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound, Header, StoreId};
 use crate::held::Only;
-use crate::home::{Birth, Home, Ownership, create_journal, own, remove_tree};
+use crate::home::{Birth, HOME, Home, Ownership, create_journal, own, remove_tree};
 use crate::journal::{Journal, Options};
 use crate::record::Record;
 use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
 use crate::state::{FileState, FinalState};
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -252,7 +253,15 @@ impl Opening<'_> {
     /// Everything was served: the journal is empty, and a new session begins.
     fn start_over(&mut self, dir: PathBuf, scanned: Scan, served: &Served, flushed: bool) -> Result<Journal> {
         let news = scanned.last > scanned.header.through || !scanned.header.clean || scanned.header.boot.is_some();
-        let header = Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header };
+        let news = news || scanned.start_changed;
+        let mut header = Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header };
+        if news {
+            // A record that was dropped because a part of it never reached the disk must not come back to
+            // life when a later commit happens to write that part: nothing follows the old checksum now.
+            let mut salt = [0; 8];
+            self.storage().random(&mut salt).context("draw a salt for", &dir)?;
+            header.through_crc = u64::from_le_bytes(salt);
+        }
         let mut journal =
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
         if news {
@@ -418,19 +427,21 @@ impl Opening<'_> {
                 let before = self.quarantined.len();
                 let served = self.serve(&dir, &scanned, None, true)?;
                 self.quarantined.truncate(before);
-                if matches!(why, Error::UnknownState { .. }) {
-                    // Names may have reached the disk without the records and attributes that tell of them.
-                    strip_attributes(self.storage(), Path::new(""), Some(scanned.header.store))?;
-                } else {
+                if !matches!(why, Error::UnknownState { .. }) {
                     self.release_files(&served);
                 }
+                // All files, as names may have reached the disk without the records that tell of them, and a
+                // crash before the next journal is there lets that one begin another store.
+                self.strip(Some(scanned.header.store))?;
             }
             Err(e) => {
                 self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
                 // Nobody knows which store the files belong to: whatever they say, they are taken as they are.
-                strip_attributes(self.storage(), Path::new(""), None)?;
+                self.strip(None)?;
             }
         }
+        // An attribute that a power cut brought back would lock its file out.
+        self.storage().sync_everything(Step::RecoverData).context("flush", &self.home.dir)?;
         self.put_away(&dir, session, why)?;
         self.finish_creation()
     }
@@ -452,28 +463,49 @@ impl Opening<'_> {
     /// Salvaged: the files are taken as they are.
     fn release_files(&self, served: &Served) {
         for name in served.state.files.values().flat_map(|file| &file.names) {
-            strip_attribute(self.storage(), name, None);
+            strip_attribute(self.storage(), name, &|_| true);
         }
+    }
+
+    /// Takes the files of this store, or of one that nobody knows, as they are; not those that wait for a
+    /// journal that is set aside.
+    fn strip(&self, store: Option<StoreId>) -> Result<()> {
+        let mut wait = BTreeSet::new();
+        for held in self.home.all_held(self.storage())? {
+            wait.extend(Only::read(self.storage(), &held)?.into_iter().flat_map(|only| only.files));
+        }
+        let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !wait.contains(&a.file);
+        match &self.home.lone {
+            Some(lone) => strip_attribute(self.storage(), lone, &ours),
+            None => strip_attributes(self.storage(), Path::new(""), &ours)?,
+        }
+        Ok(())
     }
 }
 
-/// Removes the attribute from every file of a directory, and of those below, that belongs to this store;
-/// without one named, to any.
-pub fn strip_attributes(storage: &dyn Storage, dir: &Path, store: Option<StoreId>) -> Result<()> {
-    for name in storage.list(dir).context("list", dir)? {
-        let path = dir.join(&name);
+/// Removes those attributes that are `ours` from the files of a directory and of those below. Files that
+/// have a store of their own, alone or by their directory, are none of this one's.
+pub fn strip_attributes(storage: &dyn Storage, dir: &Path, ours: &dyn Fn(&Attribute) -> bool) -> Result<()> {
+    let names: BTreeSet<OsString> = storage.list(dir).context("list", dir)?.into_iter().collect();
+    if dir != Path::new("") && names.contains(OsStr::new(HOME)) {
+        return Ok(());
+    }
+    for name in &names {
+        let path = dir.join(name);
         // What is Untorn's own is not data.
-        if name.as_encoded_bytes().ends_with(crate::home::HOME.as_bytes()) {
+        if name.as_encoded_bytes().ends_with(HOME.as_bytes())
+            || names.contains(Home::of_file(Path::new(name)).dir.as_os_str())
+        {
             continue;
         }
         match storage.stat(&path).map(|m| m.kind) {
-            Ok(Kind::Directory) => match strip_attributes(storage, &path, store) {
+            Ok(Kind::Directory) => match strip_attributes(storage, &path, ours) {
                 // A directory on another file system, or closed to us, holds nothing of this store.
                 Err(Error::Io { source, .. })
                     if matches!(source.kind(), ErrorKind::CrossesDevices | ErrorKind::PermissionDenied) => {}
                 done => done?,
             },
-            Ok(Kind::File) => strip_attribute(storage, &path, store),
+            Ok(Kind::File) => strip_attribute(storage, &path, ours),
             _ => {}
         }
     }
@@ -481,11 +513,11 @@ pub fn strip_attributes(storage: &dyn Storage, dir: &Path, store: Option<StoreId
 }
 
 /// The same for one file. An attribute that stays is harmless when it is not pending.
-pub fn strip_attribute(storage: &dyn Storage, path: &Path, store: Option<StoreId>) {
+pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &dyn Fn(&Attribute) -> bool) {
     if let Ok(file) = open_for_writing(storage, path)
         && let Ok(value) = file.attribute()
         && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
-        && store.is_none_or(|store| a.store == store)
+        && ours(&a)
     {
         let _ = file.remove_attribute();
     }

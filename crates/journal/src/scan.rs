@@ -81,6 +81,8 @@ pub struct Scan {
     pub session: Option<u64>,
     /// There are remains of records that never became whole.
     pub torn_tail: bool,
+    /// The block that a clean header vouches for has changed: something was written after it.
+    pub start_changed: bool,
     /// Damage that no crash explains.
     pub corrupt: Option<Error>,
     /// Extent files in the journal's directory.
@@ -148,6 +150,7 @@ pub fn scan(
         accepted_heads: Vec::new(),
         session: None,
         torn_tail: false,
+        start_changed: false,
         corrupt: None,
         extents: Vec::new(),
         strays: Vec::new(),
@@ -234,6 +237,8 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
         progress(done, all);
         contents.push(Bytes::from_owner(buf));
     }
+    let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
+    scan.start_changed = start.is_none_or(|s| s.first_block_crc != scan.header.start_crc);
     Ok(contents)
 }
 

@@ -300,6 +300,24 @@ struct LinuxFile {
 }
 
 impl LinuxFile {
+    /// Changing an attribute asks for the right to write anew each time, whatever the descriptor was
+    /// opened for. The owner, who is the one to ask, has it for the moment where the mode forbids it.
+    fn as_writable(&self, change: impl Fn(BorrowedFd<'_>) -> rustix::io::Result<()>) -> io::Result<()> {
+        let fd = self.fd.get()?;
+        match change(fd) {
+            Err(Errno::ACCESS) => {}
+            done => return Ok(done?),
+        }
+        let meta = self.meta()?;
+        if meta.mode & 0o200 != 0 || meta.uid != rustix::process::geteuid().as_raw() {
+            return Err(Errno::ACCESS.into());
+        }
+        self.set_mode(meta.mode | 0o200)?;
+        let done = change(fd);
+        self.set_mode(meta.mode)?;
+        Ok(done?)
+    }
+
     fn zero_by_writing(&self, offset: u64, len: u64) -> io::Result<()> {
         let zeros = vec![0; (len.min(1 << 20)) as usize];
         let mut done = 0;
@@ -387,14 +405,14 @@ impl File for LinuxFile {
     }
 
     fn set_attribute(&self, value: &[u8]) -> io::Result<()> {
-        Ok(fs::fsetxattr(self.fd.get()?, ATTRIBUTE, value, fs::XattrFlags::empty())?)
+        self.as_writable(|fd| fs::fsetxattr(fd, ATTRIBUTE, value, fs::XattrFlags::empty()))
     }
 
     fn remove_attribute(&self) -> io::Result<()> {
-        match fs::fremovexattr(self.fd.get()?, ATTRIBUTE) {
+        self.as_writable(|fd| match fs::fremovexattr(fd, ATTRIBUTE) {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
-            done => Ok(done?),
-        }
+            done => done,
+        })
     }
 
     fn try_claim(&self) -> io::Result<bool> {

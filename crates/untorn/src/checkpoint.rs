@@ -21,7 +21,7 @@ use untorn_journal::layer::Layer;
 use untorn_journal::recovery::{flush_one_by_one, set_through};
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Step, Storage};
+use untorn_os::{File, Meta, Step, Storage};
 
 /// The journal, and what commits left to apply.
 pub(crate) struct Side {
@@ -187,11 +187,13 @@ impl<'a> Checkpoint<'a> {
         Ok(self)
     }
 
-    /// Somebody else changed this file: an identity that no journal knows keeps recovery from writing
-    /// over that change, too. If this cannot be noted, a conflict is still what this owner says.
+    /// Somebody else edited this file in place: an identity that no journal knows keeps recovery from
+    /// writing over that edit, too. If this cannot be noted, a conflict is still what this owner says.
+    /// One that was only moved, or given a second name, must be recognised when that is undone.
     fn disown(&self, id: u64, view: &View) {
-        let Some(data) = &view.data else { return };
-        if let Ok(value) = data.attribute()
+        let (Some(data), Some(seen)) = (&view.data, view.seen) else { return };
+        if data.meta().is_ok_and(|now| edited(&now, &seen))
+            && let Ok(value) = data.attribute()
             && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
             && a.file == id
             && data.set_attribute(&Attribute { file: !id, ..a }.encode()).is_ok()
@@ -297,12 +299,16 @@ impl Drop for Checkpoint<'_> {
     }
 }
 
+fn edited(now: &Meta, seen: &Meta) -> bool {
+    now.size != seen.size || now.mtime_ns != seen.mtime_ns
+}
+
 /// Whether somebody else wrote to, truncated or replaced a data file since we last did.
 pub(crate) fn changed_outside(view: &View, storage: &Arc<dyn Storage>) -> Result<Option<Error>> {
     let (Some(data), Some(seen)) = (&view.data, view.seen) else { return Ok(None) };
     let now = data.meta().context("look at", &view.path)?;
     let conflict = |detail: &str| Ok(Some(Error::Conflict { path: view.path.clone(), detail: detail.into() }));
-    if now.size != seen.size || now.mtime_ns != seen.mtime_ns {
+    if edited(&now, &seen) {
         return conflict("another program changed the file while it was in use");
     }
     if now.links > 1 {

@@ -141,6 +141,7 @@ impl<'a> Names<'a> {
             }
             NameOp::Rename { from, to } => {
                 self.inner.check_name(to)?;
+                self.inner.check_quarantine(to)?;
                 let file = self.file(from)?;
                 if from == to {
                     return Ok(());

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::apply::{Applier, Place};
-use untorn_journal::format::{RecordKind, VERSION, hex};
+use untorn_journal::format::{Attribute, RecordKind, VERSION, hex};
 use untorn_journal::held::Only;
 use untorn_journal::home::{Home, read_pid, remove_tree, segment_name};
 use untorn_journal::recovery::{strip_attribute, strip_attributes};
@@ -291,10 +291,10 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
             detail: format!("it has commits that are only in the journal, so the journal must stay ({})", q.reason),
         });
     }
-    if home.lone.is_none() {
-        strip_attributes(&*storage, Path::new(""), Some(store.inner.store_id))?;
-    } else if let Some(lone) = &home.lone {
-        strip_attribute(&*storage, lone, Some(store.inner.store_id));
+    let ours = |a: &Attribute| a.store == store.inner.store_id;
+    match &home.lone {
+        Some(lone) => strip_attribute(&*storage, lone, &ours),
+        None => strip_attributes(&*storage, Path::new(""), &ours)?,
     }
     // The lock file goes last, while we hold it: whoever waits for it sees that it is gone.
     for name in storage.list(&home.dir).context("list", &home.dir)? {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::home::Home;
+use untorn_journal::home::{HOME, Home};
 use untorn_journal::journal::Options as JournalOptions;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Step, Storage};
@@ -225,14 +225,21 @@ impl StoreOptions {
     }
 }
 
-/// Makes a store's directory, durably, if there is none.
+/// Makes a store's directory, durably, if there is none. One without a journal may be what a killed
+/// process made and did not flush.
 fn make_directory(path: &Path) -> Result<()> {
-    let Some(name) = path.file_name().filter(|_| !path.exists()) else { return Ok(()) };
+    let Some(name) = path.file_name().filter(|_| !path.join(HOME).join("journal").exists()) else { return Ok(()) };
     let parent = path.parent().unwrap_or(Path::new(""));
-    let storage = Linux::open(parent).context("open", parent)?;
-    match storage.mkdir(Path::new(name), 0o777 & !untorn_os::umask()) {
-        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", path, e)),
-        _ => {}
+    let storage = match Linux::open(parent) {
+        // Of a directory that we may not even read, ours is no entry of our making.
+        Err(e) if e.kind() == ErrorKind::PermissionDenied && path.exists() => return Ok(()),
+        done => done.context("open", parent)?,
+    };
+    if !path.exists() {
+        match storage.mkdir(Path::new(name), 0o777 & !untorn_os::umask()) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", path, e)),
+            _ => {}
+        }
     }
     storage.sync_dir(Path::new(""), Step::CreateStoreName).context("flush", parent)
 }

@@ -328,6 +328,22 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether a file can be changed; one that could only be read when it was opened may have another mode now.
+    fn is_writable(&self, shared: &FileShared) -> bool {
+        let _names = self.steady_names();
+        let mut view = shared.write();
+        if !view.writable
+            && let Ok(file) = self.storage.open(&view.path, Open::WRITE)
+            && let (Ok(meta), Some(seen)) = (file.meta(), view.seen)
+            && (meta.inode, meta.device) == (seen.inode, seen.device)
+            && file.try_claim().unwrap_or(false)
+        {
+            view.data = Some(file);
+            view.writable = true;
+        }
+        view.writable
+    }
+
     /// Takes back a handle that never came to be.
     fn let_go(&self, shared: &Arc<FileShared>) {
         shared.write().handles -= 1;
@@ -503,7 +519,7 @@ impl Store {
             }
             done => done?,
         };
-        if !options.read_only && !shared.read().writable {
+        if !options.read_only && !self.inner.is_writable(&shared) {
             self.inner.let_go(&shared);
             return Err(Error::io("open for writing", path, ErrorKind::PermissionDenied.into()));
         }

@@ -241,6 +241,15 @@ impl Stage {
                 txn.commit()?;
                 self.keep(name, file);
             }
+            ["chmod", name, mode] => {
+                let mut txn = self.store().begin();
+                txn.chmod(name, octal(mode))?;
+                txn.commit()?;
+            }
+            ["quarantined"] => {
+                let all = self.store().status().quarantined;
+                return Ok(all.iter().map(|q| q.path.display().to_string()).collect::<Vec<_>>().join(" "));
+            }
             ["fill", name, version] => self.files[*name].write_at(&text(version, name), 0)?,
             ["commit", name] => self.files[*name].commit()?,
             ["read", name] => {
