@@ -12,7 +12,8 @@ use crate::judge::{Judge, class_after, crash};
 use crate::model::{COMMITS_MAX, Files, Model, numbers};
 use crate::options::Failed;
 use crate::program::{Case, How, Op, Setup, Trouble};
-use crate::run::{Expect, Runner, prepare};
+use crate::run::Runner;
+use crate::stage::{Expect, prepare};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -167,7 +168,8 @@ impl Enumeration {
         self.totals[what as usize].fetch_add(1, Relaxed);
     }
 
-    fn is_over(&self) -> bool {
+    /// Stopped by a violation or by the clock.
+    pub fn is_over(&self) -> bool {
         self.stop.load(Relaxed) || self.bounds.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 

@@ -6,7 +6,7 @@ use crate::model::{COMMITS_MAX, Files, Model, Node};
 use crate::names::{compare_views, mixture};
 use crate::process::SimProcess;
 use crate::program::{How, Setup};
-use crate::run::{ELSEWHERE, Expect, find_state, plain_files, store_options};
+use crate::stage::{ELSEWHERE, Expect, find_state, plain_files, store_options};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn::{Error, FailureClass, Store};
@@ -140,7 +140,7 @@ impl Judge<'_> {
         file.write_at(b"again", 2).map_err(text)?;
         file.commit().map_err(text)?;
         disk.set_mark(Expect { allowed: 1 << AGAIN, exposed, ..expect }.pack());
-        let mode = 0o666 & !crate::run::umask();
+        let mode = 0o666 & !crate::stage::umask();
         let node = files.entry(name.into()).or_insert(Node::File(Vec::new(), mode));
         if let Node::File(contents, _) = node {
             contents.resize(contents.len().max(7), 0);

@@ -14,6 +14,7 @@ mod outside;
 mod process;
 pub mod program;
 mod run;
+mod stage;
 mod state;
 mod sync;
 

@@ -2,7 +2,8 @@
 
 use crate::model::{Change, Changes, Files, Model, Node, numbers};
 use crate::program::Op;
-use crate::run::{Runner, Step, umask, wrong};
+use crate::run::{Runner, Step, wrong};
+use crate::stage::umask;
 use std::path::Path;
 use untorn::{Error, File, Store, Txn};
 

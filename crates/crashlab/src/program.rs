@@ -106,8 +106,10 @@ pub const STARTS: [Start; 3] = [Start::Closed, Start::Pending, Start::Plain];
 pub enum Journal {
     /// One segment of two blocks, reused by the third commit.
     Tight,
-    /// Up to four segments of one block.
+    /// Up to four segments of one block: larger records go by reference, operation list and all.
     Roomy,
+    /// A first segment of one block, then larger ones: a record may not fit where it should start.
+    Growing,
 }
 
 impl Journal {
@@ -116,6 +118,7 @@ impl Journal {
         match self {
             Journal::Tight => (8 << 10, 8 << 10, 4096),
             Journal::Roomy => (16 << 10, 4 << 10, 4096),
+            Journal::Growing => (32 << 10, 4 << 10, 4096),
         }
     }
 }
@@ -137,13 +140,13 @@ pub struct Setup {
 
 impl Setup {
     /// Every profile with every disk model, from a start. Journal size and direct writes alternate
-    /// with `turn`, so that four turns meet every combination.
+    /// with `turn`, so that six turns meet every combination.
     pub fn all(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
         let of_profile = move |(i, profile): (usize, Profile)| {
             [Model::SectorAtomic, Model::PageGarbage].into_iter().enumerate().map(move |(j, model)| {
-                let turn = turn + i + 3 * j;
-                let journal = if turn.is_multiple_of(2) { Journal::Tight } else { Journal::Roomy };
-                Setup { start, profile, model, journal, direct: (turn / 2).is_multiple_of(2) }
+                let turn = turn + i + 5 * j;
+                let journal = JOURNAL_NAMES[turn % JOURNAL_NAMES.len()].0;
+                Setup { start, profile, model, journal, direct: (turn / JOURNAL_NAMES.len()).is_multiple_of(2) }
             })
         };
         PROFILES.into_iter().enumerate().flat_map(of_profile)
@@ -217,7 +220,8 @@ const START_NAMES: [(Start, &str); 3] =
 const PROFILE_NAMES: [(Profile, &str); 4] =
     [(Profile::Ext4, "ext4"), (Profile::Xfs, "xfs"), (Profile::Btrfs, "btrfs"), (Profile::AnyPosix, "posix")];
 const MODEL_NAMES: [(Model, &str); 2] = [(Model::SectorAtomic, "sector"), (Model::PageGarbage, "garbage")];
-const JOURNAL_NAMES: [(Journal, &str); 2] = [(Journal::Tight, "tight"), (Journal::Roomy, "roomy")];
+const JOURNAL_NAMES: [(Journal, &str); 3] =
+    [(Journal::Tight, "tight"), (Journal::Roomy, "roomy"), (Journal::Growing, "growing")];
 const DIRECT_NAMES: [(bool, &str); 2] = [(true, "direct"), (false, "buffered")];
 const FAILED_NAMES: [(Failed, &str); 3] = [(Failed::Lost, "lost"), (Failed::Half, "half"), (Failed::Landed, "landed")];
 

@@ -1,9 +1,13 @@
 //! Corners where a commit, a checkpoint or a refusal meets another: each was once lost, doubled or
 //! taken for damage.
 
+mod hooked;
+
+use hooked::Hooked;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use untorn::{Error, Outcome, Store, StoreOptions};
-use untorn_crashlab::{Failed, Fault, On, Options, PROFILES, Profile, SimDisk, What};
+use untorn_crashlab::{Failed, Fault, Model, On, Options, PROFILES, Profile, SimDisk, What};
 use untorn_journal::home::Home;
 use untorn_os::Step;
 
@@ -76,6 +80,10 @@ fn a_commit_does_not_rely_on_one_that_failed() {
     let file = store.create("a").unwrap();
     file.write_at(b"acknowledged", 0).unwrap();
     let first = file.commit_async().unwrap();
+    // A change of names keeps the two out of one group.
+    let mut between = store.begin();
+    between.chmod("a", 0o640).unwrap();
+    drop(between.commit_async().unwrap());
     let second = file.commit_async().unwrap();
     disk.fail(Fault { on: On::Write, after: 0, times: 1, what: What::Errno(libc::EIO) });
     assert!(matches!(second.wait(), Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. })));
@@ -135,7 +143,7 @@ fn what_was_written_and_not_flushed_is_not_called_refused() {
         let disk = disk(Profile::Ext4);
         let store = open(&disk);
         let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
-        for size in 0..=blocks {
+        for size in 0..blocks {
             a.truncate(size).unwrap();
             a.commit().unwrap();
         }
@@ -290,23 +298,80 @@ fn a_file_removed_under_a_checkpoint_does_not_come_back_as_an_older_one() {
     }
 }
 
+/// A store that does something else, once, when it makes this call of the storage.
+fn open_with_surprise(
+    disk: &SimDisk,
+    options: StoreOptions,
+    call: &'static str,
+    surprise: impl Fn(&Store) + Send + Sync + 'static,
+) -> (Store, impl Fn()) {
+    let armed: Arc<Mutex<Option<Store>>> = Arc::default();
+    let taken = armed.clone();
+    let hook = move |name: &str| {
+        if name == call
+            && let Some(store) = taken.lock().unwrap().take()
+        {
+            surprise(&store);
+        }
+    };
+    let storage = Hooked::over(disk.process(), Arc::new(hook));
+    let store = options.open_on(storage, Home::of_directory(), PathBuf::new()).expect("a healthy disk");
+    let arm = {
+        let store = store.clone();
+        move || *armed.lock().unwrap() = Some(store.clone())
+    };
+    (store, arm)
+}
+
 #[test]
 fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
     for profile in PROFILES {
         let disk = disk(profile);
-        let store = open(&disk);
+        // When the checkpoint has flushed the file and goes on to its directory.
+        let (store, arm) = open_with_surprise(&disk, options(), "sync_dir", |store| {
+            let mut txn = store.begin();
+            txn.chmod("a", 0o640).unwrap();
+            txn.commit().unwrap();
+        });
         let file = store.create("a").unwrap();
         file.write_at(b"contents", 0).unwrap();
         file.commit().unwrap();
-        let checkpoint = store.cut().unwrap().unwrap();
-        let mut txn = store.begin();
-        txn.chmod("a", 0o640).unwrap();
-        txn.commit().unwrap();
-        checkpoint.apply().unwrap().retire().unwrap();
+        arm();
+        store.checkpoint().unwrap();
         store.close().unwrap();
         let snapshot = disk.snapshot();
         for cut in snapshot.cuts(256, 1) {
             assert_eq!(recovered(&snapshot.power_cut(cut).disk).entry("a").unwrap().mode, 0o640, "{profile:?} {cut}");
+        }
+    }
+}
+
+/// With `full_page`, a checkpoint that begins while a commit is being prepared makes pages partial that
+/// the commit took for logged.
+#[test]
+fn a_page_is_logged_whole_for_the_checkpoint_that_follows() {
+    let disk = SimDisk::new(Options { profile: Profile::Ext4, model: Model::PageGarbage, ..Options::default() });
+    disk.put("a", &[1; 4096]).unwrap();
+    disk.put("b", &[1; 4096]).unwrap();
+    disk.settle();
+    // While the second file's page is read, the first one's changes are prepared already.
+    let (store, arm) = open_with_surprise(&disk, options().full_page(true), "read_at", |store| {
+        store.cut().unwrap().unwrap().apply().unwrap().retire().unwrap();
+    });
+    let (a, b) = (store.file("a").unwrap(), store.file("b").unwrap());
+    a.write_at(&[2; 100], 0).unwrap();
+    a.commit().unwrap();
+    a.write_at(&[3; 100], 1000).unwrap();
+    b.write_at(&[3; 100], 1000).unwrap();
+    arm();
+    store.syncv(&[&a, &b]).unwrap();
+    disk.record();
+    store.checkpoint().unwrap();
+    for snapshot in disk.recorded() {
+        for cut in snapshot.cuts(64, 1) {
+            let after = recovered(&snapshot.power_cut(cut).disk).get("a").unwrap();
+            let right = [&[2; 100][..], &[1; 900], &[3; 100], &[1; 2996]].concat();
+            assert!(after == right, "{} {cut}", snapshot.call());
         }
     }
 }

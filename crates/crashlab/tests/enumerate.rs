@@ -15,7 +15,7 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
 #[test]
 fn every_program_survives_every_crash() {
     let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
-    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(250);
+    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(300);
     let started = Instant::now();
     let enumeration = Enumeration::new(Bounds {
         violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
@@ -26,31 +26,40 @@ fn every_program_survives_every_crash() {
     let ops: Vec<Op> = alphabet().collect();
     let cuts_max = if full { 64 } else { 8 };
     let one_op = Effort { cuts_max, second_max: 4, after_failed_sync_max: 4, failed_sync_ways: 3 };
-    let two_ops = Effort { cuts_max, second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1 };
-    let three_ops = Effort { cuts_max: cuts_max / 2, after_failed_sync_max: full as usize, ..two_ops };
-    for start in STARTS {
-        let everywhere = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
-        let one_of_all = |at: usize| Setup::all(start, at / 8).skip(at % 8).take(1).collect::<Vec<_>>();
-        let opened = enumeration.level(&[], &ops, &everywhere, &one_op);
-        let one = enumeration.level(&opened, &ops, &everywhere, &one_op);
-        let two = enumeration.level(&one, &ops, &everywhere, &two_ops);
-        let three = match start {
-            Start::Closed if full => enumeration.level(&two, &ops, &everywhere, &three_ops),
-            _ => enumeration.level(&two, &ops, &one_of_all, &three_ops),
-        };
+    let two_ops = Effort { second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1, ..one_op };
+    let three_ops = Effort { cuts_max: if full { 16 } else { 3 }, after_failed_sync_max: full as usize, ..two_ops };
+    let tell = |start: Start, len: usize, programs: &[Vec<Op>]| {
         let totals = enumeration.totals();
         println!(
-            "{start:?}: {} + {} + {} programs that do something; so far {} runs, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs, {} s",
-            one.len(),
-            two.len(),
-            three.len(),
+            "{start:?}, {} programs of {len} that do something; in all {} runs, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs; {} s{}",
+            programs.len(),
             totals.programs,
             totals.states,
             totals.images,
             totals.checked,
             totals.failed_syncs,
-            started.elapsed().as_secs()
+            started.elapsed().as_secs(),
+            if enumeration.is_over() { "; STOPPED before it was complete" } else { "" }
         );
+    };
+    let mut pairs = Vec::new();
+    for start in STARTS {
+        let everywhere = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
+        let opened = enumeration.level(&[], &ops, &everywhere, &one_op);
+        let one = enumeration.level(&opened, &ops, &everywhere, &one_op);
+        tell(start, 1, &one);
+        let two = enumeration.level(&one, &ops, &everywhere, &two_ops);
+        tell(start, 2, &two);
+        pairs.push((start, two));
+    }
+    for (start, two) in pairs {
+        // One setup for each program, in turn, unless there is time for all of them.
+        let setups = |at: usize| match full {
+            true => Setup::all(start, at).collect::<Vec<_>>(),
+            false => Setup::all(start, at / 8).skip(at % 8).take(1).collect(),
+        };
+        let three = enumeration.level(&two, &ops, &setups, &three_ops);
+        tell(start, 3, &three);
     }
     let violations = enumeration.violations();
     for violation in &violations {

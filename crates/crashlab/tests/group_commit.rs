@@ -5,6 +5,7 @@
 //! A failing schedule prints its seed and itself; `SHUTTLE_RANDOM_SEED` runs it again.
 //! `UNTORN_SHUTTLE_SECONDS` gives each scheduler more time for each scenario than its two seconds.
 
+mod hooked;
 mod interleaved;
 
 use interleaved::world::{World, is_plain, open_next, write};

@@ -17,6 +17,7 @@ fn known(step: Step) -> &'static [&'static str] {
         Step::RecoverData => &["closed,posix,sector,tight,buffered/0/other,one,other/"],
         Step::HeaderBoot => &["closed,posix,sector,tight,buffered/0/other,one/"],
         Step::ExtentContents | Step::ExtentName => &["closed,posix,sector,tight,direct/0/large/"],
+        Step::HeaderUnclean => &["plain,ext4,garbage,growing,buffered/0//"],
         Step::SegmentName => &["pending,posix,sector,roomy,direct/0/one/"],
         _ => &[],
     }
@@ -26,6 +27,12 @@ fn known(step: Step) -> &'static [&'static str] {
 fn why_not(step: Step) -> Option<&'static str> {
     match step {
         Step::Eject => Some("`eject` is not enumerated: it ends the store"),
+        Step::SegmentContents => Some(
+            "it is for speed: the flush of the segment's first commit makes the same bytes and the same size durable",
+        ),
+        Step::HeldName => {
+            Some("the journal that is made next flushes the same directories before anything relies on it")
+        }
         Step::PutContents | Step::PutName => Some("`put` has no store and no journal; it has its own tests"),
         _ => None,
     }

@@ -8,7 +8,7 @@
 
 use crate::store::{Inner, lock};
 use crate::sync::MutexGuard;
-use crate::view::{FileShared, Life, View, complete_waiting};
+use crate::view::{FileShared, Life, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -89,14 +89,10 @@ impl Inner {
         if cut.through == side.journal.header().through {
             return Ok(None);
         }
-        if self.options.full_page {
-            for file in side.dirty.values() {
-                self.complete_waiting(file)?;
-            }
-        }
         let mut files = Vec::new();
         for file in std::mem::take(&mut side.dirty).into_values() {
             let mut view = file.write();
+            view.whole_pages.clear();
             let committed = std::mem::take(&mut view.committed);
             let layer = match view.applying.take() {
                 // What an earlier checkpoint could not do comes first.
@@ -114,16 +110,6 @@ impl Inner {
         }
         let dirs = std::mem::take(&mut side.dirs);
         Ok(Some(Checkpoint { inner: self, cut, files, dirs, done: false }))
-    }
-}
-
-impl Inner {
-    /// Option `full_page`: what is on its way while a checkpoint begins is logged whole, too.
-    fn complete_waiting(&self, file: &FileShared) -> Result<()> {
-        if file.read().committing.is_empty() {
-            return complete_waiting(&mut file.write());
-        }
-        complete_waiting(&mut *file.changeable(self)?)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::names::{NameOp, Names};
 use crate::store::{Inner, lock};
 use crate::sync::{Instant, MutexGuard, thread};
 use crate::ticket::Slot;
-use crate::view::{FileShared, Life, View, complete_pages, spill_staged};
+use crate::view::{FileShared, Life, View, spill_staged, with_whole_pages};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -88,13 +88,10 @@ impl Inner {
         Ok(slot)
     }
 
-    /// Large commits go by reference; with `full_page`, pages are completed.
+    /// Large commits go by reference.
     fn prepare(&self, files: &[Arc<FileShared>]) -> Result<()> {
         let mut inline = 0;
         for file in files {
-            if self.options.full_page {
-                complete_pages(&mut *file.changeable(self)?)?;
-            }
             inline += file.read().staged.memory_bytes();
         }
         if inline > self.options.journal.inline_bytes_max {
@@ -277,7 +274,7 @@ impl Inner {
             staged.push(self.stage(request, first + i as u64, &mut chain)?);
         }
         self.flag(staged.iter().flat_map(|s| &s.files), side.journal.last())?;
-        let (records, files): (Vec<Record>, Vec<_>) = staged.into_iter().map(|s| (s.record, s.files)).unzip();
+        let records: Vec<Record> = staged.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
         if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
             // Empty layers must not be taken for the next commit's.
             requests.iter().flat_map(|r| &r.parts).for_each(|file| file.write().committed());
@@ -291,16 +288,20 @@ impl Inner {
             for file in &request.parts {
                 file.write().committed();
             }
-            for file in &files[i] {
+            let Staged { files, whole_pages, .. } = &staged[i];
+            for file in files {
                 file.write().last = sequence;
                 side.dirty.insert(file.id, file.clone());
+            }
+            for (file, pages) in whole_pages {
+                file.write().whole_pages.extend(pages);
             }
             if !request.names.is_empty() {
                 let mut state = FinalState::default();
                 state.absorb(&records[i], sequence)?;
                 side.dirs.extend(state.touched_dirs());
                 let _renaming = self.renaming.write().unwrap_or_else(|e| e.into_inner());
-                self.settle_names(&files[i], &state);
+                self.settle_names(files, &state);
                 if !self.apply_names(&state) {
                     side.unapplied.push(state);
                 }
@@ -334,6 +335,7 @@ impl Inner {
         }
         let mut record = Record::default();
         let mut files: Vec<Arc<FileShared>> = Vec::new();
+        let mut whole_pages = Vec::new();
         let mut index: HashMap<u64, u32> = HashMap::new();
         let mut refer = |file: &Arc<FileShared>, record: &mut Record| {
             *index.entry(file.id).or_insert_with(|| {
@@ -346,11 +348,14 @@ impl Inner {
         };
         for file in &request.parts {
             let nth = chain.layers.entry(file.id).or_insert(0);
-            let layer = {
-                let view = file.read();
-                // A commit before this one may have removed the file, or failed to make it.
-                view.check_alive()?;
-                view.committing[*nth].clone()
+            // A commit before this one may have removed the file, or failed to make it.
+            file.read().check_alive()?;
+            let layer = if self.options.full_page {
+                let (layer, pages) = with_whole_pages(&*file.changeable(self)?, *nth)?;
+                whole_pages.push((file.clone(), pages));
+                Arc::new(layer)
+            } else {
+                file.read().committing[*nth].clone()
             };
             *nth += 1;
             if !layer.is_empty() {
@@ -359,7 +364,7 @@ impl Inner {
             }
         }
         names.encode(&mut record, &mut refer);
-        Ok(Staged { record, files })
+        Ok(Staged { record, files, whole_pages })
     }
 
     /// Files of a first commit get their attribute, durably, before the record that needs it.
@@ -479,6 +484,8 @@ impl Inner {
 struct Staged {
     record: Record,
     files: Vec<Arc<FileShared>>,
+    /// With `full_page`, the pages that the record has whole.
+    whole_pages: Vec<(Arc<FileShared>, Vec<u64>)>,
 }
 
 /// What the requests of a group that were staged before say of each file.

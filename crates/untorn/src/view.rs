@@ -11,7 +11,7 @@
 use crate::store::Inner;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use bytes::Bytes;
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub(crate) struct View {
     /// Where large uncommitted changes go.
     pub spill: Option<Arc<Extent>>,
     /// Pages that were logged whole since the last cut.
-    pub whole_pages: HashSet<u64>,
+    pub whole_pages: BTreeSet<u64>,
 }
 
 impl View {
@@ -100,7 +100,7 @@ impl View {
             quarantine: None,
             handles: 0,
             spill: None,
-            whole_pages: HashSet::new(),
+            whole_pages: BTreeSet::new(),
         }
     }
 
@@ -166,8 +166,6 @@ impl View {
     /// uncommitted again; those of a transaction are gone.
     pub(crate) fn uncommit(&mut self, nth: usize, forget: bool) {
         let failed = self.committing.remove(nth).expect("a commit on its way");
-        // The pages that it had logged whole are not in the journal.
-        self.whole_pages.clear();
         if forget {
             if self.life == Life::Unborn {
                 self.be_gone();
@@ -338,7 +336,6 @@ impl FileShared {
 /// Forgets staged changes, and with them what they put beside the journal.
 pub(crate) fn discard(view: &mut View) {
     view.staged = Layer::default();
-    view.whole_pages.clear();
     view.spill = None;
 }
 
@@ -377,45 +374,27 @@ fn fill_gap(view: &mut View, to: u64) {
     }
 }
 
-/// Option `full_page`: pages that change for the first time since the cut are staged whole.
-pub(crate) fn complete_pages(view: &mut View) -> Result<()> {
-    let (mut staged, mut whole) = (std::mem::take(&mut view.staged), std::mem::take(&mut view.whole_pages));
-    let completed = complete_layer(&mut staged, &view.layers(), view, &mut whole);
-    (view.staged, view.whole_pages) = (staged, whole);
-    completed
-}
-
-/// The same when a checkpoint begins under commits that are on their way: their records come after the
-/// cut, so what counted as whole before it does not count for them.
-pub(crate) fn complete_waiting(view: &mut View) -> Result<()> {
-    view.whole_pages.clear();
-    let mut whole = HashSet::new();
-    for nth in 0..view.committing.len() {
-        let mut layer = (*view.committing[nth]).clone();
-        let older = view.committing.iter().take(nth).rev().map(|l| &**l);
-        let below: Vec<&Layer> = older.chain([&view.committed]).chain(view.applying.as_deref()).collect();
-        complete_layer(&mut layer, &below, view, &mut whole)?;
-        view.committing[nth] = Arc::new(layer);
-    }
-    view.whole_pages = whole;
-    Ok(())
-}
-
-/// Completes the pages that a layer changes in part, from the layers below it and the data file.
-fn complete_layer(layer: &mut Layer, below: &[&Layer], view: &View, whole: &mut HashSet<u64>) -> Result<()> {
+/// Option `full_page`: the n-th commit on its way as it is logged, and the pages that it logs. Of what it
+/// changes, each page is whole that no record since the last cut has whole already.
+pub(crate) fn with_whole_pages(view: &View, nth: usize) -> Result<(Layer, Vec<u64>)> {
+    let mut layer = (*view.committing[nth]).clone();
+    let older = view.committing.iter().take(nth).rev().map(|l| &**l);
+    let below: Vec<&Layer> = older.chain([&view.committed]).chain(view.applying.as_deref()).collect();
     let size = layer.size.or(below.iter().find_map(|l| l.size)).unwrap_or(view.base_size);
-    for page in changed_pages(layer) {
+    let mut pages = Vec::new();
+    for page in changed_pages(&layer).difference(&view.whole_pages) {
+        pages.push(*page);
         let start = page * PAGE_BYTES;
         let range = start..(start + PAGE_BYTES).min(size);
-        if !whole.insert(page) || range.is_empty() || layer.covers(&range) {
+        if range.is_empty() || layer.covers(&range) {
             continue;
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let layers: Vec<&Layer> = std::iter::once(&*layer).chain(below.iter().copied()).collect();
+        let layers: Vec<&Layer> = std::iter::once(&layer).chain(below.iter().copied()).collect();
         read_through(&layers, view.data.as_deref(), &mut bytes, start)?;
         layer.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
     }
-    Ok(())
+    Ok((layer, pages))
 }
 
 /// Pages that a layer changes, wholly or in part; of zeros, only the pages that they do not fill.

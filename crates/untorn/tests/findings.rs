@@ -87,6 +87,10 @@ fn salvage_of_a_damaged_header_leaves_other_stores_alone() {
     crash_in(&inner, &["c"]);
     let lone = [dir.path().join("one.db"), dir.path().join("two.db")];
     for path in &lone {
+        let file = File::create(path).unwrap();
+        file.write_at(b"old", 0).unwrap();
+        file.commit().unwrap();
+        file.close().unwrap();
         let mut puppet = Puppet::start();
         puppet.ok(&["lone", path_text(path)]);
         puppet.commit("lone", "new");

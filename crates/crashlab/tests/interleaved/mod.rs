@@ -1,96 +1,14 @@
-//! A storage whose every call is a place where another thread may go on.
+//! A store whose every call of the storage is a place where another thread may go on.
 
 pub mod world;
 
+use crate::hooked::Hooked;
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::ffi::OsString;
-use std::io::Result;
-use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{Counters, File, Meta, Open, Space, Step, Storage};
+use untorn_os::Storage;
 
-/// The scheduler may switch threads here.
-#[derive(Clone, Default)]
-struct Point(Arc<AtomicU64>);
-
-impl Point {
-    fn pass(&self) {
-        self.0.load(SeqCst);
-    }
-}
-
-/// A simulated process under the scheduler.
-pub struct Interleaved {
-    below: Arc<dyn Storage>,
-    point: Point,
-}
-
-impl Interleaved {
-    pub fn over(below: Arc<dyn Storage>) -> Arc<Interleaved> {
-        Arc::new(Interleaved { below, point: Point::default() })
-    }
-}
-
-struct InterleavedFile {
-    below: Arc<dyn File>,
-    point: Point,
-}
-
-/// Methods that pass the point, then do what is below.
-macro_rules! pass {
-    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)+) => {
-        $(fn $name(&self $(, $argument: $type)*) -> $result {
-            self.point.pass();
-            self.below.$name($($argument),*)
-        })+
-    };
-}
-
-impl Storage for Interleaved {
-    fn open(&self, path: &Path, how: Open) -> Result<Arc<dyn File>> {
-        self.point.pass();
-        let below = self.below.open(path, how)?;
-        Ok(Arc::new(InterleavedFile { below, point: self.point.clone() }))
-    }
-    pass! {
-        fn stat(&self, path: &Path) -> Result<Meta>;
-        fn list(&self, path: &Path) -> Result<Vec<OsString>>;
-        fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()>;
-        fn unlink(&self, path: &Path) -> Result<()>;
-        fn mkdir(&self, path: &Path, mode: u32) -> Result<()>;
-        fn set_dir_mode(&self, path: &Path, mode: u32) -> Result<()>;
-        fn rmdir(&self, path: &Path) -> Result<()>;
-        fn sync_dir(&self, path: &Path, step: Step) -> Result<()>;
-        fn sync_everything(&self, step: Step) -> Result<()>;
-        fn sync_everything_tells(&self) -> bool;
-        fn space(&self) -> Result<Space>;
-        fn open_files_max(&self) -> usize;
-        fn effective_user(&self) -> u32;
-        fn boot_id(&self) -> Result<[u8; 16]>;
-        fn random(&self, bytes: &mut [u8]) -> Result<()>;
-        fn pause(&self) -> ();
-        fn counters(&self) -> Counters;
-    }
-}
-
-impl File for InterleavedFile {
-    pass! {
-        fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
-        fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize>;
-        fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
-        fn set_len(&self, size: u64) -> Result<()>;
-        fn allocate(&self, offset: u64, len: u64) -> Result<()>;
-        fn zero(&self, offset: u64, len: u64) -> Result<()>;
-        fn sync_data(&self, step: Step) -> Result<()>;
-        fn sync_all(&self, step: Step) -> Result<()>;
-        fn meta(&self) -> Result<Meta>;
-        fn set_mode(&self, mode: u32) -> Result<()>;
-        fn attribute(&self) -> Result<Option<Vec<u8>>>;
-        fn set_attribute(&self, value: &[u8]) -> Result<()>;
-        fn remove_attribute(&self) -> Result<()>;
-        fn try_claim(&self) -> Result<bool>;
-        fn lock(&self, wait: bool) -> Result<bool>;
-        fn is_locked(&self) -> Result<bool>;
-        fn is_direct(&self) -> bool;
-    }
+/// A simulated process under the scheduler, which may switch threads at an access to an atomic.
+pub fn interleaved(below: Arc<dyn Storage>) -> Arc<dyn Storage> {
+    let point = AtomicU64::new(0);
+    Hooked::over(below, Arc::new(move |_| _ = point.load(SeqCst)))
 }

@@ -1,6 +1,6 @@
 //! A store under the scheduler, and a ledger of what its files may and must hold.
 
-use crate::interleaved::Interleaved;
+use crate::interleaved::interleaved;
 use shuttle::rand::{Rng, thread_rng};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl World {
     pub fn new(disk: Options, options: StoreOptions) -> Arc<World> {
         let disk = SimDisk::new(disk);
         let process = disk.spawn();
-        let store = open(Interleaved::over(process.clone()), &options).expect("a healthy disk");
+        let store = open(interleaved(process.clone()), &options).expect("a healthy disk");
         let (ledger, crash) = (Ledger::default(), Mutex::new(None));
         Arc::new(World { disk, process, store, options, ledger, crash, ending: AtomicBool::new(false) })
     }

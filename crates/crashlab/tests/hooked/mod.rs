@@ -1,0 +1,86 @@
+//! A storage that tells of every call before it is made.
+
+use std::ffi::OsString;
+use std::io::Result;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_os::{Counters, File, Meta, Open, Space, Step, Storage};
+
+/// What is told, by the name of the method.
+pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A process under observation.
+pub struct Hooked {
+    below: Arc<dyn Storage>,
+    hook: Hook,
+}
+
+impl Hooked {
+    pub fn over(below: Arc<dyn Storage>, hook: Hook) -> Arc<Hooked> {
+        Arc::new(Hooked { below, hook })
+    }
+}
+
+struct HookedFile {
+    below: Arc<dyn File>,
+    hook: Hook,
+}
+
+/// Methods that tell, then do what is below.
+macro_rules! pass {
+    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)+) => {
+        $(fn $name(&self $(, $argument: $type)*) -> $result {
+            (self.hook)(stringify!($name));
+            self.below.$name($($argument),*)
+        })+
+    };
+}
+
+impl Storage for Hooked {
+    fn open(&self, path: &Path, how: Open) -> Result<Arc<dyn File>> {
+        (self.hook)("open");
+        let below = self.below.open(path, how)?;
+        Ok(Arc::new(HookedFile { below, hook: self.hook.clone() }))
+    }
+    pass! {
+        fn stat(&self, path: &Path) -> Result<Meta>;
+        fn list(&self, path: &Path) -> Result<Vec<OsString>>;
+        fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()>;
+        fn unlink(&self, path: &Path) -> Result<()>;
+        fn mkdir(&self, path: &Path, mode: u32) -> Result<()>;
+        fn set_dir_mode(&self, path: &Path, mode: u32) -> Result<()>;
+        fn rmdir(&self, path: &Path) -> Result<()>;
+        fn sync_dir(&self, path: &Path, step: Step) -> Result<()>;
+        fn sync_everything(&self, step: Step) -> Result<()>;
+        fn sync_everything_tells(&self) -> bool;
+        fn space(&self) -> Result<Space>;
+        fn open_files_max(&self) -> usize;
+        fn effective_user(&self) -> u32;
+        fn boot_id(&self) -> Result<[u8; 16]>;
+        fn random(&self, bytes: &mut [u8]) -> Result<()>;
+        fn pause(&self) -> ();
+        fn counters(&self) -> Counters;
+    }
+}
+
+impl File for HookedFile {
+    pass! {
+        fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
+        fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize>;
+        fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
+        fn set_len(&self, size: u64) -> Result<()>;
+        fn allocate(&self, offset: u64, len: u64) -> Result<()>;
+        fn zero(&self, offset: u64, len: u64) -> Result<()>;
+        fn sync_data(&self, step: Step) -> Result<()>;
+        fn sync_all(&self, step: Step) -> Result<()>;
+        fn meta(&self) -> Result<Meta>;
+        fn set_mode(&self, mode: u32) -> Result<()>;
+        fn attribute(&self) -> Result<Option<Vec<u8>>>;
+        fn set_attribute(&self, value: &[u8]) -> Result<()>;
+        fn remove_attribute(&self) -> Result<()>;
+        fn try_claim(&self) -> Result<bool>;
+        fn lock(&self, wait: bool) -> Result<bool>;
+        fn is_locked(&self) -> Result<bool>;
+        fn is_direct(&self) -> bool;
+    }
+}
