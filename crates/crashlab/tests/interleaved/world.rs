@@ -71,7 +71,16 @@ pub struct World {
 
 impl World {
     pub fn new(disk: Options, options: StoreOptions) -> Arc<World> {
+        World::with_files(disk, options, &[])
+    }
+
+    /// With plain files, in which all areas are zero, before the store comes to be.
+    pub fn with_files(disk: Options, options: StoreOptions, names: &[&str]) -> Arc<World> {
         let disk = SimDisk::new(disk);
+        for name in names {
+            disk.put(name, &[0; 4 * AREA_BYTES]).expect("an empty disk");
+        }
+        disk.settle();
         let process = disk.spawn();
         let store = open(interleaved(process.clone()), &options).expect("a healthy disk");
         let (ledger, crash) = (Ledger::default(), Mutex::new(None));
