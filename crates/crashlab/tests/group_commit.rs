@@ -107,7 +107,8 @@ fn committers_share_files_and_flushes() {
     });
     let (commits, flushes) = (COMMITS.load(Relaxed), FLUSHES.load(Relaxed));
     println!("committers: {flushes} flushes for {commits} commits");
-    assert!(flushes * 10 < commits * 9, "{flushes} flushes for {commits} commits: nobody shared one");
+    // Most commits here are alone: the creations of files, and those that a full journal parts.
+    assert!(flushes * 20 < commits * 19, "{flushes} flushes for {commits} commits: nobody shared one");
 }
 
 #[test]

@@ -353,10 +353,12 @@ impl Inner {
     /// Drops a file from the table that has nothing to remember.
     pub(crate) fn forget_if_idle(&self, shared: &Arc<FileShared>) {
         let mut files = lock(&self.files);
-        let view = shared.read();
+        let mut view = shared.write();
         let idle = view.handles == 0 && !view.flagged && !view.is_pending() && view.staged.is_empty();
         if idle && view.txn.is_none() && files.get(&view.path).is_some_and(|f| Arc::ptr_eq(f, shared)) {
             files.remove(&view.path);
+            // Whoever opens it anew must not meet our claim on it.
+            view.data = None;
         }
     }
 
