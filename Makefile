@@ -10,10 +10,10 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 UNTORN := $(TARGET)/release/untorn
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test demo bench check install man fuzz clean
+.PHONY: help setup build test demo bench check mutants install man fuzz crash-soak ports clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
@@ -33,6 +33,9 @@ bench: build ## Measure against the floor and the usual ways; prints tables
 check: setup ## Formatting, lints, documentation, licences and advisories of dependencies
 	@scripts/check.sh
 
+mutants: ## Take every durability step and care away, one at a time: something must fail (WRITE=1 writes docs/MUTANTS.md)
+	@WRITE="$(WRITE)" scripts/mutants.sh
+
 install: ## Install library, header, command and pages under PREFIX (default /usr/local)
 	PREFIX="$(PREFIX)" scripts/install.sh
 
@@ -42,6 +45,11 @@ man: build ## Write man pages to $(TARGET)/man
 
 fuzz: ## Fuzz every parser for FUZZ_SECONDS each (needs a nightly toolchain and cargo-fuzz)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+crash-soak: ## Crash states of real file systems with new seeds, for STATES or SECONDS (needs root)
+	@scripts/crash-soak.sh
+ports: setup ## Port Kyoto Cabinet and GDBM to Untorn, test, kill and measure them (needs the network)
+	@scripts/ports.sh
 
 clean: ## Remove everything that was built
 	$(CARGO) clean

@@ -1,10 +1,13 @@
 /*
  * Untorn: all-or-nothing updates of application data in files.
  *
- * Open a store (a directory, untorn_store_open) or a lone file (untorn_open), change files freely,
- * commit. After a crash of the process, the kernel or the machine a file, or a set of files committed
- * together, holds exactly what it held at its last successful commit, or, whole, at the one that was
- * in flight. Nothing uncommitted ever reaches the files.
+ * Open a store (a directory, untorn_store_open) or a lone file (untorn_open), change files freely, by
+ * calls or through maps (untorn_map_file), commit. After a crash of the process, the kernel or the
+ * machine a file, or a set of files committed together, holds exactly what it held at its last
+ * successful commit, or, whole, at the one that was in flight. Nothing uncommitted ever reaches the
+ * files.
+ *
+ * For C++ there is untorn.hpp; for programs that use open, mmap and msync, untorn_posix.h.
  *
  * Generated from the sources in crates/capi by cbindgen; do not edit.
  *
@@ -108,6 +111,55 @@
 /** Open flag: start at length 0; like every change, uncommitted until commit. */
 #define UNTORN_TRUNC 8
 
+/** Tracker: the best that works here. The default. */
+#define UNTORN_TRACKER_ANY 0
+
+/**
+ * Tracker: PAGEMAP_SCAN with an asynchronous userfaultfd; Linux 6.7 or newer, where userfaultfd is
+ * permitted. A commit costs what was stored to.
+ */
+#define UNTORN_TRACKER_SCAN 1
+
+/**
+ * Tracker: /proc/self/pagemap, on any kernel. A commit looks at all pages that were stored to since
+ * they were last dropped.
+ */
+#define UNTORN_TRACKER_PAGEMAP 2
+
+/**
+ * Map flag: a promise that no thread stores to the file's maps during untorn_map_sync(). Commits may
+ * then drop pages that the data file holds as well, and memory follows what is in use. The first map of
+ * a file decides.
+ */
+#define UNTORN_MAP_QUIET 1
+
+/**
+ * Map flag, for finding bugs: untorn_map_sync() looks for stores that came while it committed, and
+ * reports the first (UNTORN_E_RACING_STORE).
+ */
+#define UNTORN_MAP_DEBUG_RACES 2
+
+/** Map flag: read the file into memory now. */
+#define UNTORN_MAP_POPULATE 4
+
+/** Map flag: ask for huge pages, where kernel and file system have them. */
+#define UNTORN_MAP_HUGE_PAGES 8
+
+/**
+ * Map flag: the map may reach behind the end of the file. What is behind the end can be accessed when
+ * the file has grown over it (until then: SIGSEGV).
+ */
+#define UNTORN_MAP_BEYOND_END 16
+
+/** Heap flag: the heap must exist; otherwise fail with ENOENT. */
+#define UNTORN_HEAP_MUST_EXIST 1
+
+/**
+ * Heap flag, for finding bugs: a store to the heap during a commit is reported with its address
+ * (UNTORN_E_RACING_STORE).
+ */
+#define UNTORN_HEAP_DEBUG_RACES 2
+
 /**
  * What went wrong, told apart by what the caller should do. New kinds may be added: treat one that
  * you do not know like UNTORN_E_IO.
@@ -184,10 +236,32 @@ typedef enum untorn_error {
     UNTORN_E_IO = 18,
     /** errno EIO. A bug in Untorn, caught at its boundary. Close what you can and reopen. */
     UNTORN_E_PANIC = 19,
+    /**
+     * errno ENOMEM. A mapping would need more memory than there is, or than was allowed; the message
+     * names the limit and what to do.
+     */
+    UNTORN_E_NO_MEMORY = 20,
+    /**
+     * errno EBUSY. A thread stored to a mapping while it was being committed (found in debug mode only;
+     * the message has the address). The commit happened, whole, without that store.
+     */
+    UNTORN_E_RACING_STORE = 21,
 } untorn_error;
 
 /** One handle of a file. All handles of one file share one view, uncommitted changes included. */
 typedef struct untorn_file untorn_file;
+
+/**
+ * A persistent heap: memory in a file that is always mapped at the same address, so that pointers in
+ * it stay good after a restart.
+ */
+typedef struct untorn_heap untorn_heap;
+
+/**
+ * A mapped file, or a part of it. All maps of one file, and its handles, share one view: what one
+ * stores the others see at once.
+ */
+typedef struct untorn_map untorn_map;
 
 /** A store: a directory whose files change all-or-nothing. One process owns it while it is open. */
 typedef struct untorn_store untorn_store;
@@ -277,7 +351,80 @@ typedef struct untorn_status {
     uint64_t recovered_bytes;
     /** 1 if recovery dropped a torn record, an unacknowledged commit, at the journal's end. */
     uint64_t recovered_torn_tail;
+    /** Files that are mapped. How each of them is, the JSON says. */
+    uint64_t mapped_files;
+    /** Bytes of mapped files that can be accessed. */
+    uint64_t mapped_bytes;
+    /** Bytes of mapped pages that were stored to and not dropped: memory or swap. */
+    uint64_t mapped_private_bytes;
+    /** Memory for copies of mapped pages that the next commits compare with, in bytes. */
+    uint64_t mapped_copies_bytes;
+    /** Mapped files of which more is private than their `dirty_max` allows. */
+    uint64_t mapped_files_over;
 } untorn_status;
+
+/**
+ * How to map a file. Zero is the default of everything but `size`, so both
+ * untorn_map_options_init(&options, sizeof options) and `untorn_map_options options = {.size = sizeof
+ * options};` give defaults: the whole file, as it grows.
+ */
+typedef struct untorn_map_options {
+    /** sizeof(untorn_map_options), as your compiler saw it: newer libraries may know more members. */
+    size_t size;
+    /** Where in the file the map begins, in bytes. */
+    uint64_t offset;
+    /** Bytes that the map covers. 0: to the end of the file, as it grows. */
+    uint64_t len;
+    /**
+     * Bytes of address space to reserve; the file cannot outgrow them while it is mapped. They cost no
+     * memory. 0: 64 GiB or four times the file's size, whichever is more, or as much as is to be had.
+     */
+    uint64_t address_space;
+    /** Where in memory offset 0 of the file is to be, a multiple of the page size. NULL: anywhere. */
+    void *address;
+    /**
+     * The most bytes of pages that the program will have stored to and not dropped; needed for files
+     * that are larger than memory. 0: the file's size.
+     */
+    uint64_t dirty_max;
+    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
+    uint32_t tracker;
+    /**
+     * UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
+     * UNTORN_MAP_BEYOND_END, or'ed.
+     */
+    uint32_t flags;
+} untorn_map_options;
+
+/** How to open a heap. Zero is the default of everything but `size`. */
+typedef struct untorn_heap_options {
+    /** sizeof(untorn_heap_options), as your compiler saw it: newer libraries may know more members. */
+    size_t size;
+    /**
+     * Bytes of address space that a new heap gets: it can never outgrow them, and they cost nothing. 0:
+     * 64 GiB.
+     */
+    uint64_t address_space;
+    /**
+     * As in untorn_map_options: the most bytes of pages that will have been stored to and not dropped;
+     * for heaps that are larger than memory. 0: the heap's size.
+     */
+    uint64_t dirty_max;
+    /** UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, or'ed. */
+    uint32_t flags;
+    /** Must be 0. */
+    uint32_t reserved;
+} untorn_heap_options;
+
+/** Numbers of a heap, in bytes unless they say otherwise. */
+typedef struct untorn_heap_stats {
+    /** sizeof(untorn_heap_stats), set by the caller. */
+    size_t size;
+    /** Length of the heap. */
+    uint64_t heap_bytes;
+    /** Memory that changed pages take. */
+    uint64_t private_bytes;
+} untorn_heap_stats;
 
 #ifdef __cplusplus
 extern "C" {
@@ -568,6 +715,219 @@ UNTORN_MUST_USE int untorn_syncv(struct untorn_file *const *files, size_t n);
 
 /** Starts a commit of several files, as untorn_commit_async(). NULL with an error as untorn_syncv(). */
 UNTORN_MUST_USE struct untorn_ticket *untorn_syncv_async(struct untorn_file *const *files, size_t n);
+
+/**
+ * Sets all members to their defaults. `size` is sizeof(untorn_map_options). 0, or -1 with EFAULT or
+ * EINVAL.
+ */
+int untorn_map_options_init(struct untorn_map_options *options, size_t size);
+
+/**
+ * Maps an open file: load from and store to untorn_map_address() as you like; nothing reaches the file
+ * before a commit, and a commit is always of the whole file, all or nothing. The map stays when the
+ * file's handle is closed. No thread should store while a commit runs: a store that does is in it or
+ * in the next one.
+ *
+ * `options` NULL: the whole file, as it grows. Give the map back with untorn_unmap(). NULL: ENOMEM
+ * (memory or address space; the message names the limit), EINVAL (the range is behind the end of the
+ * file, or the file is mapped in another way), EFBIG, EOPNOTSUPP (the tracker does not work here), EBADF …
+ */
+UNTORN_MUST_USE
+struct untorn_map *untorn_map_file(struct untorn_file *file,
+                                   const struct untorn_map_options *options);
+
+/**
+ * Where the map begins in memory; the same until untorn_unmap(). NULL with EBADF. Behind
+ * untorn_map_len() bytes, rounded up to whole pages, memory cannot be accessed (SIGSEGV).
+ */
+void *untorn_map_address(const struct untorn_map *map);
+
+/**
+ * Bytes of the map that can be accessed now: those asked for, or up to the end of the file. -1 with
+ * EBADF.
+ */
+int64_t untorn_map_len(const struct untorn_map *map);
+
+/** How stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. -1 with EBADF. */
+int untorn_map_tracker(const struct untorn_map *map);
+
+/**
+ * Commits all uncommitted changes of the file, stores and writes alike, with the promise of
+ * untorn_commit(). Returns 0, or -1 with an error as untorn_commit(); also EEXIST (another program
+ * changed or truncated the file), EBUSY with UNTORN_E_RACING_STORE (see UNTORN_MAP_DEBUG_RACES).
+ */
+UNTORN_MUST_USE int untorn_map_sync(struct untorn_map *map);
+
+/**
+ * Starts a commit as untorn_map_sync(): what is stored by now belongs to it; the ticket tells when it
+ * is durable. NULL with an error.
+ */
+UNTORN_MUST_USE struct untorn_ticket *untorn_map_sync_async(struct untorn_map *map);
+
+/**
+ * Forgets all uncommitted changes of the file, in memory, too: it is as at its last commit. Returns
+ * 0, or -1: EBUSY (the file is in a transaction), EBADF …
+ */
+int untorn_map_rollback(struct untorn_map *map);
+
+/**
+ * Sets the file's size, in bytes, as untorn_truncate(). Addresses stay. Memory behind a smaller end
+ * cannot be accessed any more; behind the old end of a larger one there are zeros. Returns 0, or -1:
+ * ENOMEM (beyond the address space reserved), EINVAL, EBADF …
+ */
+int untorn_map_resize(struct untorn_map *map, uint64_t size);
+
+/**
+ * Says that `len` bytes at `offset` of the map may have changed in a way that no tracker sees: by a
+ * device that writes to memory itself, as with registered io_uring buffers and O_DIRECT reads that
+ * are on their way during a commit. Returns 0, or -1: EINVAL (not inside the map), EBADF.
+ */
+int untorn_mark_dirty(struct untorn_map *map, uint64_t offset, uint64_t len);
+
+/**
+ * Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
+ * as well. NO THREAD may store to the file's maps during this call: a store could be lost. Returns
+ * 0, or -1 with an error as untorn_store_checkpoint().
+ */
+int untorn_quiesce(struct untorn_map *map);
+
+/**
+ * Ends the map; with the last map of a file its memory cannot be accessed any more. What was stored
+ * and not committed stays an uncommitted change of the file; it is DISCARDED if the map was the file's
+ * last handle. Waits for calls on this map that run in other threads. Returns 0, or -1 with an error;
+ * the handle is closed in either case.
+ */
+int untorn_unmap(struct untorn_map *map);
+
+/**
+ * Opens a heap in a file that has a store of its own beside it; makes it if there is none. `options`
+ * and `store_options` may be NULL. A heap is always at the same address: EINVAL if something else is
+ * there, or if this heap or a copy of it is open in this process. NULL with an error, also as
+ * untorn_open(); EMEDIUMTYPE: not a heap.
+ */
+UNTORN_MUST_USE
+struct untorn_heap *untorn_heap_open(const char *path,
+                                     const struct untorn_heap_options *options,
+                                     const struct untorn_options *store_options);
+
+/**
+ * Opens a heap by its name in a store: it can commit together with the store's other files. Otherwise
+ * as untorn_heap_open().
+ */
+UNTORN_MUST_USE
+struct untorn_heap *untorn_heap_open_at(struct untorn_store *store,
+                                        const char *name,
+                                        const struct untorn_heap_options *options);
+
+/**
+ * Closes the heap. What is not committed is DISCARDED, and pointers into it are good no more. Returns
+ * 0, or -1 with an error; the handle is closed in either case.
+ */
+int untorn_heap_close(struct untorn_heap *heap);
+
+/**
+ * Memory in the heap, of any contents, aligned to 16 bytes. It stays allocated after a restart, if it
+ * was committed: hang it on a root, or on something that is. NULL: ENOMEM, ENOSPC, EBADF …
+ */
+UNTORN_MUST_USE void *untorn_malloc(struct untorn_heap *heap, size_t bytes);
+
+/** The same with an alignment: a power of two up to 4096. */
+UNTORN_MUST_USE void *untorn_aligned_alloc(struct untorn_heap *heap, size_t align, size_t bytes);
+
+/** Memory for `n` elements, all zeros. NULL as untorn_malloc(). */
+UNTORN_MUST_USE void *untorn_calloc(struct untorn_heap *heap, size_t n, size_t bytes);
+
+/**
+ * Memory of another size with the same contents, as far as they fit; the old one is freed. `address`
+ * NULL: as untorn_malloc(). NULL with an error: the old one is untouched.
+ */
+UNTORN_MUST_USE void *untorn_realloc(struct untorn_heap *heap, void *address, size_t bytes);
+
+/**
+ * Ends an allocation; NULL does nothing. Returns 0, or -1: EINVAL (not an allocation of this heap, or
+ * freed already: nothing has changed), EBADF.
+ */
+int untorn_free(struct untorn_heap *heap, void *address);
+
+/** Bytes that an allocation has, at least as many as were asked for. 0 with EINVAL or EBADF. */
+size_t untorn_malloc_size(struct untorn_heap *heap, void *address);
+
+/**
+ * Where the heap begins in memory: the same after every restart. NULL with EBADF. What lies in a heap
+ * may keep this address to allocate through untorn_heap_allocate_at().
+ */
+void *untorn_heap_base(const struct untorn_heap *heap);
+
+/**
+ * Allocates in the open heap that begins at `base`: for allocators that lie in heaps themselves.
+ * NULL as untorn_aligned_alloc(); EBADF: no heap is open there.
+ */
+UNTORN_MUST_USE void *untorn_heap_allocate_at(const void *base, size_t align, size_t bytes);
+
+/** Frees what untorn_heap_allocate_at() gave. Returns 0, or -1 as untorn_free(). */
+int untorn_heap_free_at(const void *base, void *address);
+
+/**
+ * Finds a root: `*found` is what was hung on this name, or NULL. The type's name, size, alignment and
+ * version must be those that it was set with. Returns 1: found; 0: there is no such root; -1: EINVAL, the
+ * program's layout has changed, and the message tells both; EUCLEAN, EFAULT, EBADF.
+ */
+int untorn_heap_root(const struct untorn_heap *heap,
+                     const char *name,
+                     const char *type_,
+                     size_t bytes,
+                     size_t align,
+                     uint32_t version,
+                     void **found);
+
+/**
+ * Hangs something on a name (1 to 47 bytes); `address` NULL removes the root. What it was before is
+ * not freed. Returns 0, or -1: EINVAL (outside of the heap, too many roots, no name), EBADF.
+ */
+int untorn_heap_set_root(struct untorn_heap *heap,
+                         const char *name,
+                         void *address,
+                         const char *type_,
+                         size_t bytes,
+                         size_t align,
+                         uint32_t version);
+
+/**
+ * Begins changes that belong together: no commit takes place before untorn_heap_end() in the same
+ * thread. May be nested. Needed only where several threads use a heap. Returns 0, or -1 with EBADF.
+ */
+int untorn_heap_begin(struct untorn_heap *heap);
+
+/** Ends what untorn_heap_begin() began. Returns 0, or -1: EINVAL (this thread has begun nothing), EBADF. */
+int untorn_heap_end(struct untorn_heap *heap);
+
+/**
+ * Commits all changes of the heap, with the promise of untorn_commit(). Waits until no thread is
+ * between untorn_heap_begin() and untorn_heap_end(). Returns 0, or -1 with an error as
+ * untorn_commit(); EINVAL if this thread is between them itself.
+ */
+UNTORN_MUST_USE int untorn_heap_commit(struct untorn_heap *heap);
+
+/** Commits the heap and ordinary files of the same store as one. Returns 0, or -1 as untorn_syncv(). */
+UNTORN_MUST_USE
+int untorn_heap_commit_with(struct untorn_heap *heap,
+                            struct untorn_file *const *files,
+                            size_t n);
+
+/**
+ * Starts a commit: what was changed by now belongs to it; the ticket tells when it is durable. NULL
+ * with an error as untorn_heap_commit().
+ */
+UNTORN_MUST_USE struct untorn_ticket *untorn_heap_commit_async(struct untorn_heap *heap);
+
+/**
+ * Back to the last commit. Pointers to what was allocated since are good no more. Returns 0, or -1
+ * with an error as untorn_heap_commit().
+ */
+int untorn_heap_rollback(struct untorn_heap *heap);
+
+/** Fills `stats`, whose `size` the caller has set. Returns 0, or -1: EINVAL, EFAULT, EBADF. */
+int untorn_heap_get_stats(const struct untorn_heap *heap, struct untorn_heap_stats *stats);
 
 #ifdef __cplusplus
 }  // extern "C"

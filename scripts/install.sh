@@ -92,7 +92,9 @@ fill() {
     put 644 "$work/$1" "$2"
 }
 
-put 644 include/untorn.h "$INCLUDEDIR/untorn.h"
+for header in untorn.h untorn.hpp untorn_heap.hpp untorn_posix.h; do
+    put 644 "include/$header" "$INCLUDEDIR/$header"
+done
 put 755 "$out/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
 # A dependency brings C functions under names that a program may well want for itself.
 objcopy --wildcard --localize-symbol='digest_*' "$out/libuntorn.a" "$work/libuntorn.a"

@@ -6,21 +6,38 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
 started=$SECONDS
+# A test program that hangs is killed and counts as failed, whatever it waits for.
+host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 ${UNTORN_TEST_SECONDS_MAX:-600}"
+
 # What passing tests print is shown too: counts of crash states, and why something was left out.
-{
-    ${CARGO:-cargo} test --workspace --locked --no-fail-fast "$@" -- --show-output
-    status=$?
+run_all() {
+    local status=0
+    ${CARGO:-cargo} test --workspace --locked --no-fail-fast "$@" -- --show-output || status=$?
     # Concurrent commits under a scheduler that replaces the library's locks and threads, which takes a
     # build of its own.
     if [ $# = 0 ]; then
         CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/shuttle ${CARGO:-cargo} test --locked -p untorn-crashlab \
             --features shuttle --test group_commit -- --show-output || status=$?
     fi
-    exit "$status"
-} 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
+    return "$status"
+}
+export -f run_all
+
+# In a session of its own, and into a file: whatever a test leaves behind is found and ended, and keeps
+# nobody waiting for the end of our output.
+setsid bash -c 'run_all "$@"' run_all "$@" >"$log" 2>&1 </dev/null &
+session=$!
+clean_up() {
+    pkill -KILL --session "$session"
+    rm -f "$log"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+tail -n +1 -f --pid="$session" "$log"
+wait "$session"
+status=$?
 
 echo
 awk -v seconds=$((SECONDS - started)) '

@@ -4,7 +4,7 @@ use crate::Run;
 use crate::commit::{commits_needed, journal_bytes, load_text};
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, interleave, timed};
-use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::Ratio;
 use anyhow::Result;
 use std::fs::File;
@@ -28,7 +28,8 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         rows.extend(cells(run, place, size)?);
     }
     Ok(Section {
-        title: "append and commit, class power",
+        title: "append and commit, class power".to_owned(),
+        chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Microseconds,
@@ -95,9 +96,8 @@ fn cell(run: &Run, place: &Place, dir: &Path, size: usize, think: Duration) -> R
         load: load_text(think),
         contenders: measured.iter().map(|m| m.summary()).collect(),
         ratio: Some(Ratio::cost(&measured[0], &[&measured[1]])),
-        target: None,
-        verdict: None,
         extras,
+        ..Row::default()
     })
 }
 

@@ -5,7 +5,7 @@ use crate::Run;
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, TURNOVERS_MIN, interleave, timed};
 use crate::peers::{Floor, fill};
-use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::Ratio;
 use anyhow::Result;
 use fastrand::Rng;
@@ -128,7 +128,8 @@ impl Setting<'_> {
             }
         }
         Ok(Section {
-            title: "commit: random offsets of one file, class power",
+            title: "commit: random offsets of one file, class power".to_owned(),
+            chart: Chart::Bars,
             place: self.place.name.clone(),
             place_details: self.place.details.clone(),
             unit: TimeUnit::Microseconds,
@@ -196,9 +197,8 @@ impl Setting<'_> {
             load: load_text(think),
             contenders: measured.iter().map(|m| m.summary()).collect(),
             ratio: Some(Ratio::cost(ours, &peers.iter().collect::<Vec<_>>())),
-            target: None,
-            verdict: None,
             extras,
+            ..Row::default()
         };
         Ok(row.judge(Some(Target::AtMost(1.25)), waited, self.run.quick))
     }
@@ -261,12 +261,12 @@ impl Setting<'_> {
             load: load_text(Duration::ZERO),
             contenders: measured.iter().map(|m| m.summary()).collect(),
             ratio: Some(Ratio::cost(&measured[0], &[&measured[1]])),
-            target: None,
-            verdict: None,
             extras,
+            ..Row::default()
         };
         Ok(Section {
-            title: "commit: one page, class process",
+            title: "commit: one page, class process".to_owned(),
+            chart: Chart::Bars,
             place: self.place.name.clone(),
             place_details: self.place.details.clone(),
             unit: TimeUnit::Microseconds,

@@ -27,6 +27,8 @@ pub(crate) enum FileSystem {
     Xfs,
     /// btrfs, in an image file (root only)
     Btrfs,
+    /// ext4 with its journal taking contents, too, in an image file (root only)
+    Ext4DataJournal,
     /// Whatever holds the directory
     Here,
 }
@@ -37,7 +39,19 @@ impl FileSystem {
             FileSystem::Ext4 => "ext4",
             FileSystem::Xfs => "xfs",
             FileSystem::Btrfs => "btrfs",
+            FileSystem::Ext4DataJournal => "ext4-data-journal",
             FileSystem::Here => "here",
+        }
+    }
+
+    /// Type and options, as `mount` wants them.
+    fn mount_words(self) -> &'static [&'static str] {
+        match self {
+            FileSystem::Ext4 => &["-t", "ext4"],
+            FileSystem::Xfs => &["-t", "xfs"],
+            FileSystem::Btrfs => &["-t", "btrfs", "-o", "nodiscard"],
+            FileSystem::Ext4DataJournal => &["-t", "ext4", "-o", "data=journal"],
+            FileSystem::Here => unreachable!("nothing is mounted here"),
         }
     }
 
@@ -45,7 +59,9 @@ impl FileSystem {
     /// have to allocate again while we measure.
     fn make_command(self) -> Command {
         let line = match self {
-            FileSystem::Ext4 => "mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0",
+            FileSystem::Ext4 | FileSystem::Ext4DataJournal => {
+                "mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0"
+            }
             FileSystem::Xfs => "mkfs.xfs -q -f -K -m reflink=1",
             FileSystem::Btrfs => "mkfs.btrfs -q -f -K",
             FileSystem::Here => unreachable!("nothing is made here"),
@@ -147,10 +163,20 @@ impl Place {
         Ok(path)
     }
 
+    /// It was made for the benchmark, in an image file.
+    pub(crate) fn is_image(&self) -> bool {
+        self._mount.is_some()
+    }
+
     /// Bytes written to the device so far, everything cached included.
     pub(crate) fn device_bytes_written(&self) -> Result<Option<u64>> {
-        let Some(stat) = &self.device_stat else { return Ok(None) };
         rustix::fs::syncfs(File::open(&self.root)?)?;
+        self.device_bytes_written_by_now()
+    }
+
+    /// The same without what is still cached.
+    pub(crate) fn device_bytes_written_by_now(&self) -> Result<Option<u64>> {
+        let Some(stat) = &self.device_stat else { return Ok(None) };
         let text = fs::read_to_string(stat).with_context(|| format!("cannot read {}", stat.display()))?;
         // Documentation/block/stat.rst: the seventh field counts 512-byte sectors written.
         let sectors: Option<u64> = text.split_whitespace().nth(6).and_then(|field| field.parse().ok());
@@ -200,12 +226,7 @@ fn attach(image: &Path) -> Result<String> {
 }
 
 fn mount_device(fs: FileSystem, device: &str, on: &Path) -> Result<String> {
-    let mut command = Command::new("mount");
-    command.args(["-t", fs.name()]);
-    if fs == FileSystem::Btrfs {
-        command.args(["-o", "nodiscard"]);
-    }
-    run(command.arg(device).arg(on))
+    run(Command::new("mount").args(fs.mount_words()).arg(device).arg(on))
 }
 
 /// Runs a command; its standard output, or what it complained about.

@@ -22,20 +22,30 @@ pub(crate) const ROUNDS_MIN: usize = 5;
 /// must not hang the benchmark.
 const ROUNDS_MAX: usize = 40;
 
-/// Something measured: a name and an operation that says how long its timed part took.
-pub(crate) struct Contender<'a> {
+/// Something measured: a name and an operation that says how long each of its timed parts took.
+pub(crate) struct Contender<'a, const PARTS: usize = 1> {
     pub(crate) name: String,
     /// Operations in a row before the next contender's turn.
     pub(crate) batch: usize,
-    pub(crate) operation: Box<dyn FnMut() -> Result<Duration> + 'a>,
+    pub(crate) operation: Box<dyn FnMut() -> Result<[Duration; PARTS]> + 'a>,
 }
 
 impl<'a> Contender<'a> {
     pub(crate) fn new(
         name: impl Into<String>,
         batch: usize,
-        operation: impl FnMut() -> Result<Duration> + 'a,
+        mut operation: impl FnMut() -> Result<Duration> + 'a,
     ) -> Contender<'a> {
+        Contender::in_parts(name, batch, move || Ok([operation()?]))
+    }
+}
+
+impl<'a, const PARTS: usize> Contender<'a, PARTS> {
+    pub(crate) fn in_parts(
+        name: impl Into<String>,
+        batch: usize,
+        operation: impl FnMut() -> Result<[Duration; PARTS]> + 'a,
+    ) -> Contender<'a, PARTS> {
         Contender { name: name.into(), batch, operation: Box::new(operation) }
     }
 }
@@ -64,12 +74,24 @@ pub(crate) fn interleave(
     contenders: &mut [Contender<'_>],
     plan: &Plan,
     progress: &Progress,
-    mut enough: impl FnMut() -> bool,
+    enough: impl FnMut() -> bool,
 ) -> Result<Vec<Measured>> {
-    let mut measured: Vec<Measured> = contenders.iter().map(|c| Measured::new(c.name.as_str())).collect();
+    let measured = interleave_parts(contenders, plan, progress, enough)?;
+    Ok(measured.into_iter().map(|[only]| only).collect())
+}
+
+/// The same for operations of several timed parts.
+pub(crate) fn interleave_parts<const PARTS: usize>(
+    contenders: &mut [Contender<'_, PARTS>],
+    plan: &Plan,
+    progress: &Progress,
+    mut enough: impl FnMut() -> bool,
+) -> Result<Vec<[Measured; PARTS]>> {
+    let new = |c: &Contender<'_, PARTS>| std::array::from_fn(|_| Measured::new(c.name.as_str()));
+    let mut measured: Vec<[Measured; PARTS]> = contenders.iter().map(new).collect();
     let mut round = 0;
     while round < plan.rounds || (round < ROUNDS_MAX && !enough()) {
-        measured.iter_mut().for_each(Measured::begin_round);
+        measured.iter_mut().flatten().for_each(Measured::begin_round);
         for batch in 0..plan.batches {
             progress.tick(round, plan.rounds, batch, plan.batches);
             for turn in 0..contenders.len() {
@@ -79,8 +101,8 @@ pub(crate) fn interleave(
                     if !plan.think.is_zero() {
                         std::thread::sleep(plan.think);
                     }
-                    let time = (contenders[who].operation)()?;
-                    measured[who].push(time);
+                    let times = (contenders[who].operation)()?;
+                    measured[who].iter_mut().zip(times).for_each(|(part, time)| part.push(time));
                 }
             }
         }

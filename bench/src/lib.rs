@@ -7,8 +7,12 @@
 mod append;
 mod child;
 mod commit;
+mod curves;
 mod fs;
 mod harness;
+mod memory;
+mod msync;
+mod msync_large;
 mod oneshot;
 mod peers;
 mod plot;
@@ -67,6 +71,10 @@ enum Benchmark {
     Append,
     /// Many files in one commit
     Syncv,
+    /// Commits of a mapped file, against ordinary msync
+    Msync,
+    /// The same for a file of 1 GiB, and for a sparse one of 64 GiB; reads and stores in between
+    MsyncLarge,
     /// Opening after a crash with a full journal
     Recovery,
     /// One small change in a new process
@@ -89,6 +97,8 @@ fn warn_of_company(processors: usize) -> Result<()> {
 /// What every benchmark needs to know.
 struct Run {
     quick: bool,
+    /// Where images are made.
+    dir: PathBuf,
     progress: Progress,
 }
 
@@ -118,7 +128,7 @@ impl Bench {
         if cfg!(debug_assertions) {
             eprintln!("This is a debug build: its figures mean nothing. Build with --release.");
         }
-        let run = Run { quick: self.quick, progress: Progress::new() };
+        let run = Run { quick: self.quick, dir: dir.clone(), progress: Progress::new() };
         let mut report = Report {
             untorn_version: env!("CARGO_PKG_VERSION"),
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
@@ -158,8 +168,8 @@ impl Bench {
     }
 
     fn chosen(&self) -> Vec<Benchmark> {
-        use Benchmark::{All, Append, Commit, Oneshot, Recovery, Syncv};
-        let every = [Commit, Append, Syncv, Recovery, Oneshot];
+        use Benchmark::{All, Append, Commit, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
+        let every = [Commit, Append, Syncv, Msync, MsyncLarge, Recovery, Oneshot];
         every.into_iter().filter(|b| self.benchmarks.contains(b) || self.benchmarks.contains(&All)).collect()
     }
 
@@ -187,6 +197,8 @@ impl Benchmark {
             }
             Benchmark::Append => vec![append::run(run, place)?],
             Benchmark::Syncv => vec![syncv::run(run, place)?],
+            Benchmark::Msync => msync::run(run, place)?,
+            Benchmark::MsyncLarge => msync_large::run(run, place)?,
             Benchmark::Recovery => vec![recovery::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
             Benchmark::All => unreachable!("All stands for the others"),

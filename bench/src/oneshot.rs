@@ -5,7 +5,7 @@ use crate::child::{Job, measure};
 use crate::fs::Place;
 use crate::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::peers::fill;
-use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::{Measured, Ratio, Summary};
 use anyhow::Result;
 use std::cell::{Cell, RefCell};
@@ -62,15 +62,15 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
             load: "new process".to_owned(),
             contenders: vec![named(ours.summary(), "Untorn"), peer.summary()],
             ratio: Some(Ratio::cost(ours, &[peer])),
-            target: None,
-            verdict: None,
             extras,
+            ..Row::default()
         };
         row.judge(target.map(Target::AtMost), Waited::Allowed, run.quick)
     };
     let open_limit = if place.file_system == "btrfs" { 2.2 } else { 1.5 };
     Ok(Section {
-        title: "oneshot: change 1 KiB in a new process, class power",
+        title: "oneshot: change 1 KiB in a new process, class power".to_owned(),
+        chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Microseconds,

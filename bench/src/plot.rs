@@ -1,7 +1,8 @@
 //! Sections as one SVG: a panel per section, a line per contender, a dot at its median, a bar from
-//! its 25th to its 75th percentile, on a logarithmic axis of time.
+//! its 25th to its 75th percentile, on a logarithmic axis of time; or curves.
 
-use crate::report::{Section, Verdict};
+use crate::curves;
+use crate::report::{Chart, Section, Verdict};
 use crate::stats::Summary;
 use std::fmt::Write;
 
@@ -19,7 +20,10 @@ pub(crate) fn render(sections: &[Section]) -> String {
     let mut body = String::new();
     let mut top_px = 0.0;
     for section in sections {
-        top_px = panel(&mut body, section, top_px);
+        top_px = match section.chart {
+            Chart::Bars => panel(&mut body, section, top_px),
+            Chart::Curves => curves::panels(&mut body, section, top_px),
+        };
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH_PX}\" height=\"{top_px}\" \
@@ -109,7 +113,7 @@ impl Axis {
     }
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, what: &str) {
+pub(crate) fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, what: &str) {
     let what = what.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{colour}\">{what}</text>");
 }
@@ -126,5 +130,13 @@ mod tests {
         // 100 µs is the axis' lower end; 120 µs lies log10(1.2) of a decade to its right.
         let x_px = AXIS_LEFT_PX + 1.2f64.log10() * (AXIS_RIGHT_PX - AXIS_LEFT_PX);
         assert!(svg.contains(&format!("cx=\"{x_px:.1}\"")) && svg.contains(&format!("cx=\"{AXIS_LEFT_PX:.1}\"")));
+    }
+
+    #[test]
+    fn curves_show_mean_and_median_of_every_contender() {
+        let section = Section { chart: Chart::Curves, ..crate::table::tests::sample() };
+        let svg = render(&[section]);
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (4, 4));
+        assert!(svg.contains("● floor, buffered &lt;&amp;&gt;"));
     }
 }

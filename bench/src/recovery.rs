@@ -5,7 +5,7 @@ use crate::child::{Job, leave_full_journal};
 use crate::fs::{Place, drop_caches};
 use crate::harness::{ROUNDS_MIN, timed};
 use crate::peers::{copy, fill};
-use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Result, bail};
 use untorn::StoreOptions;
@@ -71,12 +71,12 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         load: "cold".to_owned(),
         contenders: vec![ours.summary(), peer.summary()],
         ratio: Some(Ratio::of_rounds(&peer.name, throughputs)),
-        target: None,
-        verdict: None,
         extras,
+        ..Row::default()
     };
     Ok(Section {
-        title: "recovery of a full journal of 4 KiB records, class power",
+        title: "recovery of a full journal of 4 KiB records, class power".to_owned(),
+            chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Milliseconds,

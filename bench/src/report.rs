@@ -17,7 +17,7 @@ pub(crate) struct Report {
 /// One published figure: one benchmark in one place.
 #[derive(serde::Serialize)]
 pub(crate) struct Section {
-    pub(crate) title: &'static str,
+    pub(crate) title: String,
     /// `ext4`, `xfs`, `btrfs`, or `here (…)`.
     pub(crate) place: String,
     /// File system, mount options, device.
@@ -25,11 +25,23 @@ pub(crate) struct Section {
     /// The unit of the printed times; JSON is always in microseconds.
     #[serde(skip)]
     pub(crate) unit: TimeUnit,
+    /// How it is drawn.
+    #[serde(skip)]
+    pub(crate) chart: Chart,
     /// What the ratio divides by what.
     pub(crate) ratio_means: &'static str,
     pub(crate) rows: Vec<Row>,
     /// How it was measured, for whoever wants to repeat it.
     pub(crate) notes: Vec<String>,
+}
+
+/// How a section is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chart {
+    /// A line of dots and bars for each contender of each row.
+    Bars,
+    /// A curve for each contender over all rows, of means and of medians.
+    Curves,
 }
 
 /// The unit of a table's times.
@@ -56,7 +68,7 @@ impl TimeUnit {
 }
 
 /// One cell: Untorn, its peers, the ratio, and the target.
-#[derive(serde::Serialize)]
+#[derive(Default, serde::Serialize)]
 pub(crate) struct Row {
     pub(crate) cell: String,
     /// `saturated`, or the think time.
@@ -66,7 +78,28 @@ pub(crate) struct Row {
     pub(crate) ratio: Option<Ratio>,
     pub(crate) target: Option<Target>,
     pub(crate) verdict: Option<Verdict>,
+    /// Further ratios, each shown with one of the contenders.
+    pub(crate) others: Vec<Other>,
     pub(crate) extras: Extras,
+    /// Further figures of single contenders, by name.
+    pub(crate) details: Vec<(String, Extras)>,
+}
+
+/// A ratio beside the row's own.
+#[derive(serde::Serialize)]
+pub(crate) struct Other {
+    /// The contender that it is shown with.
+    pub(crate) beside: String,
+    pub(crate) ratio: Ratio,
+    pub(crate) target: Option<Target>,
+    pub(crate) verdict: Option<Verdict>,
+}
+
+impl Other {
+    pub(crate) fn new(beside: &str, ratio: Ratio, target: Option<Target>, quick: bool) -> Other {
+        let verdict = target.filter(|_| !quick).map(|target| target.judge(&ratio));
+        Other { beside: beside.to_owned(), ratio, target, verdict }
+    }
 }
 
 impl Row {
@@ -75,11 +108,10 @@ impl Row {
         self.target = target;
         self.verdict = match (&self.ratio, target) {
             _ if quick => None,
-            (Some(ratio), Some(target)) if target.reached(ratio.value) => Some(match waited {
-                Waited::Forbidden(commits) if commits > 0 => Verdict::Waited,
-                _ => Verdict::Reached,
+            (Some(ratio), Some(target)) => Some(match (target.judge(ratio), waited) {
+                (Verdict::Reached, Waited::Forbidden(commits)) if commits > 0 => Verdict::Waited,
+                (verdict, _) => verdict,
             }),
-            (Some(_), Some(_)) => Some(Verdict::Missed),
             _ => None,
         };
         self
@@ -102,11 +134,12 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    fn reached(self, value: f64) -> bool {
-        match self {
-            Target::AtMost(limit) => value <= limit,
-            Target::AtLeast(limit) => value >= limit,
-        }
+    fn judge(self, ratio: &Ratio) -> Verdict {
+        let reached = match self {
+            Target::AtMost(limit) => ratio.value <= limit,
+            Target::AtLeast(limit) => ratio.value >= limit,
+        };
+        if reached { Verdict::Reached } else { Verdict::Missed }
     }
 }
 
@@ -198,9 +231,7 @@ mod tests {
             load: String::new(),
             contenders: Vec::new(),
             ratio: Some(Ratio::of_rounds("floor", vec![value])),
-            target: None,
-            verdict: None,
-            extras: Extras::default(),
+            ..Row::default()
         }
     }
 

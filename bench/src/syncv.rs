@@ -4,7 +4,7 @@ use crate::Run;
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::peers::replace_file;
-use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::Ratio;
 use anyhow::Result;
 use std::path::Path;
@@ -30,7 +30,8 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         std::fs::remove_dir_all(&dir)?;
     }
     Ok(Section {
-        title: "syncv: 4 KiB in each of many files, one commit, class power",
+        title: "syncv: 4 KiB in each of many files, one commit, class power".to_owned(),
+            chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Microseconds,
@@ -95,9 +96,8 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
         load: "saturated".to_owned(),
         contenders: measured.iter().map(|m| m.summary()).collect(),
         ratio: Some(Ratio::speedup(&measured[0], &[&measured[1]])),
-        target: None,
-        verdict: None,
         extras,
+        ..Row::default()
     };
     Ok(row.judge((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
 }

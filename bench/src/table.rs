@@ -1,6 +1,7 @@
 //! Sections as text for people.
 
-use crate::report::{Row, Section};
+use crate::report::{Extras, Row, Section, Target, Verdict};
+use crate::stats::Ratio;
 
 /// Text in columns: the first `left` columns to the left, numbers to the right.
 struct Columns {
@@ -37,9 +38,9 @@ impl Columns {
 pub(crate) fn render(section: &Section) -> String {
     let mut out = format!("\n{} on {}\n{}\n\n", section.title, section.place, section.place_details);
     out.push_str(&times(section).render());
-    if let Some(extras) = extras(section) {
+    for further in [extras(section), details(section)].into_iter().flatten() {
         out.push('\n');
-        out.push_str(&extras.render());
+        out.push_str(&further.render());
     }
     out.push('\n');
     out.push_str(&format!("Ratio: {}, the median of the rounds.\n", section.ratio_means));
@@ -50,7 +51,7 @@ pub(crate) fn render(section: &Section) -> String {
     out
 }
 
-/// One line per contender; the ratio stands in Untorn's.
+/// One line per contender; the row's ratio stands in the first, Untorn's.
 fn times(section: &Section) -> Columns {
     let unit = section.unit.name();
     let mut heads = vec!["cell".to_owned(), "load".to_owned(), "what".to_owned(), "samples".to_owned()];
@@ -66,31 +67,62 @@ fn times(section: &Section) -> Columns {
             let c = contender;
             let times_us = [c.mean_us, c.p25_us, c.median_us, c.p75_us, c.p999_us];
             line.extend(times_us.map(|us| format!("{:.1}", section.unit.scale_us(us))));
-            line.extend(if n == 0 { judgement(row) } else { Default::default() });
+            line.extend(judgement(row, n));
             columns.lines.push(line);
         }
     }
     columns
 }
 
-fn judgement(row: &Row) -> [String; 4] {
-    let ratio = row.ratio.as_ref();
+fn judgement(row: &Row, contender: usize) -> [String; 4] {
+    let other = row.others.iter().find(|other| other.beside == row.contenders[contender].name);
+    match other {
+        _ if contender == 0 => judged(row.ratio.as_ref(), row.target, row.verdict),
+        Some(other) => judged(Some(&other.ratio), other.target, other.verdict),
+        None => Default::default(),
+    }
+}
+
+fn judged(ratio: Option<&Ratio>, target: Option<Target>, verdict: Option<Verdict>) -> [String; 4] {
     [
         ratio.map_or(String::new(), |r| format!("{:.2}", r.value)),
         ratio.map_or(String::new(), |r| format!("{:.2}–{:.2}", r.p25, r.p75)),
-        row.target.map_or(String::new(), |target| target.to_string()),
-        row.verdict.map_or(String::new(), |verdict| verdict.word().to_owned()),
+        target.map_or(String::new(), |target| target.to_string()),
+        verdict.map_or(String::new(), |verdict| verdict.word().to_owned()),
     ]
 }
 
-/// The second table: whatever else the rows say, one line per row.
-fn extras(section: &Section) -> Option<Columns> {
-    let mut heads: Vec<&'static str> = Vec::new();
-    for head in section.rows.iter().flat_map(|row| row.extras.heads()) {
+fn heads<'a>(extras: impl Iterator<Item = &'a Extras>) -> Vec<&'static str> {
+    let mut heads = Vec::new();
+    for head in extras.flat_map(Extras::heads) {
         if !heads.contains(&head) {
             heads.push(head);
         }
     }
+    heads
+}
+
+/// The third table: further figures of single contenders, one line for each.
+fn details(section: &Section) -> Option<Columns> {
+    let heads = heads(section.rows.iter().flat_map(|row| &row.details).map(|(_, extras)| extras));
+    if heads.is_empty() {
+        return None;
+    }
+    let mut columns = Columns::new(3, ["cell", "load", "what"].iter().chain(&heads).map(|head| (*head).to_owned()));
+    for row in &section.rows {
+        for (n, (name, extras)) in row.details.iter().enumerate() {
+            let mut line = if n == 0 { vec![row.cell.clone(), row.load.clone()] } else { vec![String::new(); 2] };
+            line.push(name.clone());
+            line.extend(heads.iter().map(|head| extras.text(head)));
+            columns.lines.push(line);
+        }
+    }
+    Some(columns)
+}
+
+/// The second table: whatever else the rows say, one line per row.
+fn extras(section: &Section) -> Option<Columns> {
+    let heads = heads(section.rows.iter().map(|row| &row.extras));
     if heads.is_empty() {
         return None;
     }
@@ -106,7 +138,7 @@ fn extras(section: &Section) -> Option<Columns> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::report::{Extras, Target, TimeUnit, Waited};
+    use crate::report::{Chart, Extras, Target, TimeUnit, Waited};
     use crate::stats::{Measured, Ratio};
     use std::time::Duration;
 
@@ -124,12 +156,12 @@ pub(crate) mod tests {
             load: "saturated".to_owned(),
             contenders: vec![ours.summary(), floor.summary()],
             ratio: Some(Ratio::cost(&ours, &[&floor])),
-            target: None,
-            verdict: None,
             extras,
+            ..Row::default()
         };
         Section {
-            title: "commit",
+            title: "commit".to_owned(),
+            chart: Chart::Bars,
             place: "xfs".to_owned(),
             place_details: "xfs (rw) on /dev/loop0".to_owned(),
             unit: TimeUnit::Microseconds,

@@ -6,7 +6,7 @@ use crate::commit::{Writer, commits_needed, journal_bytes};
 use crate::fs::Place;
 use crate::harness::{Activity, ROUNDS_MIN};
 use crate::peers::{Floor, fill};
-use crate::report::{Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::Result;
 use std::time::Instant;
@@ -69,9 +69,8 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         load: "saturated".to_owned(),
         contenders: std::iter::once(&one).chain(floors.iter().copied()).map(Measured::summary).collect(),
         ratio: Some(Ratio::cost(&one, &floors)),
-        target: None,
-        verdict: None,
         extras: figures(&rates[0], &alone, journal_bytes),
+        ..Row::default()
     };
     let gain = rates[1].iter().zip(&rates[0]).map(|(many, one)| many / one).collect();
     let crowded = Row {
@@ -79,12 +78,12 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         load: "saturated".to_owned(),
         contenders: vec![many.summary(), one.summary()],
         ratio: Some(Ratio::of_rounds(&one.name, gain)),
-        target: None,
-        verdict: None,
         extras: figures(&rates[1], &together, journal_bytes),
+        ..Row::default()
     };
     Ok(Section {
-        title: "commit: threads of one store, 1 KiB each, class power",
+        title: "commit: threads of one store, 1 KiB each, class power".to_owned(),
+        chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Microseconds,

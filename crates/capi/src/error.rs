@@ -65,6 +65,12 @@ pub enum untorn_error {
     UNTORN_E_IO = 18,
     /// errno EIO. A bug in Untorn, caught at its boundary. Close what you can and reopen.
     UNTORN_E_PANIC = 19,
+    /// errno ENOMEM. A mapping would need more memory than there is, or than was allowed; the message
+    /// names the limit and what to do.
+    UNTORN_E_NO_MEMORY = 20,
+    /// errno EBUSY. A thread stored to a mapping while it was being committed (found in debug mode only;
+    /// the message has the address). The commit happened, whole, without that store.
+    UNTORN_E_RACING_STORE = 21,
 }
 
 use untorn_error::*;
@@ -132,6 +138,8 @@ impl From<Error> for Failure {
             Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. } => (UNTORN_E_SYNC_UNKNOWN, libc::EIO),
             Error::NoSpace { .. } => (UNTORN_E_NO_SPACE, libc::ENOSPC),
             Error::Untrusted { .. } => (UNTORN_E_UNTRUSTED, libc::EPERM),
+            Error::NoMemory { .. } => (UNTORN_E_NO_MEMORY, libc::ENOMEM),
+            Error::RacingStore { .. } => (UNTORN_E_RACING_STORE, libc::EBUSY),
             Error::Forked => (UNTORN_E_FORKED, libc::ECHILD),
             Error::Closed => (UNTORN_E_BAD_HANDLE, libc::EBADF),
             Error::InTransaction { .. } => (UNTORN_E_IN_TRANSACTION, libc::EBUSY),

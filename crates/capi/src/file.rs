@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use untorn::{File, FileOptions, Store};
 
@@ -88,21 +88,24 @@ impl OpenFile {
     }
 }
 
-/// Makes one call on an open file.
-pub(crate) fn with_file<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
+/// Makes one call on an open file, which gets to know whether the handle is for reading only.
+pub(crate) fn with_open<R>(raw: *const untorn_file, call: impl FnOnce(&File, bool) -> Result<R>) -> Result<R> {
     let entry = handle::get::<OpenFile, _>(raw)?;
     let guard = entry.lock()?;
-    call(guard.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
+    call(guard.as_ref().ok_or_else(|| Failure::bad_handle("file"))?, entry.read_only)
+}
+
+/// Makes one call on an open file.
+pub(crate) fn with_file<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
+    with_open(raw, |file, _| call(file))
 }
 
 /// The same, for a call that changes the file.
 fn with_writable<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
-    let entry: Arc<OpenFile> = handle::get(raw)?;
-    if entry.read_only {
-        return Err(Failure { errno: libc::EBADF, ..Failure::invalid("the file was opened with UNTORN_RDONLY") });
-    }
-    let guard = entry.lock()?;
-    call(guard.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
+    with_open(raw, |file, read_only| match read_only {
+        true => Err(Failure { errno: libc::EBADF, ..Failure::invalid("the file was opened with UNTORN_RDONLY") }),
+        false => call(file),
+    })
 }
 
 /// Opens one file with a private store beside it, the directory `<path>.untorn`, made when missing.
@@ -162,10 +165,7 @@ pub unsafe extern "C" fn untorn_open_at(
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_dup(file: *const untorn_file) -> *mut untorn_file {
-    guard(null_mut(), || {
-        let read_only = handle::get::<OpenFile, _>(file)?.read_only;
-        with_file(file, |file| OpenFile::handle(file.duplicate()?, read_only))
-    })
+    guard(null_mut(), || with_open(file, |file, read_only| OpenFile::handle(file.duplicate()?, read_only)))
 }
 
 /// Closes the handle. Changes that were not committed are DISCARDED when the file's last handle

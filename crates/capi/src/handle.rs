@@ -23,6 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::{Failure, Result};
 use crate::file::OpenFile;
+use crate::map::OpenMap;
 use crate::txn::OpenTxn;
 
 const KIND_BITS: u32 = 4;
@@ -99,6 +100,8 @@ handles! {
     files: OpenFile = 0b0011 "file";
     txns: OpenTxn = 0b0101 "transaction";
     tickets: untorn::Ticket = 0b0111 "ticket";
+    heaps: untorn::Heap = 0b1011 "heap";
+    maps: OpenMap = 0b1001 "map";
 }
 
 /// This process's tables; a forked child gets new ones at its first call.

@@ -65,9 +65,19 @@ pub struct untorn_status {
     pub recovered_bytes: u64,
     /// 1 if recovery dropped a torn record, an unacknowledged commit, at the journal's end.
     pub recovered_torn_tail: u64,
+    /// Files that are mapped. How each of them is, the JSON says.
+    pub mapped_files: u64,
+    /// Bytes of mapped files that can be accessed.
+    pub mapped_bytes: u64,
+    /// Bytes of mapped pages that were stored to and not dropped: memory or swap.
+    pub mapped_private_bytes: u64,
+    /// Memory for copies of mapped pages that the next commits compare with, in bytes.
+    pub mapped_copies_bytes: u64,
+    /// Mapped files of which more is private than their `dirty_max` allows.
+    pub mapped_files_over: u64,
 }
 
-const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 18 * 8, "no padding");
+const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 23 * 8, "no padding");
 
 fn convert(status: &Status) -> untorn_status {
     let mut store_id = [0; UNTORN_STORE_ID_BYTES];
@@ -75,6 +85,7 @@ fn convert(status: &Status) -> untorn_status {
     for (to, &from) in store_id[..UNTORN_STORE_ID_BYTES - 1].iter_mut().zip(status.store_id.as_bytes()) {
         *to = from as c_char;
     }
+    let maps = &status.maps;
     untorn_status {
         size: size_of::<untorn_status>(),
         store_id,
@@ -103,6 +114,11 @@ fn convert(status: &Status) -> untorn_status {
         recovered_files: status.recovered.files,
         recovered_bytes: status.recovered.bytes,
         recovered_torn_tail: status.recovered.torn_tail.into(),
+        mapped_files: maps.len() as u64,
+        mapped_bytes: maps.iter().map(|map| map.mapped_bytes).sum(),
+        mapped_private_bytes: maps.iter().map(|map| map.private_bytes).sum(),
+        mapped_copies_bytes: maps.iter().map(|map| map.copies_bytes).sum(),
+        mapped_files_over: maps.iter().filter(|map| map.over).count() as u64,
     }
 }
 

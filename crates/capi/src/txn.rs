@@ -239,16 +239,16 @@ pub unsafe extern "C" fn untorn_syncv_async(files: *const *mut untorn_file, n: u
 ///
 /// # Safety
 /// `files` is NULL or points to `n` handles.
-unsafe fn with_files<R>(
+pub(crate) unsafe fn with_files<R>(
     files: *const *mut untorn_file,
     n: usize,
     call: impl FnOnce(&Store, &[&File]) -> Result<R>,
 ) -> Result<R> {
-    if files.is_null() {
-        return Err(Failure::null("the array of files"));
-    }
     if n == 0 || n > isize::MAX as usize / size_of::<*mut untorn_file>() {
         return Err(Failure::invalid(format!("a commit of {n} files")));
+    }
+    if files.is_null() {
+        return Err(Failure::null("the array of files"));
     }
     // SAFETY: not NULL, not longer than a slice may be; the rest is the caller's promise.
     let raw = unsafe { std::slice::from_raw_parts(files, n) };

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{STATIC_LIBS, build_library, cc, crate_dir, have, library_dir, output_of, run, skipped};
+use common::{STATIC_LIBS, build_library, cc, crate_dir, cxx, have, library_dir, output_of, run, skipped};
 
-const PROGRAMS: [&str; 6] = ["store", "file", "txn", "misuse", "threads", "crash"];
+const PROGRAMS: [&str; 10] = ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "wrapper", "heap"];
 
 /// Only definite leaks count: Rust's maps are reached by pointers into their middle.
 const VALGRIND: [&str; 7] = [
@@ -23,13 +23,19 @@ const VALGRIND: [&str; 7] = [
 ];
 
 fn source(program: &str) -> PathBuf {
-    crate_dir().join("tests/c").join(program).with_extension("c")
+    let extension = if ["wrapper", "heap"].contains(&program) { "cpp" } else { "c" };
+    crate_dir().join("tests/c").join(program).with_extension(extension)
+}
+
+/// The compiler for a source.
+fn compiler(source: &Path) -> Command {
+    if source.extension().is_some_and(|extension| extension == "cpp") { cxx() } else { cc() }
 }
 
 /// Links a program with `libuntorn.so`, found at run time where cargo built it.
 fn link_shared(source: &Path, to: &Path) {
     let libraries = library_dir();
-    let mut command = cc();
+    let mut command = compiler(source);
     command.arg(source).arg("-o").arg(to).arg("-L").arg(&libraries).arg("-luntorn");
     // The library answers to its SONAME, under which only an installation has it.
     let soname = to.with_file_name("libuntorn.so.0");
@@ -43,6 +49,9 @@ fn run_in_scratch(launcher: &[&str], program: &Path) {
     let mut words: Vec<&std::ffi::OsStr> = launcher.iter().map(std::ffi::OsStr::new).collect();
     words.push(program.as_os_str());
     let mut command = Command::new(words[0]);
+    if launcher.starts_with(&VALGRIND) {
+        command.env("UNDER_VALGRIND", "1");
+    }
     run(command.args(&words[1..]).arg(scratch.path()).env("UBSAN_OPTIONS", "halt_on_error=1:print_stacktrace=1"));
 }
 
@@ -50,7 +59,7 @@ fn run_in_scratch(launcher: &[&str], program: &Path) {
 fn every_program_of_the_directory_is_run() {
     let found = fs::read_dir(crate_dir().join("tests/c")).expect("tests/c");
     let mut found: Vec<_> = found.map(|entry| entry.expect("an entry").path()).collect();
-    found.retain(|path| path.extension().is_some_and(|extension| extension == "c"));
+    found.retain(|path| path.extension().is_some_and(|extension| extension != "h"));
     found.sort();
     let mut listed: Vec<_> = PROGRAMS.map(source).into();
     listed.sort();
@@ -78,6 +87,26 @@ fn file() {
 #[test]
 fn txn() {
     shared("txn");
+}
+
+#[test]
+fn map() {
+    shared("map");
+}
+
+#[test]
+fn posix() {
+    shared("posix");
+}
+
+#[test]
+fn wrapper() {
+    shared("wrapper");
+}
+
+#[test]
+fn heap() {
+    shared("heap");
 }
 
 #[test]
@@ -110,10 +139,10 @@ fn all_under_sanitizers() {
     }
     for program in PROGRAMS {
         let binary = build.path().join(program);
-        let mut command = cc();
+        let mut command = compiler(&source(program));
         command.args([sanitize, "-fno-sanitize-recover=all"]).arg(source(program)).arg("-o").arg(&binary);
         run(command.arg(library_dir().join("libuntorn.a")).args(STATIC_LIBS));
-        run_in_scratch(&[], &binary);
+        run_in_scratch(&["env", "BRIEF=1"], &binary);
     }
 }
 
@@ -130,7 +159,7 @@ fn all_under_valgrind() {
         let binary = directory.join(program);
         link_shared(&source(program), &binary);
         let mut launcher = VALGRIND.to_vec();
-        if program == "crash" {
+        if ["crash", "map", "posix"].contains(&program) {
             // A forked child leaves its parent's handles alone, which looks like a leak in the child.
             launcher.push("--leak-check=no");
         }
@@ -156,17 +185,76 @@ fn the_example_runs() {
     assert!(!nowhere.status.success() && !nowhere.stderr.is_empty());
 }
 
-/// Oldest C that has the types, and C++: the header alone must do.
+/// The tutorial's program before and after: both do their work; the second one, killed again and again,
+/// never loses a coin.
 #[test]
-fn the_header_is_c99_and_cpp() {
+fn the_tutorials_programs_run() {
+    build_library();
+    let build = tempfile::tempdir().expect("a build directory");
+    let example = |name: &str| crate_dir().join("../../examples/mmap").join(name).with_extension("c");
+    let binary = |name: &str| build.path().join(name);
+    run(Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .arg(example("before"))
+        .arg("-o")
+        .arg(binary("before")));
+    run(Command::new(binary("before")).arg(build.path().join("plain")).arg("2"));
+    link_shared(&example("after"), &binary("after"));
+    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
+    println!("UNTORN_TEST_SEED={seed}");
+    let file = build.path().join("coins");
+    for n in 0..40u64 {
+        let mut child = Command::new(binary("after")).arg(&file).arg("1000000").spawn().expect("the program");
+        let delay_us = (seed + n).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
+        std::thread::sleep(std::time::Duration::from_micros(delay_us));
+        child.kill().expect("a child to kill");
+        let ended = child.wait().expect("its end");
+        assert_eq!(ended.code(), None, "it ended by itself: {ended}");
+    }
+    for _ in 0..2 {
+        let out = output_of(Command::new(binary("after")).arg(&file).arg("60"));
+        assert!(out == "0 coins\n" || out == "100000 coins\n", "{out}");
+    }
+    let plain = fs::read(&file).expect("the file, which is plain again");
+    let coins: i64 = plain.chunks_exact(8).map(|coins| i64::from_ne_bytes(coins.try_into().expect("8 bytes"))).sum();
+    assert_eq!((plain.len(), coins), (8000, 100_000));
+}
+
+/// Oldest C that has the types, and C++: the headers alone must do.
+#[test]
+fn the_headers_are_c99_and_cpp() {
     let build = tempfile::tempdir().expect("a build directory");
     let source = build.path().join("includes.c");
-    fs::write(&source, "#include <untorn.h>\nint main(void) { return untorn_size(0) == -1 ? 0 : 1; }\n")
-        .expect("a source");
+    let text =
+        "#include <untorn_posix.h>\n#include <untorn.h>\nint main(void) { return untorn_size(0) == -1 ? 0 : 1; }\n";
+    fs::write(&source, text).expect("a source");
     let include = crate_dir().join("../../include");
     let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"];
     output_of(Command::new("cc").args(["-std=c99"]).args(warnings).arg(&include).arg(&source));
-    if have("c++") {
-        run(Command::new("c++").args(["-std=c++17", "-x", "c++"]).args(warnings).arg(&include).arg(&source));
+    run(Command::new("c++").args(["-std=c++17", "-x", "c++"]).args(warnings).arg(&include).arg(&source));
+}
+
+/// What system headers do to the names of these calls must not keep them from being renamed.
+#[test]
+fn calls_are_renamed_whatever_the_system_headers_do() {
+    let build = tempfile::tempdir().expect("a build directory");
+    let object = build.path().join("posix.o");
+    for macros in [&["-D_FILE_OFFSET_BITS=64"][..], &["-O2", "-D_FORTIFY_SOURCE=2"], &["-D_LARGEFILE64_SOURCE"]] {
+        run(cc().args(macros).arg("-c").arg(source("posix")).arg("-o").arg(&object));
+        let names = output_of(Command::new("nm").arg("--undefined-only").arg(&object));
+        let names: Vec<&str> = names.split_whitespace().filter(|name| *name != "U").collect();
+        let calls =
+            ["open", "read", "pread", "write", "close", "lseek", "ftruncate", "fstat", "fsync", "mmap", "msync"];
+        for call in calls {
+            for name in [call.to_owned(), format!("{call}64"), format!("__{call}_chk"), format!("__{call}_alias")] {
+                assert!(!names.contains(&name.as_str()), "{name} is called with {macros:?}");
+            }
+        }
+        assert!(names.contains(&"untorn_mmap") && names.contains(&"untorn_fd_open"), "{names:?}");
     }
+    // Too late is an error, not a silence.
+    let late = build.path().join("late.c");
+    fs::write(&late, "#include <unistd.h>\n#include <untorn_posix.h>\n").expect("a source");
+    let refused = cc().args(["-D_FILE_OFFSET_BITS=64", "-fsyntax-only"]).arg(&late).output().expect("cc");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("before any system header"), "{refused:?}");
 }

@@ -9,7 +9,8 @@ use std::process::Command;
 use common::{build_library, crate_dir, library_dir, output_of};
 
 /// In the order in which the header should introduce things.
-const SOURCES: [&str; 7] = ["error.rs", "options.rs", "status.rs", "store.rs", "file.rs", "ticket.rs", "txn.rs"];
+const SOURCES: [&str; 9] =
+    ["error.rs", "options.rs", "status.rs", "store.rs", "file.rs", "ticket.rs", "txn.rs", "map.rs", "heap.rs"];
 
 fn generated() -> String {
     let config = cbindgen::Config::from_file(crate_dir().join("cbindgen.toml")).expect("cbindgen.toml");
@@ -76,9 +77,16 @@ fn the_header_is_in_step_with_the_sources() {
     );
 }
 
-/// The functions that the header declares, each with whether a comment stands right above it.
+/// The functions that the generated header declares, each with whether a comment stands right above it.
 fn declared() -> Vec<(String, bool)> {
-    let header = generated();
+    declared_in(&generated())
+}
+
+fn posix_header() -> String {
+    fs::read_to_string(crate_dir().join("../../include/untorn_posix.h")).expect("include/untorn_posix.h")
+}
+
+fn declared_in(header: &str) -> Vec<(String, bool)> {
     let mut documented = false;
     let mut functions = Vec::new();
     for line in header.lines() {
@@ -102,6 +110,21 @@ fn every_function_is_documented() {
     assert!(bare.is_empty(), "without a comment: {bare:?}");
 }
 
+/// Each renamed call goes to a function that the header declares, and each of these, but for what POSIX
+/// has no call for, takes a call's place.
+#[test]
+fn the_posix_header_renames_to_what_it_declares() {
+    let header = posix_header();
+    let renamed = header.lines().filter_map(|line| line.strip_prefix("#pragma redefine_extname "));
+    let targets: BTreeSet<String> = renamed.map(|rest| rest.split(' ').nth(1).expect("two names").to_owned()).collect();
+    assert!(targets.len() > 20, "{targets:?}");
+    let (before, after) = header.split_once("What POSIX has no call for").expect("two lists");
+    let names = |text| declared_in(text).into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>();
+    assert_eq!(names(before), targets);
+    assert_eq!(names(after).intersection(&targets).count(), 0);
+    assert!(names(after).len() > 3);
+}
+
 /// Names of the functions and data that `nm` shows as defined and global.
 fn exported(nm_arguments: &[&str], library: &str) -> BTreeSet<String> {
     let text = output_of(Command::new("nm").args(nm_arguments).arg(library_dir().join(library)));
@@ -111,7 +134,8 @@ fn exported(nm_arguments: &[&str], library: &str) -> BTreeSet<String> {
 #[test]
 fn the_libraries_export_exactly_the_documented_functions() {
     build_library();
-    let documented: BTreeSet<_> = declared().into_iter().map(|(name, _)| name).collect();
+    let both = declared().into_iter().chain(declared_in(&posix_header()));
+    let documented: BTreeSet<_> = both.map(|(name, _)| name).collect();
     let shared = exported(&["--dynamic", "--defined-only"], "libuntorn.so");
     assert_eq!(shared, documented);
     // A static archive shows all of Rust's names, but nothing else of ours.

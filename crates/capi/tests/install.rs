@@ -105,6 +105,9 @@ fn destdir_stages_and_everybody_may_read() {
     let version = env!("CARGO_PKG_VERSION");
     let expected = [
         ("include/untorn.h".to_owned(), 0o644),
+        ("include/untorn.hpp".to_owned(), 0o644),
+        ("include/untorn_heap.hpp".to_owned(), 0o644),
+        ("include/untorn_posix.h".to_owned(), 0o644),
         (format!("lib/libuntorn.so.{version}"), 0o755),
         ("lib/libuntorn.a".to_owned(), 0o644),
         ("lib/pkgconfig/untorn.pc".to_owned(), 0o644),

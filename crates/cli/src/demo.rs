@@ -1,7 +1,8 @@
 //! `untorn demo`: kills a program a few hundred times while it updates two files, and counts the torn
-//! states that it leaves; with plain system calls, and with Untorn.
+//! states that it leaves; with plain system calls and with Untorn, written by calls and mapped.
 
 pub mod child;
+mod mapped;
 mod medium;
 mod records;
 mod source;
@@ -12,7 +13,6 @@ use crate::table::{bytes, table};
 use child::{Ack, Keeper};
 use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
-use medium::{Managed, Medium, Plain};
 use records::{Records, verify};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ pub struct Demo {
     /// Text for the records: a file or a directory. Default: this machine's package database.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: Option<PathBuf>,
-    /// How often to kill, for each of the two.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    /// How often to kill, for each of the four.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     kills: u64,
     /// For the same sequence of updates and pauses.
     #[arg(long)]
@@ -61,12 +61,12 @@ impl Demo {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
         let (source, texts) = source::texts(self.path.as_deref())?;
         let work = Work::new(self.dir.as_deref())?;
-        let result = self.both(&work, &texts, &source, seed);
+        let result = self.all(&work, &texts, &source, seed);
         work.wait_if_interrupted();
         result
     }
 
-    fn both(&self, work: &Work, texts: &[Vec<u8>], source: &Path, seed: u64) -> Result<Answer, Failure> {
+    fn all(&self, work: &Work, texts: &[Vec<u8>], source: &Path, seed: u64) -> Result<Answer, Failure> {
         source::save(&work.texts(), texts)?;
         let size = bytes(texts.iter().map(|t| t.len() as u64).sum());
         eprintln!(
@@ -79,10 +79,12 @@ impl Demo {
             records::RECORDS_PER_UPDATE
         );
         eprintln!("Working in {}; seed {seed}\n", work.describe());
-        let plain = self.torture(Keeper::Plain, work, texts, seed)?;
-        let untorn = self.torture(Keeper::Untorn, work, texts, seed)?;
-        let failed = untorn.torn + untorn.lost > 0;
-        Ok(Answer::text(report(&plain, &untorn, seed)).code(u8::from(failed)))
+        let mut tallies = Vec::new();
+        for keeper in Keeper::ALL {
+            tallies.push((keeper, self.torture(keeper, work, texts, seed)?));
+        }
+        let failed = tallies.iter().any(|(keeper, tally)| keeper.is_atomic() && tally.torn + tally.lost > 0);
+        Ok(Answer::text(report(&tallies, seed)).code(u8::from(failed)))
     }
 
     /// Kills, reopens, verifies, again and again.
@@ -123,21 +125,10 @@ impl Tally {
         self.updates += acks.len() as u64;
         self.update_ns.extend(acks.iter().map(|ack| ack.took_ns));
         let started = Instant::now();
-        let mut opened = || self.reopen_ns.push(started.elapsed().as_nanos() as u64);
-        let found = match keeper {
-            Keeper::Plain => {
-                let medium = Plain::open(dir)?;
-                opened();
-                verify(&medium)?
-            }
-            Keeper::Untorn => {
-                let medium = Managed::open(dir)?;
-                opened();
-                let found = verify(&medium)?;
-                medium.close()?;
-                found
-            }
-        };
+        let medium = keeper.open(dir)?;
+        self.reopen_ns.push(started.elapsed().as_nanos() as u64);
+        let found = verify(&*medium)?;
+        medium.close()?;
         match found {
             Ok(generation) => self.lost += u64::from(acks.last().is_some_and(|ack| generation < ack.generation)),
             Err(torn) => {
@@ -151,24 +142,16 @@ impl Tally {
 }
 
 fn build(keeper: Keeper, dir: &Path, texts: &[Vec<u8>]) -> Result<(), Failure> {
-    fn first(mut medium: impl Medium, texts: &[Vec<u8>]) -> Result<(), Failure> {
-        Records::build(&mut medium, texts)?;
-        medium.commit()
-    }
-    match keeper {
-        Keeper::Plain => first(Plain::open(dir)?, texts),
-        Keeper::Untorn => first(Managed::open(dir)?, texts),
-    }
+    let mut medium = keeper.open(dir)?;
+    Records::build(&mut *medium, texts)?;
+    medium.commit()?;
+    medium.close()
 }
 
 fn bar(keeper: Keeper, kills: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{prefix:>8} {wide_bar} {pos}/{len} kills, {msg}")
+    let style = ProgressStyle::with_template("{prefix:>18} {wide_bar} {pos}/{len} kills, {msg}")
         .expect("the template is a constant");
-    let name = match keeper {
-        Keeper::Plain => "plain",
-        Keeper::Untorn => "Untorn",
-    };
-    ProgressBar::new(kills).with_style(style).with_prefix(name).with_message("0 torn")
+    ProgressBar::new(kills).with_style(style).with_prefix(keeper.describe()).with_message("0 torn")
 }
 
 /// The median of durations, in the unit that people would choose.
@@ -183,10 +166,13 @@ fn median(mut ns: Vec<u64>) -> String {
     }
 }
 
-fn report(plain: &Tally, untorn: &Tally, seed: u64) -> String {
-    let row = |name: &str, value: &dyn Fn(&Tally) -> String| vec![name.to_owned(), value(plain), value(untorn)];
+fn report(tallies: &[(Keeper, Tally)], seed: u64) -> String {
+    let row = |name: &str, value: &dyn Fn(&Tally) -> String| {
+        std::iter::once(name.to_owned()).chain(tallies.iter().map(|(_, tally)| value(tally))).collect()
+    };
+    let heads = tallies.iter().map(|(keeper, _)| keeper.describe().to_owned());
     let rows = [
-        ["", "pwrite + fdatasync", "Untorn"].map(str::to_owned).to_vec(),
+        std::iter::once(String::new()).chain(heads).collect(),
         row("times killed", &|t| t.kills.to_string()),
         row("torn states found", &|t| t.torn.to_string()),
         row("acknowledged updates lost", &|t| t.lost.to_string()),
@@ -195,18 +181,26 @@ fn report(plain: &Tally, untorn: &Tally, seed: u64) -> String {
         row("time to reopen after a kill, recovery included (median)", &|t| median(t.reopen_ns.clone())),
     ];
     let mut text = format!("\n{}\n", table(&rows));
-    text += &match &plain.first_torn {
-        Some(torn) => format!("  pwrite + fdatasync, for instance: {torn}\n"),
-        None => "  pwrite + fdatasync was lucky this time: try more --kills\n".to_owned(),
-    };
-    if untorn.torn + untorn.lost == 0 {
-        text += "  Untorn: after every kill the last acknowledged update, or the one in flight, whole\n";
-    }
-    if let Some(torn) = &untorn.first_torn {
-        text += &format!("  UNTORN FAILED: {torn}; please report this with `--seed {seed}`\n");
-    }
-    if untorn.lost > 0 {
-        text += &format!("  UNTORN LOST acknowledged updates; please report this with `--seed {seed}`\n");
+    for (keeper, tally) in tallies {
+        let name = keeper.describe();
+        match &tally.first_torn {
+            Some(torn) if keeper.is_atomic() => {
+                text += &format!("  {} FAILED: {torn}; please report this with `--seed {seed}`\n", name.to_uppercase());
+            }
+            Some(torn) => text += &format!("  {name}, for instance: {torn}\n"),
+            None if keeper.is_atomic() && tally.lost == 0 => {
+                text +=
+                    &format!("  {name}: after every kill the last acknowledged update, or the one in flight, whole\n");
+            }
+            None if keeper.is_atomic() => {}
+            None => text += &format!("  {name} was lucky this time: try more --kills\n"),
+        }
+        if keeper.is_atomic() && tally.lost > 0 {
+            text += &format!(
+                "  {} LOST acknowledged updates; please report this with `--seed {seed}`\n",
+                name.to_uppercase()
+            );
+        }
     }
     text
 }

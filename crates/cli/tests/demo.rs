@@ -13,7 +13,7 @@ fn untorn_is_never_torn_and_nothing_is_left() {
     let text: String = (0..400).map(|n| format!("Package: p{n}\nStatus: {}\n\n", "ok ".repeat(n))).collect();
     std::fs::write(&input, text).unwrap();
     let run: Run = untorn()
-        .args(["demo", "--kills", "40", "--seed", "7", "--dir"])
+        .args(["demo", "--kills", "30", "--seed", "7", "--dir"])
         .args([dir.path(), &input])
         .output()
         .unwrap()
@@ -24,9 +24,9 @@ fn untorn_is_never_torn_and_nothing_is_left() {
         let line = out.lines().find(|l| l.contains(name)).unwrap_or_else(|| panic!("{name} in {out}"));
         line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
     };
-    assert_eq!(cells("times killed"), [40, 40]);
-    assert_eq!(cells("torn states found")[1], 0);
-    assert_eq!(cells("acknowledged updates lost"), [0, 0]);
+    assert_eq!(cells("times killed"), [30; 4]);
+    assert_eq!([1, 3].map(|untorn| cells("torn states found")[untorn]), [0, 0]);
+    assert_eq!(cells("acknowledged updates lost"), [0; 4]);
     // The first child of each is left to make so many; what the others manage depends on the disk.
     assert!(cells("updates made").iter().all(|&n| n >= 12), "{out}");
     let times = out.lines().filter(|l| l.contains("(median)") && (l.contains(" µs") || l.contains(" ms")));

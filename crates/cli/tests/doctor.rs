@@ -29,7 +29,9 @@ fn promise<'r>(report: &'r Value, failure: &str, class: &str) -> &'r str {
 fn an_ordinary_directory_is_usable_and_left_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let text = run(&["doctor"], dir.path()).ok();
-    for part in ["the power is cut", "why not more", "free space", "attributes", "openat2", "flush"] {
+    for part in
+        ["the power is cut", "why not more", "free space", "attributes", "openat2", "flush", "mappings", "memory"]
+    {
         assert!(text.contains(part), "{part} in {text}");
     }
     let report = report(dir.path());

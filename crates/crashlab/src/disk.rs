@@ -11,6 +11,7 @@
 //! - any call fails, is interrupted, or does less than asked; the disk is full, also for overwriting;
 //! - a writeback fails: one sync tells it, the next says OK, and the old data comes back later;
 //! - what one process wrote into the cache is not on the device, though every reader sees it;
+//! - a truncation takes pages out of a private mapping, those that were stored to included;
 //! - inode numbers are reused at once; other programs write, move, copy and remove files.
 //!
 //! Not modelled: old data of other files in the holes of a file; a device that loses what it said was flushed, or returns other bytes than it
@@ -20,6 +21,7 @@
 
 use crate::cut::{Cut, Outcome, Snapshot};
 use crate::image::Slot;
+use crate::mapping::Mapped;
 use crate::options::{Call, Failed, Fault, Options, What};
 use crate::process::SimProcess;
 use crate::state::{State, errno};
@@ -43,6 +45,8 @@ pub(crate) struct Machine {
     /// Open files: by handle, the inode and the life of the process.
     open: BTreeMap<u64, (Slot, Arc<AtomicBool>)>,
     pub locks: BTreeMap<(Slot, Lock), u64>,
+    /// Mappings, by the handle that each has of its file.
+    pub maps: BTreeMap<u64, Mapped>,
     next_handle: u64,
     /// Failed writebacks, per file and in all.
     pub failures: BTreeMap<Slot, u64>,
@@ -51,6 +55,8 @@ pub(crate) struct Machine {
     calls: u64,
     crash_at: u64,
     faults: Vec<Fault>,
+    /// Stores of another thread: before which call, where, what.
+    races: Vec<(u64, usize, Vec<u8>)>,
     syncs: Vec<u64>,
     pub counters: Counters,
     snapshots: Option<Vec<Snapshot>>,
@@ -86,6 +92,7 @@ impl Shared {
             return Err(io::Error::other("the machine is off"));
         }
         machine.calls += 1;
+        machine.race(number);
         if call.changes() && machine.snapshots.is_some() {
             let snapshot = Snapshot::new(machine.state.clone(), number);
             machine.snapshots.iter_mut().for_each(|kept| kept.push(snapshot.clone()));
@@ -123,6 +130,13 @@ impl Machine {
         found
     }
 
+    fn race(&mut self, call: u64) {
+        for (_, address, bytes) in self.races.extract_if(.., |(at, ..)| *at == call).collect::<Vec<_>>() {
+            // Where the page is gone by then, the thread got a signal.
+            let _ = self.access(address, |mapped, inode, offset| mapped.store(inode, offset, &bytes));
+        }
+    }
+
     /// A writeback fails; whoever has the file open learns it at the next sync.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         match slot {
@@ -149,6 +163,7 @@ impl Machine {
     pub fn close(&mut self, handle: u64) {
         if let Some((slot, _)) = self.open.remove(&handle) {
             self.locks.retain(|_, holder| *holder != handle);
+            self.maps.remove(&handle);
             self.unnamed(slot);
         }
     }
@@ -158,6 +173,13 @@ impl Machine {
         if !self.open.values().any(|(open, _)| *open == slot) {
             self.state.reap(slot);
         }
+    }
+
+    /// `ftruncate`, which reaches into mappings.
+    pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
+        self.state.set_len(slot, to)?;
+        self.maps.values_mut().for_each(|mapped| mapped.cut(slot, to));
+        Ok(())
     }
 
     /// Ends one process: its files close now, not when their handles are dropped.
@@ -193,6 +215,7 @@ impl SimDisk {
             state,
             open: BTreeMap::new(),
             locks: BTreeMap::new(),
+            maps: BTreeMap::new(),
             next_handle: 0,
             failures: BTreeMap::new(),
             all_failures: 0,
@@ -200,6 +223,7 @@ impl SimDisk {
             calls: 0,
             crash_at: u64::MAX,
             faults: Vec::new(),
+            races: Vec::new(),
             syncs: vec![0; STEPS.len()],
             counters: Counters::default(),
             snapshots: None,
@@ -311,6 +335,11 @@ impl SimDisk {
     /// Plans a fault.
     pub fn fail(&self, fault: Fault) {
         self.machine().faults.push(fault);
+    }
+
+    /// Plans a store by another thread, right before this call.
+    pub fn store_at(&self, call: u64, address: *const u8, bytes: &[u8]) {
+        self.machine().races.push((call, address as usize, bytes.to_vec()));
     }
 
     /// Forgets planned faults.

@@ -446,6 +446,9 @@ fn context_of(judge: &Judge<'_>, mark: u64) -> u64 {
     hasher.finish()
 }
 
+/// What [`again`] says of a crash before a call that is never made.
+pub const NO_SUCH_CALL: &str = "the program ends before the crash";
+
 /// Does one case over again, telling call by call what happens, and says what is wrong with it.
 pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     let trace = |disk: &SimDisk, title: &str| {
@@ -470,7 +473,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     while let Some(trouble) = troubles.next() {
         let judge = Judge { setup: &case.setup, reference: &runner.reference, again: files.as_ref() };
         if let Trouble::Crash(call, how) = trouble {
-            let moment = moments.iter().find(|m| m.call() == call).ok_or(format!("there is no call {call}"))?;
+            let moment = moments.iter().find(|m| m.call() == call).ok_or(NO_SUCH_CALL)?;
             tell(&format!("crash before call {call}: {trouble}; not durable: {:#?}", moment.describe()));
             power |= how != How::Killed;
             (disk, class, mark) = (crash(moment, how), class_after(moment), moment.mark());

@@ -2,21 +2,27 @@
 //! traits ([`untorn_os::Storage`], [`untorn_os::File`]) as the real one.
 
 mod cut;
+pub mod device;
 mod disk;
 mod effect;
 pub mod enumerate;
 mod image;
 mod judge;
+mod mapped;
+mod mapping;
 pub mod model;
 mod names;
 mod options;
 mod outside;
 mod process;
 pub mod program;
+pub mod replay;
 mod run;
+pub mod scenes;
 mod stage;
 mod state;
 mod sync;
+pub mod workloads;
 
 pub use cut::{Cut, Outcome, Snapshot};
 pub use disk::SimDisk;

@@ -146,6 +146,20 @@ impl Model {
     pub fn committed_at(&self, name: &Path) -> Option<Node> {
         self.committed().remove(name)
     }
+
+    /// What a name held before it got what is committed now.
+    pub fn held_before(&self, name: &Path) -> Option<Node> {
+        let now = self.committed_at(name);
+        let mut at = self.newest;
+        while at > 0 {
+            at = self.commits[at].parent;
+            let node = self.state(at).remove(name);
+            if node.is_some() && node != now {
+                return node;
+            }
+        }
+        None
+    }
 }
 
 /// The numbers in a set of allowed commits.

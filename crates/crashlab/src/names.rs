@@ -41,6 +41,7 @@ impl Runner<'_> {
         let number = self.submit(changes.clone());
         if self.answer(number, txn.commit())? {
             changes.iter().for_each(|change| change.apply(&mut self.reference.now));
+            self.follow_mapped(&changes);
         }
         Ok(())
     }
@@ -130,7 +131,7 @@ pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> 
     Ok(())
 }
 
-fn difference(expected: &[u8], found: &[u8]) -> String {
+pub(crate) fn difference(expected: &[u8], found: &[u8]) -> String {
     let at = expected.iter().zip(found).position(|(a, b)| a != b);
     let at = at.unwrap_or(expected.len().min(found.len()));
     let byte = |bytes: &[u8]| bytes.get(at).map_or("the end".to_owned(), |b| format!("{b:#04x}"));

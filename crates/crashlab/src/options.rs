@@ -104,13 +104,15 @@ pub enum Call {
     Attribute,
     /// Any sync; the step is told, too.
     Sync(Step),
+    /// Maps a file, loads and stores, shows and drops pages.
+    Map,
     /// Opens, looks, lists, locks, asks.
     Look,
 }
 
 impl Call {
     pub(crate) fn changes(self) -> bool {
-        !matches!(self, Call::Read | Call::Look)
+        !matches!(self, Call::Read | Call::Map | Call::Look)
     }
 }
 

@@ -39,8 +39,8 @@ impl SimDisk {
             }
             Err(e) => return Err(e),
         };
-        state.set_len(slot, contents.len() as u64)?;
-        write_whole(state, slot, contents)
+        machine.set_len(slot, contents.len() as u64)?;
+        write_whole(&mut machine.state, slot, contents)
     }
 
     /// Writes a part of a file in place.

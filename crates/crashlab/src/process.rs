@@ -2,6 +2,7 @@
 
 use crate::disk::{Lock, Machine, Shared};
 use crate::image::{Body, Inode, Slot};
+use crate::mapping::SimMapping;
 use crate::options::{Call, Failed, What};
 use crate::state::{State, errno};
 use std::ffi::OsString;
@@ -9,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use untorn_os::{Counters, File, Meta, Open, Space, Step, Storage};
+use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
 
 /// A process, and the storage it sees.
 pub struct SimProcess {
@@ -262,13 +263,13 @@ impl SimFile {
         &self,
         call: Call,
         describe: impl FnOnce() -> String,
-        act: impl FnOnce(&mut State) -> io::Result<T>,
+        act: impl FnOnce(&mut Machine) -> io::Result<T>,
     ) -> io::Result<T> {
         self.call(call, describe, |machine, _| {
             if !self.write {
                 return Err(errno(libc::EBADF));
             }
-            act(&mut machine.state)
+            act(machine)
         })
     }
 
@@ -349,16 +350,16 @@ impl File for SimFile {
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
-        self.change(Call::Size, || format!("set_len {size}"), |state| state.set_len(self.slot, size))
+        self.change(Call::Size, || format!("set_len {size}"), |machine| machine.set_len(self.slot, size))
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         let describe = || format!("allocate {offset}+{len}");
-        self.change(Call::Size, describe, |state| state.allocate(self.slot, offset, len))
+        self.change(Call::Size, describe, |machine| machine.state.allocate(self.slot, offset, len))
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.change(Call::Size, || format!("zero {offset}+{len}"), |state| state.zero(self.slot, offset, len))
+        self.change(Call::Size, || format!("zero {offset}+{len}"), |machine| machine.state.zero(self.slot, offset, len))
     }
 
     fn sync_data(&self, step: Step) -> io::Result<()> {
@@ -427,6 +428,10 @@ impl File for SimFile {
 
     fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
+        SimMapping::open(&self.shared, &self.alive, &self.path, self.slot, request)
     }
 }
 

@@ -80,11 +80,58 @@ alphabet! { OPERATIONS:
     Many = "many",
     /// The process is killed, somebody moves `a` away, open again: `a` is quarantined; moved back, open again.
     Away = "away",
+    /// `a` is mapped, as every operation below does first if nothing is.
+    Map = "map",
+    /// The map ends; what was stored stays, uncommitted.
+    Unmap = "unmap",
+    /// 5 bytes within a line are stored; `msync`.
+    Line = "line",
+    /// 100 bytes across lines are stored; `msync`.
+    Lines = "lines",
+    /// 20 bytes across the first page boundary are stored; `msync`.
+    Pages = "pages",
+    /// 12 bytes are stored across the end of the file; `msync`.
+    End = "end",
+    /// 200 bytes across the first page boundary are stored, not committed.
+    Poke = "poke",
+    /// What the file held before the last commit that changed it is stored; `msync`.
+    Back = "back",
+    /// 70 bytes are stored; asynchronous `msync`, nobody waits.
+    Later = "later",
+    /// The mapped file is rolled back.
+    Undo = "undo",
+    /// The mapped file down by 3000 bytes and up again; `msync`.
+    Dip = "dip",
+    /// The mapped file up by 5000 bytes, and bytes stored at its new end; not committed.
+    Stretch = "stretch",
+    /// The mapped file down by 2500 bytes, not committed.
+    Clip = "clip",
+    /// Transaction: bytes stored to the mapped file and written to a plain one.
+    Txn = "txn",
+    /// The same, aborted.
+    Abort = "abort",
+    /// The mapped file gives its memory back.
+    Quiesce = "quiesce",
 }
 
-/// The operations that every program is made of. The others take many files or somebody else.
+impl Op {
+    /// Something that only a mapped file has.
+    pub fn is_of_maps(self) -> bool {
+        self as usize >= Op::Map as usize
+    }
+}
+
+/// The operations that every program is made of. The others take many files, somebody else, or a map.
 pub fn alphabet() -> impl Iterator<Item = Op> + Clone {
-    OPERATIONS.iter().map(|(op, _)| *op).filter(|op| !matches!(op, Op::Many | Op::Away))
+    let plain = |op: &Op| !matches!(op, Op::Many | Op::Away) && !op.is_of_maps();
+    OPERATIONS.iter().map(|(op, _)| *op).filter(plain)
+}
+
+/// The operations of programs with a mapped file: those of maps, and what may meet them.
+pub fn mapped_alphabet() -> impl Iterator<Item = Op> + Clone {
+    use Op::{Apply, Both, Close, Cut, Dirty, Empty, Grow, Kill, One, Retire, Shrink, Swap, Zero};
+    let others = [Apply, Both, Close, Cut, Dirty, Empty, Grow, Kill, One, Retire, Shrink, Swap, Zero];
+    OPERATIONS.iter().map(|(op, _)| *op).filter(move |op| op.is_of_maps() || others.contains(op))
 }
 
 /// Where a program starts.

@@ -2,6 +2,7 @@
 
 use crate::cut::Snapshot;
 use crate::disk::SimDisk;
+use crate::mapped::Mapped;
 use crate::model::{Change, Changes, Files, Model as Reference, Node};
 use crate::names::mixture;
 use crate::process::SimProcess;
@@ -78,8 +79,8 @@ impl Drop for KillOnDrop {
 
 /// A program on its way.
 pub(crate) struct Runner<'d> {
-    disk: &'d SimDisk,
-    setup: &'d Setup,
+    pub disk: &'d SimDisk,
+    pub setup: &'d Setup,
     pub reference: Reference,
     class: FailureClass,
     exposed: bool,
@@ -87,10 +88,12 @@ pub(crate) struct Runner<'d> {
     /// A fault is planned: errors are to be expected.
     pub faults: bool,
     /// An error was seen.
-    troubled: bool,
+    pub troubled: bool,
     pub serial: usize,
     pub handles: Vec<File>,
-    tickets: Vec<(Ticket, usize)>,
+    pub tickets: Vec<(Ticket, usize)>,
+    /// The file that is mapped, if one is.
+    pub mapped: Option<Mapped>,
     /// The moments of the last operation, or of the whole program if a fault is planned.
     pub snapshots: Vec<Snapshot>,
     /// The last operation did something.
@@ -112,6 +115,7 @@ impl<'d> Runner<'d> {
             serial: 0,
             handles: Vec::new(),
             tickets: Vec::new(),
+            mapped: None,
             snapshots: Vec::new(),
             moved: false,
         }
@@ -146,7 +150,11 @@ impl<'d> Runner<'d> {
                 }
             }
             let end = self.session(&store, ops, &mut at)?;
+            if matches!(end, End::Killed | End::Away) {
+                guard.0.kill();
+            }
             if !matches!(end, End::Finished) {
+                self.mapped = None;
                 self.handles.clear();
             }
             match end {
@@ -160,10 +168,7 @@ impl<'d> Runner<'d> {
                     self.class = next;
                 }
                 End::Killed => {}
-                End::Away => {
-                    drop(guard);
-                    self.while_away()?;
-                }
+                End::Away => self.while_away()?,
                 End::Finished => {
                     self.snapshots = self.disk.recorded();
                     self.disk.clear_faults();
@@ -184,7 +189,9 @@ impl<'d> Runner<'d> {
             if last && !self.faults {
                 self.disk.record();
             }
-            let before = (self.reference.now.clone(), self.reference.allowed(), stage_number(&stage));
+            let state =
+                |runner: &Self, stage: &_| (runner.reference.allowed(), stage_number(stage), runner.mapped.is_some());
+            let before = (self.reference.now.clone(), state(self, &stage));
             match op {
                 Op::Close => return Ok(End::Closed(self.class)),
                 Op::Other => return Ok(End::Closed(other(self.class))),
@@ -200,14 +207,14 @@ impl<'d> Runner<'d> {
                 }
                 op => {
                     // A commit that finds the journal full waits for the checkpoint that is under way.
-                    if stage.is_some() && self.room_bytes(store) < ROOM_BYTES_MIN {
+                    if stage.is_some() && (self.room_bytes(store) < ROOM_BYTES_MIN || self.may_checkpoint(*op)) {
                         self.advance(store, &mut stage, 3)?;
                     }
                     self.operate(store, *op)?;
                 }
             }
-            let after = (&self.reference.now, self.reference.allowed(), stage_number(&stage));
-            self.moved = last && (&before.0, before.1, before.2) != after;
+            self.compare_memory()?;
+            self.moved = last && (&before.0, before.1) != (&self.reference.now, state(self, &stage));
             *at += 1;
         }
         Ok(End::Finished)
@@ -366,6 +373,7 @@ impl<'d> Runner<'d> {
             Op::Group => self.group(store),
             Op::Rollback => self.rollback(store),
             Op::Many => self.many(store),
+            op if op.is_of_maps() => self.on_mapped(store, op),
             op => self.names(store, op),
         }?;
         self.answers_if_written(op)
@@ -373,11 +381,13 @@ impl<'d> Runner<'d> {
 
     /// After a commit that somebody waited for, the ones before it have their answers.
     fn answers_if_written(&mut self, op: Op) -> Step<()> {
-        if matches!(op, Op::Async | Op::Dirty) { Ok(()) } else { self.answers() }
+        let waits = matches!(op, Op::Async | Op::Dirty | Op::Later | Op::Poke | Op::Undo | Op::Abort)
+            || matches!(op, Op::Map | Op::Unmap | Op::Stretch | Op::Clip);
+        if waits { Ok(()) } else { self.answers() }
     }
 
     /// The handle of a file; the file is made, as a commit of its own, if there is none.
-    fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
+    pub fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
         let path = Path::new(name);
         if self.reference.now.contains_key(path) {
             return match store.file(name) {
@@ -452,7 +462,7 @@ impl<'d> Runner<'d> {
         Ok(true)
     }
 
-    fn forget_changes(&mut self, name: &str) {
+    pub fn forget_changes(&mut self, name: &str) {
         let path = Path::new(name);
         match self.reference.committed_at(path) {
             Some(node) => drop(self.reference.now.insert(path.to_owned(), node)),
@@ -468,7 +478,7 @@ impl<'d> Runner<'d> {
     }
 
     /// What a commit of these files changes.
-    fn changes_of(&self, names: &[String]) -> Changes {
+    pub fn changes_of(&self, names: &[String]) -> Changes {
         let node = |name: &String| self.reference.now.get(Path::new(name)).cloned();
         names.iter().filter_map(|name| Some(Change::Set(name.into(), node(name)?))).collect()
     }

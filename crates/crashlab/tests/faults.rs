@@ -64,3 +64,18 @@ fn both_classes() {
 fn many_files() {
     survives("closed,posix,sector,tight,direct", &[Op::Many, Op::Retire, Op::Many, Op::Kill]);
 }
+
+#[test]
+fn mapped_files() {
+    use Op::{
+        Abort, Apply, Back, Clip, Cut, Dip, End, Grow, Later, Line, Map, Pages, Poke, Quiesce, Stretch, Txn, Undo,
+    };
+    let ops =
+        [Map, Line, Poke, Pages, Cut, Back, Apply, Stretch, Undo, Quiesce, Txn, Poke, Abort, Op::Unmap, Later, End];
+    survives("closed,posix,sector,tight,direct", &ops);
+    survives("pending,ext4,sector,roomy,buffered", &ops);
+    survives(
+        "closed,xfs,garbage,growing,buffered",
+        &[Map, Dip, Clip, Line, Grow, Cut, Op::Shrink, Quiesce, Stretch, Pages],
+    );
+}

@@ -44,6 +44,8 @@ fn a_half_made_file_is_found_under_its_earlier_names() {
     survives("closed,posix,sector,tight,buffered/0/replace,move/");
     survives("closed,posix,garbage,tight,direct/0/mkdir,rmdir/");
     survives("closed,posix,sector,tight,buffered/0/replace,swap/");
+    // Another half-made file had the name that it was to get.
+    survives("closed,posix,sector,roomy,direct/0/replace,unlink,append,move/");
 }
 
 /// Removing a journal that had been set aside was interrupted: the store could not be opened any more.

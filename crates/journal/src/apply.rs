@@ -3,12 +3,13 @@
 //! Everything in this file may be interrupted anywhere and done again: each action first looks
 //! whether it has happened. A file is recognised by its attribute, never by its name alone.
 
+use crate::care::{Care, kept};
 use crate::error::{Context, Error, Result};
 use crate::extent::CHUNK_BYTES;
 use crate::format::{Attribute, AttributeFound, StoreId};
 use crate::layer::{Layer, NO_END, Source};
 use crate::state::{DirState, FileState, FinalState};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,30 +46,34 @@ impl Applier<'_> {
     /// Finds every file, and checks it against its predecessors, without writing a byte.
     pub fn locate(&self, state: &FinalState) -> Outcomes {
         let mut outcomes: Outcomes = state.files.values().map(|file| (file.id, self.locate_one(file))).collect();
-        self.locate_half_made(state, &mut outcomes);
+        if kept(Care::HalfMade) {
+            self.locate_half_made(state, &mut outcomes);
+        }
         outcomes
     }
 
-    /// A file that was created, and then renamed or unlinked, may be left by a crash under an earlier
-    /// name, empty and without its attribute. There it is taken for the one that it must be, unless
-    /// another file of the journal has that name.
+    /// A crash may leave a file that was created empty and without its attribute, under any name that it
+    /// had. Such files are alike, and any may be taken for any, but none may be left over: where one has
+    /// been taken by another's right, that one must do with another of its names.
     fn locate_half_made(&self, state: &FinalState, outcomes: &mut Outcomes) {
-        let made =
-            state.files.values().filter(|f| f.created.is_some() && f.names.len() > usize::from(f.name.is_some()));
-        for file in made {
-            if !matches!(outcomes[&file.id], Ok(Place::Nowhere)) {
-                continue;
-            }
-            let taken = |name: &Path| outcomes.values().any(|o| matches!(o, Ok(Place::At(at)) if at == name));
-            let found = file
-                .names
-                .iter()
-                .rev()
-                .find(|name| !taken(name) && matches!(self.look(file, name), Ok(Look::Adoptable)));
-            if let Some(name) = found {
-                outcomes.insert(file.id, Ok(Place::At(name.clone())));
+        let mut claims = BTreeMap::<PathBuf, Vec<&FileState>>::new();
+        for file in state.files.values() {
+            if file.created.is_some() && matches!(outcomes[&file.id], Ok(Place::Nowhere)) {
+                for name in file.names.iter().cloned().chain([self.limbo_of(file.id)]) {
+                    claims.entry(name).or_default().push(file);
+                }
             }
         }
+        claims.retain(|name, files| matches!(self.look(files[0], name), Ok(Look::Adoptable)));
+        for (name, files) in &mut claims {
+            // Whose name it is in the end comes first.
+            files.sort_by_key(|file| file.name.as_ref() != Some(name));
+        }
+        let mut taken = BTreeMap::new();
+        for name in claims.keys() {
+            take(name, &claims, &mut taken, &mut BTreeSet::new());
+        }
+        outcomes.extend(taken.into_iter().map(|(id, name)| (id, Ok(Place::At(name.to_owned())))));
     }
 
     fn limbo_of(&self, id: u64) -> PathBuf {
@@ -81,9 +86,6 @@ impl Applier<'_> {
         for name in file.names.iter().rev().chain([&limbo]) {
             match self.look(file, name)? {
                 Look::Ours => return Ok(Place::At(name.clone())),
-                Look::Adoptable if file.created.is_some() && (file.name.as_ref() == Some(name) || *name == limbo) => {
-                    return Ok(Place::At(name.clone()));
-                }
                 Look::Nothing => {}
                 Look::Adoptable | Look::Other => stranger = Some(name.clone()),
             }
@@ -356,6 +358,27 @@ impl Applier<'_> {
             _ => Err(Error::Conflict { path: at.to_owned(), detail: "it was replaced just now".into() }),
         }
     }
+}
+
+/// Gives a name to one of the files that claim it. Who has another one by then gives it up if somebody
+/// else takes it: an augmenting path. `asked` are those who were asked already.
+fn take<'f>(
+    name: &'f Path,
+    claims: &'f BTreeMap<PathBuf, Vec<&FileState>>,
+    taken: &mut BTreeMap<u64, &'f Path>,
+    asked: &mut BTreeSet<u64>,
+) -> bool {
+    for file in &claims[name] {
+        if !asked.insert(file.id) {
+            continue;
+        }
+        let other = taken.get(&file.id).copied();
+        if other.is_none_or(|other| take(other, claims, taken, asked)) {
+            taken.insert(file.id, name);
+            return true;
+        }
+    }
+    false
 }
 
 /// Opens a file for writing, also one whose mode forbids that to its owner, who is the one to ask: the

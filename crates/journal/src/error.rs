@@ -99,6 +99,24 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
+    /// More memory than there is, or than was allowed, would be needed.
+    #[error("{}: {detail}", path.display())]
+    NoMemory {
+        /// The mapped file.
+        path: PathBuf,
+        /// Which limit, and what to do.
+        detail: String,
+    },
+    /// Option `debug_races`: a thread stored to a mapping while it was being committed.
+    #[error("{} was stored to at address {address:#x}, offset {offset}, during a commit of it. The commit happened, whole; that store is not a part of it. Writers must be quiet while a mapping is committed", path.display())]
+    RacingStore {
+        /// The mapped file.
+        path: PathBuf,
+        /// Where in this process.
+        address: usize,
+        /// Where in the file.
+        offset: u64,
+    },
     /// The handle was made before a `fork`, by the parent.
     #[error("this handle belongs to the parent process; open the store anew after the parent has closed it")]
     Forked,
@@ -182,6 +200,8 @@ impl Error {
             Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. } => "failed-sync-unknown",
             Error::NoSpace { .. } => "no-space",
             Error::Untrusted { .. } => "untrusted",
+            Error::NoMemory { .. } => "no-memory",
+            Error::RacingStore { .. } => "racing-store",
             Error::Forked => "forked",
             Error::Closed => "closed",
             Error::InTransaction { .. } => "in-transaction",

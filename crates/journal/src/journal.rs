@@ -7,6 +7,7 @@
 //! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
 //! that was acknowledged is ever rewritten before the header that gives it up is durable.
 
+use crate::care::{Care, kept};
 use crate::error::{Context, Error, Outcome, Result};
 use crate::extent::{Extent, append_summed};
 use crate::format::{
@@ -257,7 +258,7 @@ impl Journal {
     fn fail(&mut self, outcome: Outcome, e: io::Error) -> Error {
         let source = Arc::new(e);
         // Later commits did not happen, whatever became of this one.
-        self.failed = Some((Outcome::NotCommitted, source.clone()));
+        self.failed = kept(Care::StickyError).then(|| (Outcome::NotCommitted, source.clone()));
         Error::SyncFailed { outcome, source }
     }
 
@@ -562,7 +563,7 @@ impl Journal {
 
     fn next_header(&self) -> Header {
         let mut header = self.header.clone();
-        header.generation += 1;
+        header.generation += if kept(Care::OtherSlot) { 1 } else { HEADER_SLOTS };
         header.session = self.session;
         header.clean = false;
         header
@@ -575,7 +576,8 @@ impl Journal {
     /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
     /// back the one before, which knows nothing of this boot.
     fn header_write_with(&self, mut header: Header, sync: Option<Step>) -> HeaderWrite {
-        if sync.is_none() && header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS {
+        let over_durable = header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS;
+        if sync.is_none() && over_durable && kept(Care::DurableHeader) {
             header.generation += 1;
         }
         HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
@@ -588,7 +590,7 @@ impl Journal {
         }
         self.header = written.header;
         let through = self.header.through;
-        let given_up = self.extents.extract_if(.., |e| e.last <= through);
+        let given_up = self.extents.extract_if(.., |e| e.last <= through || !kept(Care::KeptExtents));
         given_up.for_each(|e| e.extent.give_up());
     }
 

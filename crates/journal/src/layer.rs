@@ -115,6 +115,11 @@ impl Layer {
         self.ranges.iter()
     }
 
+    /// The ranges that touch a range, in order.
+    pub fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = (&'a Range<u64>, &'a Source)> {
+        self.ranges.overlapping(range)
+    }
+
     /// Bytes that differ from what is below, without the endless tail.
     pub fn changed_bytes(&self) -> u64 {
         self.ranges.iter().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
@@ -150,20 +155,18 @@ impl Layer {
         self.memory_bytes += newer.memory_bytes;
     }
 
-    /// The same layer with its bytes in an extent file instead of memory; small pieces stay.
-    pub fn spill(&self, extent: &Arc<Extent>, least_bytes: u64) -> Result<Layer> {
-        let mut spilled = Layer { size: self.size, ..Layer::default() };
-        for (range, source) in self.ranges() {
-            let source = match source.slice(range) {
-                Some(bytes) if range.end - range.start >= least_bytes => {
-                    let (at, crc) = append_summed(extent, &bytes)?;
-                    Source::Extent { extent: extent.clone(), at, origin: range.start, len: bytes.len() as u64, crc }
-                }
-                _ => source.clone(),
-            };
-            spilled.insert(range.clone(), source);
+    /// Moves bytes from memory to an extent file; small pieces stay. After an error some have moved.
+    pub fn spill(&mut self, extent: &Arc<Extent>, least_bytes: u64) -> Result<()> {
+        let in_memory = self.ranges().filter(|(range, _)| range.end - range.start >= least_bytes);
+        let pieces: Vec<_> =
+            in_memory.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
+        for (range, bytes) in pieces {
+            let (at, crc) = append_summed(extent, &bytes)?;
+            let (origin, len) = (range.start, bytes.len() as u64);
+            self.ranges.insert(range, Source::Extent { extent: extent.clone(), at, origin, len, crc });
         }
-        Ok(spilled)
+        self.memory_bytes = self.inline_bytes();
+        Ok(())
     }
 
     /// Bytes of ranges that are in memory.

@@ -6,6 +6,8 @@
 //! (writing), `recovery` (opening).
 
 pub mod apply;
+#[doc(hidden)]
+pub mod care;
 mod error;
 pub mod extent;
 pub mod format;

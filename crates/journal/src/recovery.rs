@@ -4,6 +4,7 @@
 //! then writes. It may crash anywhere and be done again. Only who opens a store pays for it.
 
 use crate::apply::{Applier, Outcomes, Place, apply_layer, open_for_writing};
+use crate::care::{Care, kept};
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound, Header, StoreId};
 use crate::held::Only;
@@ -255,7 +256,7 @@ impl Opening<'_> {
         let news = scanned.last > scanned.header.through || !scanned.header.clean || scanned.header.boot.is_some();
         let news = news || scanned.start_changed;
         let mut header = Header { through: scanned.last, through_crc: scanned.last_crc, ..scanned.header };
-        if news {
+        if news && kept(Care::FreshStart) {
             // A record that was dropped because a part of it never reached the disk must not come back to
             // life when a later commit happens to write that part: nothing follows the old checksum now.
             let mut salt = [0; 8];
@@ -361,7 +362,8 @@ impl Opening<'_> {
         }
         for file in state.files.values() {
             let Some(Ok(Place::At(at))) = outcomes.get(&file.id) else { continue };
-            match serve_file(&applier, file, at, scanned.last, (flush && one_by_one).then_some(Step::CheckpointData)) {
+            let step = (flush && one_by_one).then_some(Step::CheckpointData);
+            match serve_file(&applier, file, at, scanned.last, flush, step) {
                 Ok(()) => {}
                 // The disk would not take it: this file waits, the rest goes on.
                 Err(e) => {
@@ -524,8 +526,19 @@ pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &dyn Fn(&Attrib
 }
 
 /// Brings one file up to its final state; with a step, flushes it through the same descriptor.
-fn serve_file(applier: &Applier<'_>, file: &FileState, at: &Path, through: u64, flush: Option<Step>) -> Result<()> {
+fn serve_file(
+    applier: &Applier<'_>,
+    file: &FileState,
+    at: &Path,
+    through: u64,
+    durable: bool,
+    flush: Option<Step>,
+) -> Result<()> {
     let handle = applier.open(file, at)?;
+    if durable {
+        // The last owner may have met a failed flush.
+        handle.forget_cached().context("drop the cache of", at)?;
+    }
     if flush.is_some() && file.created.is_some() && !file.layer.is_empty() {
         // A crash must not leave contents in a file that nothing tells from a stranger's.
         handle.sync_all(Step::Attribute).context("flush the attribute of", at)?;

@@ -4,6 +4,7 @@
 //! only when it follows its predecessor. The accepted run ends at the first gap. Whether that gap is
 //! the torn end of the journal or damage is decided by what lies beyond it.
 
+use crate::care::{Care, kept};
 use crate::error::{Context, Error, Result};
 use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, crc64,
@@ -270,7 +271,8 @@ fn accept(storage: &Arc<dyn Storage>, journal: &Path, contents: &[Bytes], scan: 
     loop {
         let next = scan.last + 1;
         let follows = |v: &&Valid| {
-            v.head.previous_crc == scan.last_crc && scan.session.is_none_or(|session| session == v.head.session)
+            (v.head.previous_crc == scan.last_crc || !kept(Care::Chain))
+                && (scan.session.is_none_or(|session| session == v.head.session) || !kept(Care::Session))
         };
         let Some(v) = by_number.get(&next).and_then(|found| found.iter().find(follows)).copied() else { break };
         if v.head.kind == RecordKind::Commit {
@@ -302,7 +304,7 @@ fn decode(v: &Valid, segment: &Bytes, extents: &mut ExtentCache) -> Result<Recor
 /// header if a record is newer than it.
 fn judge(journal: &Path, scan: &mut Scan) {
     let evidence = scan.valid.iter().find(|v| v.head.durable_through > scan.last);
-    if let Some(v) = evidence {
+    if let (Some(v), true) = (evidence, kept(Care::DurableThrough)) {
         let detail = format!(
             "commit {} is missing or damaged, though commit {} in {} was written when it was durable already",
             scan.last + 1,
@@ -310,7 +312,9 @@ fn judge(journal: &Path, scan: &mut Scan) {
             place(journal, scan, v).display()
         );
         scan.corrupt = Some(Error::corrupt(journal, detail));
-    } else if let Some(v) = scan.valid.iter().find(|v| v.head.generation > scan.header.generation) {
+    } else if kept(Care::NewestHeader)
+        && let Some(v) = scan.valid.iter().find(|v| v.head.generation > scan.header.generation)
+    {
         let detail = format!(
             "the newest header is lost: commit {} was written under header {}, and the newest valid one is {}",
             v.head.sequence, v.head.generation, scan.header.generation

@@ -4,14 +4,19 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "CHANGELOG.md",
     "docs/ARCHITECTURE.md",
+    "docs/CRASHTEST.md",
     "docs/ERRORS.md",
     "docs/FORMAT.md",
     "docs/GUARANTEES.md",
+    "docs/HEAP.md",
+    "docs/MAPPINGS.md",
+    "docs/PORTING.md",
     "docs/TESTING.md",
+    "docs/TUTORIAL_MMAP.md",
 ];
 
 fn root() -> PathBuf {

@@ -17,8 +17,9 @@ pub struct AlignedBuf {
     len: usize,
 }
 
-/// Memory that an emptied buffer keeps, in blocks: a very large commit shall not stay.
-const KEPT_BLOCKS: usize = (4 << 20) / BLOCK_BYTES;
+/// Memory that an emptied buffer keeps, in blocks: that of the largest commit that goes inline with a journal
+/// of the usual size stays, a larger one shall not.
+const KEPT_BLOCKS: usize = (10 << 20) / BLOCK_BYTES;
 
 impl AlignedBuf {
     /// A buffer of `len` zeros.

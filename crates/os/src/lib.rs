@@ -13,11 +13,17 @@
 mod buffer;
 mod fork;
 mod linux;
+mod linux_map;
+mod map;
+mod memory;
 mod sync;
+mod tracker;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
 pub use fork::process_generation;
 pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
+pub use map::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
+pub use memory::memory_limit;
 pub use sync::{STEPS, Step};
 
 use std::ffi::OsString;
@@ -163,6 +169,12 @@ pub trait File: Send + Sync {
     /// Reads what the device holds, not what the cache holds. Call after a sync of the file.
     /// Buffer, offset and length are multiples of [`BLOCK_BYTES`].
     fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Before writing again what a failed flush may have lost: makes the kernel forget what it believes the
+    /// device to hold. ext4 takes new blocks that could not be written for written ever after, whatever is
+    /// written over them from the cache; XFS does so with a new size.
+    fn forget_cached(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// `ftruncate`.
     fn set_len(&self, size: u64) -> io::Result<()>;
     /// Reserves space for a range, extending the file if need be (`fallocate`); a no-op where the
@@ -194,6 +206,9 @@ pub trait File: Send + Sync {
     fn is_locked(&self) -> io::Result<bool>;
     /// Whether reads and writes bypass the page cache.
     fn is_direct(&self) -> bool;
+    /// Maps the file privately. The mapping may outlive this `File` and everything claimed through it.
+    /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
+    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>>;
 }
 
 /// Times that a call which says "try again" is tried before the error is believed.

@@ -1,7 +1,8 @@
 //! Linux behind the traits.
 
 use crate::fork::{process_generation, register};
-use crate::{BLOCK_BYTES, Counters, File, Kind, Meta, Open, Space, Step, Storage};
+use crate::linux_map::LinuxMapping;
+use crate::{BLOCK_BYTES, Counters, File, Kind, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -16,20 +17,20 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed, Ord
 const ATTRIBUTE: &str = "user.untorn";
 
 /// A descriptor that is close-on-exec and closed in forked children.
-struct Fd {
+pub(crate) struct Fd {
     fd: ManuallyDrop<OwnedFd>,
     slot: &'static AtomicI32,
     generation: u64,
 }
 
 impl Fd {
-    fn new(fd: OwnedFd) -> Fd {
+    pub(crate) fn new(fd: OwnedFd) -> Fd {
         let slot = register(fd.as_raw_fd());
         Fd { fd: ManuallyDrop::new(fd), slot, generation: process_generation() }
     }
 
     /// The descriptor; in a forked child, where it is closed, `EBADF`.
-    fn get(&self) -> io::Result<BorrowedFd<'_>> {
+    pub(crate) fn get(&self) -> io::Result<BorrowedFd<'_>> {
         if self.generation == process_generation() { Ok(self.fd.as_fd()) } else { Err(Errno::BADF.into()) }
     }
 }
@@ -352,6 +353,12 @@ impl File for LinuxFile {
         self.read_at(buf, offset)
     }
 
+    fn forget_cached(&self) -> io::Result<()> {
+        let fd = self.fd.get()?;
+        fs::fadvise(fd, 0, None, fs::Advice::DontNeed)?;
+        Ok(fs::ftruncate(fd, fs::fstat(fd)?.st_size as u64)?)
+    }
+
     fn set_len(&self, size: u64) -> io::Result<()> {
         Ok(fs::ftruncate(self.fd.get()?, size)?)
     }
@@ -456,6 +463,10 @@ impl File for LinuxFile {
 
     fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
+        Ok(Box::new(LinuxMapping::new(self.fd.get()?, request)?))
     }
 }
 

@@ -8,6 +8,12 @@ macro_rules! steps {
         pub enum Step { $($(#[doc = $doc])+ $name,)+ }
         /// All steps, in the order of their life.
         pub const STEPS: &[Step] = &[$(Step::$name,)+];
+        impl Step {
+            /// What is made durable, for reports.
+            pub fn about(self) -> &'static str {
+                match self { $(Step::$name => concat!($($doc),+).trim_ascii_start(),)+ }
+            }
+        }
     };
 }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::apply::apply_layer;
+use untorn_journal::care::{Care, kept};
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::journal::{Cut, Journal};
 use untorn_journal::layer::Layer;
@@ -53,6 +54,8 @@ pub(crate) enum After {
 struct Part {
     file: Arc<FileShared>,
     layer: Arc<Layer>,
+    /// An earlier checkpoint has failed, perhaps in flushing this file.
+    again: bool,
     /// Its name or mode, or that it exists, is a part of it, too.
     renamed: bool,
 }
@@ -94,7 +97,9 @@ impl Inner {
             let mut view = file.write();
             view.whole_pages.clear();
             let committed = std::mem::take(&mut view.committed);
-            let layer = match view.applying.take() {
+            let earlier = view.applying.take();
+            let again = earlier.is_some();
+            let layer = match earlier {
                 // What an earlier checkpoint could not do comes first.
                 Some(earlier) => {
                     let mut layer = (*earlier).clone();
@@ -106,7 +111,7 @@ impl Inner {
             view.applying = Some(layer.clone());
             let renamed = std::mem::take(&mut view.renamed);
             drop(view);
-            files.push(Part { file, layer, renamed });
+            files.push(Part { file, layer, again, renamed });
         }
         let dirs = std::mem::take(&mut side.dirs);
         Ok(Some(Checkpoint { inner: self, cut, files, dirs, done: false }))
@@ -200,7 +205,15 @@ impl<'a> Checkpoint<'a> {
 
     /// The journal's records up to the cut are given up.
     pub fn retire(self) -> Result<()> {
-        let write = lock(&self.inner.side).journal.retire(self.cut);
+        let write = {
+            let side = lock(&self.inner.side);
+            // A disk that failed a flush of the journal may have lost what it had taken of the data files, too,
+            // and told nobody else.
+            if let Some(e) = side.journal.failure() {
+                return Err(e);
+            }
+            side.journal.retire(self.cut)
+        };
         write.write()?;
         lock(&self.inner.side).journal.retired(write);
         Ok(())
@@ -231,12 +244,15 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn apply_file(&self, part: &Part, flush: bool, after: After) -> Result<Applied> {
-        let Part { file, layer, renamed } = part;
+        let Part { file, layer, again, renamed } = part;
         let Some((data, path)) = self.opened(file)? else { return Ok(Applied::Gone) };
         if self.inner.is_durable() && !layer.is_empty() && file.read().unmarked {
             // A crash must not leave contents in a file that nothing tells from a stranger's.
             data.sync_all(Step::Attribute).context("flush the attribute of", &path)?;
             file.write().unmarked = false;
+        }
+        if *again && self.inner.is_durable() {
+            data.forget_cached().context("drop the cache of", &path)?;
         }
         let applied = apply_layer(&*data, layer, &path);
         // Also what failed half-way has changed the file: by us, not by somebody else.
@@ -273,7 +289,7 @@ enum Applied {
 
 impl Drop for Checkpoint<'_> {
     fn drop(&mut self) {
-        if self.done {
+        if self.done || !kept(Care::ApplyAgain) {
             return;
         }
         let mut side = lock(&self.inner.side);
@@ -285,7 +301,7 @@ impl Drop for Checkpoint<'_> {
     }
 }
 
-fn edited(now: &Meta, seen: &Meta) -> bool {
+pub(crate) fn edited(now: &Meta, seen: &Meta) -> bool {
     now.size != seen.size || now.mtime_ns != seen.mtime_ns
 }
 

@@ -4,7 +4,7 @@ use crate::options::{FileOptions, StoreOptions};
 use crate::store::{Owned, Store};
 use crate::sync::AtomicBool;
 use crate::ticket::Ticket;
-use crate::view::{FileShared, discard};
+use crate::view::FileShared;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -58,7 +58,7 @@ impl File {
         self.shared.read_at(&self.inner, buf, offset)
     }
 
-    fn check_write(&self) -> Result<()> {
+    pub(crate) fn check_write(&self) -> Result<()> {
         self.inner.check_usable()?;
         if self.read_only { Err(Error::invalid("the handle is for reading only")) } else { Ok(()) }
     }
@@ -123,6 +123,11 @@ impl File {
         self.commit_on_close.store(on, Relaxed);
     }
 
+    /// Random bytes, from where the file's storage has them.
+    pub(crate) fn random(&self, bytes: &mut [u8]) -> Result<()> {
+        self.inner.storage.random(bytes).map_err(|e| Error::io("draw random bytes for", self.path(), e))
+    }
+
     /// The store that the file lives in.
     pub fn store(&self) -> Store {
         Store { inner: self.inner.clone() }
@@ -152,7 +157,8 @@ impl File {
             let mut view = self.shared.write();
             view.handles -= 1;
             if view.handles == 0 && view.txn.is_none() {
-                discard(&mut view);
+                // No handle, no map: nothing that could fail.
+                let _ = view.forget_changes();
             }
         }
         self.inner.forget_if_idle(&self.shared);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use untorn_journal::apply::{Applier, Place, open_for_writing};
+use untorn_journal::care::{Care, kept};
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
@@ -57,6 +58,9 @@ impl Inner {
         {
             let taken = |view: &View| view.uncertain && view.staged.is_empty();
             return Err(if files.iter().any(|f| taken(&f.read())) { perhaps(e) } else { e });
+        }
+        for file in files.iter().filter(|f| f.read().region.is_some()) {
+            file.write().absorb(self)?;
         }
         self.prepare(files)?;
         let slot = Arc::new(Slot::default());
@@ -106,7 +110,7 @@ impl Inner {
                 }
                 match &view.spill {
                     Some(_) => spill_staged(view, self, 1)?,
-                    None => view.staged = view.staged.spill(&extent, 1)?,
+                    None => view.staged.spill(&extent, 1)?,
                 }
             }
         }
@@ -219,7 +223,7 @@ impl Inner {
                         Ok(()) => None,
                     };
                     if let Some(e) = full {
-                        return fail_all(requests, &e);
+                        return self.fail_all(requests, &e);
                     }
                 }
                 Ok(n) => {
@@ -236,9 +240,37 @@ impl Inner {
                         }
                         return;
                     }
-                    return fail_all(requests, &e);
+                    return self.fail_all(requests, &e);
                 }
             }
+        }
+    }
+
+    /// None of these happened, or nobody knows. What did not happen is uncommitted again.
+    fn fail_all(&self, requests: Vec<Request>, e: &Error) {
+        if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
+            for request in requests {
+                request.parts.iter().for_each(|file| file.write().committed_perhaps());
+                request.slot.fill(Err(e.clone()));
+            }
+            return;
+        }
+        let mut layers: HashMap<u64, usize> = HashMap::new();
+        for file in requests.iter().flat_map(|r| &r.parts) {
+            *layers.entry(file.id).or_insert(0) += 1;
+        }
+        for request in requests.into_iter().rev() {
+            let mut e = e.clone();
+            for file in &request.parts {
+                let nth = layers.get_mut(&file.id).expect("counted above");
+                *nth -= 1;
+                let mut view = file.write();
+                if view.uncertain && view.committing[*nth].is_empty() {
+                    e = perhaps(e);
+                }
+                view.uncommit(self, *nth, request.is_txn);
+            }
+            request.slot.fill(Err(e));
         }
     }
 
@@ -350,7 +382,7 @@ impl Inner {
             let nth = chain.layers.entry(file.id).or_insert(0);
             // A commit before this one may have removed the file, or failed to make it.
             file.read().check_alive()?;
-            let layer = if self.options.full_page {
+            let layer = if self.options.full_page && kept(Care::FullPage) {
                 let (layer, pages) = with_whole_pages(&*file.changeable(self)?, *nth)?;
                 whole_pages.push((file.clone(), pages));
                 Arc::new(layer)
@@ -495,34 +527,6 @@ struct Chain {
     last: HashMap<u64, u64>,
     /// How many of its layers they took.
     layers: HashMap<u64, usize>,
-}
-
-/// None of these happened, or nobody knows. What did not happen is uncommitted again.
-fn fail_all(requests: Vec<Request>, e: &Error) {
-    if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
-        for request in requests {
-            request.parts.iter().for_each(|file| file.write().committed_perhaps());
-            request.slot.fill(Err(e.clone()));
-        }
-        return;
-    }
-    let mut layers: HashMap<u64, usize> = HashMap::new();
-    for file in requests.iter().flat_map(|r| &r.parts) {
-        *layers.entry(file.id).or_insert(0) += 1;
-    }
-    for request in requests.into_iter().rev() {
-        let mut e = e.clone();
-        for file in &request.parts {
-            let nth = layers.get_mut(&file.id).expect("counted above");
-            *nth -= 1;
-            let mut view = file.write();
-            if view.uncertain && view.committing[*nth].is_empty() {
-                e = perhaps(e);
-            }
-            view.uncommit(*nth, request.is_txn);
-        }
-        request.slot.fill(Err(e));
-    }
 }
 
 /// The changes of a commit that failed were all on their way in another's, of which nobody knows.

@@ -25,10 +25,13 @@ mod background;
 mod checkpoint;
 mod file;
 mod group;
+mod heap;
+mod map;
 mod names;
 pub mod offline;
 mod options;
 mod put;
+mod region;
 mod status;
 mod store;
 mod sync;
@@ -39,6 +42,8 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
+pub use heap::{Heap, HeapBox, HeapOptions, HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape};
+pub use map::{Map, MapOptions, MapStatus};
 pub use options::{
     FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,
 };
@@ -47,3 +52,4 @@ pub use store::Store;
 pub use ticket::Ticket;
 pub use txn::Txn;
 pub use untorn_journal::{Error, Outcome, Result};
+pub use untorn_os::Tracker;

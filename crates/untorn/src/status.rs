@@ -1,5 +1,6 @@
 //! A store's condition as data.
 
+use crate::map::MapStatus;
 use crate::options::FailureClass;
 use crate::store::{Inner, lock};
 use std::path::PathBuf;
@@ -50,6 +51,8 @@ pub struct Status {
     pub failed: Option<String>,
     /// Files set aside, and why.
     pub quarantined: Vec<Quarantined>,
+    /// Files that are mapped.
+    pub maps: Vec<MapStatus>,
     /// What recovery did when the store was opened.
     pub recovered: Recovered,
 }
@@ -72,10 +75,11 @@ impl Status {
             .collect();
         let side = lock(&inner.side);
         let files = lock(&inner.files);
-        let mut memory_bytes = 0;
+        let (mut memory_bytes, mut maps) = (0, Vec::new());
         for file in files.values() {
             let view = file.read();
             memory_bytes += view.memory_bytes();
+            maps.extend(MapStatus::of(&view));
             if let Some(reason) = &view.quarantine {
                 quarantined.push(Quarantined { path: view.path.clone(), reason: reason.to_string() });
             }
@@ -103,6 +107,7 @@ impl Status {
             memory_bytes,
             failed: journal.failure().map(|e| e.to_string()),
             quarantined,
+            maps,
             recovered: inner.recovered.clone(),
         }
     }

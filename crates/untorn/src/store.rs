@@ -7,7 +7,7 @@ use crate::group::Queue;
 use crate::options::{FailureClass, FileOptions, StoreOptions};
 use crate::status::Status;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use crate::ticket::Ticket;
+use crate::ticket::{Slot, Ticket};
 use crate::txn::Txn;
 use crate::view::{FileShared, Life, View, check_kind};
 use std::collections::{BTreeMap, HashSet};
@@ -378,8 +378,12 @@ impl Inner {
             done
         };
         for file in std::mem::take(&mut *lock(&self.files)).into_values() {
-            // Handles may stay open; the claims on the files end here.
-            file.write().data = None;
+            // Handles and maps may stay; the claims on the files end here.
+            let mut view = file.write();
+            view.data = None;
+            if let Some(region) = &mut view.region {
+                region.release();
+            }
         }
         // Whatever happened, the store is free for the next owner, who recovers it if need be.
         if let (Some(ownership), Ok(())) = (lock(&self.ownership).take(), &done) {
@@ -548,8 +552,13 @@ impl Store {
 
     /// Commits the changes of many files as one: after any crash, all or none.
     pub fn syncv(&self, files: &[&File]) -> Result<()> {
-        let slot = self.inner.submit(&self.distinct(files)?, None)?;
+        let slot = self.submit(files)?;
         self.inner.finish(&slot)
+    }
+
+    /// The first half of that: what belongs to the commit is settled.
+    pub(crate) fn submit(&self, files: &[&File]) -> Result<Arc<Slot>> {
+        self.inner.submit(&self.distinct(files)?, None)
     }
 
     /// The same without waiting.

@@ -4,7 +4,7 @@ use crate::file::File;
 use crate::names::{Kept, NameOp, Names};
 use crate::store::{Owned, lock};
 use crate::ticket::{Slot, Ticket};
-use crate::view::{FileShared, Life, View, discard};
+use crate::view::{FileShared, Life, View};
 use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::{Error, Result};
@@ -136,26 +136,30 @@ impl Txn {
     }
 
     /// Forgets all changes.
+    ///
+    /// # Errors
+    /// The memory of a mapped file still shows changes: roll that file back.
     pub fn abort(mut self) -> Result<()> {
         self.inner.check_fork()?;
-        self.forget();
-        Ok(())
+        self.forget()
     }
 
-    fn forget(&mut self) {
+    fn forget(&mut self) -> Result<()> {
+        let mut done = Ok(());
         if std::mem::replace(&mut self.ended, true) {
-            return;
+            return done;
         }
         for file in &self.files {
             let mut view = file.write();
             if view.txn == Some(self.id) {
-                discard(&mut view);
+                done = view.forget_changes().and(done);
                 view.txn = None;
                 if view.life == Life::Unborn {
                     view.be_gone();
                 }
             }
         }
+        done
     }
 }
 
@@ -165,6 +169,8 @@ fn checked_mode(mode: u32) -> Result<u32> {
 
 impl Drop for Txn {
     fn drop(&mut self) {
-        self.forget();
+        if let Err(e) = self.forget() {
+            tracing::error!(error = %e, "memory keeps changes that were aborted");
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! data file
 //! ```
 
+use crate::region::Region;
 use crate::store::Inner;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use bytes::Bytes;
@@ -15,6 +16,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use untorn_journal::care::{Care, kept};
 use untorn_journal::extent::{Extent, append_summed};
 use untorn_journal::layer::{Layer, NO_END, Source, read_through};
 use untorn_journal::record::FILE_BYTES_MAX;
@@ -76,6 +78,8 @@ pub(crate) struct View {
     pub spill: Option<Arc<Extent>>,
     /// Pages that were logged whole since the last cut.
     pub whole_pages: BTreeSet<u64>,
+    /// Its mapping: memory is the view then.
+    pub region: Option<Region>,
 }
 
 impl View {
@@ -101,10 +105,11 @@ impl View {
             handles: 0,
             spill: None,
             whole_pages: BTreeSet::new(),
+            region: None,
         }
     }
 
-    fn layers(&self) -> Vec<&Layer> {
+    pub(crate) fn layers(&self) -> Vec<&Layer> {
         let mut layers = Vec::with_capacity(4);
         layers.push(&self.staged);
         layers.extend(self.committing.iter().rev().map(|l| &**l));
@@ -116,6 +121,11 @@ impl View {
 
     pub(crate) fn size(&self) -> u64 {
         self.layers().iter().find_map(|l| l.size).unwrap_or(self.base_size)
+    }
+
+    /// The most that it is in any layer: a rollback, or a commit that fails, may bring that back.
+    pub(crate) fn size_most(&self) -> u64 {
+        self.layers().iter().filter_map(|l| l.size).fold(self.base_size, u64::max)
     }
 
     /// Something is committed that the data file does not hold yet.
@@ -147,6 +157,24 @@ impl View {
         self.quarantine.clone().map_or(Ok(()), Err)
     }
 
+    /// Makes the file longer, by zeros.
+    fn grow(&mut self, size: u64) -> Result<()> {
+        self.resize_mapped(size)?;
+        fill_gap(self, size);
+        self.staged.size = Some(size);
+        Ok(())
+    }
+
+    /// Forgets uncommitted changes.
+    pub(crate) fn forget_changes(&mut self) -> Result<()> {
+        self.region = self.region.take().filter(|region| region.maps > 0);
+        if self.region.is_some() {
+            return self.discard_mapped();
+        }
+        discard(self);
+        Ok(())
+    }
+
     /// Takes the staged changes to commit them.
     pub(crate) fn take_staged(&mut self) {
         let layer = std::mem::take(&mut self.staged);
@@ -164,11 +192,14 @@ impl View {
 
     /// The n-th commit on its way did not happen. Its changes become part of the next one, or
     /// uncommitted again; those of a transaction are gone.
-    pub(crate) fn uncommit(&mut self, nth: usize, forget: bool) {
+    pub(crate) fn uncommit(&mut self, inner: &Inner, nth: usize, forget: bool) {
+        let newer = if forget { self.absorb_newer(inner) } else { Ok(()) };
         let failed = self.committing.remove(nth).expect("a commit on its way");
         if forget {
             if self.life == Life::Unborn {
                 self.be_gone();
+            } else if let Err(e) = newer.and(self.undo_mapped(&failed)) {
+                tracing::error!(file = %self.path.display(), error = %e, "memory keeps changes that were aborted");
             }
             return;
         }
@@ -252,6 +283,10 @@ impl FileShared {
             return Ok(0);
         }
         let n = buf.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+        if let Some(region) = &view.region {
+            region.read(&view, &mut buf[..n], offset)?;
+            return Ok(n);
+        }
         read_through(&view.layers(), view.data.as_deref(), &mut buf[..n], offset)?;
         Ok(n)
     }
@@ -282,6 +317,13 @@ impl FileShared {
                 Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset }
             };
             let end = range.end;
+            if view.region.is_some() {
+                if end > size {
+                    view.resize_mapped(end)?;
+                }
+                view.store_mapped(offset, bytes)?;
+            }
+            // Staged at once, also what memory has: a commit that is being made takes all of it or nothing.
             fill_gap(view, offset);
             view.staged.insert(range, source);
             if end > size {
@@ -297,12 +339,11 @@ impl FileShared {
             return Err(Error::invalid(format!("a size of {size} bytes is beyond the largest file")));
         }
         self.change(|view| {
-            if size < view.size() {
-                view.staged.truncate(size);
-            } else {
-                fill_gap(view, size);
-                view.staged.size = Some(size);
+            if size >= view.size() {
+                return view.grow(size);
             }
+            view.resize_mapped(size)?;
+            view.staged.truncate(size);
             Ok(())
         })
     }
@@ -313,10 +354,10 @@ impl FileShared {
             if range.is_empty() {
                 return Ok(());
             }
-            fill_gap(view, range.start);
             if range.end > view.size() {
-                view.staged.size = Some(range.end);
+                view.grow(range.end)?;
             }
+            view.zero_mapped(range.clone())?;
             view.staged.insert(range, Source::Zero);
             Ok(())
         })
@@ -328,8 +369,7 @@ impl FileShared {
         if view.txn.is_some() {
             return Err(Error::InTransaction { path: view.path.clone() });
         }
-        discard(&mut view);
-        Ok(())
+        view.forget_changes()
     }
 }
 
@@ -349,7 +389,7 @@ fn spill_extent(view: &mut View, inner: &Inner) -> Result<Arc<Extent>> {
 }
 
 /// Keeps the memory of uncommitted changes within bounds.
-fn bound_memory(view: &mut View, inner: &Inner) -> Result<()> {
+pub(crate) fn bound_memory(view: &mut View, inner: &Inner) -> Result<()> {
     let most = inner.options.journal.inline_bytes_max;
     if view.staged.memory_bytes() <= most {
         return Ok(());
@@ -361,15 +401,14 @@ fn bound_memory(view: &mut View, inner: &Inner) -> Result<()> {
 /// Moves staged bytes to an extent.
 pub(crate) fn spill_staged(view: &mut View, inner: &Inner, least_bytes: u64) -> Result<()> {
     let extent = spill_extent(view, inner)?;
-    view.staged = view.staged.spill(&extent, least_bytes)?;
-    Ok(())
+    view.staged.spill(&extent, least_bytes)
 }
 
 /// Bytes between the old end and what comes behind it are zeros, and part of the change: where a crash
 /// left newly allocated sectors with anything in them, recovery must not rely on a hole.
 fn fill_gap(view: &mut View, to: u64) {
     let size = view.size();
-    if to > size {
+    if to > size && kept(Care::ZeroGap) {
         view.staged.insert(size..to, Source::Zero);
     }
 }

@@ -22,6 +22,7 @@ struct parents {
     untorn_file *file;
     untorn_txn *txn;
     untorn_ticket *ticket;
+    untorn_map *map;
 };
 
 #define FORKED(call) FAILS(call, ECHILD, UNTORN_E_FORKED)
@@ -39,6 +40,9 @@ static void use_parents_handles(void *argument) {
     FORKED(untorn_txn_commit(p->txn));
     FORKED(untorn_ticket_wait(p->ticket));
     FORKED(untorn_ticket_free(p->ticket));
+    FORKED(untorn_map_sync(p->map));
+    FORKED(untorn_map_len(p->map));
+    FORKED(untorn_unmap(p->map));
     FORKED(untorn_close(p->file));
     FORKED(untorn_store_close(p->store));
     BAD_HANDLE(untorn_size(NULL));
@@ -59,7 +63,8 @@ static void forked_children(void) {
     write_text(p.file, "the parent's", 0);
     p.ticket = untorn_commit_async(p.file);
     p.txn = untorn_txn_begin(p.store);
-    CHECK(p.ticket && p.txn);
+    p.map = untorn_map_file(p.file, NULL);
+    CHECK(p.ticket && p.txn && p.map);
     CHECK(in_child(use_parents_handles, &p) == 0);
     check_plain("childs/f", "the child's");
 
@@ -67,9 +72,11 @@ static void forked_children(void) {
     CHECK(untorn_ticket_wait(p.ticket) == 0 && untorn_ticket_free(p.ticket) == 0);
     CHECK(untorn_txn_abort(p.txn) == 0);
     check_reads(p.file, "the parent's");
+    memcpy((char *)untorn_map_address(p.map) + 4, "PARENT", 6);
+    CHECK(untorn_map_sync(p.map) == 0 && untorn_unmap(p.map) == 0);
     write_text(p.file, "THE", 0);
     CHECK(untorn_commit(p.file) == 0 && untorn_close(p.file) == 0 && untorn_store_close(p.store) == 0);
-    check_plain("store/f", "THE parent's");
+    check_plain("store/f", "THE PARENT's");
 }
 
 static void commit_and_die(void *argument) {

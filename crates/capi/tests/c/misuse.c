@@ -2,7 +2,7 @@
 #include "check.h"
 
 /* Every function that takes a handle, given one that is bad for it. */
-static void try_everything(void *bad, int as_store, int as_file, int as_txn, int as_ticket) {
+static void try_everything(void *bad, int as_store, int as_file, int as_txn, int as_ticket, int as_map) {
     char buf[64];
     untorn_status status = {.size = sizeof status};
     if (as_store) {
@@ -33,6 +33,7 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_set_commit_on_close(f, 1));
         BAD_HANDLE(untorn_syncv(&f, 1));
         BAD_HANDLE(untorn_syncv_async(&f, 1));
+        BAD_HANDLE(untorn_map_file(f, NULL));
         BAD_HANDLE(untorn_close(f));
     }
     if (as_txn) {
@@ -54,15 +55,28 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_ticket_poll(t));
         BAD_HANDLE(untorn_ticket_free(t));
     }
+    if (as_map) {
+        untorn_map *m = bad;
+        BAD_HANDLE(untorn_map_address(m));
+        BAD_HANDLE(untorn_map_len(m));
+        BAD_HANDLE(untorn_map_tracker(m));
+        BAD_HANDLE(untorn_map_sync(m));
+        BAD_HANDLE(untorn_map_sync_async(m));
+        BAD_HANDLE(untorn_map_rollback(m));
+        BAD_HANDLE(untorn_map_resize(m, 0));
+        BAD_HANDLE(untorn_mark_dirty(m, 0, 1));
+        BAD_HANDLE(untorn_quiesce(m));
+        BAD_HANDLE(untorn_unmap(m));
+    }
 }
 
 static void made_up(void) {
     static int something;
-    try_everything(NULL, 1, 1, 1, 1);
-    try_everything(&something, 1, 1, 1, 1);
-    try_everything((void *)UINTPTR_MAX, 1, 1, 1, 1);
-    for (uintptr_t n = 1; n < 64; n++) try_everything((void *)n, 1, 1, 1, 1);
-    for (int shift = 6; shift < 64; shift++) try_everything((void *)((uintptr_t)1 << shift), 1, 1, 1, 1);
+    try_everything(NULL, 1, 1, 1, 1, 1);
+    try_everything(&something, 1, 1, 1, 1, 1);
+    try_everything((void *)UINTPTR_MAX, 1, 1, 1, 1, 1);
+    for (uintptr_t n = 1; n < 64; n++) try_everything((void *)n, 1, 1, 1, 1, 1);
+    for (int shift = 6; shift < 64; shift++) try_everything((void *)((uintptr_t)1 << shift), 1, 1, 1, 1, 1);
 }
 
 static void no_paths(void) {
@@ -81,13 +95,19 @@ static void wrong_kind_and_closed(void) {
     write_text(file, "x", 0);
     untorn_ticket *ticket = untorn_commit_async(file);
     CHECK(ticket);
-    try_everything(store, 0, 1, 1, 1);
-    try_everything(file, 1, 0, 1, 1);
-    try_everything(txn, 1, 1, 0, 1);
-    try_everything(ticket, 1, 1, 1, 0);
+    try_everything(store, 0, 1, 1, 1, 1);
+    try_everything(file, 1, 0, 1, 1, 1);
+    try_everything(txn, 1, 1, 0, 1, 1);
+    try_everything(ticket, 1, 1, 1, 0, 1);
 
     /* A lookalike: one bit beside an open handle. */
-    for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), 0, 1, 0, 0);
+    for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), 0, 1, 0, 0, 0);
+
+    untorn_map *map = untorn_map_file(file, NULL);
+    CHECK(map);
+    try_everything(map, 1, 1, 1, 1, 0);
+    CHECK(untorn_unmap(map) == 0);
+    try_everything(map, 1, 1, 1, 1, 1);
 
     CHECK(untorn_ticket_wait(ticket) == 0);
     CHECK(untorn_ticket_free(ticket) == 0 && untorn_txn_abort(txn) == 0);
@@ -96,13 +116,13 @@ static void wrong_kind_and_closed(void) {
         /* The slot is used again; the old handle stays closed. */
         untorn_file *next = untorn_open_at(store, "f", 0, 0);
         CHECK(next && next != file);
-        try_everything(file, 1, 1, 1, 1);
+        try_everything(file, 1, 1, 1, 1, 1);
         CHECK(untorn_close(next) == 0);
     }
     CHECK(untorn_store_close(store) == 0);
-    try_everything(ticket, 1, 1, 1, 1);
-    try_everything(txn, 1, 1, 1, 1);
-    try_everything(store, 1, 1, 1, 1);
+    try_everything(ticket, 1, 1, 1, 1, 1);
+    try_everything(txn, 1, 1, 1, 1, 1);
+    try_everything(store, 1, 1, 1, 1, 1);
 }
 
 int main(int argc, char **argv) {

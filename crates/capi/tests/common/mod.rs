@@ -73,5 +73,13 @@ pub fn cc() -> Command {
     cc
 }
 
+/// The same for C++17.
+pub fn cxx() -> Command {
+    let mut cxx = Command::new("c++");
+    cxx.args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread", "-I"]);
+    cxx.arg(crate_dir().join("../../include"));
+    cxx
+}
+
 /// What a static link of `libuntorn.a` needs besides.
 pub const STATIC_LIBS: [&str; 4] = ["-lgcc_s", "-lpthread", "-ldl", "-lm"];

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod checkpoint;
 pub mod completions;
+pub mod crashtest;
 pub mod doctor;
 pub mod dump;
 pub mod eject;

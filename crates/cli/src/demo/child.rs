@@ -1,12 +1,13 @@
 //! The program that is killed: updates both files for ever, and says after each update that it is durable.
 
+use super::mapped::{Mapped, PlainMapped};
 use super::medium::{Managed, Medium, Plain};
 use super::records::Records;
 use super::source;
 use crate::answer::{Answer, Failure};
 use clap::{Args, ValueEnum};
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Who keeps the files.
@@ -14,6 +15,37 @@ use std::time::Instant;
 pub enum Keeper {
     Plain,
     Untorn,
+    PlainMapped,
+    UntornMapped,
+}
+
+impl Keeper {
+    pub const ALL: [Keeper; 4] = [Keeper::Plain, Keeper::Untorn, Keeper::PlainMapped, Keeper::UntornMapped];
+
+    /// For people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Keeper::Plain => "pwrite + fdatasync",
+            Keeper::Untorn => "Untorn",
+            Keeper::PlainMapped => "mmap + msync",
+            Keeper::UntornMapped => "Untorn mapped",
+        }
+    }
+
+    /// Promises whole updates.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Keeper::Untorn | Keeper::UntornMapped)
+    }
+
+    /// Opens the two files; after a crash, Untorn recovers them.
+    pub fn open(self, dir: &Path) -> Result<Box<dyn Medium>, Failure> {
+        Ok(match self {
+            Keeper::Plain => Box::new(Plain::open(dir)?),
+            Keeper::Untorn => Box::new(Managed::open(dir)?),
+            Keeper::PlainMapped => Box::new(PlainMapped::open(dir)?),
+            Keeper::UntornMapped => Box::new(Mapped::open(dir)?),
+        })
+    }
 }
 
 /// The child of `untorn demo`.
@@ -31,19 +63,13 @@ pub struct DemoChild {
 
 impl DemoChild {
     pub fn run(self) -> Result<Answer, Failure> {
-        match self.keeper {
-            Keeper::Plain => self.update_for_ever(Plain::open(&self.dir)?),
-            Keeper::Untorn => self.update_for_ever(Managed::open(&self.dir)?),
-        }
-    }
-
-    fn update_for_ever(&self, mut medium: impl Medium) -> Result<Answer, Failure> {
+        let mut medium = self.keeper.open(&self.dir)?;
         let texts = source::load(&self.texts)?;
         let mut random = fastrand::Rng::with_seed(self.seed);
-        let mut records = Records::load(&medium)?;
+        let mut records = Records::load(&*medium)?;
         loop {
             let started = Instant::now();
-            let generation = records.update(&mut medium, &texts, &mut random)?;
+            let generation = records.update(&mut *medium, &texts, &mut random)?;
             medium.commit()?;
             let ack = Ack { generation, took_ns: started.elapsed().as_nanos() as u64 };
             if std::io::stdout().write_all(&ack.encode()).and_then(|()| std::io::stdout().flush()).is_err() {

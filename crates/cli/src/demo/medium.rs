@@ -1,4 +1,4 @@
-//! The two files, kept by Untorn or by plain system calls.
+//! The two files, written by calls: to Untorn, or plain system calls.
 
 use crate::answer::Failure;
 use std::fs::OpenOptions;
@@ -20,9 +20,13 @@ pub trait Medium {
     fn write(&mut self, which: Which, bytes: &[u8], offset: u64) -> Result<(), Failure>;
     /// Makes everything written so far durable.
     fn commit(&mut self) -> Result<(), Failure>;
+    /// Leaves plain files.
+    fn close(self: Box<Self>) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
-const NAMES: [&str; 2] = ["records", "index"];
+pub const NAMES: [&str; 2] = ["records", "index"];
 
 /// `pwrite` and `fdatasync`.
 pub struct Plain {
@@ -32,13 +36,15 @@ pub struct Plain {
 
 impl Plain {
     pub fn open(dir: &Path) -> Result<Plain, Failure> {
-        let open = |name: &str| {
-            let path = dir.join(name);
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-            file.map_err(|e| Failure::io("open", &path, e))
-        };
-        Ok(Plain { dir: dir.to_owned(), files: [open(NAMES[0])?, open(NAMES[1])?] })
+        Ok(Plain { dir: dir.to_owned(), files: [open_plain(dir, NAMES[0])?, open_plain(dir, NAMES[1])?] })
     }
+}
+
+/// A file to read and write, made if it is missing.
+pub fn open_plain(dir: &Path, name: &str) -> Result<std::fs::File, Failure> {
+    let path = dir.join(name);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    file.map_err(|e| Failure::io("open", &path, e))
 }
 
 impl Medium for Plain {
@@ -73,12 +79,6 @@ impl Managed {
         let files = [store.file_with(NAMES[0], &options)?, store.file_with(NAMES[1], &options)?];
         Ok(Managed { store, files })
     }
-
-    /// Leaves plain, whole files.
-    pub fn close(self) -> Result<(), Failure> {
-        self.files.into_iter().try_for_each(File::close)?;
-        Ok(self.store.close()?)
-    }
 }
 
 impl Medium for Managed {
@@ -96,6 +96,11 @@ impl Medium for Managed {
 
     fn commit(&mut self) -> Result<(), Failure> {
         Ok(self.store.syncv(&[&self.files[0], &self.files[1]])?)
+    }
+
+    fn close(self: Box<Self>) -> Result<(), Failure> {
+        self.files.into_iter().try_for_each(File::close)?;
+        Ok(self.store.close()?)
     }
 }
 

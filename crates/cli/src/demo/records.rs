@@ -80,7 +80,7 @@ pub struct Records {
 
 impl Records {
     /// Writes the first generation, one record for each text, without committing it.
-    pub fn build(medium: &mut impl Medium, texts: &[Vec<u8>]) -> Result<Records, Failure> {
+    pub fn build(medium: &mut dyn Medium, texts: &[Vec<u8>]) -> Result<Records, Failure> {
         let blank = Entry { offset: 0, room: 0, len: 0, generation: 0, checksum: 0 };
         let mut records = Records { generation: 1, end: HEADER_BYTES, sum: 0, entries: vec![blank; texts.len()] };
         records.sum = (0..texts.len()).fold(0, |sum, id| sum.wrapping_add(blank.share(id)));
@@ -92,7 +92,7 @@ impl Records {
     }
 
     /// Reads the index of a verified database.
-    pub fn load(medium: &impl Medium) -> Result<Records, Failure> {
+    pub fn load(medium: &dyn Medium) -> Result<Records, Failure> {
         let data = medium.read(Which::Data, 0, HEADER_BYTES as usize)?;
         let index = medium.read(Which::Index, 0, HEADER_BYTES as usize)?;
         let count = word(&index, 2) as usize;
@@ -108,7 +108,7 @@ impl Records {
     /// One update of many pages in both files, not yet committed; returns the new generation.
     pub fn update(
         &mut self,
-        medium: &mut impl Medium,
+        medium: &mut dyn Medium,
         texts: &[Vec<u8>],
         random: &mut fastrand::Rng,
     ) -> Result<u64, Failure> {
@@ -122,7 +122,7 @@ impl Records {
         Ok(self.generation)
     }
 
-    fn write_record(&mut self, medium: &mut impl Medium, id: usize, text: &[u8], moves: bool) -> Result<(), Failure> {
+    fn write_record(&mut self, medium: &mut dyn Medium, id: usize, text: &[u8], moves: bool) -> Result<(), Failure> {
         let stamp = format!("Generation: {}\n", self.generation);
         let mut record = words(&[id as u64, (stamp.len() + text.len()) as u64, self.generation]);
         record.extend_from_slice(stamp.as_bytes());
@@ -142,7 +142,7 @@ impl Records {
         medium.write(Which::Index, &entry.encode(), HEADER_BYTES + (id * ENTRY_BYTES) as u64)
     }
 
-    fn write_headers(&self, medium: &mut impl Medium) -> Result<(), Failure> {
+    fn write_headers(&self, medium: &mut dyn Medium) -> Result<(), Failure> {
         let mut data = words(&[MAGIC, self.generation, self.end]);
         let mut index = words(&[MAGIC, self.generation, self.entries.len() as u64, self.sum]);
         data.resize(HEADER_BYTES as usize, 0);
@@ -153,7 +153,7 @@ impl Records {
 }
 
 /// Looks at everything, trusting nothing; the generation found, or what is torn.
-pub fn verify(medium: &impl Medium) -> Result<Result<u64, Torn>, Failure> {
+pub fn verify(medium: &dyn Medium) -> Result<Result<u64, Torn>, Failure> {
     let torn = |text: String| Ok(Err(Torn(text)));
     let data = medium.read(Which::Data, 0, HEADER_BYTES as usize)?;
     let index = medium.read(Which::Index, 0, HEADER_BYTES as usize)?;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Result;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{Counters, File, Meta, Open, Space, Step, Storage};
+use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
 
 /// What is told, by the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
@@ -82,5 +82,6 @@ impl File for HookedFile {
         fn lock(&self, wait: bool) -> Result<bool>;
         fn is_locked(&self) -> Result<bool>;
         fn is_direct(&self) -> bool;
+        fn map(&self, request: &MapRequest) -> Result<Box<dyn Mapping>>;
     }
 }

@@ -377,18 +377,30 @@ fn race(path: &str, rounds: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// A forked child that does nothing but live for half a minute at most.
+/// A forked child that does nothing but live for half a minute at most. `fork` has returned in it, too: it has let
+/// go of everything by then.
 fn fork_sleeper() -> i32 {
+    let mut pipe = [0; 2];
+    // SAFETY: room for two descriptors.
+    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0, "pipe");
     // SAFETY: the child calls only async-signal-safe functions.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork");
     if pid == 0 {
-        // SAFETY: async-signal-safe, all three.
+        // SAFETY: async-signal-safe, all of them.
         unsafe {
+            libc::write(pipe[1], [1u8].as_ptr().cast(), 1);
             libc::alarm(30);
             libc::pause();
             libc::_exit(0);
         }
+    }
+    let mut byte = 0u8;
+    // SAFETY: one byte, and the descriptors made above, which nobody else has.
+    unsafe {
+        assert_eq!(libc::read(pipe[0], (&raw mut byte).cast(), 1), 1, "the child lives");
+        libc::close(pipe[0]);
+        libc::close(pipe[1]);
     }
     pid
 }

@@ -72,6 +72,7 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     findings.extend(trial::room(dir, &info)?);
     findings.extend(trust::directory(path, dir)?);
     findings.extend(trial::kernel(dir));
+    findings.extend(trial::memory());
     findings.extend(trial::on_a_file(dir));
 
     let journal = journal_of(path);

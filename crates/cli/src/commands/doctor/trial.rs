@@ -9,7 +9,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use untorn_os::{AlignedBuf, BLOCK_BYTES, FileSystemInfo, Linux, Open, Step, Storage};
+use untorn_os::{
+    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Step, Storage, Tracker, memory_limit,
+};
 
 /// Less than this, and a commit may not find room for its journal.
 const ROOM_BYTES: u64 = 1 << 20;
@@ -50,6 +52,45 @@ pub fn kernel(dir: &Path) -> Vec<Finding> {
         _ => Finding::new("openat2", "yes"),
     };
     vec![found]
+}
+
+/// How much memory changed pages of mapped files can take, and whether the system must be asked first.
+pub fn memory() -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(limit) = memory_limit() {
+        let found = format!("{} with swap ({})", bytes(limit.bytes), limit.of);
+        findings.push(
+            Finding::new("memory", found)
+                .note("mapping a larger file takes a `dirty_max`, as changed pages stay in memory"),
+        );
+    }
+    if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2") {
+        let note = "files can be mapped only as far as the system has memory for all of their pages";
+        findings.push(Finding::new("overcommit", "strict").note(note));
+    }
+    findings
+}
+
+/// How stores to a mapping are found here.
+fn mappings(file: &dyn File) -> Finding {
+    let tracked = |tracker| {
+        let request = MapRequest { address_space: BLOCK_BYTES as u64, tracker: Some(tracker), ..MapRequest::default() };
+        file.map(&request).and_then(|mapping| {
+            mapping.show(0..mapping.page_bytes())?;
+            mapping.copy_in(0, b"trial")?;
+            let mut found = Vec::new();
+            mapping.changed(0..mapping.page_bytes(), &mut found)?;
+            Ok(found.len() == 1)
+        })
+    };
+    let works = |tracker| tracked(tracker).unwrap_or(false);
+    match (works(Tracker::Scan), works(Tracker::PageMap)) {
+        (true, _) => Finding::new("mappings", "tracker scan"),
+        (false, true) => Finding::new("mappings", "tracker pagemap").note(
+            "commits compare all pages changed since they were last dropped; Linux 6.7 or newer with userfaultfd              permitted is faster",
+        ),
+        (false, false) => Finding::new("mappings", "no").note("files cannot be mapped here; the file interface works"),
+    }
 }
 
 /// A file for trials, removed with this value.
@@ -111,6 +152,8 @@ fn try_all(dir: &Path) -> io::Result<Vec<Finding>> {
             .rules_out("files cannot be tied to their store; use a file system with extended attributes"),
     };
     findings.push(attribute);
+
+    findings.push(mappings(&*file));
 
     let other = trial.storage.open(&trial.name, Open::WRITE)?;
     let excludes = |mine: io::Result<bool>, theirs: io::Result<bool>| Ok::<_, io::Error>(mine? && !theirs?);

@@ -1,0 +1,197 @@
+//! Exported functions: maps of descriptors.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::sync::Arc;
+
+use libc::off_t;
+use untorn::MapOptions;
+
+use super::table::{Window, add, extend, find, is_reserved, manage, mapped_in, undo, unmap};
+use super::{check_readable, check_writable, failure, is_regular, stat};
+use crate::error::{Failure, Result, guard};
+
+fn page_bytes() -> usize {
+    // SAFETY: asks only.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// The pages of a range of addresses. None: it makes no sense.
+fn pages(address: *mut c_void, len: usize) -> Option<Range<usize>> {
+    let (start, page) = (address.addr(), page_bytes());
+    let end = start.checked_add(len)?.checked_next_multiple_of(page)?;
+    (start.is_multiple_of(page) && start < end).then_some(start..end)
+}
+
+/// This call is for Untorn: a shared map of a regular file that is managed, or will be.
+fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
+    let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
+    if !shared || flags & libc::MAP_ANONYMOUS != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
+        return false;
+    }
+    prot & libc::PROT_WRITE != 0 || find(fd).is_some()
+}
+
+fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, at: off_t) -> Result<*mut c_void> {
+    // POSIX has EACCES where other calls have EBADF.
+    let denied = |failure: Failure| Failure { errno: libc::EACCES, ..failure };
+    check_readable(fd).map_err(denied)?;
+    if prot & libc::PROT_WRITE != 0 {
+        check_writable(fd).map_err(denied)?;
+    }
+    let page = page_bytes();
+    let rounded = len.checked_next_multiple_of(page).filter(|rounded| *rounded > 0 && at >= 0);
+    let Some(rounded) = rounded.filter(|_| (at as usize).is_multiple_of(page)) else {
+        return Err(failure(libc::EINVAL, "a length of 0, or an offset that is no multiple of the page size"));
+    };
+    if flags & libc::MAP_FIXED != 0 {
+        return Err(failure(libc::ENOTSUP, "MAP_FIXED: a managed file's place in memory is not replaced or moved"));
+    }
+    let mut options = MapOptions::new().offset(at as u64).len(rounded as u64).beyond_end(true);
+    if flags & libc::MAP_POPULATE != 0 {
+        options = options.populate(true);
+    }
+    if flags & libc::MAP_FIXED_NOREPLACE != 0 {
+        let base = address.addr().checked_sub(at as usize).filter(|base| *base > 0);
+        options = options.address(base.ok_or_else(|| failure(libc::EINVAL, "no room before that address"))?);
+    }
+    let known = find(fd).is_some();
+    let file = manage(fd)?;
+    let map = file.map(&options).inspect_err(|_| {
+        if !known {
+            undo(&file);
+        }
+    })?;
+    let start = map.as_mut_ptr();
+    let addresses = start.addr()..start.addr() + rounded;
+    add(Window { addresses, file, map: Arc::new(map) });
+    Ok(start.cast())
+}
+
+/// `mmap`. The first shared, writable map of a regular file has Untorn manage the file: its stores and
+/// writes then reach the disk at msync or fsync, all or nothing. Recovers the file if need be. May reach
+/// behind the end of the file, which grows into it. Everything else is mapped as ever.
+///
+/// MAP_FAILED with an errno: ENOTSUP (MAP_FIXED), EBUSY (another process has the file), ENOMEM, EACCES,
+/// EINVAL, and those of untorn_open().
+///
+/// # Safety
+/// As for `mmap`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_mmap(
+    address: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    at: off_t,
+) -> *mut c_void {
+    if is_ours(prot, flags, fd) {
+        return guard(libc::MAP_FAILED, || map(address, len, prot, flags, fd, at));
+    }
+    if flags & libc::MAP_FIXED != 0 && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {
+        let refused = || Err(failure(libc::ENOTSUP, "MAP_FIXED over the map of a managed file"));
+        return guard(libc::MAP_FAILED, refused);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { libc::mmap(address, len, prot, flags, fd, at) }
+}
+
+/// `msync`. MS_SYNC commits all changes of the file, wherever they were made, durably on return, all or
+/// nothing. MS_ASYNC: what is stored by now is the commit, which the next fsync or MS_SYNC waits for.
+/// MS_INVALIDATE does nothing: all maps are one view (untorn_fd_rollback() rolls back).
+///
+/// # Safety
+/// As for `msync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c_int) -> c_int {
+    let files = pages(address, len).map(|pages| mapped_in(&pages)).unwrap_or_default();
+    if files.is_empty() {
+        // SAFETY: the caller's promise.
+        return unsafe { libc::msync(address, len, flags) };
+    }
+    guard(-1, || {
+        let both = libc::MS_SYNC | libc::MS_ASYNC;
+        if flags & !(both | libc::MS_INVALIDATE) != 0 || flags & both == both {
+            return Err(failure(libc::EINVAL, format!("msync's flags {flags:#x}")));
+        }
+        for file in files {
+            file.with(|file| {
+                match flags & both {
+                    libc::MS_SYNC => file.commit()?,
+                    libc::MS_ASYNC => drop(file.commit_async()?),
+                    _ => {}
+                }
+                Ok(())
+            })?;
+        }
+        Ok(0)
+    })
+}
+
+/// `munmap`. What was stored and not committed stays an uncommitted change of the file, until the last
+/// of its descriptors and maps is gone. Its pages stay accessible until then.
+///
+/// # Safety
+/// As for `munmap`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_int {
+    match pages(address, len) {
+        Some(pages) if is_reserved(&pages) || !mapped_in(&pages).is_empty() => guard(-1, || unmap(pages).map(|_| 0)),
+        // SAFETY: the caller's promise.
+        _ => unsafe { libc::munmap(address, len) },
+    }
+}
+
+/// `mremap`: a managed file's map grows and shrinks in its place, which is always free.
+///
+/// # Safety
+/// As for `mremap`. `to` is looked at with MREMAP_FIXED alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_mremap(
+    address: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let old = pages(address, old_len.max(1));
+    let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
+        // SAFETY: the caller's promise; the last argument is read with MREMAP_FIXED alone.
+        return unsafe { libc::mremap(address, old_len, new_len, flags, to) };
+    };
+    guard(libc::MAP_FAILED, || {
+        let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "a length that makes no sense"))?;
+        if old_len == 0 || flags & !libc::MREMAP_MAYMOVE != 0 {
+            return Err(failure(libc::EINVAL, "the map of a managed file is neither doubled nor moved"));
+        }
+        if new.end > old.end {
+            extend(&old, new.end)?;
+        } else if new.end < old.end {
+            unmap(new.end..old.end)?;
+        }
+        Ok(address)
+    })
+}
+
+/// `madvise`. Advice that drops pages (MADV_DONTNEED, MADV_FREE) is not taken on a managed file's maps,
+/// whose stores it would lose: see untorn_fd_quiesce().
+///
+/// # Safety
+/// As for `madvise`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+    /// Since Linux 5.18.
+    const MADV_DONTNEED_LOCKED: c_int = 24;
+    let drops = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_DONTNEED_LOCKED);
+    if drops && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {
+        return match advice {
+            libc::MADV_REMOVE => {
+                guard(-1, || Err(failure(libc::EOPNOTSUPP, "MADV_REMOVE: use fallocate on the descriptor")))
+            }
+            _ => 0,
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { libc::madvise(address, len, advice) }
+}

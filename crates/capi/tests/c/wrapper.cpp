@@ -1,0 +1,135 @@
+/* The C++ face, and the renaming header in a C++ source whose methods have the names of calls. */
+#include <untorn_posix.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <untorn.hpp>
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            std::fprintf(stderr, "%s:%d: not true: %s\n  %s\n", __FILE__, __LINE__, #condition, untorn_error_message()); \
+            std::_Exit(1);                                                                                             \
+        }                                                                                                              \
+    } while (0)
+
+template <class Call> static void fails(int code, untorn_error kind, Call call) {
+    try {
+        call();
+    } catch (const untorn::error &e) {
+        CHECK(e.code() == code && e.kind() == kind && *e.what());
+        return;
+    }
+    CHECK(!"did not throw");
+}
+
+template <class T> constexpr bool moves_only = std::is_nothrow_move_constructible_v<T> &&
+                                               std::is_nothrow_move_assignable_v<T> &&
+                                               !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T>;
+static_assert(moves_only<untorn::store> && moves_only<untorn::file> && moves_only<untorn::map> &&
+              moves_only<untorn::txn> && moves_only<untorn::ticket>);
+
+static void files_and_transactions() {
+    untorn::store store("store");
+    untorn::file a = store.create("a"), b = store.create("b", 0600);
+    a.write("one", 0);
+    CHECK(b.append("two") == 0 && b.append("!") == 3 && b.size() == 4);
+    untorn::sync({a, b});
+    a.write("ONE", 0);
+    a.rollback();
+    CHECK(a.read(100, 0) == "one" && b.path() == "b" && store.path() == "store");
+    {
+        untorn::txn txn = store.begin();
+        txn.mkdir("dir");
+        untorn::file c = txn.create("dir/c");
+        c.write("three", 0);
+        txn.rename("b", "dir/b");
+        txn.commit();
+        fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { txn.commit(); });
+    }
+    {
+        untorn::txn dropped = store.begin();
+        dropped.unlink("a");
+    }
+    CHECK(store.open("dir/b").read(9, 0) == "two!");
+    CHECK(store.open("a", UNTORN_RDONLY).read(9, 0) == "one");
+    untorn::ticket ticket = a.sync_async();
+    ticket.wait();
+    CHECK(ticket.poll());
+    untorn::sync_async({a, b}).wait();
+    CHECK(store.status().commits >= 4 && store.status_json().find("\"store_id\"") != std::string::npos);
+    fails(ENOENT, UNTORN_E_IO, [&] { store.open("missing"); });
+    fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::sync({}); });
+
+    untorn::file moved = std::move(a);
+    fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { a.size(); });
+    CHECK(moved.duplicate().size() == 3);
+    moved = std::move(b);
+    CHECK(moved.size() == 4);
+    store.close();
+    fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { moved.size(); });
+    untorn::put("store/a", "put");
+}
+
+static void maps() {
+    struct account {
+        std::uint64_t coins, moves;
+    };
+    untorn::file file("accounts", UNTORN_CREATE);
+    file.truncate(2 * sizeof(account));
+    untorn::map map = file.map();
+    account *accounts = map.as<account>();
+    accounts[0] = {70, 1};
+    accounts[1] = {30, 1};
+    map.sync();
+    accounts[0].coins = 0;
+    map.rollback();
+    CHECK(accounts[0].coins == 70 && map.size() == 2 * sizeof(account));
+    map.resize(1 << 20);
+    map.mark_dirty(0, 8);
+    map.sync_async().wait();
+    map.quiesce();
+    CHECK(map.size() == 1 << 20 && map.data() == accounts && map.tracker() >= 1);
+    file.close();
+    map.close();
+    fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { map.sync(); });
+    untorn::map_options missing;
+    missing.len = 1 << 30;
+    fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::file("accounts").map(missing); });
+}
+
+/* Methods of these names are nobody's business; the calls inside are Untorn's. */
+struct log {
+    int fd;
+    bool open(const char *path) { return (fd = ::open(path, O_RDWR | O_CREAT, 0644)) >= 0; }
+    ssize_t read(void *buf, size_t len) { return ::pread(fd, buf, len, 0); }
+    ssize_t write(const char *text) { return ::pwrite(fd, text, std::strlen(text), 0); }
+    bool close() { return ::close(fd) == 0; }
+};
+
+static void renamed() {
+    log log;
+    CHECK(log.open("log") && ::ftruncate(log.fd, 100) == 0);
+    void *at = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, log.fd, 0);
+    CHECK(at != MAP_FAILED && untorn_fd_is_managed(log.fd) == 1);
+    CHECK(log.write("kept") == 4 && ::msync(at, 4096, MS_SYNC) == 0);
+    CHECK(log.write("lost") == 4 && ::munmap(at, 4096) == 0 && log.close());
+    CHECK(log.open("log"));
+    char buf[4];
+    CHECK(log.read(buf, 4) == 4 && std::memcmp(buf, "kept", 4) == 0 && log.close());
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2 && chdir(argv[1]) == 0);
+    files_and_transactions();
+    maps();
+    renamed();
+    return 0;
+}

@@ -1,0 +1,167 @@
+//! The file systems of the laboratory: made, mounted, unmounted.
+
+use super::image::Image;
+use super::loopback::Loop;
+use super::recorder::memory_file;
+use anyhow::{Context, Result, bail};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::{CString, OsString};
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+/// A file system and how it is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileSystem {
+    /// ext4 as it is by default: metadata in its journal, data before them.
+    Ext4,
+    /// ext4 with data in its journal, too.
+    Ext4Journal,
+    /// ext4 that never flushes the disk: it is not safe, and the laboratory must see it.
+    Ext4NoBarrier,
+    /// XFS with reflinks.
+    Xfs,
+    /// btrfs on one device.
+    Btrfs,
+}
+
+/// Those that programs are tested on.
+pub const SOUND: [FileSystem; 4] = [FileSystem::Ext4, FileSystem::Ext4Journal, FileSystem::Xfs, FileSystem::Btrfs];
+
+impl FileSystem {
+    /// For people and options.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Ext4Journal => "ext4-journal",
+            FileSystem::Ext4NoBarrier => "ext4-nobarrier",
+            FileSystem::Xfs => "xfs",
+            FileSystem::Btrfs => "btrfs",
+        }
+    }
+
+    fn kernel_name(self) -> &'static str {
+        match self {
+            FileSystem::Xfs => "xfs",
+            FileSystem::Btrfs => "btrfs",
+            _ => "ext4",
+        }
+    }
+
+    /// The program that makes it.
+    pub fn mkfs(self) -> String {
+        format!("mkfs.{}", self.kernel_name())
+    }
+
+    /// The least disk that it can be made on, in bytes.
+    pub fn bytes_min(self) -> u64 {
+        match self {
+            FileSystem::Xfs => 300 << 20,
+            FileSystem::Btrfs => 128 << 20,
+            _ => 64 << 20,
+        }
+    }
+
+    /// Where its superblock is.
+    pub fn superblock(self) -> Range<u64> {
+        match self {
+            FileSystem::Xfs => 0..512,
+            FileSystem::Btrfs => 65536..65536 + 4096,
+            _ => 0..4096,
+        }
+    }
+
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            FileSystem::Xfs => &["-q", "-f", "-K", "-m", "reflink=1"],
+            FileSystem::Btrfs => &["-q", "-f", "-K"],
+            // All is written now, so that nothing is left for later, when it would be recorded.
+            _ => &["-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"],
+        }
+    }
+
+    fn options(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "data=ordered",
+            FileSystem::Ext4Journal => "data=journal",
+            FileSystem::Ext4NoBarrier => "barrier=0",
+            FileSystem::Xfs => "nouuid",
+            FileSystem::Btrfs => "",
+        }
+    }
+
+    /// A fresh one.
+    pub fn make(self, bytes: u64) -> Result<Image> {
+        let file = memory_file("image")?;
+        file.set_len(bytes.max(self.bytes_min()))?;
+        let device = Loop::attach(&file, false).context("no loop device")?;
+        let mut command = Command::new(self.mkfs());
+        command.args(self.arguments()).arg(device.path()).stdin(Stdio::null()).env("PATH", program_path());
+        let output = command.output().with_context(|| format!("cannot run {}", self.mkfs()))?;
+        if !output.status.success() {
+            bail!("{} failed: {}", self.mkfs(), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        device.forget_cache()?;
+        Ok(Image::load(&file)?)
+    }
+
+    /// Mounts a device; this is where the kernel recovers.
+    pub fn mount(self, device: &Path, at: &Path) -> Result<()> {
+        if self == FileSystem::Btrfs {
+            forget_btrfs_devices();
+        }
+        let options = CString::new(self.options()).expect("a constant");
+        mount(device, at, self.kernel_name(), MountFlags::empty(), &*options)
+            .with_context(|| format!("{} cannot be mounted", self.name()))
+    }
+}
+
+/// Where programs are, those of the system's administrator included.
+pub(super) fn program_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin");
+    path
+}
+
+/// Unmounts; waits until the kernel has written everything.
+pub fn unmount_now(at: &Path) -> Result<()> {
+    let mut tries = 0;
+    loop {
+        match unmount(at, UnmountFlags::empty()) {
+            // Something that just ended may hold it for a moment.
+            Err(rustix::io::Errno::BUSY) if tries < 200 => tries += 1,
+            done => return done.with_context(|| format!("cannot unmount {}", at.display())),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// btrfs remembers devices that it has seen, and takes an older image of the same file system for an error.
+fn forget_btrfs_devices() {
+    /// BTRFS_IOC_FORGET_DEV; an empty name means all that are not mounted.
+    const FORGET: libc::Ioctl = 0x5000_9405;
+    if let Ok(control) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/btrfs-control") {
+        let arguments = [0u8; 4096];
+        // SAFETY: the kernel only reads a `btrfs_ioctl_vol_args`, which is 4096 bytes of a number and a name.
+        unsafe { libc::ioctl(control.as_raw_fd(), FORGET, &arguments) };
+    }
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for FileSystem {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<FileSystem, String> {
+        let all = SOUND.into_iter().chain([FileSystem::Ext4NoBarrier]);
+        let names: Vec<_> = all.clone().map(FileSystem::name).collect();
+        all.into_iter().find(|fs| fs.name() == name).ok_or_else(|| format!("`{name}` is none of {}", names.join(", ")))
+    }
+}

@@ -1,0 +1,150 @@
+//! A disk's contents: sparse, cheap to copy, and summed, so that equal images are known at once.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hasher};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Bytes that are copied, summed and stored as one.
+pub const PAGE_BYTES: usize = 4096;
+
+type Page = [u8; PAGE_BYTES];
+const ZEROS: Page = [0; PAGE_BYTES];
+
+/// What a disk holds. Pages of zeros take no room.
+#[derive(Clone)]
+pub struct Image {
+    pages: BTreeMap<u64, Arc<Page>>,
+    bytes: u64,
+    sum: u64,
+}
+
+impl Image {
+    /// Nothing but zeros.
+    pub fn empty(bytes: u64) -> Image {
+        Image { pages: BTreeMap::new(), bytes, sum: 0 }
+    }
+
+    /// What a file holds, holes left out.
+    pub fn load(file: &File) -> io::Result<Image> {
+        let mut image = Image::empty(file.metadata()?.len());
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        while let Some((start, end)) = next_data(file, at)? {
+            at = start;
+            while at < end {
+                let part = &mut buffer[..((end - at) as usize).min(1 << 20)];
+                file.read_exact_at(part, at)?;
+                image.write(at, part);
+                at += part.len() as u64;
+            }
+        }
+        Ok(image)
+    }
+
+    /// Makes the file hold exactly this.
+    pub fn store(&self, file: &File) -> io::Result<()> {
+        file.set_len(0)?;
+        file.set_len(self.bytes)?;
+        let mut run: Vec<u8> = Vec::with_capacity(1 << 20);
+        let mut start = 0;
+        for (number, page) in &self.pages {
+            let at = number * PAGE_BYTES as u64;
+            if at != start + run.len() as u64 || run.len() >= 1 << 20 {
+                file.write_all_at(&run, start)?;
+                run.clear();
+                start = at;
+            }
+            run.extend_from_slice(&page[..]);
+        }
+        file.write_all_at(&run, start)
+    }
+
+    /// Size of the disk.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Equal for equal contents, and practically never for others.
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// Overwrites a part.
+    pub fn write(&mut self, offset: u64, mut bytes: &[u8]) {
+        let mut at = offset;
+        while !bytes.is_empty() {
+            let (number, within) = (at / PAGE_BYTES as u64, (at % PAGE_BYTES as u64) as usize);
+            let part = bytes.len().min(PAGE_BYTES - within);
+            let mut page = match self.pages.remove(&number) {
+                Some(old) => {
+                    self.sum ^= sum_of(number, &old);
+                    old
+                }
+                None => Arc::new(ZEROS),
+            };
+            Arc::make_mut(&mut page)[within..within + part].copy_from_slice(&bytes[..part]);
+            if *page != ZEROS {
+                self.sum ^= sum_of(number, &page);
+                self.pages.insert(number, page);
+            }
+            at += part as u64;
+            bytes = &bytes[part..];
+        }
+    }
+
+    /// Every page that is not all zeros, with its place in bytes.
+    pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.pages.iter().map(|(number, page)| (number * PAGE_BYTES as u64, &page[..]))
+    }
+}
+
+fn sum_of(number: u64, page: &Page) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write_u64(number);
+    hasher.write(page);
+    hasher.finish()
+}
+
+/// The next run of a file that is no hole.
+fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
+    use rustix::fs::{SeekFrom, seek};
+    let start = match seek(file, SeekFrom::Data(from)) {
+        Err(rustix::io::Errno::NXIO) => return Ok(None),
+        done => done?,
+    };
+    Ok(Some((start, seek(file, SeekFrom::Hole(start))?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_contents_have_equal_sums_however_they_came_about() {
+        let (mut a, mut b) = (Image::empty(1 << 20), Image::empty(1 << 20));
+        a.write(5000, &[1; 9000]);
+        b.write(5000, &[2; 100]);
+        assert_ne!(a.sum(), b.sum());
+        b.write(5100, &[1; 8900]);
+        b.write(5000, &[1; 100]);
+        assert_eq!(a.sum(), b.sum());
+        a.write(0, &[0; 20_000]);
+        assert_eq!((a.sum(), a.pages().count()), (Image::empty(1 << 20).sum(), 0));
+    }
+
+    #[test]
+    fn a_file_holds_what_was_stored() {
+        let file = tempfile::tempfile().unwrap();
+        let mut image = Image::empty(8 << 20);
+        image.write(4096 * 3 - 7, &[3; 20_000]);
+        image.write(7 << 20, &[9; 512]);
+        file.write_all_at(&[5; 4096], 1 << 20).unwrap();
+        image.store(&file).unwrap();
+        let again = Image::load(&file).unwrap();
+        assert_eq!((again.sum(), again.bytes()), (image.sum(), 8 << 20));
+        assert!(again.pages().eq(image.pages()));
+    }
+}

@@ -1,0 +1,206 @@
+//! The worker's side of the device: starts it, gives it orders, takes its log.
+
+use super::again::Again;
+use super::event::Event;
+use super::image::Image;
+use super::loopback::Loop;
+use super::server::{ACKS, ASKED, DISK};
+use super::watch;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mount::{UnmountFlags, unmount};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// The device answers at once, or something is wrong with it.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// A file in memory, without a name.
+pub fn memory_file(what: &str) -> Result<File> {
+    let file = memfd_create(format!("untorn-crashlab-{what}"), MemfdFlags::CLOEXEC).context("no memory file")?;
+    Ok(File::from(file))
+}
+
+/// Where other processes find an open file of this one.
+pub fn path_of(file: &File) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
+}
+
+/// What a device may be told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Writes.
+    Writes,
+    /// Flushes; what was written stays.
+    Flushes,
+    /// Flushes; what was not flushed is gone, as if the disk had lost its cache.
+    Cache,
+}
+
+/// What a device was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Writes, failed ones included.
+    pub writes: u64,
+    /// Flushes, failed ones included.
+    pub flushes: u64,
+    /// Writes and flushes that failed.
+    pub failed: u64,
+}
+
+/// A recording device. It ends when this is dropped.
+pub struct Recorder {
+    child: Child,
+    control: BufReader<UnixStream>,
+    disk: File,
+    log: File,
+    place: PathBuf,
+    base: Image,
+}
+
+impl Recorder {
+    /// Starts a device that holds the image. Only in a worker: see [`super::watch`].
+    pub fn start(again: &Again, base: Image) -> Result<Recorder> {
+        let place = watch::directory("served")?;
+        let (disk, log) = (memory_file("disk")?, memory_file("log")?);
+        base.store(&disk)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(ANSWER_TIME_MAX))?;
+        let order = format!("{}\t{}\t{}", path_of(&disk).display(), path_of(&log).display(), place.display());
+        let child = again
+            .command()
+            .env(ASKED, order)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start the device")?;
+        let mut recorder = Recorder { child, control: BufReader::new(ours), disk, log, place, base };
+        recorder.order("ready?").context("the device does not come up")?;
+        watch::name_connection(rustix::fs::minor(rustix::fs::stat(&recorder.place)?.st_dev));
+        Ok(recorder)
+    }
+
+    /// The disk as a block device.
+    pub fn attach(&self) -> Result<Loop> {
+        let disk = OpenOptions::new().read(true).write(true).open(self.place.join(DISK))?;
+        Loop::attach(&disk, true).context("no loop device")
+    }
+
+    /// Lines that are written here are acknowledgements.
+    pub fn acks(&self) -> PathBuf {
+        self.place.join(ACKS)
+    }
+
+    /// Gives an order; see the server for what it knows.
+    pub fn order(&mut self, order: &str) -> Result<String> {
+        self.control.get_mut().write_all(format!("{order}\n").as_bytes())?;
+        let mut answer = String::new();
+        self.control.read_line(&mut answer).with_context(|| format!("no answer to `{order}`"))?;
+        match answer.trim_end() {
+            "" => bail!("the device ended instead of answering `{order}`"),
+            error if error.starts_with("error: ") => bail!("{order}: {error}"),
+            answer => Ok(answer.to_owned()),
+        }
+    }
+
+    /// How long a flush takes.
+    pub fn flush_time(&mut self, time: Duration) -> Result<()> {
+        self.order(&format!("flush_us {}", time.as_micros())).map(drop)
+    }
+
+    /// Notes a place in the log.
+    pub fn mark(&mut self, text: &str) -> Result<()> {
+        self.order(&format!("mark {text}")).map(drop)
+    }
+
+    /// Keeps what unflushed writes overwrite, from now on, for [`Trouble::Cache`].
+    pub fn remember(&mut self) -> Result<()> {
+        self.order("remember").map(drop)
+    }
+
+    /// Fails from the n-th write or flush on, counted from now.
+    pub fn fail(&mut self, what: Trouble, n: u64) -> Result<()> {
+        let counts = self.counts()?;
+        let (order, before) = match what {
+            Trouble::Writes => ("fail writes from", counts.writes),
+            Trouble::Flushes => ("fail flushes from", counts.flushes),
+            Trouble::Cache => ("lose cache from", counts.flushes),
+        };
+        self.order(&format!("{order} {}", before + n)).map(drop)
+    }
+
+    /// All is well again.
+    pub fn heal(&mut self) -> Result<()> {
+        self.order("heal").map(drop)
+    }
+
+    /// What the device was asked for so far.
+    pub fn counts(&mut self) -> Result<Counts> {
+        let answer = self.order("counts?")?;
+        let n: Vec<u64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        let [writes, failed_writes, flushes, failed_flushes] = n[..] else { bail!("counts: {answer}") };
+        Ok(Counts { writes, flushes, failed: failed_writes + failed_flushes })
+    }
+
+    /// What the disk holds this moment.
+    pub fn image(&self) -> Result<Image> {
+        Ok(Image::load(&self.disk)?)
+    }
+
+    /// Everything that happened so far.
+    pub fn events(&self) -> Result<Vec<Event>> {
+        Ok(Event::read_all(File::open(path_of(&self.log))?)?)
+    }
+
+    /// Ends the device. What the disk held at first, and everything that happened.
+    pub fn stop(mut self) -> Result<(Image, Vec<Event>)> {
+        self.end();
+        let events = self.events()?;
+        Ok((std::mem::replace(&mut self.base, Image::empty(0)), events))
+    }
+
+    fn end(&mut self) {
+        let _ = self.control.get_ref().shutdown(std::net::Shutdown::Both);
+        if !ended(&mut self.child) {
+            let _ = self.child.kill().and_then(|()| self.child.wait());
+        }
+        let _ = unmount(&self.place, UnmountFlags::DETACH);
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn ended(child: &mut Child) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// The acknowledgements of a program that runs in this process.
+pub struct Acks(File);
+
+impl Acks {
+    /// Opens the file.
+    pub fn open(path: &Path) -> io::Result<Acks> {
+        Ok(Acks(std::fs::OpenOptions::new().append(true).open(path)?))
+    }
+
+    /// Says it: when this returns, it stands in the log behind everything that the disk was given before.
+    pub fn say(&mut self, line: &str) -> io::Result<()> {
+        self.0.write_all(format!("{line}\n").as_bytes())
+    }
+}

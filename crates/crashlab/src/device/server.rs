@@ -1,0 +1,377 @@
+//! The device: serves the disk and `acks` through FUSE, and logs.
+//!
+//! One thread answers one request after the other, so that the log's order is the order in which the
+//! device took them: a write is logged before it is answered, and a flush covers what was answered before.
+
+use super::event::Event;
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Asks this process to be the device: paths of disk and log, and where to mount, separated by tabs.
+pub(super) const ASKED: &str = "UNTORN_CRASHLAB_DEVICE";
+pub(super) const DISK: &str = "disk";
+pub(super) const ACKS: &str = "acks";
+
+/// Of `<linux/prctl.h>`.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// A program that writes for ever fills the log, not the memory.
+const LOG_BYTES_MAX: u64 = 2 << 30;
+const FOREVER: Duration = Duration::from_secs(3600);
+const ROOT_NODE: u64 = 1;
+const DISK_NODE: u64 = 2;
+const ACKS_NODE: u64 = 3;
+
+/// If this process was started as the device, serves it and ends the process; otherwise does nothing.
+pub fn serve_if_asked() {
+    let Ok(order) = std::env::var(ASKED) else { return };
+    let code = match serve(&order) {
+        Ok(()) => 0,
+        Err(e) => {
+            eprintln!("the recording device: {e}");
+            1
+        }
+    };
+    std::process::exit(code);
+}
+
+fn serve(order: &str) -> io::Result<()> {
+    let words: Vec<_> = order.split('\t').collect();
+    let [disk, log, place] = words[..] else { return Err(io::Error::other("disk, log and place are wanted")) };
+    // Memory is never to be waited for in what we serve. Where that is not granted, there is enough of it.
+    // SAFETY: takes numbers only.
+    unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+    let disk = OpenOptions::new().read(true).write(true).open(disk)?;
+    let log = OpenOptions::new().append(true).open(log)?;
+    let bytes = disk.metadata()?.len();
+    let state = Arc::new(Mutex::new(State { disk, log, ..State::default()? }));
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::FSName("untorn-crashlab".into())];
+    let session = Session::new(Server { state: state.clone(), bytes }, place, &config)?;
+    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    std::thread::spawn(move || {
+        let _ = obey(&control, &state);
+        // Whoever gave orders is gone, and with them the reason to go on. The kernel answers what is
+        // still asked as soon as this process has ended.
+        std::process::exit(0);
+    });
+    session.run()
+}
+
+/// What the device was told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failing {
+    Writes,
+    Flushes,
+    /// And what was not flushed is gone, as if the disk had lost its cache.
+    FlushesAndCache,
+}
+
+/// Writes, or flushes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// All that there were.
+    all: u64,
+    failed: u64,
+}
+
+impl Counts {
+    /// Counts one; whether it fails.
+    fn count(&mut self, failing: bool, first: u64) -> bool {
+        self.all += 1;
+        let fails = failing && self.all >= first;
+        self.failed += u64::from(fails);
+        fails
+    }
+}
+
+struct State {
+    disk: File,
+    log: File,
+    log_bytes: u64,
+    failing: Option<Failing>,
+    /// The first one that fails.
+    first: u64,
+    writes: Counts,
+    flushes: Counts,
+    flush_time: Duration,
+    /// What unflushed writes overwrote, while somebody may ask for it.
+    undo: Option<Vec<(u64, Vec<u8>)>>,
+    /// The beginning of a line of `acks`.
+    line: Vec<u8>,
+}
+
+impl State {
+    fn default() -> io::Result<State> {
+        let nowhere = || OpenOptions::new().read(true).write(true).open("/dev/null");
+        Ok(State {
+            disk: nowhere()?,
+            log: nowhere()?,
+            log_bytes: 0,
+            failing: None,
+            first: 0,
+            writes: Counts::default(),
+            flushes: Counts::default(),
+            flush_time: Duration::ZERO,
+            undo: None,
+            line: Vec::new(),
+        })
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        if self.writes.count(self.failing == Some(Failing::Writes), self.first) {
+            return Err(Errno::EIO);
+        }
+        self.log_bytes += bytes.len() as u64;
+        if self.log_bytes > LOG_BYTES_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        if let Some(undo) = &mut self.undo {
+            let mut old = vec![0; bytes.len()];
+            self.disk.read_exact_at(&mut old, offset).map_err(Errno::from)?;
+            undo.push((offset, old));
+        }
+        self.disk.write_all_at(bytes, offset).map_err(Errno::from)?;
+        Event::append_write(&mut self.log, offset, bytes).map_err(Errno::from)
+    }
+
+    fn flush(&mut self) -> Result<(), Errno> {
+        let failing = self.failing.filter(|what| *what != Failing::Writes);
+        if !self.flushes.count(failing.is_some(), self.first) {
+            if let Some(undo) = &mut self.undo {
+                undo.clear();
+            }
+            return Event::Flush.append(&mut self.log).map_err(Errno::from);
+        }
+        if failing == Some(Failing::FlushesAndCache) {
+            for (offset, old) in self.undo.replace(Vec::new()).unwrap_or_default().into_iter().rev() {
+                self.disk.write_all_at(&old, offset).map_err(Errno::from)?;
+                Event::append_write(&mut self.log, offset, &old).map_err(Errno::from)?;
+            }
+        }
+        Err(Errno::EIO)
+    }
+
+    fn acknowledge(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.line.extend_from_slice(bytes);
+        while let Some(end) = self.line.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.line.drain(..=end).collect();
+            Event::Line(String::from_utf8_lossy(&line[..end]).into_owned()).append(&mut self.log)?;
+        }
+        Ok(())
+    }
+
+    /// From the n-th write or flush on, counted from the device's start.
+    fn fail(&mut self, what: Failing, n: &str) -> io::Result<()> {
+        (self.failing, self.first) = (Some(what), n.parse().map_err(io::Error::other)?);
+        Ok(())
+    }
+
+    /// One order, and what to answer.
+    fn order(&mut self, order: &str) -> io::Result<String> {
+        let (verb, rest) = match order.starts_with("mark ") {
+            true => order.split_once(' '),
+            false => order.rsplit_once(' '),
+        }
+        .unwrap_or((order, ""));
+        match (verb, rest) {
+            ("ready?", _) => {}
+            ("counts?", _) => {
+                let (w, f) = (self.writes, self.flushes);
+                return Ok(format!("{} {} {} {}", w.all, w.failed, f.all, f.failed));
+            }
+            ("mark", text) => Event::Mark(text.to_owned()).append(&mut self.log)?,
+            ("flush_us", us) => self.flush_time = Duration::from_micros(us.parse().map_err(io::Error::other)?),
+            ("remember", _) => drop(self.undo.get_or_insert_default()),
+            ("heal", _) => self.failing = None,
+            ("fail writes from", n) => self.fail(Failing::Writes, n)?,
+            ("fail flushes from", n) => self.fail(Failing::Flushes, n)?,
+            ("lose cache from", n) => self.fail(Failing::FlushesAndCache, n)?,
+            _ => return Err(io::Error::other(format!("no such order: {order}"))),
+        }
+        Ok("done".to_owned())
+    }
+}
+
+fn obey(control: &UnixStream, state: &Mutex<State>) -> io::Result<()> {
+    for order in BufReader::new(control).lines() {
+        let answer = state.lock().expect("no panic under this lock").order(&order?);
+        let answer = answer.unwrap_or_else(|e| format!("error: {e}"));
+        (&*control).write_all(format!("{answer}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
+struct Server {
+    state: Arc<Mutex<State>>,
+    bytes: u64,
+}
+
+impl Server {
+    fn locked<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.state.lock().expect("no panic under this lock"))
+    }
+
+    fn attributes(&self, node: u64) -> Option<FileAttr> {
+        let (kind, perm, size) = match node {
+            ROOT_NODE => (FileType::Directory, 0o700, 0),
+            DISK_NODE => (FileType::RegularFile, 0o600, self.bytes),
+            ACKS_NODE => (FileType::RegularFile, 0o600, 0),
+            _ => return None,
+        };
+        let never: SystemTime = UNIX_EPOCH;
+        Some(FileAttr {
+            ino: INodeNo(node),
+            size,
+            blocks: size / 512,
+            atime: never,
+            mtime: never,
+            ctime: never,
+            crtime: never,
+            kind,
+            perm,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+}
+
+impl Filesystem for Server {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        config.set_max_write(WRITE_BYTES_MAX).map(|_| ()).map_err(|_| io::Error::other("max_write"))
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let node = match name.to_str() {
+            Some(DISK) => DISK_NODE,
+            Some(ACKS) => ACKS_NODE,
+            _ => 0,
+        };
+        match self.attributes(node) {
+            Some(attributes) if parent.0 == ROOT_NODE => reply.entry(&FOREVER, &attributes, Generation(0)),
+            _ => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(node.0) {
+            Some(attributes) => reply.attr(&FOREVER, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    /// Times do not matter here, and `acks` is never truncated, whoever opens it as if to be.
+    fn setattr(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        match self.attributes(node.0) {
+            Some(attributes) => reply.attr(&FOREVER, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn open(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let flags = match node.0 {
+            // Every write comes here at once, whatever its place.
+            ACKS_NODE => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NONSEEKABLE,
+            _ => FopenFlags::FOPEN_KEEP_CACHE,
+        };
+        reply.opened(FileHandle(0), flags);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        if node.0 != DISK_NODE {
+            return reply.data(&[]);
+        }
+        let size = u64::from(size).min(self.bytes.saturating_sub(offset));
+        let mut bytes = vec![0; size as usize];
+        match self.locked(|state| state.disk.read_exact_at(&mut bytes, offset)) {
+            Ok(()) => reply.data(&bytes),
+            Err(e) => reply.error(Errno::from(e)),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let done = self.locked(|state| match node.0 {
+            DISK_NODE => state.write(offset, data),
+            _ => state.acknowledge(data).map_err(Errno::from),
+        });
+        match done {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn fsync(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        if node.0 != DISK_NODE {
+            return reply.ok();
+        }
+        let (done, time) = self.locked(|state| (state.flush(), state.flush_time));
+        std::thread::sleep(time);
+        match done {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn readdir(&self, _: &Request, _: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let entries = [(DISK_NODE, DISK), (ACKS_NODE, ACKS)];
+        for (n, (node, name)) in entries.into_iter().enumerate().skip(offset as usize) {
+            if reply.add(INodeNo(node), n as u64 + 1, FileType::RegularFile, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}

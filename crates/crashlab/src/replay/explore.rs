@@ -1,0 +1,142 @@
+//! Many crash states of one recording.
+
+use super::bench::{Bench, Check, Verdict};
+use super::recording::{Recording, apply};
+use super::state::State;
+use crate::device::Image;
+use anyhow::Result;
+use std::collections::HashSet;
+use std::ops::AddAssign;
+use std::time::Instant;
+
+/// What was looked at, and what was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Crash states that count: something unflushed was lost or torn, and no state before had the same disk
+    /// and the same acknowledgements.
+    pub states: u64,
+    /// Disks among them that differ.
+    pub images: u64,
+    /// A later write was there, and an earlier one was not.
+    pub reordered: u64,
+    /// A write was there in part.
+    pub torn: u64,
+    /// Something acknowledged was not there, or not whole.
+    pub broken: u64,
+    /// The kernel could not mount it.
+    pub unmountable: u64,
+    /// Drawn, and not counted, as nothing was lost or it was known.
+    pub idle: u64,
+}
+
+impl AddAssign for Totals {
+    fn add_assign(&mut self, more: Totals) {
+        self.states += more.states;
+        self.images += more.images;
+        self.reordered += more.reordered;
+        self.torn += more.torn;
+        self.broken += more.broken;
+        self.unmountable += more.unmountable;
+        self.idle += more.idle;
+    }
+}
+
+/// A state that should not be.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// Which.
+    pub state: State,
+    /// What is wrong.
+    pub verdict: Verdict,
+}
+
+/// A run over crash states of one recording.
+pub struct Exploration<'a> {
+    /// What happened.
+    pub recording: &'a Recording,
+    /// Judges.
+    pub check: &'a dyn Check,
+    /// Where the seeds of the states come from.
+    pub seed: u64,
+    /// So many states that count.
+    pub states: u64,
+    /// So many violations are enough.
+    pub violations_max: usize,
+    /// Ends it early.
+    pub deadline: Option<Instant>,
+}
+
+/// Seeds drawn in vain for one that counts: a recording may have few states.
+const DRAWS_PER_STATE: u64 = 20;
+/// States that are drawn before the first of them is looked at, at most.
+const BATCH_MAX: u64 = 256;
+
+/// The seed of the n-th state.
+pub fn seed_of(seed: u64, n: u64) -> u64 {
+    fastrand::Rng::with_seed(seed ^ n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).u64(..1 << 53)
+}
+
+impl Exploration<'_> {
+    /// Looks; tells of every state that was judged.
+    pub fn run(&self, bench: &mut Bench, mut tell: impl FnMut(&Totals)) -> Result<(Totals, Vec<Violation>)> {
+        let (mut totals, mut violations) = (Totals::default(), Vec::new());
+        let (mut known, mut images) = (HashSet::new(), HashSet::new());
+        let mut drawn = 0;
+        while totals.states < self.states && drawn < self.states * DRAWS_PER_STATE {
+            let seeds = drawn..drawn + (self.states - totals.states).min(BATCH_MAX);
+            drawn = seeds.end;
+            let mut batch: Vec<State> =
+                seeds.filter_map(|n| State::draw(self.recording, seed_of(self.seed, n))).collect();
+            // In the order of their cuts, so that the flushed part of the disk is made once.
+            batch.sort_by_key(|state| state.cut);
+            let (mut flushed, mut at) = (self.recording.base.clone(), 0);
+            for state in batch {
+                let since = self.recording.flushed(state.cut);
+                apply(&mut flushed, &self.recording.events[at..since]);
+                at = since;
+                if !self.count(&state, &flushed, &mut known, &mut images, &mut totals) {
+                    totals.idle += 1;
+                    continue;
+                }
+                let image = state.image(self.recording, &flushed);
+                match bench.judge(self.recording, state.cut, &image, self.check)? {
+                    Verdict::Sound => {}
+                    verdict => {
+                        match verdict {
+                            Verdict::Unmountable(_) => totals.unmountable += 1,
+                            _ => totals.broken += 1,
+                        }
+                        violations.push(Violation { state, verdict });
+                    }
+                }
+                tell(&totals);
+                let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+                if violations.len() >= self.violations_max || late {
+                    return Ok((totals, violations));
+                }
+            }
+        }
+        Ok((totals, violations))
+    }
+
+    /// Whether the state counts.
+    fn count(
+        &self,
+        state: &State,
+        flushed: &Image,
+        known: &mut HashSet<(u64, usize)>,
+        images: &mut HashSet<u64>,
+        totals: &mut Totals,
+    ) -> bool {
+        let sum = state.image(self.recording, flushed).sum();
+        let said = self.recording.said(state.cut).len();
+        if sum == state.full(self.recording, flushed).sum() || !known.insert((sum, said)) {
+            return false;
+        }
+        totals.states += 1;
+        totals.images += u64::from(images.insert(sum));
+        totals.reordered += u64::from(state.is_reordered());
+        totals.torn += u64::from(state.is_torn());
+        true
+    }
+}

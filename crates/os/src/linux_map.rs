@@ -1,0 +1,275 @@
+//! Private mappings on Linux.
+
+use crate::linux::Fd;
+use crate::map::{MapRequest, Mapping, Piece, Tracker};
+use crate::tracker::{PageMap, Scan};
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+/// What one call of `process_vm_readv` takes (`IOV_MAX`).
+const PIECES_MOST: usize = 1024;
+
+pub(crate) struct LinuxMapping {
+    base: *mut u8,
+    bytes: u64,
+    page_bytes: u64,
+    protection: ProtFlags,
+    huge_pages: bool,
+    file: Fd,
+    pagemap: PageMap,
+    scan: Option<Scan>,
+}
+
+// SAFETY: the address is only handed out and given to the kernel, which does its own locking.
+unsafe impl Send for LinuxMapping {}
+// SAFETY: as above.
+unsafe impl Sync for LinuxMapping {}
+
+/// Another description of the same file: a mapping lives longer than a claim on the file may, and holds
+/// on to the description that it was made from.
+fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<OwnedFd> {
+    let how = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    Ok(fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), how | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+impl LinuxMapping {
+    pub(crate) fn new(file: BorrowedFd<'_>, request: &MapRequest) -> io::Result<LinuxMapping> {
+        let page_bytes = rustix::param::page_size() as u64;
+        let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
+        let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        let file = Fd::new(reopen(file, request.read_only)?);
+        let pagemap = PageMap::open()?;
+        let scan = match request.tracker {
+            Some(Tracker::PageMap) => None,
+            Some(Tracker::Scan) => Some(Scan::open()?),
+            None => Scan::open().ok(),
+        };
+        let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let mut at = std::ptr::null_mut();
+        if let Some(address) = request.address {
+            flags |= MapFlags::FIXED_NOREPLACE;
+            at = address as *mut c_void;
+        }
+        // SAFETY: a new mapping; FIXED_NOREPLACE never replaces another.
+        let base = unsafe { mm::mmap_anonymous(at, len, ProtFlags::empty(), flags)? }.cast::<u8>();
+        let mut protection = ProtFlags::READ;
+        protection.set(ProtFlags::WRITE, !request.read_only);
+        let huge_pages = request.huge_pages;
+        let mapping = LinuxMapping { base, bytes, page_bytes, protection, huge_pages, file, pagemap, scan };
+        // Kernels before 4.17 take the address for a hint.
+        if request.address.is_some_and(|address| address != base as usize) {
+            return Err(Errno::EXIST.into());
+        }
+        Ok(mapping)
+    }
+
+    fn addresses(&self, range: &Range<u64>) -> Range<u64> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "a range inside the reserved addresses");
+        let base = self.base as u64;
+        base + range.start..base + range.end
+    }
+
+    /// The place of a range that is to be mapped anew: whole pages.
+    fn place(&self, range: &Range<u64>) -> (*mut c_void, usize) {
+        debug_assert!((range.start | range.end).is_multiple_of(self.page_bytes));
+        let addresses = self.addresses(range);
+        (addresses.start as *mut c_void, (range.end - range.start) as usize)
+    }
+
+    /// What was just mapped can be tracked.
+    fn watch(&self, range: &Range<u64>) -> io::Result<()> {
+        match &self.scan {
+            Some(scan) => scan.watch(self.addresses(range)),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends ranges of addresses as ranges of offsets.
+    fn offsets(&self, addresses: Vec<Range<u64>>, into: &mut Vec<Range<u64>>) {
+        let base = self.base as u64;
+        into.extend(addresses.into_iter().map(|r| r.start - base..r.end - base));
+    }
+
+    /// The same through `/proc/self/mem`, where a filter forbids `process_vm_readv`.
+    fn copy_out_by_file(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
+        let memory = fs::open("/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        for piece in pieces {
+            let mut done = 0;
+            while done < piece.into.len() {
+                let at = self.base as u64 + piece.offset + done as u64;
+                match rustix::io::pread(&memory, &mut piece.into[done..], at) {
+                    Ok(0) | Err(Errno::IO) => return Err(Errno::FAULT.into()),
+                    Ok(n) => done += n,
+                    Err(Errno::INTR) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_in_by_file(&self, offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+        let memory = fs::open("/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let mut at = self.base as u64 + offset;
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(&memory, bytes, at) {
+                Ok(0) | Err(Errno::IO) => return Err(Errno::FAULT.into()),
+                Ok(n) => {
+                    bytes = &bytes[n..];
+                    at += n as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn iovec(base: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: base.cast(), iov_len: len }
+}
+
+impl Mapping for LinuxMapping {
+    fn address(&self) -> *mut u8 {
+        self.base
+    }
+
+    fn address_space(&self) -> u64 {
+        self.bytes
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    fn tracker(&self) -> Tracker {
+        if self.scan.is_some() { Tracker::Scan } else { Tracker::PageMap }
+    }
+
+    fn show(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (at, len) = self.place(&range);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range is a part of what this mapping reserved. Whoever holds pointers into it was
+        // told that its contents follow the file's.
+        unsafe { mm::mmap(at, len, self.protection, flags, self.file.get()?, range.start)? };
+        if self.huge_pages {
+            // SAFETY: the range just mapped. It is only advice, which kernels without huge pages refuse.
+            let _ = unsafe { mm::madvise(at, len, Advice::LinuxHugepage) };
+        }
+        self.watch(&range)
+    }
+
+    fn blank(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (at, len) = self.place(&range);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: as in `show`.
+        unsafe { mm::mmap_anonymous(at, len, self.protection, flags)? };
+        self.watch(&range)
+    }
+
+    fn hide(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (at, len) = self.place(&range);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: as in `show`.
+        unsafe { mm::mmap_anonymous(at, len, ProtFlags::empty(), flags)? };
+        Ok(())
+    }
+
+    fn populate(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (at, len) = self.place(&range);
+        // SAFETY: reads the range's pages ahead, nothing else.
+        match unsafe { mm::madvise(at, len, Advice::LinuxPopulateRead) } {
+            // Before Linux 5.14 they come when they are needed.
+            Err(Errno::INVAL) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
+        if within.is_empty() {
+            return Ok(());
+        }
+        let mut found = Vec::new();
+        let asked = match &self.scan {
+            Some(scan) => scan.changed(&self.pagemap, self.addresses(&within), &mut found),
+            None => self.pagemap.private(self.addresses(&within), self.page_bytes, &mut found),
+        };
+        // Also after an error: what was found is not found again.
+        self.offsets(found, into);
+        asked
+    }
+
+    fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
+        if within.is_empty() {
+            return Ok(());
+        }
+        let mut found = Vec::new();
+        self.pagemap.private(self.addresses(&within), self.page_bytes, &mut found)?;
+        self.offsets(found, into);
+        Ok(())
+    }
+
+    fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        for pieces in pieces.chunks_mut(PIECES_MOST) {
+            let here: Vec<_> = pieces.iter_mut().map(|p| iovec(p.into.as_mut_ptr(), p.into.len())).collect();
+            let there: Vec<_> = pieces
+                .iter()
+                .map(|p| {
+                    let addresses = self.addresses(&(p.offset..p.offset + p.into.len() as u64));
+                    iovec(addresses.start as *mut u8, p.into.len())
+                })
+                .collect();
+            let wanted: usize = pieces.iter().map(|p| p.into.len()).sum();
+            let n = here.len() as libc::c_ulong;
+            // SAFETY: the kernel writes to the pieces' exclusive buffers and checks what it reads from.
+            let got = unsafe { libc::process_vm_readv(pid, here.as_ptr(), n, there.as_ptr(), n, 0) };
+            match (got, io::Error::last_os_error().raw_os_error()) {
+                (-1, Some(libc::EPERM | libc::ENOSYS)) => self.copy_out_by_file(pieces)?,
+                (-1, Some(e)) => return Err(io::Error::from_raw_os_error(e)),
+                (got, _) if got as usize != wanted => return Err(Errno::FAULT.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let addresses = self.addresses(&(offset..offset + bytes.len() as u64));
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let here = iovec(bytes.as_ptr().cast_mut(), bytes.len());
+        let there = iovec(addresses.start as *mut u8, bytes.len());
+        // SAFETY: the kernel reads `bytes` and checks where it writes to: this mapping.
+        let got = unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) };
+        // Also where the program has taken the right to write from a page of its own.
+        if got == bytes.len() as isize { Ok(()) } else { self.copy_in_by_file(offset, bytes) }
+    }
+}
+
+impl Drop for LinuxMapping {
+    fn drop(&mut self) {
+        // SAFETY: reserved in `new`; whoever holds pointers into it has been told when they end.
+        let _ = unsafe { mm::munmap(self.base.cast(), self.bytes as usize) };
+    }
+}

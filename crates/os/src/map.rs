@@ -1,0 +1,97 @@
+//! Private mappings of files, and how stores to them are found.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+
+/// How the pages that a program stored to are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tracker {
+    /// `PAGEMAP_SCAN` with an asynchronous write-protecting `userfaultfd`: exact, cheap to ask, one fault
+    /// at the first store to a page after each scan. Linux 6.7 or newer, where `userfaultfd` is allowed.
+    Scan,
+    /// `/proc/self/pagemap`: any kernel, no faults. A page counts as stored to until it is dropped, so that
+    /// each scan finds all of them again.
+    PageMap,
+}
+
+impl Tracker {
+    /// A stable name: `scan`, `pagemap`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tracker::Scan => "scan",
+            Tracker::PageMap => "pagemap",
+        }
+    }
+}
+
+impl fmt::Display for Tracker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How to map a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MapRequest {
+    /// Bytes of address space to reserve; rounded up to whole pages.
+    pub address_space: u64,
+    /// Where, a multiple of the page size; fails with `EEXIST` if something is there. None: anywhere.
+    pub address: Option<usize>,
+    /// For reading only.
+    pub read_only: bool,
+    /// None: the best one that works here.
+    pub tracker: Option<Tracker>,
+    /// Ask for huge pages where the file system has them.
+    pub huge_pages: bool,
+}
+
+/// Bytes at an offset, to be copied out.
+pub struct Piece<'a> {
+    /// Where they are in the mapping.
+    pub offset: u64,
+    /// Where they go.
+    pub into: &'a mut [u8],
+}
+
+/// A reserved range of addresses that shows a file privately: what is stored to it never reaches the
+/// file by itself.
+///
+/// Offsets are those of the file. Ranges that are shown, blanked or hidden are whole pages. Nothing is
+/// accessible at first.
+pub trait Mapping: Send + Sync {
+    /// Address of offset 0.
+    fn address(&self) -> *mut u8;
+    /// Bytes of address space.
+    fn address_space(&self) -> u64;
+    /// Size of a page in bytes.
+    fn page_bytes(&self) -> u64;
+    /// How stores are found.
+    fn tracker(&self) -> Tracker;
+    /// Shows the file in this range, which lies in the file's pages, and drops what was stored there.
+    fn show(&self, range: Range<u64>) -> io::Result<()>;
+    /// Shows zeros in this range, whatever the file holds.
+    fn blank(&self, range: Range<u64>) -> io::Result<()>;
+    /// Makes this range inaccessible and drops what was stored there.
+    fn hide(&self, range: Range<u64>) -> io::Result<()>;
+    /// Reads the file's pages of this range ahead.
+    fn populate(&self, range: Range<u64>) -> io::Result<()>;
+    /// Appends the ranges of pages in `within`, which is accessible, that may have been stored to since
+    /// they were asked for last, in order; after an error, those that were found before it.
+    fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
+    /// Appends the ranges of pages in `within` that have left the file: stored to and not dropped since.
+    fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
+    /// Copies bytes out. `EFAULT` if some of them are gone or cannot be read.
+    fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()>;
+    /// Stores bytes, as a program would.
+    fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// The most memory that this process can have, and what says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Bytes, swap included.
+    pub bytes: u64,
+    /// For messages: `the memory cgroup /sys/fs/cgroup/x`, `this machine`.
+    pub of: String,
+}

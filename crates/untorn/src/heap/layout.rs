@@ -1,0 +1,171 @@
+//! The bytes of a heap file.
+//!
+//! ```text
+//! heap      segments of 4 MiB, at a fixed address
+//! segment   64 chunks of 64 KiB; the first is metadata
+//! metadata  header page (of use in the first segment) · 64 descriptors of 64 bytes · 64 bitmaps of 512 bytes ·
+//!           128 roots of 192 bytes (in the first segment)
+//! chunk     free · blocks of one size class, a bit each · a part of a large allocation
+//! ```
+//!
+//! What an allocation changes here is one line of a bitmap, and a descriptor when a chunk changes its use. Freed
+//! blocks are not written to. Numbers are little-endian; pointers are absolute, as the heap is always mapped at the
+//! same address.
+
+/// A segment.
+pub(crate) const SEGMENT_BYTES: usize = 4 << 20;
+/// A chunk.
+pub(crate) const CHUNK_BYTES: usize = 64 << 10;
+/// Chunks of a segment, the metadata included.
+pub(crate) const CHUNKS: usize = SEGMENT_BYTES / CHUNK_BYTES;
+/// Where a segment's descriptors are.
+pub(crate) const DESCRIPTORS_AT: usize = 4096;
+/// Where its bitmaps are.
+pub(crate) const BITMAPS_AT: usize = DESCRIPTORS_AT + CHUNKS * size_of::<Descriptor>();
+/// Words of a bitmap: as many bits as a chunk has blocks of the smallest size.
+pub(crate) const BITMAP_WORDS: usize = CHUNK_BYTES / SIZES[0] as usize / 64;
+/// Where the first segment's roots are.
+pub(crate) const ROOTS_AT: usize = BITMAPS_AT + CHUNKS * BITMAP_WORDS * 8;
+/// Roots of a heap.
+pub(crate) const ROOTS: usize = (CHUNK_BYTES - ROOTS_AT) / size_of::<RootEntry>();
+
+/// Sizes of blocks.
+pub(crate) const SIZES: [u32; 41] = [
+    16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
+    2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 9216, 10240, 12288, 13056, 16384, 18688, 21840, 26208, 32768,
+];
+
+pub(crate) const MAGIC: [u8; 8] = *b"UNTORNHP";
+pub(crate) const VERSION: u32 = 1;
+
+/// The first bytes of the file.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub magic: [u8; 8],
+    pub version: u32,
+    pub segment_bytes: u32,
+    /// Where the heap is mapped.
+    pub address: u64,
+    /// Bytes of address space that are its own.
+    pub address_space: u64,
+    /// Segments in use: the file's size.
+    pub segments: u64,
+    /// Checksum of what is before it.
+    pub sum: u64,
+}
+
+impl Header {
+    /// The same with its checksum.
+    pub(crate) fn summed(mut self) -> Header {
+        let Header { magic, version, segment_bytes, address, address_space, segments, .. } = self;
+        let numbers = [u64::from(version), u64::from(segment_bytes), address, address_space, segments];
+        let bytes: Vec<u8> = magic.into_iter().chain(numbers.iter().flat_map(|n| n.to_le_bytes())).collect();
+        self.sum = untorn_journal::format::crc64(&bytes);
+        self
+    }
+}
+
+/// What a chunk is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Free,
+    /// Blocks of this size class.
+    Blocks(usize),
+    /// The first of so many chunks of one allocation.
+    Large(usize),
+    /// Another one of those.
+    Rest,
+    /// The first chunk of an allocation of so many whole segments.
+    Huge(usize),
+}
+
+/// A chunk's line: what it is used for, and nothing else on it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptor {
+    kind: u32,
+    count: u32,
+    /// Bytes of a large allocation, as it was asked for.
+    pub bytes: u64,
+    unused: [u64; 6],
+}
+
+impl Descriptor {
+    pub(crate) fn new(what: Use, bytes: u64) -> Descriptor {
+        let (kind, count) = match what {
+            Use::Free => (0, 0),
+            Use::Blocks(class) => (1, class),
+            Use::Large(chunks) => (2, chunks),
+            Use::Rest => (3, 0),
+            Use::Huge(segments) => (4, segments),
+        };
+        Descriptor { kind, count: count as u32, bytes, unused: [0; 6] }
+    }
+
+    /// None: no heap of this version says that of the chunk with this number in its segment.
+    pub(crate) fn what(&self, index: usize) -> Option<Use> {
+        let count = self.count as usize;
+        Some(match self.kind {
+            0 => Use::Free,
+            1 if count < SIZES.len() => Use::Blocks(count),
+            2 if (1..=CHUNKS - index).contains(&count) && self.bytes as usize <= count * CHUNK_BYTES => {
+                Use::Large(count)
+            }
+            3 => Use::Rest,
+            4 if index == 1 && count > 0 && self.bytes <= (count * SEGMENT_BYTES - CHUNK_BYTES) as u64 => {
+                Use::Huge(count)
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// A named pointer into the heap, and the layout of what it points to.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RootEntry {
+    /// UTF-8, filled up with zeros; all zeros: unused.
+    pub name: [u8; 48],
+    /// The type's name, as far as it fits.
+    pub type_name: [u8; 104],
+    pub size: u64,
+    pub align: u32,
+    /// The program's own.
+    pub version: u32,
+    /// A checksum over name, size, alignment and version of the type.
+    pub fingerprint: u64,
+    pub pointer: u64,
+    pub unused: u64,
+}
+
+const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<RootEntry>() == 192);
+const _: () = assert!(ROOTS_AT + ROOTS * size_of::<RootEntry>() <= CHUNK_BYTES && ROOTS == 128);
+
+/// Blocks of a class in a chunk.
+pub(crate) const fn blocks(class: usize) -> usize {
+    CHUNK_BYTES / SIZES[class] as usize
+}
+
+/// The class for a size and an alignment, if blocks are small enough for classes.
+pub(crate) fn class_of(bytes: usize, align: usize) -> Option<usize> {
+    let first = SIZES.partition_point(|size| (*size as usize) < bytes);
+    (first..SIZES.len()).find(|class| (SIZES[*class] as usize).is_multiple_of(align))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_waste_at_most_a_quarter() {
+        for bytes in 1..=32768 {
+            let size = SIZES[class_of(bytes, 1).unwrap()] as usize;
+            assert!(size >= bytes && (size - bytes <= 16 || (size - bytes) * 4 <= size), "{bytes} in {size}");
+        }
+        for align in (0..=12).map(|n| 1 << n) {
+            assert!((SIZES[class_of(1, align).unwrap()] as usize).is_multiple_of(align));
+        }
+        assert_eq!(class_of(32769, 1), None);
+    }
+}

@@ -1,0 +1,217 @@
+//! Named roots: where a program finds its structures again, and whether they are still what it thinks.
+
+use super::layout::{ROOTS, ROOTS_AT, RootEntry};
+use super::{Heap, InHeap};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use untorn_journal::{Error, Result};
+
+/// What a root points to, as it was when it was set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootInfo {
+    /// The root's name.
+    pub name: String,
+    /// The type's name, cut off after 104 bytes.
+    pub type_name: String,
+    /// The type's size in bytes.
+    pub size: u64,
+    /// The type's alignment.
+    pub align: u32,
+    /// The program's own number of its layout.
+    pub version: u32,
+    /// Where it is.
+    pub address: NonNull<u8>,
+}
+
+/// What a program says of the layout of a root.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RootOptions {
+    version: u32,
+}
+
+impl RootOptions {
+    /// Version 0.
+    pub fn new() -> RootOptions {
+        RootOptions::default()
+    }
+
+    /// A number to be changed whenever fields change their meaning and not their size.
+    pub fn version(mut self, version: u32) -> Self {
+        self.version = version;
+        self
+    }
+}
+
+/// The layout of a type, as roots remember it.
+#[derive(Clone, Copy, Debug)]
+pub struct RootShape<'a> {
+    /// The type's name.
+    pub type_name: &'a str,
+    /// Its size and alignment.
+    pub layout: Layout,
+    /// The program's own number of its layout.
+    pub version: u32,
+}
+
+impl RootShape<'_> {
+    fn of<T>(options: RootOptions) -> RootShape<'static> {
+        RootShape { type_name: std::any::type_name::<T>(), layout: Layout::new::<T>(), version: options.version }
+    }
+
+    fn fingerprint(&self) -> u64 {
+        let (size, align) = (self.layout.size() as u64, self.layout.align() as u32);
+        let bytes = [self.type_name.as_bytes(), &size.to_le_bytes(), &align.to_le_bytes(), &self.version.to_le_bytes()];
+        untorn_journal::format::crc64(&bytes.concat())
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn info(entry: &RootEntry) -> Option<RootInfo> {
+    Some(RootInfo {
+        name: text(&entry.name),
+        type_name: text(&entry.type_name),
+        size: entry.size,
+        align: entry.align,
+        version: entry.version,
+        address: NonNull::new(entry.pointer as *mut u8)?,
+    })
+}
+
+impl Heap {
+    fn entries(&self) -> NonNull<RootEntry> {
+        let (base, _) = self.memory();
+        // SAFETY: the roots are in the first segment, which is always mapped.
+        unsafe { base.add(ROOTS_AT).cast() }
+    }
+
+    fn entry(&self, name: &str) -> Result<Option<NonNull<RootEntry>>> {
+        if name.is_empty() || name.len() > 47 || name.contains('\0') {
+            return Err(Error::invalid(format!("a root's name has 1 to 47 bytes and no NUL: {name:?}")));
+        }
+        // SAFETY: the table is mapped, and any bytes are an entry.
+        Ok((0..ROOTS).map(|i| unsafe { self.entries().add(i) }).find(|e| unsafe { text(&e.as_ref().name) == name }))
+    }
+
+    /// All roots.
+    pub fn roots(&self) -> Vec<RootInfo> {
+        // SAFETY: the table is mapped, and any bytes are an entry.
+        let all = (0..ROOTS).map(|i| unsafe { self.entries().add(i).read() });
+        all.filter(|entry| entry.name[0] != 0).filter_map(|entry| info(&entry)).collect()
+    }
+
+    /// What a root points to, whatever its type: for migrations.
+    pub fn root_info(&self, name: &str) -> Result<Option<RootInfo>> {
+        // SAFETY: as above.
+        Ok(self.entry(name)?.and_then(|entry| info(unsafe { entry.as_ref() })))
+    }
+
+    /// Finds a root again. `None`: there is none of that name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it was set with another type, size, alignment or version: the program's layout has
+    /// changed. Read the old one by [`Heap::root_info`], build the new one, and set it.
+    pub fn root<T>(&self, name: &str) -> Result<Option<NonNull<T>>> {
+        self.root_with(name, RootOptions::new())
+    }
+
+    /// The same with a version.
+    pub fn root_with<T>(&self, name: &str, options: RootOptions) -> Result<Option<NonNull<T>>> {
+        Ok(self.find_root(name, &RootShape::of::<T>(options))?.map(NonNull::cast))
+    }
+
+    /// The same for a type that this program has no name for.
+    pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
+        // SAFETY: as above.
+        let Some(entry) = self.entry(name)?.map(|entry| unsafe { entry.read() }) else { return Ok(None) };
+        let Some(found) = info(&entry) else { return Ok(None) };
+        if entry.fingerprint != wanted.fingerprint() {
+            return Err(Error::invalid(format!(
+                "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, \
+                 {} bytes, alignment {}): its layout has changed. Run the program that wrote it, or migrate it",
+                found.type_name,
+                found.version,
+                found.size,
+                found.align,
+                wanted.type_name,
+                wanted.version,
+                wanted.layout.size(),
+                wanted.layout.align()
+            )));
+        }
+        let (base, len) = self.memory();
+        let offset = (entry.pointer as usize).wrapping_sub(base.as_ptr() as usize);
+        if offset.checked_add(wanted.layout.size()).is_none_or(|end| end > len)
+            || !(entry.pointer as usize).is_multiple_of(wanted.layout.align())
+        {
+            return Err(Error::corrupt(self.file().path(), format!("the root {name:?} points out of the heap")));
+        }
+        Ok(Some(found.address))
+    }
+
+    /// Sets a root, or removes it.
+    pub fn set_root<T>(&self, name: &str, to: Option<NonNull<T>>) -> Result<()> {
+        self.set_root_with(name, to, RootOptions::new())
+    }
+
+    /// The same with a version.
+    pub fn set_root_with<T>(&self, name: &str, to: Option<NonNull<T>>, options: RootOptions) -> Result<()> {
+        self.put_root(name, to.map(NonNull::cast), &RootShape::of::<T>(options))
+    }
+
+    /// The same for a type that this program has no name for.
+    pub fn put_root(&self, name: &str, to: Option<NonNull<u8>>, shape: &RootShape<'_>) -> Result<()> {
+        let _mutating = self.mutate();
+        let old = self.entry(name)?;
+        // SAFETY: an all-zero entry is an unused one.
+        let mut new: RootEntry = unsafe { std::mem::zeroed() };
+        if let Some(to) = to {
+            let (base, len) = self.memory();
+            let offset = (to.as_ptr() as usize).wrapping_sub(base.as_ptr() as usize);
+            if offset.checked_add(shape.layout.size()).is_none_or(|end| end > len) {
+                return Err(Error::invalid(format!("the root {name:?} would point out of the heap")));
+            }
+            let most = shape.type_name.len().min(new.type_name.len());
+            let cut = (0..=most).rev().find(|at| shape.type_name.is_char_boundary(*at)).unwrap_or(0);
+            new.name[..name.len()].copy_from_slice(name.as_bytes());
+            new.type_name[..cut].copy_from_slice(&shape.type_name.as_bytes()[..cut]);
+            new.size = shape.layout.size() as u64;
+            new.align = shape.layout.align() as u32;
+            new.version = shape.version;
+            new.fingerprint = shape.fingerprint();
+            new.pointer = to.as_ptr() as u64;
+        }
+        // SAFETY: as above.
+        let free = || (0..ROOTS).map(|i| unsafe { self.entries().add(i) }).find(|e| unsafe { e.as_ref().name[0] == 0 });
+        match (old, to) {
+            (Some(entry), _) => {
+                // SAFETY: an entry of the table, which the guard keeps from being committed half-written.
+                unsafe { entry.write(new) };
+                Ok(())
+            }
+            (None, None) => Ok(()),
+            (None, Some(_)) => {
+                let entry = free().ok_or_else(|| Error::invalid(format!("a heap has at most {ROOTS} roots")))?;
+                // SAFETY: as above.
+                unsafe { entry.write(new) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap.
+    pub fn root_or<T>(&self, name: &str, make: impl FnOnce(InHeap) -> T) -> Result<NonNull<T>> {
+        if let Some(found) = self.root(name)? {
+            return Ok(found);
+        }
+        let _mutating = self.mutate();
+        let place = self.allocate(Layout::new::<T>())?.cast::<T>();
+        // SAFETY: allocated just now with this layout.
+        unsafe { place.write(make(self.allocator())) };
+        self.set_root(name, Some(place))?;
+        Ok(place)
+    }
+}

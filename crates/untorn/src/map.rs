@@ -1,0 +1,576 @@
+//! Mapped files: ordinary stores, then `msync`.
+
+use crate::file::File;
+use crate::region::Region;
+use crate::store::Inner;
+use crate::ticket::Ticket;
+use crate::view::{FileShared, Life, View};
+use std::sync::Arc;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{MapRequest, Tracker, memory_limit};
+
+/// Address space for a mapped file to grow in, unless [`MapOptions::address_space`] says otherwise: this
+/// much, or four times the file's size.
+const ADDRESS_SPACE_MIN: u64 = 64 << 30;
+
+/// How to map a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MapOptions {
+    offset: u64,
+    len: Option<u64>,
+    address_space: Option<u64>,
+    address: Option<usize>,
+    tracker: Option<Tracker>,
+    dirty_max: Option<u64>,
+    quiet: bool,
+    debug_races: bool,
+    populate: bool,
+    huge_pages: bool,
+    beyond_end: bool,
+}
+
+impl MapOptions {
+    /// The whole file, as it grows.
+    pub fn new() -> MapOptions {
+        MapOptions::default()
+    }
+
+    /// Where in the file the map begins. Default: 0.
+    pub fn offset(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// Bytes that the map covers. Default: to the end of the file, as it grows.
+    pub fn len(mut self, len: u64) -> Self {
+        self.len = Some(len);
+        self
+    }
+
+    /// Let the map reach behind the end of the file, for programs that map a large window first and make
+    /// the file larger later: what is behind the end can be accessed when the file has grown over it.
+    /// Default: off.
+    pub fn beyond_end(mut self, on: bool) -> Self {
+        self.beyond_end = on;
+        self
+    }
+
+    /// Bytes of address space to reserve: the file cannot outgrow them while it is mapped. They cost no
+    /// memory. Default: 64 GiB or four times the file's size, whichever is more, or as much of it as is to
+    /// be had.
+    pub fn address_space(mut self, bytes: u64) -> Self {
+        self.address_space = Some(bytes);
+        self
+    }
+
+    /// Where in memory offset 0 of the file is to be, a multiple of the page size. Fails if that is taken.
+    pub fn address(mut self, address: usize) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// How stores are found. Default: the best that works here; [`Map::tracker`] tells.
+    pub fn tracker(mut self, tracker: Tracker) -> Self {
+        self.tracker = Some(tracker);
+        self
+    }
+
+    /// The most bytes of pages that the program will have stored to and not dropped. Needed for files that
+    /// are larger than memory: without, mapping them is refused. With [`MapOptions::quiet`] a commit that
+    /// finds more drops clean pages.
+    pub fn dirty_max(mut self, bytes: u64) -> Self {
+        self.dirty_max = Some(bytes);
+        self
+    }
+
+    /// A promise: no thread stores to the file's maps while one of them is being committed with
+    /// [`Map::msync`]. Then a commit may drop pages that the data file holds as well, and memory follows
+    /// what is in use. Default: off. The first map of a file decides.
+    pub fn quiet(mut self, on: bool) -> Self {
+        self.quiet = on;
+        self
+    }
+
+    /// For finding bugs: [`Map::msync`] looks for stores that came while it committed and reports the
+    /// first, [`Error::RacingStore`]. Default: off.
+    pub fn debug_races(mut self, on: bool) -> Self {
+        self.debug_races = on;
+        self
+    }
+
+    /// Read the file into memory now, so that first reads do not wait. Default: off.
+    pub fn populate(mut self, on: bool) -> Self {
+        self.populate = on;
+        self
+    }
+
+    /// Ask for huge pages, where the kernel and the file system have them: faster for large files that
+    /// are mostly read. Default: off.
+    pub fn huge_pages(mut self, on: bool) -> Self {
+        self.huge_pages = on;
+        self
+    }
+
+    /// Where in the file the range ends. None: where no file can end.
+    fn end(&self, size: u64) -> Option<u64> {
+        self.len.map_or(Some(size.max(self.offset)), |len| self.offset.checked_add(len))
+    }
+}
+
+/// A mapped file, or a part of it. All maps of a file are views of one mapping, and so is the file
+/// interface: what one stores the others see at once.
+///
+/// Store through [`Map::as_mut_ptr`] as you like; nothing reaches the file before a commit, and a commit
+/// is always of the whole file, all or nothing. **No thread should store while a commit runs**: a store
+/// that does is in it or in the next one, never torn between what was journaled and what was applied.
+///
+/// Dropping the last map of a file ends its mapping: what was stored and not committed stays an uncommitted
+/// change of the file, until its last handle is closed.
+pub struct Map {
+    file: File,
+    address: *mut u8,
+    offset: u64,
+    len: Option<u64>,
+    unmapped: bool,
+}
+
+// SAFETY: the address is only handed out; what is done with it is the caller's `unsafe`.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl File {
+    /// Maps the whole file.
+    pub fn map(&self) -> Result<Map> {
+        self.map_with(&MapOptions::default())
+    }
+
+    /// Maps the file.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]: there is not enough memory or address space; the message names the limit.
+    /// [`Error::Unsupported`]: the tracker that was asked for does not work here. [`Error::Invalid`]: the
+    /// range is beyond the end of the file, or the file is mapped already in another way.
+    pub fn map_with(&self, options: &MapOptions) -> Result<Map> {
+        let file = self.duplicate()?;
+        let mut view = file.shared.changeable(&file.inner)?;
+        view.check_alive()?;
+        let size = view.size();
+        let end = options.end(size);
+        if !options.beyond_end && (options.offset > size || end.is_none_or(|end| end > size)) {
+            return Err(Error::invalid(format!(
+                "{}: the range to be mapped is beyond the end of the file, which has {size} bytes; make the file \
+                 larger first",
+                view.path.display()
+            )));
+        }
+        let fresh = view.region.is_none();
+        if fresh {
+            let region = new_region(&view, options)?;
+            view.region = Some(region);
+        }
+        let (path, writable) = (view.path.clone(), view.writable && self.check_write().is_ok());
+        let region = view.region.as_mut().expect("made above if there was none");
+        let fit = check_same(region, writable, options, end).and_then(|()| match options.populate {
+            true => region.populate().context("read ahead", &path),
+            false => Ok(()),
+        });
+        if let Err(e) = fit {
+            if fresh {
+                view.region = None;
+            }
+            return Err(e);
+        }
+        region.maps += 1;
+        region.debug_races |= options.debug_races;
+        if let Some(most) = options.dirty_max {
+            region.dirty_max = Some(region.dirty_max.map_or(most, |old| old.min(most)));
+        }
+        let address = region.address().wrapping_add(options.offset as usize);
+        drop(view);
+        Ok(Map { file, address, offset: options.offset, len: options.len, unmapped: false })
+    }
+}
+
+fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option<u64>) -> Result<()> {
+    let start = region.address() as usize;
+    let wrong = match options {
+        MapOptions { tracker: Some(t), .. } if *t != region.tracker() => {
+            format!("with the tracker {}", region.tracker())
+        }
+        MapOptions { address: Some(a), .. } if *a != start => format!("at address {start:#x}"),
+        MapOptions { address_space: Some(n), .. } if *n > region.address_space() => {
+            format!("with {} bytes of address space", region.address_space())
+        }
+        _ if end.is_none_or(|end| end > region.address_space()) => {
+            format!("with {} bytes of address space, which the range does not fit in", region.address_space())
+        }
+        _ if writable && !region.writable => "for reading only, from when it could not be written".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(format!("the file is mapped already {wrong}; unmap it first, or map it the same way")))
+}
+
+fn new_region(view: &View, options: &MapOptions) -> Result<Region> {
+    let Some(data) = view.data.clone().filter(|_| view.life == Life::Named) else {
+        return Err(Error::invalid(format!(
+            "{} does not exist yet: commit the transaction that makes it, then map it",
+            view.path.display()
+        )));
+    };
+    check_memory(view, options)?;
+    let size = view.size_most();
+    let least = options.end(size).unwrap_or(u64::MAX).max(size);
+    let wanted = options.address_space.unwrap_or(size.saturating_mul(4).max(ADDRESS_SPACE_MIN)).max(least);
+    let mut request = MapRequest {
+        address_space: wanted,
+        address: options.address,
+        read_only: !view.writable,
+        tracker: options.tracker,
+        huge_pages: options.huge_pages,
+    };
+    let mut mapping = data.map(&request);
+    // Valgrind says EINVAL.
+    let no_room = |e: &std::io::Error| matches!(e.raw_os_error(), Some(ENOMEM | EINVAL));
+    while options.address_space.is_none() && request.address_space > least && mapping.as_ref().is_err_and(no_room) {
+        request.address_space = (request.address_space / 2).max(least);
+        mapping = data.map(&request);
+    }
+    let mapping = mapping.map_err(|e| match e.raw_os_error() {
+        Some(ENOMEM) => {
+            no_memory(view, "no room in the address space for its mapping (is there a limit, `ulimit -v`?)".into())
+        }
+        Some(EOPNOTSUPP) => Error::Unsupported {
+            path: view.path.clone(),
+            detail: "the tracker `scan` needs Linux 6.7 or newer and a permitted userfaultfd; the tracker `pagemap` \
+                     works everywhere"
+                .into(),
+        },
+        Some(EEXIST) => Error::invalid(format!(
+            "{}: something else is mapped at address {:#x}",
+            view.path.display(),
+            options.address.unwrap_or_default()
+        )),
+        _ => Error::io("map", &view.path, e),
+    })?;
+    let mut region = Region::new(mapping, data, view).map_err(|e| match e {
+        // What strict overcommit says to a private mapping that can be written.
+        Error::Io { source, .. } if source.raw_os_error() == Some(ENOMEM) => no_memory(
+            view,
+            format!(
+                "the system refuses a private mapping of {size} bytes (strict overcommit, vm.overcommit_memory=2, or a \
+                 limit, `ulimit -v`)"
+            ),
+        ),
+        e => e,
+    })?;
+    region.quiet = options.quiet;
+    Ok(region)
+}
+
+const ENOMEM: i32 = 12;
+const EEXIST: i32 = 17;
+const EINVAL: i32 = 22;
+const EOPNOTSUPP: i32 = 95;
+
+fn no_memory(view: &View, detail: String) -> Error {
+    Error::NoMemory { path: view.path.clone(), detail }
+}
+
+/// Pages that are stored to take memory until they are dropped. Whoever could store to more of them than
+/// there is memory says how many it will be: running out of memory kills, and names no limit.
+fn check_memory(view: &View, options: &MapOptions) -> Result<()> {
+    if !view.writable {
+        return Ok(());
+    }
+    let Some(limit) = memory_limit() else { return Ok(()) };
+    let (most, what) = match options.dirty_max {
+        Some(most) => (most, "`dirty_max`".to_owned()),
+        None => (view.size(), "the file".to_owned()),
+    };
+    if most <= limit.bytes {
+        return Ok(());
+    }
+    Err(no_memory(
+        view,
+        format!(
+            "{what} has {most} bytes, and {} allows {} bytes of memory and swap; give a `dirty_max` below that, and \
+             commit before more than that is stored to",
+            limit.of, limit.bytes
+        ),
+    ))
+}
+
+impl Map {
+    /// Where the map begins in memory. Valid until the map is dropped.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.address
+    }
+
+    /// The same, for storing to it; the file must be writable. Valid until the map is dropped.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Bytes of the map: those asked for, or up to the end of the file as it is now. Never beyond the end.
+    pub fn len(&self) -> u64 {
+        self.len_in(&self.file.shared.read())
+    }
+
+    /// What can be accessed: of an unlinked file, changes that were not applied are gone, its size with them.
+    fn len_in(&self, view: &View) -> u64 {
+        let end = view.region.as_ref().map_or(0, |region| region.accessible().min(view.size()));
+        let rest = end.saturating_sub(self.offset);
+        self.len.map_or(rest, |len| len.min(rest))
+    }
+
+    /// Nothing can be accessed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where in the file the map begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes of address space that the file's mapping reserved, from offset 0 on: the file cannot outgrow
+    /// them while it is mapped.
+    pub fn address_space(&self) -> Result<u64> {
+        let (_, shared) = self.usable()?;
+        shared.read().region.as_ref().map(Region::address_space).ok_or(Error::Closed)
+    }
+
+    /// The map as a slice.
+    ///
+    /// # Safety
+    /// As long as the slice lives, nobody changes these bytes (also not through [`File`] or another
+    /// map), shrinks the file, or rolls it back.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: `len` bytes are accessible; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.address, self.len() as usize) }
+    }
+
+    /// The map as a slice to store to.
+    ///
+    /// # Safety
+    /// As long as the slice lives, nobody else accesses these bytes, shrinks the file, or rolls it back.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises to be alone")]
+    pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
+        // SAFETY: `len` bytes are accessible; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.len() as usize) }
+    }
+
+    fn usable(&self) -> Result<(&Inner, &Arc<FileShared>)> {
+        self.file.inner.check_usable()?;
+        Ok((&self.file.inner, &self.file.shared))
+    }
+
+    fn within(&self, view: &View, offset: u64, len: u64) -> Result<u64> {
+        let most = self.len_in(view);
+        if offset.checked_add(len).is_none_or(|end| end > most) {
+            return Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the map's {most}")));
+        }
+        Ok(self.offset + offset)
+    }
+
+    /// Copies bytes out of the map, checked.
+    pub fn load(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let view = shared.read();
+        let at = self.within(&view, offset, buf.len() as u64)?;
+        view.region.as_ref().ok_or(Error::Closed)?.read(&view, buf, at)
+    }
+
+    /// Stores bytes to the map, checked.
+    pub fn store(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        self.file.check_write()?;
+        shared.change(|view| {
+            let at = self.within(view, offset, bytes.len() as u64)?;
+            view.store_mapped(at, bytes)
+        })
+    }
+
+    /// Commits all changes of the file, whichever way they were made, as [`File::commit`] does: durable on
+    /// return, all or nothing.
+    ///
+    /// # Errors
+    /// Those of [`File::commit`]; [`Error::Conflict`] if somebody else changed or truncated the file;
+    /// with [`MapOptions::debug_races`], [`Error::RacingStore`].
+    pub fn msync(&self) -> Result<()> {
+        self.file.commit()?;
+        self.settle()
+    }
+
+    /// What follows when everything stored was absorbed: looks for stores that came meanwhile, and drops clean
+    /// pages, as far as that was asked for.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let (inner, shared) = self.usable()?;
+        let (debug, quiet) = {
+            let view = shared.read();
+            view.region.as_ref().map_or((false, false), |r| (r.debug_races, r.quiet && r.wants_to_retire()))
+        };
+        let after = |e: &Error| tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
+        if debug {
+            let raced = shared.write().race().inspect_err(after);
+            if let Ok(Some(race)) = raced {
+                return Err(Error::RacingStore { path: self.file.path(), address: race.address, offset: race.offset });
+            }
+        }
+        if quiet {
+            // The commit has happened: pages that cannot be dropped now are no failure of it.
+            let _ = self.give_back(inner, shared).inspect_err(after);
+        }
+        Ok(())
+    }
+
+    /// The same without waiting: what is stored by now is the commit, and the ticket tells when it is
+    /// durable.
+    pub fn msync_async(&self) -> Result<Ticket> {
+        self.file.commit_async()
+    }
+
+    /// Back to the last commit: forgets what was changed since, in memory, too.
+    pub fn rollback(&self) -> Result<()> {
+        self.file.rollback()
+    }
+
+    /// Makes the file larger or smaller, an uncommitted change as any other. Memory behind a smaller end
+    /// cannot be accessed any more; behind the old end of a larger one there are zeros.
+    pub fn resize(&self, size: u64) -> Result<()> {
+        self.file.truncate(size)
+    }
+
+    /// Says that bytes may have changed in a way that no tracker sees: by a device that writes to memory
+    /// itself, as with registered io_uring buffers and O_DIRECT reads that are on their way during a commit.
+    pub fn mark_dirty(&self, offset: u64, len: u64) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let mut view = shared.write();
+        let at = self.within(&view, offset, len)?;
+        view.region.as_mut().ok_or(Error::Closed)?.mark(at..at + len);
+        Ok(())
+    }
+
+    /// Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
+    /// as well. **No thread may store to the file's maps during this call**: a store could be lost.
+    pub fn quiesce(&self) -> Result<()> {
+        let (inner, shared) = self.usable()?;
+        shared.read().check_alive()?;
+        shared.write().absorb(inner)?;
+        inner.checkpoint()?;
+        // The checkpoint took time: what was stored in it, against the rule, is at least not dropped.
+        let mut view = shared.write();
+        view.absorb(inner)?;
+        view.retire_mapped()
+    }
+
+    /// Drops clean pages, after a checkpoint if there are too many still.
+    fn give_back(&self, inner: &Inner, shared: &FileShared) -> Result<()> {
+        shared.write().retire_mapped()?;
+        if shared.read().region.as_ref().is_some_and(|r| r.is_over() || r.wants_to_retire()) {
+            inner.checkpoint()?;
+            shared.write().retire_mapped()?;
+        }
+        Ok(())
+    }
+
+    /// How stores are found.
+    pub fn tracker(&self) -> Result<Tracker> {
+        let (_, shared) = self.usable()?;
+        shared.read().region.as_ref().map(Region::tracker).ok_or(Error::Closed)
+    }
+
+    /// The file that is mapped.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Ends the map. What was stored and not committed stays an uncommitted change of the file; if this was
+    /// its last handle, it is discarded. After an error the memory stays until a commit could read it, or
+    /// until the file is rolled back or closed.
+    pub fn unmap(mut self) -> Result<()> {
+        self.file.inner.check_fork()?;
+        self.unmap_now()
+    }
+
+    fn unmap_now(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.unmapped, true) {
+            return Ok(());
+        }
+        let mut view = self.file.shared.write();
+        let Some(region) = view.region.as_mut() else { return Ok(()) };
+        region.maps -= 1;
+        if region.maps > 0 {
+            return Ok(());
+        }
+        // Otherwise nobody but this handle would see what was stored.
+        let seen = view.handles > 1 || view.txn.is_some();
+        if seen && self.file.inner.check_usable().is_ok() {
+            return view.absorb(&self.file.inner);
+        }
+        view.region = None;
+        Ok(())
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // In a forked child a lock may be held by a thread that is not there.
+        if self.file.inner.check_fork().is_ok()
+            && let Err(e) = self.unmap_now()
+        {
+            tracing::error!(file = %self.file.path().display(), error = %e, "what was stored to a mapping waits");
+        }
+    }
+}
+
+impl std::fmt::Debug for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map").field("address", &self.address).field("offset", &self.offset).finish_non_exhaustive()
+    }
+}
+
+/// The mapping of a file, as [`crate::Status`] shows it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct MapStatus {
+    /// The file's name in the store.
+    pub path: std::path::PathBuf,
+    /// How stores are found: `scan` or `pagemap`.
+    pub tracker: &'static str,
+    /// Bytes that can be accessed.
+    pub mapped_bytes: u64,
+    /// Bytes of address space reserved.
+    pub address_space_bytes: u64,
+    /// Bytes of pages that were stored to and not dropped: memory or swap.
+    pub private_bytes: u64,
+    /// Bytes of copies kept to compare with at the next commit.
+    pub copies_bytes: u64,
+    /// The cap on private bytes.
+    pub dirty_max_bytes: Option<u64>,
+    /// More is private than the cap allows.
+    pub over: bool,
+    /// Commits may drop clean pages.
+    pub quiet: bool,
+    /// Maps that the program holds.
+    pub maps: u64,
+}
+
+impl MapStatus {
+    pub(crate) fn of(view: &View) -> Option<MapStatus> {
+        let region = view.region.as_ref()?;
+        Some(MapStatus {
+            path: view.path.clone(),
+            tracker: region.tracker().name(),
+            mapped_bytes: region.accessible(),
+            address_space_bytes: region.address_space(),
+            private_bytes: region.private_bytes(),
+            copies_bytes: region.copies_bytes(),
+            dirty_max_bytes: region.dirty_max,
+            over: region.is_over(),
+            quiet: region.quiet,
+            maps: region.maps as u64,
+        })
+    }
+}

@@ -1,0 +1,106 @@
+/* Kills a program that stores batches of records in a GDBM database, each batch ended by gdbm_sync, many
+ * times, and compares the database with an oracle after each: gdbm_kill FILE ROUNDS SEED. */
+#include <gdbm.h>
+#include <string.h>
+
+#include "kill.h"
+
+#define KEYS 2000
+#define BATCH 200
+
+/* In the oracle: the step that last stored to a key, 0 for none. */
+typedef uint64_t model[KEYS];
+
+static const char *path;
+
+static GDBM_FILE open_database(void) { return gdbm_open(path, 512, GDBM_WRCREAT, 0644, NULL); }
+
+static datum key_of(uint64_t key, char *buf) {
+    return (datum){buf, sprintf(buf, "key %llu", (unsigned long long)key)};
+}
+
+/* What step n stores to a key. Each key's value has a length of its own at each step. */
+static datum value_of(uint64_t n, uint64_t key, char *buf) {
+    int len = sprintf(buf, "%llu ", (unsigned long long)n), pad = (int)(mix(n ^ key << 20) % 400);
+    memset(buf + len, 'x', (size_t)pad);
+    return (datum){buf, len + pad};
+}
+
+static uint64_t key_in(uint64_t n, int i) { return mix(n * BATCH + (uint64_t)i) % KEYS; }
+static int removes(uint64_t n, int i) { return mix(~(n * BATCH + (uint64_t)i)) % 4 == 0; }
+
+static void take(model m, uint64_t n) {
+    for (int i = 0; i < BATCH; i++) m[key_in(n, i)] = removes(n, i) ? 0 : n;
+}
+
+static void work(volatile struct told *told) {
+    char key[32], value[512];
+    GDBM_FILE db = open_database();
+    if (!db) _exit(2);
+    for (uint64_t n = told->done + 1;; n++) {
+        told->begun = n;
+        for (int i = 0; i < BATCH; i++) {
+            uint64_t k = key_in(n, i);
+            if (removes(n, i)) {
+                if (gdbm_delete(db, key_of(k, key)) != 0 && gdbm_errno != GDBM_ITEM_NOT_FOUND) _exit(3);
+            } else if (gdbm_store(db, key_of(k, key), value_of(n, k, value), GDBM_REPLACE) != 0) {
+                _exit(4);
+            }
+        }
+        if (gdbm_sync(db) != 0) _exit(5);
+        told->done = n;
+    }
+}
+
+/* Whether the database holds exactly what the oracle says. */
+static int holds(GDBM_FILE db, const model m) {
+    char key[32], value[512];
+    gdbm_count_t count, expected = 0;
+    for (uint64_t k = 0; k < KEYS; k++) {
+        datum got = gdbm_fetch(db, key_of(k, key));
+        datum want = m[k] ? value_of(m[k], k, value) : (datum){NULL, 0};
+        int same = got.dsize == want.dsize && !got.dptr == !want.dptr &&
+                   (!got.dptr || memcmp(got.dptr, want.dptr, (size_t)got.dsize) == 0);
+        free(got.dptr);
+        if (!same) return 0;
+        expected += m[k] != 0;
+    }
+    return gdbm_count(db, &count) == 0 && count == expected;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) return 2;
+    path = argv[1];
+    int rounds = atoi(argv[2]);
+    uint64_t seed = strtoull(argv[3], NULL, 0), known = 0, torn = 0, in_flight = 0, steps = 0;
+    volatile struct told *told = tell();
+    model now = {0}, next;
+    for (int round = 0; round < rounds; round++) {
+        if (known == 0) { /* GDBM writes a new file before it maps it */
+            GDBM_FILE db = open_database();
+            if (!db || gdbm_sync(db) != 0 || gdbm_close(db) != 0) return 2;
+        }
+        int killed = kill_at(mix(seed + (uint64_t)round), work, told);
+        for (; known < told->done; known++) take(now, known + 1);
+        memcpy(next, now, sizeof now);
+        if (told->begun > known) take(next, told->begun);
+        GDBM_FILE db = open_database();
+        int is_now = killed && db && holds(db, now), is_next = killed && db && holds(db, next);
+        if (db) gdbm_close(db);
+        if (!is_now && !is_next) {
+            torn++;
+            unlink(path);
+            memset(now, 0, sizeof now);
+            steps += known;
+            known = told->begun = told->done = 0;
+        } else if (!is_now) {
+            in_flight++;
+            memcpy(now, next, sizeof now);
+            known = told->done = told->begun;
+        }
+    }
+    printf("gdbm: %d kills, %llu batches, %llu finished by recovery, %llu torn (seed %#llx)\n", rounds,
+           (unsigned long long)(steps + known), (unsigned long long)in_flight, (unsigned long long)torn,
+           (unsigned long long)seed);
+    return torn > 0;
+}

@@ -1,0 +1,319 @@
+/*
+ * Untorn for C++17: owners of the handles of untorn.h, and exceptions. Header-only; link with libuntorn.
+ *
+ *     untorn::store store("accounts");
+ *     untorn::file a = store.create("a"), b = store.create("b");
+ *     a.write("70 coins", 0);
+ *     b.write("30 coins", 0);
+ *     untorn::sync({a, b});                        // both, or neither, also after a crash
+ *
+ *     untorn::map map = a.map();                   // ordinary stores, then sync
+ *     map.as<char>()[0] = '8';
+ *     map.sync();
+ *
+ * Every object owns one handle: it moves, does not copy, and closes in its destructor. A destructor
+ * reports nothing, and what was not committed is DISCARDED with the last handle of a file: call sync(),
+ * and close() where you want to hear of errors. Whatever fails throws untorn::error; what the calls
+ * promise, and in which units, is written in untorn.h. Calls on an object that was closed or moved from
+ * throw with kind UNTORN_E_BAD_HANDLE.
+ */
+
+#ifndef UNTORN_HPP
+#define UNTORN_HPP
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "untorn.h"
+
+namespace untorn {
+
+/** Why a call failed: a kind, an errno, and words that say what happened and what to do. */
+class error : public std::runtime_error {
+public:
+    /** The last failure of this thread. */
+    error() : error(errno) {}
+
+    untorn_error kind() const noexcept { return kind_; }
+    int code() const noexcept { return errno_; }
+
+private:
+    explicit error(int code) : std::runtime_error(untorn_error_message()), kind_(untorn_last_error()), errno_(code) {}
+
+    untorn_error kind_;
+    int errno_;
+};
+
+namespace detail {
+
+template <class Number> Number check(Number result) {
+    if (result < 0) throw error();
+    return result;
+}
+
+template <class Handle> Handle *check(Handle *handle) {
+    if (!handle) throw error();
+    return handle;
+}
+
+/** Owns one handle and closes it with `Close`. */
+template <class Handle, int (*Close)(Handle *)> class owner {
+public:
+    owner(owner &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    owner &operator=(owner &&other) noexcept {
+        if (this != &other) {
+            discard();
+            handle_ = std::exchange(other.handle_, nullptr);
+        }
+        return *this;
+    }
+    ~owner() { discard(); }
+
+    /** The handle, for calls of untorn.h; still owned here. */
+    Handle *handle() const noexcept { return handle_; }
+
+    /** The handle, which is the caller's to close from now on. */
+    [[nodiscard]] Handle *release() noexcept { return std::exchange(handle_, nullptr); }
+
+protected:
+    explicit owner(Handle *handle) : handle_(check(handle)) {}
+
+    /** For calls that close the handle. */
+    void close_by(int (*close)(Handle *)) { check(close(release())); }
+
+private:
+    void discard() noexcept {
+        if (handle_) Close(release());
+    }
+
+    Handle *handle_;
+};
+
+template <class Read> std::string text(Read read) {
+    std::string text(static_cast<std::size_t>(check(read(nullptr, 0))) + 1, '\0');
+    check(read(text.data(), text.size()));
+    text.pop_back();
+    return text;
+}
+
+} // namespace detail
+
+/** How to open a store, with defaults: untorn_options. */
+struct options : untorn_options {
+    options() : untorn_options() { size = sizeof(untorn_options); }
+};
+
+/** How to map a file, with defaults: untorn_map_options. */
+struct map_options : untorn_map_options {
+    map_options() : untorn_map_options() { size = sizeof(untorn_map_options); }
+};
+
+/** A commit on its way. Destroying the ticket does not cancel the commit. */
+class ticket : public detail::owner<untorn_ticket, untorn_ticket_free> {
+public:
+    explicit ticket(untorn_ticket *handle) : owner(handle) {}
+
+    /** Waits until the commit is durable. */
+    void wait() const { detail::check(untorn_ticket_wait(handle())); }
+    /** Whether it is durable by now. */
+    bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
+};
+
+/** A mapped file, or a part of it: untorn_map_file(). */
+class map : public detail::owner<untorn_map, untorn_unmap> {
+public:
+    explicit map(untorn_map *handle) : owner(handle), address_(detail::check(untorn_map_address(handle))) {}
+
+    /** Where the map begins; what lies there may be stored to, up to size() bytes. */
+    void *data() const noexcept { return address_; }
+    /** Bytes that can be accessed now. */
+    std::size_t size() const { return static_cast<std::size_t>(detail::check(untorn_map_len(handle()))); }
+    /** The map as an array of trivially copyable things. Whether they fit, the caller knows. */
+    template <class T> T *as() const noexcept { return static_cast<T *>(address_); }
+    /** UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
+    int tracker() const { return detail::check(untorn_map_tracker(handle())); }
+
+    /** Commits all changes of the file, durable on return. */
+    void sync() { detail::check(untorn_map_sync(handle())); }
+    /** Starts a commit of what is stored by now. */
+    ticket sync_async() { return ticket(untorn_map_sync_async(handle())); }
+    /** Back to the last commit. */
+    void rollback() { detail::check(untorn_map_rollback(handle())); }
+    /** Sets the file's size; addresses stay. */
+    void resize(std::uint64_t bytes) { detail::check(untorn_map_resize(handle(), bytes)); }
+    /** Bytes may have changed in a way that no tracker sees: untorn_mark_dirty(). */
+    void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_mark_dirty(handle(), offset, len)); }
+    /** Gives memory back; nobody may store meanwhile. */
+    void quiesce() { detail::check(untorn_quiesce(handle())); }
+    /** Ends the map and reports errors. */
+    void close() { close_by(untorn_unmap); }
+
+private:
+    void *address_;
+};
+
+/** One handle of a file: a lone one with a store of its own beside it, or one of a store. */
+class file : public detail::owner<untorn_file, untorn_close> {
+public:
+    /** Takes over a handle of untorn.h. */
+    explicit file(untorn_file *handle) : owner(handle) {}
+    /** Opens a lone file: untorn_open(). */
+    explicit file(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666,
+                  const options &options = {})
+        : owner(untorn_open(path.c_str(), flags, mode, &options)) {}
+
+    /** Another handle of the same file. */
+    file duplicate() const { return file(untorn_dup(handle())); }
+
+    /** Reads up to `len` bytes; fewer only at the end of the file. */
+    std::size_t read(void *buf, std::size_t len, std::uint64_t offset) const {
+        return static_cast<std::size_t>(detail::check(untorn_pread(handle(), buf, len, offset)));
+    }
+    /** The same as a string. */
+    std::string read(std::size_t len, std::uint64_t offset) const {
+        std::string bytes(len, '\0');
+        bytes.resize(read(bytes.data(), len, offset));
+        return bytes;
+    }
+    /** Writes bytes; uncommitted. */
+    void write(const void *bytes, std::size_t len, std::uint64_t offset) {
+        detail::check(untorn_pwrite(handle(), bytes, len, offset));
+    }
+    void write(std::string_view bytes, std::uint64_t offset) { write(bytes.data(), bytes.size(), offset); }
+    /** Writes bytes at the end; returns where. */
+    std::uint64_t append(std::string_view bytes) {
+        return static_cast<std::uint64_t>(detail::check(untorn_append(handle(), bytes.data(), bytes.size())));
+    }
+    /** Sets the size. */
+    void truncate(std::uint64_t bytes) { detail::check(untorn_truncate(handle(), bytes)); }
+    /** Like writing zeros. */
+    void zero(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_zero(handle(), offset, len)); }
+    /** Size in bytes, uncommitted changes included. */
+    std::uint64_t size() const { return static_cast<std::uint64_t>(detail::check(untorn_size(handle()))); }
+    /** Its name in the store. */
+    std::string path() const {
+        return detail::text([this](char *buf, std::size_t len) { return untorn_path(handle(), buf, len); });
+    }
+
+    /** Commits all changes of the file, durable on return. */
+    void sync() { detail::check(untorn_commit(handle())); }
+    /** Starts a commit of the changes made so far. */
+    ticket sync_async() { return ticket(untorn_commit_async(handle())); }
+    /** Back to the last commit. */
+    void rollback() { detail::check(untorn_rollback(handle())); }
+    /** Whether closing this handle commits, instead of discarding. */
+    void set_commit_on_close(bool on) { detail::check(untorn_set_commit_on_close(handle(), on)); }
+
+    /** Maps the file, which may be closed then. */
+    untorn::map map(const map_options &options = {}) { return untorn::map(untorn_map_file(handle(), &options)); }
+
+    /** Closes the handle and reports errors. */
+    void close() { close_by(untorn_close); }
+};
+
+/** A transaction over files and names of one store. Ends by commit(); destroying it aborts. */
+class txn : public detail::owner<untorn_txn, untorn_txn_abort> {
+public:
+    explicit txn(untorn_txn *handle) : owner(handle) {}
+
+    /** The file's uncommitted changes, past and future, belong to the transaction. */
+    void add(file &file) { detail::check(untorn_txn_add(handle(), file.handle())); }
+    /** Creates a file at commit. */
+    file create(const std::string &path, std::uint32_t mode = 0666) {
+        return file(untorn_txn_create(handle(), path.c_str(), mode));
+    }
+    void rename(const std::string &from, const std::string &to) {
+        detail::check(untorn_txn_rename(handle(), from.c_str(), to.c_str()));
+    }
+    void unlink(const std::string &path) { detail::check(untorn_txn_unlink(handle(), path.c_str())); }
+    void mkdir(const std::string &path, std::uint32_t mode = 0777) {
+        detail::check(untorn_txn_mkdir(handle(), path.c_str(), mode));
+    }
+    void rmdir(const std::string &path) { detail::check(untorn_txn_rmdir(handle(), path.c_str())); }
+    void chmod(const std::string &path, std::uint32_t mode) {
+        detail::check(untorn_txn_chmod(handle(), path.c_str(), mode));
+    }
+
+    /** Commits everything as one, durable on return. The object is of no use afterwards. */
+    void commit() { close_by(untorn_txn_commit); }
+    /** Starts that. */
+    ticket commit_async() { return ticket(untorn_txn_commit_async(release())); }
+    /** Ends the transaction without a trace. */
+    void abort() { close_by(untorn_txn_abort); }
+};
+
+/** A store: a directory whose files change all or nothing. Closes when its last handle and file go. */
+class store : public detail::owner<untorn_store, untorn_store_release> {
+public:
+    /** Takes over a handle of untorn.h. */
+    explicit store(untorn_store *handle) : owner(handle) {}
+    /** Opens a directory, recovering it if need be: untorn_store_open(). */
+    explicit store(const std::string &path, const options &options = {})
+        : owner(untorn_store_open(path.c_str(), &options)) {}
+
+    /** Opens a file, with flags as UNTORN_RDONLY. */
+    file open(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666) {
+        return file(untorn_open_at(handle(), path.c_str(), flags, mode));
+    }
+    /** The same; makes it if it is missing. */
+    file create(const std::string &path, std::uint32_t mode = 0666) { return open(path, UNTORN_CREATE, mode); }
+    /** Begins a transaction. */
+    txn begin() { return txn(untorn_txn_begin(handle())); }
+    /** Brings the data files up to what is committed. */
+    void checkpoint() { detail::check(untorn_store_checkpoint(handle())); }
+
+    untorn_status status() const {
+        untorn_status status = {};
+        status.size = sizeof status;
+        detail::check(untorn_store_status(handle(), &status));
+        return status;
+    }
+    std::string status_json() const {
+        return detail::text([this](char *buf, std::size_t len) { return untorn_store_status_json(handle(), buf, len); });
+    }
+    std::string path() const {
+        return detail::text([this](char *buf, std::size_t len) { return untorn_store_path(handle(), buf, len); });
+    }
+
+    /** Closes the store and all its files, and reports errors. DISCARDS what is uncommitted. */
+    void close() { close_by(untorn_store_close); }
+};
+
+namespace detail {
+
+inline std::vector<untorn_file *> handles(std::initializer_list<std::reference_wrapper<file>> files) {
+    std::vector<untorn_file *> handles;
+    for (const file &file : files) handles.push_back(file.handle());
+    return handles;
+}
+
+} // namespace detail
+
+/** Commits the changes of several files of one store as one, durable on return. */
+inline void sync(std::initializer_list<std::reference_wrapper<file>> files) {
+    const auto handles = detail::handles(files);
+    detail::check(untorn_syncv(handles.data(), handles.size()));
+}
+
+/** Starts that. */
+inline ticket sync_async(std::initializer_list<std::reference_wrapper<file>> files) {
+    const auto handles = detail::handles(files);
+    return ticket(untorn_syncv_async(handles.data(), handles.size()));
+}
+
+/** Replaces a file by these bytes, whole or not at all: untorn_put(). */
+inline void put(const std::string &path, std::string_view bytes) {
+    detail::check(untorn_put(path.c_str(), bytes.data(), bytes.size()));
+}
+
+} // namespace untorn
+
+#endif

@@ -1,0 +1,212 @@
+#!/bin/bash
+# Ports programs of others to Untorn and shows that they keep what they synchronized: fetches Debian's source
+# packages (the network is needed; nothing of the system's configuration changes), builds each as it is and
+# ported, runs its own tests ported, kills it at random moments, and measures. Prints tables; fails if a test
+# fails or a database was found torn.
+#
+#   scripts/ports.sh [DIRECTORY]    works there; default: ports/ in cargo's target directory
+#
+# PORTS_KILLS (300) kills each, PORTS_SEED (1), PORTS_STEPS (1000) operations measured, PORTS_TIMES (3) times.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source=$PWD
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+work=$(realpath -m "${1:-$target/ports}")
+kills=${PORTS_KILLS:-300} seed=${PORTS_SEED:-1} steps=${PORTS_STEPS:-1000} times=${PORTS_TIMES:-3}
+prefix=$work/prefix
+failed=0
+rows=()
+
+step() {
+    echo "ports: $*"
+}
+
+fail() {
+    echo "ports: $*" >&2
+    exit 1
+}
+
+# fetch PACKAGE: its source, unpacked into a directory of that name.
+fetch() {
+    [ ! -d "$work/$1" ] || return 0
+    step "fetching $1"
+    mkdir -p "$work/apt/lists/partial" "$work/apt/$1"
+    local options=(-qq -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o "Dir::State::lists=$work/apt/lists" -o APT::Sandbox::User="$(id -un)")
+    local suite keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    suite=$(. /etc/os-release && [ "$ID" = debian ] && echo "$VERSION_CODENAME") || fail "this needs Debian's source packages"
+    echo "deb-src [signed-by=$keyring] http://deb.debian.org/debian $suite main" >"$work/apt/sources.list"
+    apt-get "${options[@]}" update || fail "cannot reach Debian's package lists"
+    (cd "$work/apt/$1" && apt-get "${options[@]}" source "$1" >/dev/null) || fail "cannot fetch $1"
+    mv "$work/apt/$1/$1"-*/ "$work/$1"
+}
+
+# kept LOG COMMAND...: its output goes to a file, which is shown if it fails.
+kept() {
+    local log=$work/$1.log
+    shift
+    "$@" >"$log" 2>&1 || {
+        tail -n 30 "$log" >&2
+        fail "failed: $* (all of it in $log)"
+    }
+}
+
+# Both programs, each as it is in *.plain and ported in *.port.
+build_kyotocabinet() {
+    local kind flags
+    for kind in plain port; do
+        [ ! -e "$work/kyotocabinet.$kind/built" ] || continue
+        step "building kyotocabinet ($kind)"
+        rm -rf "$work/kyotocabinet.$kind"
+        cp -a "$work/kyotocabinet" "$work/kyotocabinet.$kind"
+        cd "$work/kyotocabinet.$kind"
+        flags=()
+        if [ $kind = port ]; then
+            patch -p1 -s <"$source/examples/ports/kyotocabinet.patch"
+            flags=(CPPFLAGS="-I$prefix/include"
+                LDFLAGS="-L$prefix/lib -Wl,-rpath,$prefix/lib -Wl,--no-as-needed -luntorn")
+        fi
+        kept "kyotocabinet.$kind" ./configure --disable-zlib --disable-shared CXXFLAGS=-O2 CFLAGS=-O2 "${flags[@]}"
+        kept "kyotocabinet.$kind" make -j"$(nproc)" kchashtest kctreetest libkyotocabinet.a
+        touch built
+    done
+    cd "$source"
+}
+
+# GDBM is ported by a compiler flag: not a line of it changes.
+build_gdbm() {
+    local kind flags
+    for kind in plain port; do
+        [ ! -e "$work/gdbm.$kind/built" ] || continue
+        step "building gdbm ($kind)"
+        rm -rf "$work/gdbm.$kind"
+        cp -a "$work/gdbm" "$work/gdbm.$kind"
+        cd "$work/gdbm.$kind"
+        flags=-O2
+        [ $kind = plain ] || flags="-O2 -include $prefix/include/untorn_posix.h"
+        # Nobody has to have autoconf.
+        touch aclocal.m4 configure Makefile.in ./*/Makefile.in ./*autoconf.h.in
+        kept "gdbm.$kind" ./configure --disable-nls --disable-shared
+        kept "gdbm.$kind" make -j"$(nproc)" -C src CFLAGS="$flags" libgdbm.la
+        touch built
+    done
+    cd "$source"
+}
+
+# The programs that are killed.
+build_kills() {
+    local kind at linked=(-L"$prefix/lib" -Wl,-rpath,"$prefix/lib" -luntorn -lpthread)
+    for kind in plain port; do
+        at=$work/kyotocabinet.$kind
+        kept kyoto_kill c++ -std=c++17 -O2 -Wall -isystem "$at" examples/ports/kyoto_kill.cc -o "$at/kill" \
+            "$at/libkyotocabinet.a" "${linked[@]}"
+        at=$work/gdbm.$kind
+        kept gdbm_kill cc -O2 -Wall -I "$at/src" examples/ports/gdbm_kill.c -o "$at/kill" "$at/src/.libs/libgdbm.a" \
+            "${linked[@]}"
+    done
+}
+
+# own_test NAME PROGRAM ARGUMENTS...: one of the program's own tests; `FILE` stands for its database.
+own_test() {
+    local name=$1 files=$work/files
+    shift
+    rm -rf "$files" && mkdir "$files"
+    if timeout 600 "${@//FILE/$files/db}" >"$work/own.log" 2>&1; then
+        rows+=("$name|passed")
+    else
+        tail -n 20 "$work/own.log" >&2
+        rows+=("$name|FAILED")
+        failed=1
+    fi
+}
+
+own_tests() {
+    step "running the tests of kyotocabinet, ported, with automatic synchronization"
+    local kind
+    for kind in hash tree; do
+        local test=$work/kyotocabinet.port/kc${kind}test
+        own_test "kc${kind}test order" "$test" order -oas -rnd FILE 300
+        own_test "kc${kind}test order, 2 threads" "$test" order -oas -th 2 FILE 150
+        own_test "kc${kind}test queue" "$test" queue -oas -it 2 FILE 200
+        own_test "kc${kind}test wicked" "$test" wicked -oas -it 2 -th 2 FILE 200
+        own_test "kc${kind}test tran" "$test" tran -oas -hard -it 2 FILE 200
+        own_test "kc${kind}test order, not synchronized" "$test" order -rnd FILE 20000
+    done
+}
+
+# kill_test NAME PROGRAM ARGUMENTS...: prints what it found, without its name; 1 if something was torn.
+kill_test() {
+    rm -rf "$work/files" && mkdir "$work/files"
+    timeout 1200 "${@//FILE/$work/files/db}" "$kills" "$seed"
+}
+
+kill_tests() {
+    local name program answer
+    step "killing each $kills times"
+    for name in hash tree gdbm; do
+        for kind in port plain; do
+            case $name in
+            gdbm) program=("$work/gdbm.$kind/kill" FILE) ;;
+            *) program=("$work/kyotocabinet.$kind/kill" "$name" FILE) ;;
+            esac
+            local status=0
+            answer=$(kill_test "${program[@]}") || status=$?
+            # As it is, a program may be torn; that says what the test can see.
+            [ $kind = plain ] && [ $status = 1 ] || [ $status = 0 ] || failed=1
+            [ -n "$answer" ] || answer="$name: DID NOT RUN, status $status"
+            rows+=("$name, $([ $kind = port ] && echo ported || echo 'as it is')|${answer#*: }")
+        done
+    done
+}
+
+# seconds KIND PROGRAM OPTIONS: how long storing `steps` records takes.
+seconds() {
+    rm -rf "$work/files" && mkdir "$work/files"
+    # shellcheck disable=SC2086  # OPTIONS is a list of words.
+    timeout 600 "$work/kyotocabinet.$1/$2" order -set -rnd $3 "$work/files/db" "$steps" |
+        awk '/^setting records/ { on = 1 } on && /^time:/ { print $2; exit }'
+}
+
+# Each pair right after the other, as disks have moods; the median of the ratios counts.
+measure() {
+    local program a b n ratios
+    for program in kchashtest kctreetest; do
+        step "measuring $program, $steps operations, $times times"
+        ratios=()
+        for ((n = 0; n < times; n++)); do
+            a=$(seconds port $program -oas)
+            b=$(seconds plain $program "-oat -oas")
+            ratios+=("$(awk -v a="$a" -v b="$b" 'BEGIN { printf "%.2f %.3f %.3f", b / a, a, b }')")
+        done
+        rows+=("$(printf '%s\n' "${ratios[@]}" | sort -n | awk -v name=$program '
+            { line[NR] = $0 }
+            END { split(line[int((NR + 1) / 2)], f, " "); printf "%s|%s|%s|%s", name, f[2], f[3], f[1] }')")
+    done
+}
+
+# table HEADING: prints the rows, and forgets them.
+table() {
+    printf '%s\n' "$1" "${rows[@]}" | column -t -s '|' | sed 's/^/  /'
+    echo
+    rows=()
+}
+
+mkdir -p "$work"
+for tool in apt-get dpkg-source cc c++ make patch column; do
+    command -v $tool >/dev/null || fail "there is no $tool here"
+done
+step "building untorn"
+PREFIX=$prefix CARGO_TARGET_DIR=$target scripts/install.sh --library-only >/dev/null
+fetch kyotocabinet
+fetch gdbm
+build_kyotocabinet
+build_gdbm
+build_kills
+own_tests
+table "Their own tests, ported|result"
+kill_tests
+table "SIGKILL at random moments|result"
+measure
+table "Seconds for $steps records, each durable|ported, without transactions|as it is, with transactions|times"
+[ $failed = 0 ] || fail "something failed"
+step "all passed"
