@@ -160,7 +160,8 @@ impl Storage for Linux {
             }
             done => done?,
         };
-        let file = LinuxFile { fd: Fd::new(fd), direct, totals: self.totals.clone() };
+        let file =
+            LinuxFile { fd: Fd::new(fd), direct, holds_lock: AtomicBool::new(false), totals: self.totals.clone() };
         if let Some(mode) = how.create {
             file.set_mode(mode)?;
         }
@@ -297,7 +298,35 @@ impl Storage for Linux {
 struct LinuxFile {
     fd: Fd,
     direct: bool,
+    holds_lock: AtomicBool,
     totals: Arc<Totals>,
+}
+
+/// Closing alone gives no lock up while a copy of the descriptor lives, and whoever starts a program elsewhere
+/// in this process has one for the moment between its `vfork` and its `exec`.
+impl Drop for LinuxFile {
+    fn drop(&mut self) {
+        if self.holds_lock.load(Relaxed)
+            && let Ok(fd) = self.fd.get()
+        {
+            let _ = fs::flock(fd, FlockOperation::Unlock);
+            let _ = set_lock(fd, libc::F_UNLCK, libc::F_OFD_SETLK);
+        }
+    }
+}
+
+/// An open-file-description lock of the whole file, set or given up.
+fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::Result<()> {
+    // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: a live descriptor and a valid `flock`, which the kernel only reads.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw const lock) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 impl LinuxFile {
@@ -425,26 +454,27 @@ impl File for LinuxFile {
     fn try_claim(&self) -> io::Result<bool> {
         match fs::flock(self.fd.get()?, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Ok(false),
-            done => Ok(done.map(|()| true)?),
+            Err(e) => Err(e.into()),
+            Ok(()) => {
+                self.holds_lock.store(true, Relaxed);
+                Ok(true)
+            }
         }
     }
 
     fn lock(&self, wait: bool) -> io::Result<bool> {
-        // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = libc::F_WRLCK as libc::c_short;
-        lock.l_whence = libc::SEEK_SET as libc::c_short;
         let command = if wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
         loop {
-            // SAFETY: a live descriptor and a valid `flock`, which the kernel only reads.
-            if unsafe { libc::fcntl(self.fd.get()?.as_raw_fd(), command, &raw const lock) } == 0 {
-                return Ok(true);
-            }
-            let e = io::Error::last_os_error();
-            match e.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
-                Some(libc::EINTR) => {}
-                _ => return Err(e),
+            match set_lock(self.fd.get()?, libc::F_WRLCK, command) {
+                Ok(()) => {
+                    self.holds_lock.store(true, Relaxed);
+                    return Ok(true);
+                }
+                Err(e) => match e.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
+                    Some(libc::EINTR) => {}
+                    _ => return Err(e),
+                },
             }
         }
     }

@@ -106,6 +106,33 @@ fn a_forked_child_keeps_no_lone_file() {
 }
 
 #[test]
+fn a_program_started_meanwhile_keeps_nothing_locked() {
+    let dir = directory();
+    let store = Store::open(dir.path()).unwrap();
+    let file = store.create("a").unwrap();
+    file.write_at(b"one", 0).unwrap();
+    file.commit().unwrap();
+    // What `posix_spawn` makes: a copy of all descriptors that lives until its `exec`, and no handler of
+    // `fork` has run in it.
+    // SAFETY: the child calls nothing but `pause`.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+    if child == 0 {
+        loop {
+            unsafe { libc::pause() };
+        }
+    }
+    assert!(child > 0, "{}", std::io::Error::last_os_error());
+    drop(file);
+    let closed = store.close();
+    let again = Store::open(dir.path()).map(|store| store.file("a").map(|file| contents(&file)));
+    signal_process(child as u32, Signal::KILL);
+    // SAFETY: our own child, waited for once.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    closed.unwrap();
+    assert_same(&again.expect("the store").expect("the file"), b"one", "what was committed");
+}
+
+#[test]
 fn a_handle_in_a_forked_child_says_so() {
     let dir = directory();
     let mut puppet = Puppet::owning(dir.path());
