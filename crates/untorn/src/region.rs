@@ -14,30 +14,27 @@
 //! retire    drop copies that no layer knows: the file shows through again (only while nobody stores)
 //! ```
 
-use crate::checkpoint::edited;
-use crate::store::Inner;
-use crate::view::{Life, View, bound_memory, discard};
-use bytes::Bytes;
+mod absorb;
+mod of_view;
+
+use crate::view::View;
+pub(crate) use absorb::Race;
 use rangemap::RangeSet;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use untorn_journal::care::{Care, cared, kept};
 use untorn_journal::layer::{Layer, Source, read_through};
-use untorn_journal::{Context, Error, Result};
+use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, Tracker};
 
-/// The unit of comparison: what differs is journaled in whole lines.
-const LINE_BYTES: usize = 64;
-/// Compared first, as most of a page is unchanged.
-const BLOCK_BYTES: usize = 512;
 /// Pages that are copied at once.
 const PAGES_AT_ONCE: usize = 256;
 /// Bytes that are read at once; the system copies less than 2 GiB in one call.
 const READ_MOST: usize = 1 << 30;
 /// Most memory for copies of pages that spare reading them again at the next commit.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
+
 /// Zeros over more than this, and bytes that a rollback brings back, are mapped, not stored.
 const STORED_MAX: u64 = 256 << 10;
 
@@ -69,12 +66,6 @@ pub(crate) struct Region {
     pub dirty_max: Option<u64>,
     /// With more than this private, quiet commits look for pages to drop.
     retire_bytes: u64,
-}
-
-/// A store that a commit did not expect.
-pub(crate) struct Race {
-    pub address: usize,
-    pub offset: u64,
 }
 
 impl Region {
@@ -216,11 +207,10 @@ impl Region {
         if new < old {
             self.mapping.hide(new..old).map_err(|e| self.fail(view, "unmap the end of", e))?;
             self.forget(new..old);
-        } else {
-            self.load(view, old..new)?;
+            self.accessible = new;
+            return Ok(());
         }
-        self.accessible = new;
-        Ok(())
+        self.load(view, old..new)
     }
 
     /// Nothing is known of these pages any more.
@@ -295,6 +285,7 @@ impl Region {
         }
     }
 
+    /// Stores zeros, by mapping where there are many.
     fn store_zeros(&mut self, view: &View, range: Range<u64>) -> Result<()> {
         let zeros = vec![0; self.page() as usize];
         let inner = self.pages_in(&range);
@@ -358,11 +349,6 @@ impl Region {
         }
     }
 
-    /// Zeros a range, which the caller stages.
-    pub(crate) fn zero(&mut self, view: &View, range: Range<u64>) -> Result<()> {
-        self.store_zeros(view, range)
-    }
-
     /// The file is about to have another size, which the caller stages. Bytes stored behind its end are
     /// never a part of it.
     pub(crate) fn resize(&mut self, view: &View, size: u64) -> Result<()> {
@@ -401,146 +387,6 @@ impl Region {
         }
         bytes.fill(0);
         self.store(view, tail.start, &bytes)
-    }
-
-    /// Asks which pages were stored to. What the tracker has told it does not tell again.
-    fn find(&mut self, view: &View) -> Result<()> {
-        let mut found = Vec::new();
-        let mut asked = self.mapping.changed(0..self.accessible, &mut found);
-        if asked.is_ok() && self.tracker() == Tracker::Scan {
-            // Pages of the file that were read for the first time are reported, too.
-            let mut stored = Vec::new();
-            asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
-            if asked.is_ok() || !kept(Care::FoundOnce) {
-                found = stored;
-            }
-        }
-        found.into_iter().for_each(|range| self.found.insert(range));
-        asked.map_err(|e| self.fail(view, "look for changed pages of", e))
-    }
-
-    /// Appends those pages of a range that do not show the file any more.
-    fn stored_to(&self, range: &Range<u64>, into: &mut Vec<Range<u64>>) -> std::io::Result<()> {
-        let page = self.page();
-        let mut at = range.start;
-        while at < range.end {
-            let unsure = |at: &u64| *at < range.end && !self.pages.contains_key(at) && self.shown.contains(at);
-            let run = (at..).step_by(page as usize).take_while(unsure).count() as u64 * page;
-            if run > 0 {
-                self.mapping.private(at..at + run, into)?;
-                at += run;
-            } else {
-                into.push(at..at + page);
-                at += page;
-            }
-        }
-        Ok(())
-    }
-
-    /// Somebody else must not have changed the data file: what pages show would be theirs.
-    fn check_unchanged(&self, view: &View) -> Result<()> {
-        let Some(seen) = view.seen.filter(|_| view.applying.is_none()) else { return Ok(()) };
-        let now = self.data()?.meta().context("look at", &view.path)?;
-        if !edited(&now, &seen) {
-            return Ok(());
-        }
-        let what = if now.size < seen.size { "truncated" } else { "changed" };
-        Err(Error::Conflict {
-            path: view.path.clone(),
-            detail: format!("another program {what} the file while it was mapped"),
-        })
-    }
-
-    /// What was stored becomes staged changes, in whole units.
-    fn absorb(&mut self, view: &mut View, inner: &Inner, unit: usize) -> Result<()> {
-        if let Some((_, e)) = self.owed.as_ref().filter(|_| kept(Care::UndoneIsNotCommitted)) {
-            return Err(e.clone());
-        }
-        self.find(view)?;
-        if self.found.is_empty() {
-            return Ok(());
-        }
-        self.check_unchanged(view)?;
-        let (page, size) = (self.page(), view.size());
-        loop {
-            let pages = self.found.iter().flat_map(|r| r.clone().step_by(page as usize));
-            let pages: Vec<u64> = pages.take(PAGES_AT_ONCE).collect();
-            let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
-            let done = *first..*last + page;
-            let copies = self.copies(view, &pages)?;
-            let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
-            self.compare(view, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
-            stage.into(&mut view.staged);
-            let copies = if kept(Care::OneCopy) { copies } else { self.copies(view, &pages)? };
-            self.keep(pages, copies);
-            self.found.remove(done);
-            bound_memory(view, inner)?;
-        }
-    }
-
-    /// Copies pages out, once.
-    fn copies(&mut self, view: &View, pages: &[u64]) -> Result<Vec<Box<[u8]>>> {
-        let page = self.page() as usize;
-        let mut copies: Vec<Box<[u8]>> =
-            pages.iter().map(|_| self.spare.pop().unwrap_or_else(|| vec![0; page].into())).collect();
-        let mut pieces: Vec<Piece<'_>> =
-            pages.iter().zip(&mut copies).map(|(at, into)| Piece { offset: *at, into }).collect();
-        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(view, "read the mapping of", e))?;
-        Ok(copies)
-    }
-
-    /// Gives each page's copy and what the view holds there.
-    fn compare(
-        &self,
-        view: &View,
-        pages: &[u64],
-        copies: &[Box<[u8]>],
-        mut each: impl FnMut(u64, &[u8], &[u8]),
-    ) -> Result<()> {
-        let page = self.page();
-        let layers = cared(Care::CompareWithView, view.layers());
-        let known = |at: &u64| self.pages.get(at).filter(|_| kept(Care::CompareWithView)).and_then(Option::as_deref);
-        let mut base = Vec::new();
-        let mut i = 0;
-        while i < pages.len() {
-            if let Some(base) = known(&pages[i]) {
-                each(pages[i], &copies[i], base);
-                i += 1;
-                continue;
-            }
-            // Pages in a row are read at once.
-            let next =
-                |n: usize| pages.get(i + n).is_some_and(|at| *at == pages[i] + n as u64 * page && known(at).is_none());
-            let run = (1..).take_while(|n| next(*n)).count() + 1;
-            base.resize(run * page as usize, 0);
-            read_through(&layers, Some(self.data()?), &mut base, pages[i])?;
-            for (n, base) in base.chunks_exact(page as usize).enumerate() {
-                each(pages[i + n], &copies[i + n], base);
-            }
-            i += run;
-        }
-        Ok(())
-    }
-
-    /// The copies are what the view holds now.
-    fn keep(&mut self, pages: Vec<u64>, copies: Vec<Box<[u8]>>) {
-        let page = self.page();
-        for (at, copy) in pages.into_iter().zip(copies) {
-            let old = self.pages.entry(at).or_default();
-            let spare = match old.take() {
-                Some(older) => {
-                    *old = Some(copy);
-                    Some(older)
-                }
-                None if self.copies_bytes + page <= COPIES_BYTES_MAX => {
-                    self.copies_bytes += page;
-                    *old = Some(copy);
-                    None
-                }
-                None => Some(copy),
-            };
-            self.spare.extend(spare.filter(|_| self.spare.len() < PAGES_AT_ONCE));
-        }
     }
 
     /// Back to what the view holds without these changes, which the caller has just taken out of it, and
@@ -610,25 +456,6 @@ impl Region {
             Tracker::PageMap => PAGES_AT_ONCE as u64 * self.page(),
         }
     }
-
-    /// A store since the last commit absorbed.
-    fn race(&mut self, view: &View) -> Result<Option<Race>> {
-        self.find(view)?;
-        let (page, base) = (self.page(), self.mapping.address() as usize);
-        let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
-        for pages in pages.chunks(PAGES_AT_ONCE) {
-            let copies = self.copies(view, pages)?;
-            let mut race = None;
-            self.compare(view, pages, &copies, |at, copy, base| {
-                let differs = copy.iter().zip(base).position(|(a, b)| a != b).map(|n| at + n as u64);
-                race = race.or(differs.filter(|offset| *offset < view.size()));
-            })?;
-            if let Some(offset) = race {
-                return Ok(Some(Race { address: base + offset as usize, offset }));
-            }
-        }
-        Ok(None)
-    }
 }
 
 /// What layers hold in a range: where the newest that knows has zeros, and where it has bytes.
@@ -649,131 +476,6 @@ fn changes(layers: &[&Layer], within: &Range<u64>) -> (RangeSet<u64>, RangeSet<u
         }
     }
     (zeros, bytes)
-}
-
-/// Lines that differ, on their way to the staged layer.
-struct Stage {
-    size: u64,
-    unit: usize,
-    ranges: Vec<Range<u64>>,
-    bytes: Vec<u8>,
-}
-
-impl Stage {
-    fn compare(&mut self, at: u64, copy: &[u8], base: &[u8]) {
-        let len = copy.len().min(self.size.saturating_sub(at) as usize);
-        for block in (0..len).step_by(BLOCK_BYTES) {
-            let end = (block + BLOCK_BYTES).min(len);
-            if copy[block..end] == base[block..end] {
-                continue;
-            }
-            for line in (block..end).step_by(self.unit) {
-                let end = (line + self.unit).min(end);
-                if copy[line..end] != base[line..end] {
-                    self.push(at + line as u64..at + end as u64, &copy[line..end]);
-                }
-            }
-        }
-    }
-
-    fn push(&mut self, range: Range<u64>, bytes: &[u8]) {
-        match self.ranges.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => self.ranges.push(range),
-        }
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    fn into(self, layer: &mut Layer) {
-        let bytes = Bytes::from(self.bytes);
-        let mut at = 0;
-        for range in self.ranges {
-            let len = (range.end - range.start) as usize;
-            let source = Source::Bytes { bytes: bytes.slice(at..at + len), origin: range.start };
-            layer.insert(range, source);
-            at += len;
-        }
-    }
-}
-
-impl View {
-    /// Lets the region see the rest of the view.
-    fn with_region<T>(&mut self, work: impl FnOnce(&mut Region, &mut View) -> Result<T>) -> Result<Option<T>> {
-        let Some(mut region) = self.region.take() else { return Ok(None) };
-        // The program points into it: it stays, whatever happens.
-        let done = catch_unwind(AssertUnwindSafe(|| work(&mut region, self)));
-        self.region = Some(region);
-        done.unwrap_or_else(|panic| resume_unwind(panic)).map(Some)
-    }
-
-    /// What the program stored to the file's mapping becomes staged changes. A mapping without maps ends
-    /// with that.
-    pub(crate) fn absorb(&mut self, inner: &Inner) -> Result<()> {
-        if self.life != Life::Gone && self.writable {
-            self.with_region(|region, view| region.absorb(view, inner, LINE_BYTES))?;
-        }
-        self.region = self.region.take().filter(|region| region.maps > 0);
-        Ok(())
-    }
-
-    /// Forgets staged changes and what was stored since the last commit. After an error memory may still show
-    /// some of it; no commit goes through until this is done again and goes well.
-    pub(crate) fn discard_mapped(&mut self) -> Result<()> {
-        let done = self.with_region(|region, view| {
-            let found = region.find(view);
-            let mut undone = std::mem::take(&mut region.found);
-            let all = 0..region.accessible;
-            let (zeros, bytes) = changes(&[&view.staged], &all);
-            zeros.iter().chain(bytes.iter()).for_each(|range| undone.insert(range.clone()));
-            discard(view);
-            region.undo(view, undone, found)
-        });
-        done.map(|_| ())
-    }
-
-    /// A layer of the view is about to be undone: what was stored over it since is told apart by the byte.
-    pub(crate) fn absorb_newer(&mut self, inner: &Inner) -> Result<()> {
-        self.with_region(|region, view| region.absorb(view, inner, 1)).map(|_| ())
-    }
-
-    /// The changes of a layer are no part of the view any more, nor of memory.
-    pub(crate) fn undo_mapped(&mut self, layer: &Layer) -> Result<()> {
-        let done = self.with_region(|region, view| {
-            let (zeros, mut undone) = changes(&[layer], &(0..region.accessible));
-            zeros.iter().for_each(|range| undone.insert(range.clone()));
-            region.undo(view, undone, Ok(()))
-        });
-        done.map(|_| ())
-    }
-
-    /// Prepares the mapping for another size of the file.
-    pub(crate) fn resize_mapped(&mut self, size: u64) -> Result<()> {
-        self.with_region(|region, view| region.resize(view, size)).map(|_| ())
-    }
-
-    /// Stores bytes that lie within the file.
-    pub(crate) fn store_mapped(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let done = self.with_region(|region, view| region.write(view, offset, bytes))?;
-        done.ok_or(Error::Closed)
-    }
-
-    /// Zeros a range of the mapping.
-    pub(crate) fn zero_mapped(&mut self, range: Range<u64>) -> Result<()> {
-        self.with_region(|region, view| region.zero(view, range)).map(|_| ())
-    }
-
-    /// Drops pages that the data file shows as well. Of a file that is gone no layer tells which.
-    pub(crate) fn retire_mapped(&mut self) -> Result<()> {
-        if self.life == Life::Gone {
-            return Ok(());
-        }
-        self.with_region(|region, view| region.retire(view)).map(|_| ())
-    }
-
-    /// A store that came while a commit was on its way.
-    pub(crate) fn race(&mut self) -> Result<Option<Race>> {
-        self.with_region(|region, view| region.race(view)).map(Option::flatten)
-    }
 }
 
 #[cfg(test)]

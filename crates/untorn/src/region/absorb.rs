@@ -1,0 +1,227 @@
+//! From stores in memory to staged changes: find the pages, copy them once, compare, stage what differs.
+
+use super::{COPIES_BYTES_MAX, PAGES_AT_ONCE, Region};
+use crate::checkpoint::edited;
+use crate::store::Inner;
+use crate::view::{View, bound_memory};
+use bytes::Bytes;
+use std::ops::Range;
+use untorn_journal::care::{Care, cared, kept};
+use untorn_journal::layer::{Layer, Source, read_through};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Piece, Tracker};
+
+/// Compared first, as most of a page is unchanged.
+const BLOCK_BYTES: usize = 512;
+
+/// A store that a commit did not expect.
+pub(crate) struct Race {
+    pub address: usize,
+    pub offset: u64,
+}
+
+impl Region {
+    /// Asks which pages were stored to. What the tracker has told it does not tell again.
+    pub(super) fn find(&mut self, view: &View) -> Result<()> {
+        let mut found = Vec::new();
+        let mut asked = self.mapping.changed(0..self.accessible, &mut found);
+        if asked.is_ok() && self.tracker() == Tracker::Scan {
+            // Pages of the file that were read for the first time are reported, too.
+            let mut stored = Vec::new();
+            asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
+            if asked.is_ok() || !kept(Care::FoundOnce) {
+                found = stored;
+            }
+        }
+        found.into_iter().for_each(|range| self.found.insert(range));
+        asked.map_err(|e| self.fail(view, "look for changed pages of", e))
+    }
+
+    /// Appends those pages of a range that do not show the file any more.
+    fn stored_to(&self, range: &Range<u64>, into: &mut Vec<Range<u64>>) -> std::io::Result<()> {
+        let page = self.page();
+        let mut at = range.start;
+        while at < range.end {
+            let unsure = |at: &u64| *at < range.end && !self.pages.contains_key(at) && self.shown.contains(at);
+            let run = (at..).step_by(page as usize).take_while(unsure).count() as u64 * page;
+            if run > 0 {
+                self.mapping.private(at..at + run, into)?;
+                at += run;
+            } else {
+                into.push(at..at + page);
+                at += page;
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody else must not have changed the data file: what pages show would be theirs.
+    fn check_unchanged(&self, view: &View) -> Result<()> {
+        let Some(seen) = view.seen.filter(|_| view.applying.is_none()) else { return Ok(()) };
+        let now = self.data()?.meta().context("look at", &view.path)?;
+        if !edited(&now, &seen) {
+            return Ok(());
+        }
+        let what = if now.size < seen.size { "truncated" } else { "changed" };
+        Err(Error::Conflict {
+            path: view.path.clone(),
+            detail: format!("another program {what} the file while it was mapped"),
+        })
+    }
+
+    /// What was stored becomes staged changes, in whole units.
+    pub(super) fn absorb(&mut self, view: &mut View, inner: &Inner, unit: usize) -> Result<()> {
+        if let Some((_, e)) = self.owed.as_ref().filter(|_| kept(Care::UndoneIsNotCommitted)) {
+            return Err(e.clone());
+        }
+        self.find(view)?;
+        if self.found.is_empty() {
+            return Ok(());
+        }
+        self.check_unchanged(view)?;
+        let (page, size) = (self.page(), view.size());
+        loop {
+            let pages = self.found.iter().flat_map(|r| r.clone().step_by(page as usize));
+            let pages: Vec<u64> = pages.take(PAGES_AT_ONCE).collect();
+            let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
+            let done = *first..*last + page;
+            let copies = self.copies(view, &pages)?;
+            let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
+            self.compare(view, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
+            stage.into(&mut view.staged);
+            let copies = if kept(Care::OneCopy) { copies } else { self.copies(view, &pages)? };
+            self.keep(pages, copies);
+            self.found.remove(done);
+            bound_memory(view, inner)?;
+        }
+    }
+
+    /// Copies pages out, once.
+    fn copies(&mut self, view: &View, pages: &[u64]) -> Result<Vec<Box<[u8]>>> {
+        let page = self.page() as usize;
+        let mut copies: Vec<Box<[u8]>> =
+            pages.iter().map(|_| self.spare.pop().unwrap_or_else(|| vec![0; page].into())).collect();
+        let mut pieces: Vec<Piece<'_>> =
+            pages.iter().zip(&mut copies).map(|(at, into)| Piece { offset: *at, into }).collect();
+        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(view, "read the mapping of", e))?;
+        Ok(copies)
+    }
+
+    /// Gives each page's copy and what the view holds there.
+    fn compare(
+        &self,
+        view: &View,
+        pages: &[u64],
+        copies: &[Box<[u8]>],
+        mut each: impl FnMut(u64, &[u8], &[u8]),
+    ) -> Result<()> {
+        let page = self.page();
+        let layers = cared(Care::CompareWithView, view.layers());
+        let known = |at: &u64| self.pages.get(at).filter(|_| kept(Care::CompareWithView)).and_then(Option::as_deref);
+        let mut base = Vec::new();
+        let mut i = 0;
+        while i < pages.len() {
+            if let Some(base) = known(&pages[i]) {
+                each(pages[i], &copies[i], base);
+                i += 1;
+                continue;
+            }
+            // Pages in a row are read at once.
+            let next =
+                |n: usize| pages.get(i + n).is_some_and(|at| *at == pages[i] + n as u64 * page && known(at).is_none());
+            let run = (1..).take_while(|n| next(*n)).count() + 1;
+            base.resize(run * page as usize, 0);
+            read_through(&layers, Some(self.data()?), &mut base, pages[i])?;
+            for (n, base) in base.chunks_exact(page as usize).enumerate() {
+                each(pages[i + n], &copies[i + n], base);
+            }
+            i += run;
+        }
+        Ok(())
+    }
+
+    /// The copies are what the view holds now.
+    fn keep(&mut self, pages: Vec<u64>, copies: Vec<Box<[u8]>>) {
+        let page = self.page();
+        for (at, copy) in pages.into_iter().zip(copies) {
+            let old = self.pages.entry(at).or_default();
+            let spare = match old.take() {
+                Some(older) => {
+                    *old = Some(copy);
+                    Some(older)
+                }
+                None if self.copies_bytes + page <= COPIES_BYTES_MAX => {
+                    self.copies_bytes += page;
+                    *old = Some(copy);
+                    None
+                }
+                None => Some(copy),
+            };
+            self.spare.extend(spare.filter(|_| self.spare.len() < PAGES_AT_ONCE));
+        }
+    }
+
+    /// A store since the last commit absorbed.
+    pub(super) fn race(&mut self, view: &View) -> Result<Option<Race>> {
+        self.find(view)?;
+        let (page, base) = (self.page(), self.mapping.address() as usize);
+        let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
+        for pages in pages.chunks(PAGES_AT_ONCE) {
+            let copies = self.copies(view, pages)?;
+            let mut race = None;
+            self.compare(view, pages, &copies, |at, copy, base| {
+                let differs = copy.iter().zip(base).position(|(a, b)| a != b).map(|n| at + n as u64);
+                race = race.or(differs.filter(|offset| *offset < view.size()));
+            })?;
+            if let Some(offset) = race {
+                return Ok(Some(Race { address: base + offset as usize, offset }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Lines that differ, on their way to the staged layer.
+struct Stage {
+    size: u64,
+    unit: usize,
+    ranges: Vec<Range<u64>>,
+    bytes: Vec<u8>,
+}
+
+impl Stage {
+    fn compare(&mut self, at: u64, copy: &[u8], base: &[u8]) {
+        let len = copy.len().min(self.size.saturating_sub(at) as usize);
+        for block in (0..len).step_by(BLOCK_BYTES) {
+            let end = (block + BLOCK_BYTES).min(len);
+            if copy[block..end] == base[block..end] {
+                continue;
+            }
+            for line in (block..end).step_by(self.unit) {
+                let end = (line + self.unit).min(end);
+                if copy[line..end] != base[line..end] {
+                    self.push(at + line as u64..at + end as u64, &copy[line..end]);
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, range: Range<u64>, bytes: &[u8]) {
+        match self.ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.ranges.push(range),
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn into(self, layer: &mut Layer) {
+        let bytes = Bytes::from(self.bytes);
+        let mut at = 0;
+        for range in self.ranges {
+            let len = (range.end - range.start) as usize;
+            let source = Source::Bytes { bytes: bytes.slice(at..at + len), origin: range.start };
+            layer.insert(range, source);
+            at += len;
+        }
+    }
+}
