@@ -28,7 +28,7 @@ use untorn_journal::layer::{Layer, Source, read_through};
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, Tracker};
 
-/// Pages that are copied at once.
+/// Pages that are stored at once.
 const PAGES_AT_ONCE: usize = 256;
 /// Bytes that are read at once; the system copies less than 2 GiB in one call.
 const READ_MOST: usize = 1 << 30;
@@ -54,8 +54,8 @@ pub(crate) struct Region {
     found: RangeSet<u64>,
     /// Undone in the view and not in memory, and why: no commit before that is made up for.
     owed: Option<(RangeSet<u64>, Error)>,
-    /// Buffers for the next copies.
-    spare: Vec<Box<[u8]>>,
+    /// Buffer for the next copies.
+    copies: Vec<u8>,
     /// The program can store to it: the file could be written when it was mapped.
     pub writable: bool,
     /// Maps that the program holds.
@@ -80,7 +80,7 @@ impl Region {
             copies_bytes: 0,
             found: RangeSet::new(),
             owed: None,
-            spare: Vec::new(),
+            copies: Vec::new(),
             writable: view.writable,
             maps: 0,
             quiet: true,

@@ -1,6 +1,6 @@
 //! From stores in memory to staged changes: find the pages, copy them once, compare, stage what differs.
 
-use super::{COPIES_BYTES_MAX, PAGES_AT_ONCE, Region};
+use super::{COPIES_BYTES_MAX, Region};
 use crate::checkpoint::edited;
 use crate::store::Inner;
 use crate::view::{View, bound_memory};
@@ -11,6 +11,8 @@ use untorn_journal::layer::{Layer, Source, read_through};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Piece, Tracker};
 
+/// Pages that are copied and compared at once: both sides stay in the processor's cache.
+const LOT_PAGES: usize = 32;
 /// Compared first, as most of a page is unchanged.
 const BLOCK_BYTES: usize = 512;
 
@@ -82,27 +84,28 @@ impl Region {
         let (page, size) = (self.page(), view.size());
         loop {
             let pages = self.found.iter().flat_map(|r| r.clone().step_by(page as usize));
-            let pages: Vec<u64> = pages.take(PAGES_AT_ONCE).collect();
+            let pages: Vec<u64> = pages.take(LOT_PAGES).collect();
             let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
             let done = *first..*last + page;
             let copies = self.copies(view, &pages)?;
             let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
             self.compare(view, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
-            stage.into(&mut view.staged);
             let copies = if kept(Care::OneCopy) { copies } else { self.copies(view, &pages)? };
-            self.keep(pages, copies);
+            self.keep(&pages, &copies, &stage.ranges);
+            self.copies = copies;
+            stage.into(&mut view.staged);
             self.found.remove(done);
             bound_memory(view, inner)?;
         }
     }
 
     /// Copies pages out, once.
-    fn copies(&mut self, view: &View, pages: &[u64]) -> Result<Vec<Box<[u8]>>> {
+    fn copies(&mut self, view: &View, pages: &[u64]) -> Result<Vec<u8>> {
         let page = self.page() as usize;
-        let mut copies: Vec<Box<[u8]>> =
-            pages.iter().map(|_| self.spare.pop().unwrap_or_else(|| vec![0; page].into())).collect();
+        let mut copies = std::mem::take(&mut self.copies);
+        copies.resize(pages.len() * page, 0);
         let mut pieces: Vec<Piece<'_>> =
-            pages.iter().zip(&mut copies).map(|(at, into)| Piece { offset: *at, into }).collect();
+            pages.iter().zip(copies.chunks_exact_mut(page)).map(|(at, into)| Piece { offset: *at, into }).collect();
         self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(view, "read the mapping of", e))?;
         Ok(copies)
     }
@@ -112,17 +115,18 @@ impl Region {
         &self,
         view: &View,
         pages: &[u64],
-        copies: &[Box<[u8]>],
+        copies: &[u8],
         mut each: impl FnMut(u64, &[u8], &[u8]),
     ) -> Result<()> {
         let page = self.page();
+        let copy = |n: usize| &copies[n * page as usize..][..page as usize];
         let layers = cared(Care::CompareWithView, view.layers());
         let known = |at: &u64| self.pages.get(at).filter(|_| kept(Care::CompareWithView)).and_then(Option::as_deref);
         let mut base = Vec::new();
         let mut i = 0;
         while i < pages.len() {
             if let Some(base) = known(&pages[i]) {
-                each(pages[i], &copies[i], base);
+                each(pages[i], copy(i), base);
                 i += 1;
                 continue;
             }
@@ -133,31 +137,28 @@ impl Region {
             base.resize(run * page as usize, 0);
             read_through(&layers, Some(self.data()?), &mut base, pages[i])?;
             for (n, base) in base.chunks_exact(page as usize).enumerate() {
-                each(pages[i + n], &copies[i + n], base);
+                each(pages[i + n], copy(i + n), base);
             }
             i += run;
         }
         Ok(())
     }
 
-    /// The copies are what the view holds now.
-    fn keep(&mut self, pages: Vec<u64>, copies: Vec<Box<[u8]>>) {
+    /// The view is about to hold these changes: so do the copies that are kept to compare with.
+    fn keep(&mut self, pages: &[u64], copies: &[u8], changes: &[Range<u64>]) {
         let page = self.page();
-        for (at, copy) in pages.into_iter().zip(copies) {
-            let old = self.pages.entry(at).or_default();
-            let spare = match old.take() {
-                Some(older) => {
-                    *old = Some(copy);
-                    Some(older)
+        for (at, copy) in pages.iter().zip(copies.chunks_exact(page as usize)) {
+            let known = self.pages.entry(*at).or_default();
+            if let Some(known) = known {
+                let first = changes.partition_point(|range| range.end <= *at);
+                for range in changes[first..].iter().take_while(|range| range.start < at + page) {
+                    let range = (range.start.max(*at) - at) as usize..(range.end.min(at + page) - at) as usize;
+                    known[range.clone()].copy_from_slice(&copy[range]);
                 }
-                None if self.copies_bytes + page <= COPIES_BYTES_MAX => {
-                    self.copies_bytes += page;
-                    *old = Some(copy);
-                    None
-                }
-                None => Some(copy),
-            };
-            self.spare.extend(spare.filter(|_| self.spare.len() < PAGES_AT_ONCE));
+            } else if self.copies_bytes + page <= COPIES_BYTES_MAX {
+                self.copies_bytes += page;
+                *known = Some(copy.into());
+            }
         }
     }
 
@@ -166,13 +167,14 @@ impl Region {
         self.find(view)?;
         let (page, base) = (self.page(), self.mapping.address() as usize);
         let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
-        for pages in pages.chunks(PAGES_AT_ONCE) {
+        for pages in pages.chunks(LOT_PAGES) {
             let copies = self.copies(view, pages)?;
             let mut race = None;
             self.compare(view, pages, &copies, |at, copy, base| {
                 let differs = copy.iter().zip(base).position(|(a, b)| a != b).map(|n| at + n as u64);
                 race = race.or(differs.filter(|offset| *offset < view.size()));
             })?;
+            self.copies = copies;
             if let Some(offset) = race {
                 return Ok(Some(Race { address: base + offset as usize, offset }));
             }
