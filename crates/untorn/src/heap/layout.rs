@@ -139,12 +139,32 @@ pub(crate) struct RootEntry {
     pub unused: u64,
 }
 
+impl RootEntry {
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.name.starts_with(name.as_bytes()) && self.name[name.len()..].iter().all(|byte| *byte == 0)
+    }
+}
+
+/// A checksum over what a program says of a type.
+pub(crate) fn fingerprint(type_name: &[u8], size: u64, align: u32, version: u32) -> u64 {
+    let bytes = [type_name, &size.to_le_bytes(), &align.to_le_bytes(), &version.to_le_bytes()];
+    untorn_journal::format::crc64(&bytes.concat())
+}
+
 const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<RootEntry>() == 192);
 const _: () = assert!(ROOTS_AT + ROOTS * size_of::<RootEntry>() <= CHUNK_BYTES && ROOTS == 128);
 
 /// Blocks of a class in a chunk.
 pub(crate) const fn blocks(class: usize) -> usize {
     CHUNK_BYTES / SIZES[class] as usize
+}
+
+/// The bits of a bitmap's word that stand for blocks, of a chunk with so many.
+pub(crate) fn word_mask(blocks: usize, word: usize) -> u64 {
+    match blocks.saturating_sub(word * 64) {
+        0 => 0,
+        bits => u64::MAX >> (64 - bits.min(64)),
+    }
 }
 
 /// The class for a size and an alignment, if blocks are small enough for classes.

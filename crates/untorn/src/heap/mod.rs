@@ -139,7 +139,7 @@ impl HeapOptions {
         let shared = Arc::new(Shared {
             base: base as usize,
             registered: Registered(base as usize),
-            blocks: Mutex::new(Blocks::new(base)),
+            blocks: Mutex::new(Blocks::new(base, segments_of(&map))),
             guard: Guard::default(),
             map,
             file,
@@ -211,7 +211,7 @@ impl HeapOptions {
             || size > address_space
             || !in_range
         {
-            return Err(Error::corrupt(
+            return Err(Error::corrupt_heap(
                 file.path(),
                 format!("the heap's header makes no sense: {header:?}, {size} bytes"),
             ));
@@ -270,11 +270,13 @@ impl Ground for Shared {
 }
 
 impl Shared {
+    fn corrupt(&self, detail: String) -> Error {
+        Error::corrupt_heap(self.file.path(), detail)
+    }
+
     fn refused(&self, why: Refused) -> Error {
         match why {
-            Refused::Corrupt(detail) => {
-                Error::corrupt(self.file.path(), format!("{detail}; `untorn check` shows more"))
-            }
+            Refused::Corrupt(detail) => self.corrupt(detail),
             Refused::NotAllocated => {
                 Error::invalid("the pointer is not one that this heap gave out, or was freed already".to_owned())
             }
@@ -298,6 +300,10 @@ impl Shared {
     fn size_of(&self, address: *mut u8) -> Result<usize> {
         lock_std(&self.blocks).size_of(address).map_err(|e| self.refused(e))
     }
+}
+
+fn segments_of(map: &Map) -> usize {
+    map.len() as usize / SEGMENT_BYTES
 }
 
 fn lock_std<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -401,8 +407,9 @@ impl Heap {
     pub fn rollback(&self) -> Result<()> {
         let _quiet = self.quiet()?;
         let mut blocks = lock_std(&self.shared.blocks);
-        blocks.forget();
-        self.shared.map.rollback()
+        let done = self.shared.map.rollback();
+        blocks.forget(segments_of(&self.shared.map));
+        done
     }
 
     /// Drops memory that the file holds as well.
