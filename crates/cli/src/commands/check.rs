@@ -1,7 +1,9 @@
 //! `untorn check`.
 
+use super::heap::{self, Kind};
 use super::status;
 use crate::answer::{Answer, Failure};
+use crate::progress::Progress;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
@@ -13,11 +15,23 @@ const COULD_NOT_LOOK: u8 = 2;
 ///
 /// Exit code: 0 sound, 1 problems, 2 could not look. A store that its owner did not close is sound
 /// if recovery will bring back its last commit.
+///
+/// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
+/// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
+/// heap that a program has open answers that it is busy.
 #[derive(Args)]
+#[command(allow_missing_positional = true)]
 pub struct Check {
-    /// A store's directory, or a file with its own store.
+    /// What to look into: nothing for the store.
+    kind: Option<Kind>,
+    /// A store's directory, or a file with its own store; or a heap's file. A path `heap` alone is a store's.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
+    /// Of a sound heap: reclaim what no root reaches, in one commit. Any eight bytes in memory that is reached count
+    /// as a pointer if they are an address in the heap; a program that stores pointers in disguise (as differences,
+    /// or with bits of something else in them) would lose what they point to.
+    #[arg(long, requires = "kind")]
+    gc: bool,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -25,6 +39,9 @@ pub struct Check {
 
 impl Check {
     pub fn run(self) -> Result<Answer, Failure> {
+        if self.kind == Some(Kind::Heap) {
+            return self.run_heap();
+        }
         let found = match offline::inspect(&self.path) {
             Ok(found) => found,
             // Damage can be such that there is nothing left to list.
@@ -42,6 +59,35 @@ impl Check {
             Answer::text(text(&found, sound))
         };
         Ok(answer.code(if sound { 0 } else { PROBLEMS }))
+    }
+
+    fn run_heap(self) -> Result<Answer, Failure> {
+        let progress = Progress::new("looking");
+        let show = |done, all| progress.show(done, all);
+        let collected = match self.gc {
+            true => match offline::collect_heap(&self.path, &show) {
+                // The look without a change tells all that is wrong.
+                Err(untorn::Error::Corrupt { .. }) => None,
+                done => Some(done),
+            },
+            false => None,
+        };
+        let reclaimed = collected.is_some();
+        let found = match collected.unwrap_or_else(|| offline::check_heap(&self.path, &show)) {
+            Ok(found) => found,
+            Err(e @ (untorn::Error::Corrupt { .. } | untorn::Error::UnknownState { .. })) => {
+                return Err(Failure::from(e).code(PROBLEMS));
+            }
+            Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
+        };
+        let answer = if self.json {
+            let mut value = heap::json(&found)?;
+            value["reclaimed"] = reclaimed.into();
+            Answer::json(&value)?
+        } else {
+            Answer::text(heap::check_text(&found, reclaimed))
+        };
+        Ok(answer.code(if found.is_sound() { 0 } else { PROBLEMS }))
     }
 }
 

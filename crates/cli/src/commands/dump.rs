@@ -1,17 +1,25 @@
 //! `untorn dump`.
 
+use super::heap::{self, Kind};
 use crate::answer::{Answer, Failure};
+use crate::progress::Progress;
 use clap::{Args, ValueHint};
 use std::fmt::Write;
 use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
 
-/// Print the journal's records, oldest first.
+/// Print the journal's records, oldest first; or what is in a heap.
 ///
 /// Changes nothing. Only records that have not been checkpointed yet are still there.
+///
+/// `untorn dump heap PATH` prints the sizes of a heap, how full its blocks are, its roots, and a map of its chunks. A
+/// heap that a program has open answers that it is busy.
 #[derive(Args)]
+#[command(allow_missing_positional = true)]
 pub struct Dump {
-    /// A store's directory, or a file with its own store.
+    /// What to print: nothing for the journal.
+    kind: Option<Kind>,
+    /// A store's directory, or a file with its own store; or a heap's file. A path `heap` alone is a store's.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
     /// For programs.
@@ -21,6 +29,15 @@ pub struct Dump {
 
 impl Dump {
     pub fn run(self) -> Result<Answer, Failure> {
+        if self.kind == Some(Kind::Heap) {
+            let progress = Progress::new("looking");
+            let found = offline::dump_heap(&self.path, &|done, all| progress.show(done, all))?;
+            return if self.json {
+                Answer::json(&heap::json(&found)?)
+            } else {
+                Ok(Answer::text(heap::dump_text(&found)))
+            };
+        }
         let found = offline::inspect(&self.path)?;
         if self.json { Answer::json(&found) } else { Ok(Answer::text(text(&found))) }
     }
