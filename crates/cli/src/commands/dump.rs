@@ -1,11 +1,10 @@
 //! `untorn dump`.
 
-use super::heap::{self, Kind};
+use super::heap::{self, Target};
 use crate::answer::{Answer, Failure};
 use crate::progress::Progress;
-use clap::{Args, ValueHint};
+use clap::Args;
 use std::fmt::Write;
-use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
 
 /// Print the journal's records, oldest first; or what is in a heap.
@@ -15,13 +14,10 @@ use untorn::offline::{self, Inspection};
 /// `untorn dump heap PATH` prints the sizes of a heap, how full its blocks are, its roots, and a map of its chunks. A
 /// heap that a program has open answers that it is busy.
 #[derive(Args)]
-#[command(allow_missing_positional = true)]
+#[command(override_usage = "untorn dump [OPTIONS] [heap] <PATH>")]
 pub struct Dump {
-    /// What to print: nothing for the journal.
-    kind: Option<Kind>,
-    /// A store's directory, or a file with its own store; or a heap's file. A path `heap` alone is a store's.
-    #[arg(value_hint = ValueHint::AnyPath)]
-    path: PathBuf,
+    #[command(flatten)]
+    target: Target,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -29,16 +25,17 @@ pub struct Dump {
 
 impl Dump {
     pub fn run(self) -> Result<Answer, Failure> {
-        if self.kind == Some(Kind::Heap) {
+        let (path, in_heap) = self.target.path()?;
+        if in_heap {
             let progress = Progress::new("looking");
-            let found = offline::dump_heap(&self.path, &|done, all| progress.show(done, all))?;
+            let found = offline::dump_heap(&path, &|done, all| progress.show(done, all))?;
             return if self.json {
                 Answer::json(&heap::json(&found)?)
             } else {
                 Ok(Answer::text(heap::dump_text(&found)))
             };
         }
-        let found = offline::inspect(&self.path)?;
+        let found = offline::inspect(&path)?;
         if self.json { Answer::json(&found) } else { Ok(Answer::text(text(&found))) }
     }
 }

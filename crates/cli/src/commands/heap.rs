@@ -2,13 +2,26 @@
 
 use crate::answer::Failure;
 use crate::table::{bytes, count, pairs, table};
+use std::path::PathBuf;
 use untorn::{HeapChunk, HeapReport};
 
-/// What a PATH is to be taken for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
-    /// A heap's file: the heap in it, instead of its store.
-    Heap,
+/// What to look at: `PATH`, or `heap PATH`.
+#[derive(clap::Args)]
+pub struct Target {
+    /// A store's directory, or a file with its own store. After the word `heap`: a heap's file.
+    #[arg(required = true, num_args = 1.., value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    words: Vec<PathBuf>,
+}
+
+impl Target {
+    /// The path, and whether the heap in it is meant. A path `heap` alone is a store's.
+    pub fn path(self) -> Result<(PathBuf, bool), Failure> {
+        match <[PathBuf; 2]>::try_from(self.words) {
+            Ok([word, path]) if word.as_os_str() == "heap" => Ok((path, true)),
+            Err(mut words) if words.len() == 1 => Ok((words.remove(0), false)),
+            _ => Err(Failure::new("give one PATH, or the word `heap` and one PATH").code(2)),
+        }
+    }
 }
 
 /// Characters of the map in a line: the chunks of a segment.
