@@ -29,12 +29,14 @@ pub enum Error {
         pid: Option<u32>,
     },
     /// On-disk state that a crash cannot explain.
-    #[error("{} is damaged: {detail}. Nothing was changed. `untorn check` shows more; `untorn recover --salvage` keeps what is readable", path.display())]
+    #[error("{} is damaged: {detail}. Nothing was changed. {advice}", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
         /// Where, and what is wrong.
         detail: String,
+        /// What to do.
+        advice: &'static str,
     },
     /// Not Untorn's, or another store's.
     #[error("{}: {detail}. Nothing was changed", path.display())]
@@ -183,7 +185,14 @@ impl Error {
 
     /// On-disk damage.
     pub fn corrupt(path: impl AsRef<Path>, detail: impl Into<String>) -> Error {
-        Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into() }
+        let advice = "`untorn check` shows more; `untorn recover --salvage` keeps what is readable";
+        Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into(), advice }
+    }
+
+    /// Damage inside of a heap.
+    pub fn corrupt_heap(path: impl AsRef<Path>, detail: impl Into<String>) -> Error {
+        let advice = "`untorn check heap` shows more; a heap that is damaged comes back from a backup alone";
+        Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into(), advice }
     }
 
     /// A name for the kind of error, stable across versions: `busy`, `corrupt`, …

@@ -42,7 +42,10 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
-pub use heap::{Heap, HeapBox, HeapOptions, HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape};
+pub use heap::{
+    Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapVec,
+    InHeap, Mutating, RootInfo, RootOptions, RootShape,
+};
 pub use map::{Map, MapOptions, MapStatus};
 pub use options::{
     FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,

@@ -1,20 +1,24 @@
 //! Looks at and repairs of a store by its path, without handles of files.
 
+use crate::heap::check::{Image, Look};
+use crate::heap::{HeapOptions, HeapReport};
 use crate::options::{FailureClass, StoreOptions};
 use crate::status::{Quarantined, Recovered};
 use crate::store::{Inner, Store};
+use crate::view::check_kind;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::apply::{Applier, Place};
-use untorn_journal::format::{Attribute, RecordKind, VERSION, hex};
+use untorn_journal::apply::{Applier, Outcomes, Place};
+use untorn_journal::format::{Attribute, AttributeFound, RecordKind, VERSION, hex};
 use untorn_journal::held::Only;
 use untorn_journal::home::{Home, read_pid, remove_tree, segment_name};
+use untorn_journal::layer::{Layer, read_through};
 use untorn_journal::recovery::{strip_attribute, strip_attributes};
-use untorn_journal::scan::{ReadMode, Scan, scan};
+use untorn_journal::scan::{ReadMode, Scan, read_header, scan};
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Linux, Open, Step, Storage};
+use untorn_os::{File, Linux, Meta, Open, Step, Storage};
 
 pub use crate::put::put;
 
@@ -144,12 +148,23 @@ pub fn open(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) 
 pub fn inspect(path: &Path) -> Result<Inspection> {
     let (linux, home) = locate(path)?;
     let storage: Arc<dyn Storage> = linux;
-    home.check_trust(&*storage)?;
+    Ok(look(path, &storage, &home)?.0)
+}
+
+/// What is in a journal, as recovery would make it so.
+#[derive(Default)]
+struct Pending {
+    state: FinalState,
+    outcomes: Outcomes,
+}
+
+fn look(path: &Path, storage: &Arc<dyn Storage>, home: &Home) -> Result<(Inspection, Pending)> {
+    home.check_trust(&**storage)?;
     let journal = home.journal();
     if storage.stat(&journal).is_err() && storage.stat(&home.dir).is_ok() {
         return Err(Error::io("find a journal in", &home.dir, ErrorKind::NotFound.into()));
     }
-    let scanned = scan(&storage, &journal, ReadMode::Cached, true, &|_, _| {})?;
+    let scanned = scan(storage, &journal, ReadMode::Cached, true, &|_, _| {})?;
     let boot = storage.boot_id().context("read the boot id for", path)?;
     let mut found = Inspection {
         path: path.to_owned(),
@@ -157,7 +172,7 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
         class: if scanned.header.boot.is_some() { FailureClass::Process } else { FailureClass::Power },
         format_version: VERSION,
         clean: scanned.header.clean && scanned.accepted_heads.is_empty(),
-        owner: owner(&*storage, &home),
+        owner: owner(&**storage, home),
         unknown_state: scanned.header.boot.is_some_and(|b| b != boot),
         sequence_first: scanned.header.through + 1,
         sequence_last: scanned.last,
@@ -168,18 +183,18 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
         journal_bytes_allocated: scanned.segments.iter().map(|s| s.bytes).sum(),
         problems: scanned.corrupt.iter().map(Error::to_string).collect(),
     };
-    look_at_files(&storage, &scanned, &journal, None, &mut found);
-    for held in home.all_held(&*storage)? {
+    let pending = look_at_files(storage, &scanned, &journal, None, &mut found);
+    for held in home.all_held(&**storage)? {
         found.held_journals += 1;
-        match Only::read(&*storage, &held)
-            .and_then(|only| Ok((only, scan(&storage, &held, ReadMode::Cached, true, &|_, _| {})?)))
+        match Only::read(&**storage, &held)
+            .and_then(|only| Ok((only, scan(storage, &held, ReadMode::Cached, true, &|_, _| {})?)))
         {
-            Ok((only, scanned)) => look_at_files(&storage, &scanned, &held, only.as_ref(), &mut found),
+            Ok((only, scanned)) => _ = look_at_files(storage, &scanned, &held, only.as_ref(), &mut found),
             Err(e) => found.problems.push(e.to_string()),
         }
     }
     found.clean &= found.held_journals == 0 && found.problems.is_empty();
-    Ok(found)
+    Ok((found, pending))
 }
 
 fn owner(storage: &dyn Storage, home: &Home) -> Option<u32> {
@@ -207,12 +222,18 @@ fn records(scanned: &Scan) -> Vec<RecordInfo> {
     scanned.accepted_heads.iter().map(info).collect()
 }
 
-fn look_at_files(storage: &Arc<dyn Storage>, scanned: &Scan, dir: &Path, only: Option<&Only>, found: &mut Inspection) {
+fn look_at_files(
+    storage: &Arc<dyn Storage>,
+    scanned: &Scan,
+    dir: &Path,
+    only: Option<&Only>,
+    found: &mut Inspection,
+) -> Pending {
     let mut state = FinalState::default();
     for accepted in &scanned.accepted {
         if let Err(e) = state.absorb(&accepted.record, accepted.sequence) {
             found.problems.push(e.to_string());
-            return;
+            return Pending::default();
         }
     }
     if let Some(only) = only {
@@ -246,6 +267,154 @@ fn look_at_files(storage: &Arc<dyn Storage>, scanned: &Scan, dir: &Path, only: O
             outcome,
             served,
         });
+    }
+    Pending { state, outcomes }
+}
+
+/// Looks at a heap without changing a byte and without owning its store: at what recovery would make of it, if its
+/// program was killed. Everything of the heap is looked at, and what leaked is found out.
+///
+/// # Errors
+/// [`Error::Busy`] if a program has it open: it changes meanwhile. Damage of the heap is told in the report.
+pub fn check_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    look_at_heap(path, true, progress)
+}
+
+/// The same without what leaked, which only a look at everything in the heap can tell.
+pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    look_at_heap(path, false, progress)
+}
+
+/// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::Heap::collect`],
+/// it does not know pointers in disguise.
+///
+/// # Errors
+/// [`Error::Busy`]; [`Error::Corrupt`] if the heap is damaged: nothing was freed.
+pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    let (_, home, name) = locate_heap(path)?;
+    let whole = path.canonicalize().context("look at", path)?;
+    let options = HeapOptions::new().create(false).dirty_max(COLLECT_DIRTY_MAX);
+    let options = options.store(StoreOptions::default().background(false));
+    let heap = match home {
+        Some(Home { lone: None, .. }) => {
+            let top = whole.ancestors().nth(name.components().count()).unwrap_or(Path::new("/"));
+            options.open_in(&open(top, &RecoverOptions::default(), progress)?, &name)?
+        }
+        _ => options.open(&whole)?,
+    };
+    let report = heap.free_leaks(progress)?;
+    let store = heap.file().store();
+    heap.commit()?;
+    heap.close()?;
+    store.close()?;
+    Ok(HeapReport { path: path.to_owned(), ..report })
+}
+
+/// Pages that a collection changes and a commit does not drop, at most.
+const COLLECT_DIRTY_MAX: u64 = 1 << 30;
+
+/// The storage that a heap's file is in, what its store is, and its name there.
+fn locate_heap(path: &Path) -> Result<(Arc<Linux>, Option<Home>, PathBuf)> {
+    let whole = path.canonicalize().context("look at", path)?;
+    let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
+        return Err(Error::invalid(format!("{} names no file", path.display())));
+    };
+    let lone = Home::of_file(Path::new(name));
+    if parent.join(&lone.dir).exists() {
+        return Ok((Linux::open(parent).context("open", parent)?, Some(lone), name.into()));
+    }
+    if let Some(top) = parent.ancestors().find(|dir| dir.join(untorn_journal::home::HOME).exists()) {
+        let name = whole.strip_prefix(top).expect("an ancestor");
+        return Ok((Linux::open(top).context("open", top)?, Some(Home::of_directory()), name.to_owned()));
+    }
+    Ok((Linux::open(parent).context("open", parent)?, None, name.into()))
+}
+
+/// A heap's file under the commits that wait in a journal.
+struct Recoverable {
+    path: PathBuf,
+    data: Option<Arc<dyn File>>,
+    meta: Option<Meta>,
+    layer: Layer,
+}
+
+impl Image for Recoverable {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.layer.size.unwrap_or(self.meta.map_or(0, |meta| meta.size)))
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let layers: &[&Layer] = if self.layer.is_empty() { &[] } else { &[&self.layer] };
+        read_through(layers, self.data.as_deref(), buf, offset).map_err(|e| match e {
+            Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },
+            e => e,
+        })
+    }
+}
+
+fn look_at_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    let (linux, home, name) = locate_heap(path)?;
+    let storage: Arc<dyn Storage> = linux;
+    let mut file = Recoverable { path: path.to_owned(), data: None, meta: None, layer: Layer::default() };
+    let mut place = Some(name.clone());
+    let mut problems = Vec::new();
+    let mut before = None;
+    if let Some(home) = &home {
+        let (found, mut pending) = look(path, &storage, home)?;
+        if found.unknown_state {
+            return Err(Error::UnknownState { path: path.to_owned() });
+        }
+        free_of_owner(&*storage, home, path)?;
+        problems.extend(found.problems.iter().map(|problem| format!("its store: {problem}")));
+        before = Some((home, read_header(&*storage, &home.journal())?));
+        if let Some(id) = pending.state.files.values().find(|f| f.name.as_deref() == Some(&name)).map(|f| f.id) {
+            place = match pending.outcomes.remove(&id).expect("an outcome for each file")? {
+                Place::At(at) => Some(at),
+                Place::Nowhere => None,
+            };
+            file.layer = pending.state.files.remove(&id).expect("found just now").layer;
+        }
+    }
+    if let Some(place) = place {
+        let data = storage.open(&place, Open::READ).context("open", path)?;
+        let meta = data.meta().context("look at", path)?;
+        check_kind(&meta, path)?;
+        if home.is_none() {
+            refuse_pending(&*data, path)?;
+        }
+        (file.data, file.meta) = (Some(data), Some(meta));
+    }
+    let mut look = Look::new(&file, path, progress)?;
+    look.report.problems.splice(0..0, problems);
+    if leaks {
+        look.look_for_leaks(progress)?;
+    }
+    // Whoever opened it meanwhile has changed it under our eyes.
+    if let Some((home, header)) = before {
+        free_of_owner(&*storage, home, path)?;
+        let now = file.data.as_ref().map(|data| data.meta()).transpose().context("look at", path)?;
+        if read_header(&*storage, &home.journal())? != header || now != file.meta {
+            return Err(Error::Busy { path: path.to_owned(), pid: None });
+        }
+    }
+    Ok(look.report)
+}
+
+fn free_of_owner(storage: &dyn Storage, home: &Home, path: &Path) -> Result<()> {
+    match owner(storage, home) {
+        Some(pid) => Err(Error::Busy { path: path.to_owned(), pid: Some(pid).filter(|pid| *pid != 0) }),
+        None => Ok(()),
+    }
+}
+
+/// A file that was taken away from its journal is not whole.
+fn refuse_pending(data: &dyn File, path: &Path) -> Result<()> {
+    match Attribute::decode(data.attribute().context("read the attribute of", path)?.as_deref()) {
+        AttributeFound::Valid(a) if a.pending => Err(Error::NeedsJournal {
+            path: path.to_owned(),
+            detail: format!("it belongs to the store {}, which was not closed", hex(&a.store)),
+        }),
+        _ => Ok(()),
     }
 }
 

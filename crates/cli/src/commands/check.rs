@@ -1,9 +1,11 @@
 //! `untorn check`.
 
+use super::heap::{self, Target};
 use super::status;
 use crate::answer::{Answer, Failure};
-use clap::{Args, ValueHint};
-use std::path::PathBuf;
+use crate::progress::Progress;
+use clap::Args;
+use std::path::Path;
 use untorn::offline::{self, Inspection};
 
 const PROBLEMS: u8 = 1;
@@ -13,11 +15,20 @@ const COULD_NOT_LOOK: u8 = 2;
 ///
 /// Exit code: 0 sound, 1 problems, 2 could not look. A store that its owner did not close is sound
 /// if recovery will bring back its last commit.
+///
+/// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
+/// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
+/// heap that a program has open answers that it is busy.
 #[derive(Args)]
+#[command(override_usage = "untorn check [OPTIONS] [heap] <PATH>")]
 pub struct Check {
-    /// A store's directory, or a file with its own store.
-    #[arg(value_hint = ValueHint::AnyPath)]
-    path: PathBuf,
+    #[command(flatten)]
+    target: Target,
+    /// Of a sound heap: reclaim what no root reaches, in one commit. Any eight bytes in memory that is reached count
+    /// as a pointer if they are an address in the heap; a program that stores pointers in disguise (as differences,
+    /// or with bits of something else in them) would lose what they point to.
+    #[arg(long)]
+    gc: bool,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -25,7 +36,16 @@ pub struct Check {
 
 impl Check {
     pub fn run(self) -> Result<Answer, Failure> {
-        let found = match offline::inspect(&self.path) {
+        let (path, in_heap) = self.target.path()?;
+        if in_heap {
+            return check_heap(&path, self.gc, self.json);
+        }
+        if self.gc {
+            return Err(
+                Failure::new("`--gc` reclaims leaks of a heap: `untorn check heap --gc PATH`").code(COULD_NOT_LOOK)
+            );
+        }
+        let found = match offline::inspect(&path) {
             Ok(found) => found,
             // Damage can be such that there is nothing left to list.
             Err(e @ (untorn::Error::Corrupt { .. } | untorn::Error::UnknownState { .. })) => {
@@ -43,6 +63,35 @@ impl Check {
         };
         Ok(answer.code(if sound { 0 } else { PROBLEMS }))
     }
+}
+
+fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Answer, Failure> {
+    let progress = Progress::new("looking");
+    let show = |done, all| progress.show(done, all);
+    let collected = match gc {
+        true => match offline::collect_heap(path, &show) {
+            // The look without a change tells all that is wrong.
+            Err(untorn::Error::Corrupt { .. }) => None,
+            done => Some(done),
+        },
+        false => None,
+    };
+    let reclaimed = collected.is_some();
+    let found = match collected.unwrap_or_else(|| offline::check_heap(path, &show)) {
+        Ok(found) => found,
+        Err(e @ (untorn::Error::Corrupt { .. } | untorn::Error::UnknownState { .. })) => {
+            return Err(Failure::from(e).code(PROBLEMS));
+        }
+        Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
+    };
+    let answer = if json {
+        let mut value = heap::json(&found)?;
+        value["reclaimed"] = reclaimed.into();
+        Answer::json(&value)?
+    } else {
+        Answer::text(heap::check_text(&found, reclaimed))
+    };
+    Ok(answer.code(if found.is_sound() { 0 } else { PROBLEMS }))
 }
 
 fn text(found: &Inspection, sound: bool) -> String {

@@ -1,19 +1,23 @@
 //! `untorn dump`.
 
+use super::heap::{self, Target};
 use crate::answer::{Answer, Failure};
-use clap::{Args, ValueHint};
+use crate::progress::Progress;
+use clap::Args;
 use std::fmt::Write;
-use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
 
-/// Print the journal's records, oldest first.
+/// Print the journal's records, oldest first; or what is in a heap.
 ///
 /// Changes nothing. Only records that have not been checkpointed yet are still there.
+///
+/// `untorn dump heap PATH` prints the sizes of a heap, how full its blocks are, its roots, and a map of its chunks. A
+/// heap that a program has open answers that it is busy.
 #[derive(Args)]
+#[command(override_usage = "untorn dump [OPTIONS] [heap] <PATH>")]
 pub struct Dump {
-    /// A store's directory, or a file with its own store.
-    #[arg(value_hint = ValueHint::AnyPath)]
-    path: PathBuf,
+    #[command(flatten)]
+    target: Target,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -21,7 +25,17 @@ pub struct Dump {
 
 impl Dump {
     pub fn run(self) -> Result<Answer, Failure> {
-        let found = offline::inspect(&self.path)?;
+        let (path, in_heap) = self.target.path()?;
+        if in_heap {
+            let progress = Progress::new("looking");
+            let found = offline::dump_heap(&path, &|done, all| progress.show(done, all))?;
+            return if self.json {
+                Answer::json(&heap::json(&found)?)
+            } else {
+                Ok(Answer::text(heap::dump_text(&found)))
+            };
+        }
+        let found = offline::inspect(&path)?;
         if self.json { Answer::json(&found) } else { Ok(Answer::text(text(&found))) }
     }
 }

@@ -7,6 +7,7 @@ pub mod crashtest;
 pub mod doctor;
 pub mod dump;
 pub mod eject;
+pub mod heap;
 pub mod man;
 pub mod put;
 pub mod recover;

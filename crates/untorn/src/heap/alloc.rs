@@ -31,15 +31,41 @@ pub(crate) trait Ground {
     fn give_back(&self, offset: usize, bytes: usize) -> untorn_journal::Result<()>;
 }
 
-/// What is remembered of a chunk of blocks.
-#[derive(Clone, Copy, Default)]
+/// What is remembered of a chunk.
+#[derive(Clone, Copy)]
 struct Chunk {
+    /// Free blocks.
     free: u16,
     /// No word of the bitmap before this one has a free bit.
-    hint: u16,
-    /// In its class's list.
-    listed: bool,
+    hint: u8,
+    /// The class of its blocks, or `NO_BLOCKS`.
+    class: u8,
+    /// Its place in its class's list, or `NOWHERE`.
+    place: u32,
 }
+
+const NO_BLOCKS: u8 = u8::MAX;
+const NOWHERE: u32 = u32::MAX;
+
+impl Default for Chunk {
+    fn default() -> Self {
+        Chunk { free: 0, hint: 0, class: NO_BLOCKS, place: NOWHERE }
+    }
+}
+
+/// What is remembered of a segment.
+#[derive(Clone, Copy, Default)]
+struct Segment {
+    /// Free chunks, a bit each.
+    free: u64,
+    /// The most of them in a row.
+    run: u8,
+    /// It lies inside of a huge allocation, and has no metadata.
+    inside: bool,
+}
+
+/// All chunks of a segment but its metadata.
+const ALL_FREE: u64 = !1;
 
 /// A chunk by segment and number in it.
 type Number = u32;
@@ -47,41 +73,41 @@ type Number = u32;
 /// The allocator's memory of one heap.
 pub(crate) struct Allocator {
     base: *mut u8,
-    /// Segments before this one were read.
-    next: usize,
+    /// Segments of the heap.
+    all: usize,
+    /// Those that were read.
+    segments: Vec<Segment>,
+    /// Their chunks.
     chunks: Vec<Chunk>,
     /// Chunks with free blocks, by class.
     roomy: [Vec<Number>; SIZES.len()],
-    free: BTreeSet<Number>,
+    /// Segments with free chunks, by the most of them in a row.
+    by_run: [BTreeSet<u32>; CHUNKS],
 }
 
 // SAFETY: the address is that of the heap, which the allocator alone may change under its lock.
 unsafe impl Send for Allocator {}
 
 impl Allocator {
-    /// For the heap at this address, which stays mapped as long as the allocator is used.
-    pub(crate) fn new(base: *mut u8) -> Allocator {
+    /// For the heap of so many segments at this address, which stays mapped as long as the allocator is used.
+    pub(crate) fn new(base: *mut u8, segments: usize) -> Allocator {
         Allocator {
             base,
-            next: 0,
+            all: segments,
+            segments: Vec::new(),
             chunks: Vec::new(),
             roomy: [const { Vec::new() }; SIZES.len()],
-            free: BTreeSet::new(),
+            by_run: [const { BTreeSet::new() }; CHUNKS],
         }
     }
 
     /// Forgets everything, as the heap is another one now.
-    pub(crate) fn forget(&mut self) {
-        *self = Allocator::new(self.base);
+    pub(crate) fn forget(&mut self, segments: usize) {
+        *self = Allocator::new(self.base, segments);
     }
 
     fn header(&self) -> *mut Header {
         self.base.cast()
-    }
-
-    fn segments(&self) -> usize {
-        // SAFETY: the header is mapped.
-        unsafe { (*self.header()).segments as usize }
     }
 
     fn descriptor(&self, number: Number) -> *mut Descriptor {
@@ -94,7 +120,7 @@ impl Allocator {
         // SAFETY: as above; any bytes are a descriptor.
         let descriptor = unsafe { *self.descriptor(number) };
         let index = split(number).1;
-        descriptor.what(index).ok_or_else(|| Refused::Corrupt(format!("chunk {number}: {descriptor:?}")))
+        descriptor.what(index).ok_or_else(|| corrupt(number, format_args!("{descriptor:?}")))
     }
 
     fn set_use(&mut self, number: Number, what: Use, bytes: usize) {
@@ -117,48 +143,100 @@ impl Allocator {
     }
 
     /// Reads the next segment's metadata. False: there is none. In order, as those inside of a huge allocation
-    /// have none.
+    /// have none. What makes no sense stays unread: nothing behind it is believed.
     fn look_further(&mut self) -> Result<bool> {
-        let segment = self.next;
-        if segment >= self.segments() {
+        let segment = self.segments.len();
+        if segment >= self.all {
             return Ok(false);
         }
-        self.next = segment + 1;
-        self.chunks.resize(self.segments() * CHUNKS, Chunk::default());
         let first = (segment * CHUNKS) as Number;
-        let mut number = first + 1;
-        while number < first + CHUNKS as Number {
-            let mut step = 1;
+        let (mut free, mut spans, mut with_blocks) = (0, 1, Vec::new());
+        let mut index = 1;
+        while index < CHUNKS {
+            let number = first + index as Number;
             match self.use_of(number)? {
-                Use::Free => {
-                    self.free.insert(number);
+                Use::Free => free |= 1 << index,
+                Use::Blocks(class) => with_blocks.push((number, class)),
+                Use::Large(chunks) => {
+                    self.check_large(number, chunks)?;
+                    index += chunks - 1;
                 }
-                Use::Blocks(class) => self.remember(number, class),
-                Use::Large(chunks) => step = chunks as Number,
-                Use::Huge(segments) if segment + segments <= self.segments() => {
-                    self.next = segment + segments;
+                Use::Huge(segments) if segment + segments <= self.all => {
+                    spans = segments;
                     break;
                 }
-                Use::Huge(segments) => {
-                    return Err(Refused::Corrupt(format!("segment {segment}: an allocation of {segments} segments")));
-                }
-                Use::Rest => return Err(Refused::Corrupt(format!("chunk {number}: a part of nothing"))),
+                Use::Huge(segments) => return Err(corrupt(number, format_args!("{segments} segments"))),
+                Use::Rest => return Err(corrupt(number, format_args!("a part of nothing"))),
             }
-            number += step;
+            index += 1;
+        }
+        self.segments.resize(segment + spans, Segment { inside: true, ..Segment::default() });
+        self.segments[segment].inside = false;
+        self.chunks.resize((segment + spans) * CHUNKS, Chunk::default());
+        self.set_free(segment, free);
+        for (number, class) in with_blocks {
+            self.remember(number, class);
         }
         Ok(true)
     }
 
-    fn remember(&mut self, number: Number, class: usize) {
-        let words = blocks(class).div_ceil(64);
-        let bitmap = self.bitmap(number);
-        // SAFETY: the bitmap's words, inside a mapped segment.
-        let used: u32 = (0..words).map(|word| unsafe { (*bitmap.add(word)).count_ones() }).sum();
-        let free = blocks(class).saturating_sub(used as usize) as u16;
-        *self.chunk(number) = Chunk { free, hint: 0, listed: free > 0 };
-        if free > 0 {
-            self.roomy[class].push(number);
+    /// The chunks behind the first one belong to it.
+    fn check_large(&self, number: Number, chunks: usize) -> Result<()> {
+        let mut rest = number + 1..number + chunks as Number;
+        match rest.find(|rest| !matches!(self.use_of(*rest), Ok(Use::Rest))) {
+            Some(other) => Err(corrupt(number, format_args!("chunk {other} is not a part of it"))),
+            None => Ok(()),
         }
+    }
+
+    /// Blocks of a chunk that are not in use.
+    fn count_free(&self, number: Number, class: usize) -> usize {
+        let (bitmap, all) = (self.bitmap(number), blocks(class));
+        let used = |word: usize| {
+            // SAFETY: the bitmap's words, inside a mapped segment.
+            (unsafe { *bitmap.add(word) } & word_mask(all, word)).count_ones() as usize
+        };
+        all - (0..all.div_ceil(64)).map(used).sum::<usize>()
+    }
+
+    fn remember(&mut self, number: Number, class: usize) {
+        let free = self.count_free(number, class) as u16;
+        *self.chunk(number) = Chunk { free, hint: 0, class: class as u8, place: NOWHERE };
+        if free > 0 {
+            self.list(number, class);
+        }
+    }
+
+    fn list(&mut self, number: Number, class: usize) {
+        self.chunk(number).place = self.roomy[class].len() as u32;
+        self.roomy[class].push(number);
+    }
+
+    fn unlist(&mut self, number: Number, class: usize) {
+        let place = std::mem::replace(&mut self.chunk(number).place, NOWHERE) as usize;
+        self.roomy[class].swap_remove(place);
+        if let Some(moved) = self.roomy[class].get(place).copied() {
+            self.chunk(moved).place = place as u32;
+        }
+    }
+
+    fn set_free(&mut self, segment: usize, free: u64) {
+        let (old, new) = (self.segments[segment].run as usize, longest_run(free));
+        self.segments[segment].free = free;
+        if old == new {
+            return;
+        }
+        self.segments[segment].run = new as u8;
+        self.by_run[old].remove(&(segment as u32));
+        if new > 0 {
+            self.by_run[new].insert(segment as u32);
+        }
+    }
+
+    fn set_chunks_free(&mut self, first: Number, chunks: usize, free: bool) {
+        let (segment, index) = split(first);
+        let (bits, old) = (run_of(chunks) << index, self.segments[segment].free);
+        self.set_free(segment, if free { old | bits } else { old & !bits });
     }
 
     /// Memory for this layout. Its contents are anything.
@@ -179,21 +257,17 @@ impl Allocator {
                 if let Some(block) = self.take(number, class) {
                     return Ok(self.address(number).wrapping_add(block * SIZES[class] as usize));
                 }
-                self.chunk(number).listed = false;
-                self.roomy[class].pop();
+                self.unlist(number, class);
             }
-            if self.free.is_empty() && self.look_further()? {
-                continue;
-            }
-            let number = match self.free.pop_first() {
-                Some(number) => number,
-                None => {
-                    self.grow(1, ground)?;
-                    continue;
+            match self.find_run(1) {
+                Some(number) => {
+                    self.set_chunks_free(number, 1, false);
+                    self.set_use(number, Use::Blocks(class), 0);
+                    self.remember(number, class);
                 }
-            };
-            self.set_use(number, Use::Blocks(class), 0);
-            self.remember(number, class);
+                None if self.look_further()? => {}
+                None => self.grow(1, ground)?,
+            }
         }
     }
 
@@ -210,7 +284,7 @@ impl Allocator {
             let block = word * 64 + bits.trailing_ones() as usize;
             if *bits != u64::MAX && block < all {
                 *bits |= 1 << (block % 64);
-                chunk.hint = word as u16;
+                chunk.hint = word as u8;
                 chunk.free -= 1;
                 return Some(block);
             }
@@ -219,10 +293,16 @@ impl Allocator {
     }
 
     fn grow(&mut self, segments: usize, ground: &dyn Ground) -> Result<()> {
-        let new = self.segments().checked_add(segments).ok_or(Refused::Absurd)?;
+        let new = self.all.checked_add(segments).ok_or(Refused::Absurd)?;
+        // SAFETY: the header is mapped; any bytes are one.
+        let header = unsafe { *self.header() };
+        if header != header.summed() || header.segments != self.all as u64 {
+            return Err(Refused::Corrupt(format!("the header was overwritten: {header:?}")));
+        }
         ground.grow(new).map_err(Refused::Grow)?;
-        // SAFETY: the header is mapped.
-        unsafe { *self.header() = Header { segments: new as u64, ..*self.header() }.summed() };
+        // SAFETY: as above.
+        unsafe { *self.header() = Header { segments: new as u64, ..header }.summed() };
+        self.all = new;
         Ok(())
     }
 
@@ -233,9 +313,9 @@ impl Allocator {
         }
         loop {
             if let Some(first) = self.find_run(chunks) {
-                for number in first..first + chunks as Number {
-                    self.free.remove(&number);
-                    self.set_use(number, if number == first { Use::Large(chunks) } else { Use::Rest }, 0);
+                self.set_chunks_free(first, chunks, false);
+                for number in first + 1..first + chunks as Number {
+                    self.set_use(number, Use::Rest, 0);
                 }
                 self.set_use(first, Use::Large(chunks), bytes);
                 return Ok(self.address(first));
@@ -246,62 +326,60 @@ impl Allocator {
         }
     }
 
-    /// So many free chunks in a row in one segment.
+    /// So many free chunks in a row in one segment, where they fit best.
     fn find_run(&self, chunks: usize) -> Option<Number> {
-        let mut run = 0..0;
-        for number in &self.free {
-            let joins = run.end == *number && split(run.start).0 == split(*number).0;
-            run = if joins { run.start..number + 1 } else { *number..number + 1 };
-            if (run.end - run.start) as usize == chunks {
-                return Some(run.start);
-            }
-        }
-        None
+        let segment = *self.by_run[chunks..].iter().find_map(BTreeSet::first)?;
+        let free = self.segments[segment as usize].free;
+        let starts = (1..chunks).fold(free, |starts, n| starts & (free >> n));
+        Some(segment * CHUNKS as Number + starts.trailing_zeros())
     }
 
+    /// Whole segments in a row. Each empty one is looked at, which is little beside the filling of one.
     fn allocate_segments(&mut self, bytes: usize, ground: &dyn Ground) -> Result<*mut u8> {
         let segments = bytes.checked_add(CHUNK_BYTES).ok_or(Refused::Absurd)?.div_ceil(SEGMENT_BYTES);
         while self.look_further()? {}
-        let all = self.segments();
         let mut run = 0..0;
-        for segment in 0..all {
-            let first = (segment * CHUNKS) as Number;
-            if self.free.range(first..first + CHUNKS as Number).count() < CHUNKS - 1 {
-                run = segment + 1..segment + 1;
-                continue;
-            }
-            run.end = segment + 1;
+        for empty in self.by_run[CHUNKS - 1].iter().map(|segment| *segment as usize) {
+            run = if empty == run.end { run.start..empty + 1 } else { empty..empty + 1 };
             if run.len() == segments {
                 break;
             }
         }
-        if run.end < all && run.len() < segments {
-            run = all..all;
-        }
-        let start = run.start.min(all);
-        if start + segments > all {
-            self.grow(start + segments - all, ground)?;
+        if run.len() < segments {
+            // The heap's end may be empty, and grows to what is needed.
+            run = if run.end == self.all { run } else { self.all..self.all };
+            self.grow(segments - run.len(), ground)?;
             while self.look_further()? {}
         }
-        let first = (start * CHUNKS) as Number;
-        for number in first..first + (segments * CHUNKS) as Number {
-            self.free.remove(&number);
+        for segment in run.start..run.start + segments {
+            self.set_free(segment, 0);
+            self.segments[segment].inside = segment > run.start;
         }
-        self.set_use(first + 1, Use::Huge(segments), bytes);
-        Ok(self.address(first + 1))
+        let first = (run.start * CHUNKS) as Number + 1;
+        self.set_use(first, Use::Huge(segments), bytes);
+        Ok(self.address(first))
     }
 
     /// Where an allocation is: its chunk, its use, and the block's number.
     fn find(&mut self, address: *mut u8) -> Result<(Number, Use, usize)> {
         let offset = (address as usize).wrapping_sub(self.base as usize);
-        let number = (offset / CHUNK_BYTES) as Number;
-        if offset / SEGMENT_BYTES >= self.segments() || split(number).1 == 0 {
-            return Err(Refused::NotAllocated);
-        }
-        while self.next <= split(number).0 {
+        let segment = offset / SEGMENT_BYTES;
+        while segment < self.all && self.segments.len() <= segment {
             self.look_further()?;
         }
+        let number = (offset / CHUNK_BYTES) as Number;
+        if segment >= self.all || self.segments[segment].inside || split(number).1 == 0 {
+            return Err(Refused::NotAllocated);
+        }
         let what = self.use_of(number)?;
+        // What was read must not be something else by now.
+        let class = match what {
+            Use::Blocks(class) => class as u8,
+            _ => NO_BLOCKS,
+        };
+        if self.chunk(number).class != class {
+            return Err(corrupt(number, format_args!("its use was overwritten: {what:?}")));
+        }
         let inside = offset % CHUNK_BYTES;
         match what {
             Use::Blocks(class) if inside.is_multiple_of(SIZES[class] as usize) => {
@@ -311,7 +389,17 @@ impl Allocator {
                     block < blocks(class) && unsafe { *self.bitmap(number).add(block / 64) } >> (block % 64) & 1 == 1;
                 if used { Ok((number, what, block)) } else { Err(Refused::NotAllocated) }
             }
-            Use::Large(_) | Use::Huge(_) if inside == 0 => Ok((number, what, 0)),
+            Use::Large(chunks) if inside == 0 => {
+                self.check_large(number, chunks)?;
+                Ok((number, what, 0))
+            }
+            Use::Huge(segments) if inside == 0 => {
+                let rest = self.segments[segment + 1..].iter().take_while(|segment| segment.inside).count();
+                if rest + 1 != segments {
+                    return Err(corrupt(number, format_args!("its length was overwritten: {what:?}")));
+                }
+                Ok((number, what, 0))
+            }
             _ => Err(Refused::NotAllocated),
         }
     }
@@ -329,23 +417,28 @@ impl Allocator {
     /// Ends an allocation.
     pub(crate) fn free(&mut self, address: *mut u8, ground: &dyn Ground) -> Result<()> {
         let (number, what, block) = self.find(address)?;
+        let give_back = |chunks: usize| {
+            ground.give_back(number as usize * CHUNK_BYTES, chunks * CHUNK_BYTES).map_err(Refused::Grow)
+        };
         match what {
             Use::Blocks(class) => self.free_block(number, class, block, ground),
             Use::Large(chunks) => {
+                give_back(chunks)?;
                 for number in number..number + chunks as Number {
                     self.set_use(number, Use::Free, 0);
-                    self.free.insert(number);
                 }
-                ground.give_back(number as usize * CHUNK_BYTES, chunks * CHUNK_BYTES).map_err(Refused::Grow)
+                self.set_chunks_free(number, chunks, true);
+                Ok(())
             }
             Use::Huge(segments) => {
-                let first = number - 1;
                 // What comes back as zeros are segments without any allocation.
-                let bytes = segments * SEGMENT_BYTES - CHUNK_BYTES;
-                ground.give_back(number as usize * CHUNK_BYTES, bytes).map_err(Refused::Grow)?;
+                give_back(segments * CHUNKS - 1)?;
                 self.set_use(number, Use::Free, 0);
-                let last = first + (segments * CHUNKS) as Number;
-                self.free.extend((first..last).filter(|number| split(*number).1 != 0));
+                let first = split(number).0;
+                for segment in first..first + segments {
+                    self.segments[segment].inside = false;
+                    self.set_free(segment, ALL_FREE);
+                }
                 Ok(())
             }
             Use::Free | Use::Rest => unreachable!("not an allocation"),
@@ -356,25 +449,46 @@ impl Allocator {
         // SAFETY: a word of the chunk's bitmap, inside a mapped segment.
         unsafe { *self.bitmap(number).add(block / 64) &= !(1 << (block % 64)) };
         let chunk = self.chunk(number);
-        chunk.free += 1;
-        chunk.hint = chunk.hint.min((block / 64) as u16);
-        let (empty, listed) = (chunk.free as usize == blocks(class), chunk.listed);
+        chunk.free = chunk.free.saturating_add(1);
+        chunk.hint = chunk.hint.min((block / 64) as u8);
+        let (free, listed) = (chunk.free as usize, chunk.place != NOWHERE);
         if !listed {
-            chunk.listed = true;
-            self.roomy[class].push(number);
+            self.list(number, class);
         }
         // A class keeps its last chunk, so that making and freeing one block by turns costs nothing.
-        if empty && self.roomy[class].len() > 1 {
-            self.roomy[class].retain(|n| *n != number);
-            *self.chunk(number) = Chunk::default();
-            self.set_use(number, Use::Free, 0);
-            self.free.insert(number);
-            return ground.give_back(number as usize * CHUNK_BYTES, CHUNK_BYTES).map_err(Refused::Grow);
+        if free >= blocks(class) && self.roomy[class].len() > 1 {
+            // Looked up once more, in case that somebody wrote to the bitmap: zeros over a block in use are for good.
+            self.chunk(number).free = self.count_free(number, class) as u16;
+            if self.chunk(number).free as usize == blocks(class) {
+                ground.give_back(number as usize * CHUNK_BYTES, CHUNK_BYTES).map_err(Refused::Grow)?;
+                self.unlist(number, class);
+                *self.chunk(number) = Chunk::default();
+                self.set_use(number, Use::Free, 0);
+                self.set_chunks_free(number, 1, true);
+            }
         }
         Ok(())
     }
 }
 
+fn corrupt(number: Number, what: std::fmt::Arguments<'_>) -> Refused {
+    Refused::Corrupt(format!("chunk {number}: {what}"))
+}
+
 fn split(number: Number) -> (usize, usize) {
     (number as usize / CHUNKS, number as usize % CHUNKS)
+}
+
+/// So many ones.
+fn run_of(bits: usize) -> u64 {
+    u64::MAX >> (64 - bits)
+}
+
+fn longest_run(mut bits: u64) -> usize {
+    let mut run = 0;
+    while bits != 0 {
+        bits &= bits << 1;
+        run += 1;
+    }
+    run
 }

@@ -12,6 +12,15 @@
 //! blocks are not written to. Numbers are little-endian; pointers are absolute, as the heap is always mapped at the
 //! same address.
 
+use std::path::Path;
+use untorn_journal::{Error, Result};
+
+/// Heaps are mapped from here on: above what sanitizers keep for themselves, below what Valgrind can map, and far
+/// from where kernels put programs, libraries and stacks.
+pub(crate) const ADDRESS_MIN: usize = 17 << 40;
+/// And up to here.
+pub(crate) const ADDRESS_MAX: usize = 31 << 40;
+
 /// A segment.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 20;
 /// A chunk.
@@ -56,6 +65,33 @@ pub(crate) struct Header {
 }
 
 impl Header {
+    /// From the start of a file.
+    pub(crate) fn read(bytes: &[u8; size_of::<Header>()], path: &Path) -> Result<Header> {
+        // SAFETY: a header is numbers, and any bytes are numbers.
+        let header: Header = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+        if header.magic != MAGIC {
+            return Err(Error::Foreign { path: path.to_owned(), detail: "this is no heap of Untorn's".into() });
+        }
+        if header.version != VERSION {
+            return Err(Error::NewerVersion { path: path.to_owned(), found: header.version, supported: VERSION });
+        }
+        Ok(header)
+    }
+
+    /// What makes no sense in it, for a file of this size.
+    pub(crate) fn problem(&self, file_bytes: u64) -> Option<String> {
+        let Header { address, address_space, segments, segment_bytes, .. } = *self;
+        let sound = *self == self.summed()
+            && segment_bytes == SEGMENT_BYTES as u32
+            && segments > 0
+            && segments.checked_mul(SEGMENT_BYTES as u64) == Some(file_bytes)
+            && file_bytes <= address_space
+            && address >= ADDRESS_MIN as u64
+            && address.checked_add(address_space).is_some_and(|end| end <= ADDRESS_MAX as u64)
+            && address.is_multiple_of(SEGMENT_BYTES as u64);
+        (!sound).then(|| format!("the heap's header makes no sense: {self:?}, {file_bytes} bytes"))
+    }
+
     /// The same with its checksum.
     pub(crate) fn summed(mut self) -> Header {
         let Header { magic, version, segment_bytes, address, address_space, segments, .. } = self;
@@ -82,7 +118,7 @@ pub(crate) enum Use {
 
 /// A chunk's line: what it is used for, and nothing else on it.
 #[repr(C, align(64))]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     kind: u32,
     count: u32,
@@ -101,6 +137,19 @@ impl Descriptor {
             Use::Huge(segments) => (4, segments),
         };
         Descriptor { kind, count: count as u32, bytes, unused: [0; 6] }
+    }
+
+    /// From its line.
+    pub(crate) fn read(bytes: &[u8]) -> Descriptor {
+        assert!(bytes.len() >= size_of::<Descriptor>());
+        // SAFETY: so many bytes are there; a descriptor is numbers, and any bytes are numbers.
+        unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) }
+    }
+
+    /// As an allocator writes it, to the last byte.
+    pub(crate) fn is_exactly(&self, what: Use) -> bool {
+        let bytes = if matches!(what, Use::Large(_) | Use::Huge(_)) { self.bytes } else { 0 };
+        *self == Descriptor::new(what, bytes)
     }
 
     /// None: no heap of this version says that of the chunk with this number in its segment.
@@ -139,12 +188,39 @@ pub(crate) struct RootEntry {
     pub unused: u64,
 }
 
+impl RootEntry {
+    /// From its bytes.
+    pub(crate) fn read(bytes: &[u8]) -> RootEntry {
+        assert!(bytes.len() >= size_of::<RootEntry>());
+        // SAFETY: so many bytes are there; an entry is numbers, and any bytes are numbers.
+        unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) }
+    }
+
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.name.starts_with(name.as_bytes()) && self.name[name.len()..].iter().all(|byte| *byte == 0)
+    }
+}
+
+/// A checksum over what a program says of a type.
+pub(crate) fn fingerprint(type_name: &[u8], size: u64, align: u32, version: u32) -> u64 {
+    let bytes = [type_name, &size.to_le_bytes(), &align.to_le_bytes(), &version.to_le_bytes()];
+    untorn_journal::format::crc64(&bytes.concat())
+}
+
 const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<RootEntry>() == 192);
 const _: () = assert!(ROOTS_AT + ROOTS * size_of::<RootEntry>() <= CHUNK_BYTES && ROOTS == 128);
 
 /// Blocks of a class in a chunk.
 pub(crate) const fn blocks(class: usize) -> usize {
     CHUNK_BYTES / SIZES[class] as usize
+}
+
+/// The bits of a bitmap's word that stand for blocks, of a chunk with so many.
+pub(crate) fn word_mask(blocks: usize, word: usize) -> u64 {
+    match blocks.saturating_sub(word * 64) {
+        0 => 0,
+        bits => u64::MAX >> (64 - bits.min(64)),
+    }
 }
 
 /// The class for a size and an alignment, if blocks are small enough for classes.

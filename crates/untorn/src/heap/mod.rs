@@ -20,10 +20,12 @@
 //! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`.
 
 mod alloc;
+pub(crate) mod check;
 mod guard;
 mod layout;
 mod root;
 
+pub use check::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use guard::Mutating;
 use guard::Quiet;
 pub use root::{RootInfo, RootOptions, RootShape};
@@ -34,8 +36,9 @@ use crate::options::{FileOptions, StoreOptions};
 use crate::store::Store;
 use crate::ticket::Ticket;
 use alloc::{Allocator as Blocks, Ground, Refused};
+use check::{Image, Look};
 use guard::Guard;
-use layout::{Header, MAGIC, SEGMENT_BYTES, VERSION};
+use layout::{ADDRESS_MAX, ADDRESS_MIN, Header, MAGIC, SEGMENT_BYTES, VERSION};
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::path::Path;
@@ -43,10 +46,6 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use untorn_journal::{Error, Result};
 
-/// Heaps are mapped from here on: above what sanitizers keep for themselves, below what Valgrind can map, and far
-/// from where kernels put programs, libraries and stacks.
-const ADDRESS_MIN: usize = 17 << 40;
-const ADDRESS_MAX: usize = 31 << 40;
 /// Address space of a heap, unless the program asks for more.
 const ADDRESS_SPACE: u64 = 64 << 30;
 /// Addresses tried before a new heap gives up.
@@ -139,7 +138,7 @@ impl HeapOptions {
         let shared = Arc::new(Shared {
             base: base as usize,
             registered: Registered(base as usize),
-            blocks: Mutex::new(Blocks::new(base)),
+            blocks: Mutex::new(Blocks::new(base, segments_of(&map))),
             guard: Guard::default(),
             map,
             file,
@@ -188,34 +187,13 @@ impl HeapOptions {
     }
 
     fn map_again(&self, file: &File) -> Result<Map> {
-        let foreign = |detail: &str| Error::Foreign { path: file.path(), detail: detail.into() };
         let mut bytes = [0; size_of::<Header>()];
-        let n = file.read_at(&mut bytes, 0)?;
-        // SAFETY: a header is numbers, and any bytes are numbers.
-        let header: Header = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
-        if n < bytes.len() || header.magic != MAGIC {
-            return Err(foreign("this is no heap of Untorn's"));
+        file.read_at(&mut bytes, 0)?;
+        let header = Header::read(&bytes, &file.path())?;
+        if let Some(problem) = header.problem(file.size()?) {
+            return Err(Error::corrupt_heap(file.path(), problem));
         }
-        if header.version != VERSION {
-            return Err(Error::NewerVersion { path: file.path(), found: header.version, supported: VERSION });
-        }
-        let Header { address, address_space, segments, segment_bytes, .. } = header;
-        let (size, bytes) = (file.size()?, segments.checked_mul(SEGMENT_BYTES as u64));
-        let in_range = address >= ADDRESS_MIN as u64
-            && address.checked_add(address_space).is_some_and(|end| end <= ADDRESS_MAX as u64)
-            && address % SEGMENT_BYTES as u64 == 0;
-        if header != header.summed()
-            || segment_bytes != SEGMENT_BYTES as u32
-            || segments == 0
-            || bytes != Some(size)
-            || size > address_space
-            || !in_range
-        {
-            return Err(Error::corrupt(
-                file.path(),
-                format!("the heap's header makes no sense: {header:?}, {size} bytes"),
-            ));
-        }
+        let Header { address, address_space, .. } = header;
         if registry().read().unwrap_or_else(|e| e.into_inner()).contains_key(&(address as usize)) {
             return Err(Error::invalid(format!(
                 "{}: this heap, or a copy of it, is open in this process already",
@@ -270,11 +248,13 @@ impl Ground for Shared {
 }
 
 impl Shared {
+    fn corrupt(&self, detail: String) -> Error {
+        Error::corrupt_heap(self.file.path(), detail)
+    }
+
     fn refused(&self, why: Refused) -> Error {
         match why {
-            Refused::Corrupt(detail) => {
-                Error::corrupt(self.file.path(), format!("{detail}; `untorn check` shows more"))
-            }
+            Refused::Corrupt(detail) => self.corrupt(detail),
             Refused::NotAllocated => {
                 Error::invalid("the pointer is not one that this heap gave out, or was freed already".to_owned())
             }
@@ -298,6 +278,23 @@ impl Shared {
     fn size_of(&self, address: *mut u8) -> Result<usize> {
         lock_std(&self.blocks).size_of(address).map_err(|e| self.refused(e))
     }
+}
+
+impl Image for File {
+    fn bytes(&self) -> Result<u64> {
+        self.size()
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        match self.read_at(buf, offset)? == buf.len() {
+            true => Ok(()),
+            false => Err(Error::corrupt_heap(self.path(), "it became shorter just now")),
+        }
+    }
+}
+
+fn segments_of(map: &Map) -> usize {
+    map.len() as usize / SEGMENT_BYTES
 }
 
 fn lock_std<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -401,14 +398,58 @@ impl Heap {
     pub fn rollback(&self) -> Result<()> {
         let _quiet = self.quiet()?;
         let mut blocks = lock_std(&self.shared.blocks);
-        blocks.forget();
-        self.shared.map.rollback()
+        let done = self.shared.map.rollback();
+        blocks.forget(segments_of(&self.shared.map));
+        done
     }
 
     /// Drops memory that the file holds as well.
     pub fn quiesce(&self) -> Result<()> {
         let _quiet = self.quiet()?;
         self.shared.map.quiesce()
+    }
+
+    /// Looks at every chunk, block and root, then at what the roots reach: what they do not has leaked. Sees what is
+    /// not committed, too. `progress` gets bytes done and bytes in all, first for the metadata and then for what is
+    /// in use. Nobody changes the heap meanwhile.
+    pub fn check(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        let _quiet = self.quiet()?;
+        Ok(self.look(progress)?.report)
+    }
+
+    /// Frees what no root reaches, which the next commit makes so; the report tells what that was. A pointer counts
+    /// if its eight bytes are in memory that is reached, at any place in it: pointers that the program alone has, or
+    /// that are stored in disguise (as a difference, with bits of something else in them), do not.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the heap is damaged. Nothing was freed then.
+    ///
+    /// # Safety
+    /// What is not reached is not used any more.
+    pub unsafe fn collect(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        self.free_leaks(progress)
+    }
+
+    /// Nobody points to what is not reached.
+    pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        let _quiet = self.quiet()?;
+        let look = self.look(progress)?;
+        if let Some(problem) = look.report.problems.first() {
+            return Err(self.shared.corrupt(problem.clone()));
+        }
+        let mut blocks = lock_std(&self.shared.blocks);
+        for (offset, _) in look.leaked() {
+            let address = (self.shared.base + offset as usize) as *mut u8;
+            blocks.free(address, &*self.shared).map_err(|e| self.shared.refused(e))?;
+        }
+        Ok(look.report)
+    }
+
+    fn look(&self, progress: &dyn Fn(u64, u64)) -> Result<Look<'_>> {
+        let file = &self.shared.file;
+        let mut look = Look::new(file, &file.path(), progress)?;
+        look.look_for_leaks(progress)?;
+        Ok(look)
     }
 
     fn quiet(&self) -> Result<Quiet<'_>> {

@@ -1,6 +1,6 @@
 //! Named roots: where a program finds its structures again, and whether they are still what it thinks.
 
-use super::layout::{ROOTS, ROOTS_AT, RootEntry};
+use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry};
 use super::{Heap, InHeap};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -60,12 +60,12 @@ impl RootShape<'_> {
 
     fn fingerprint(&self) -> u64 {
         let (size, align) = (self.layout.size() as u64, self.layout.align() as u32);
-        let bytes = [self.type_name.as_bytes(), &size.to_le_bytes(), &align.to_le_bytes(), &self.version.to_le_bytes()];
-        untorn_journal::format::crc64(&bytes.concat())
+        layout::fingerprint(self.type_name.as_bytes(), size, align, self.version)
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+/// Text that is filled up with zeros.
+pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
@@ -93,7 +93,15 @@ impl Heap {
             return Err(Error::invalid(format!("a root's name has 1 to 47 bytes and no NUL: {name:?}")));
         }
         // SAFETY: the table is mapped, and any bytes are an entry.
-        Ok((0..ROOTS).map(|i| unsafe { self.entries().add(i) }).find(|e| unsafe { text(&e.as_ref().name) == name }))
+        Ok((0..ROOTS).map(|i| unsafe { self.entries().add(i) }).find(|e| unsafe { e.as_ref().is_named(name) }))
+    }
+
+    /// An address between the first metadata and the heap's end. Whether something is allocated there only a look
+    /// at everything before it could tell.
+    fn has_room_at(&self, address: u64, layout: &Layout) -> bool {
+        let (base, len) = self.memory();
+        let offset = (address as usize).wrapping_sub(base.as_ptr() as usize);
+        offset >= CHUNK_BYTES && offset.checked_add(layout.size()).is_some_and(|end| end <= len)
     }
 
     /// All roots.
@@ -142,12 +150,10 @@ impl Heap {
                 wanted.layout.align()
             )));
         }
-        let (base, len) = self.memory();
-        let offset = (entry.pointer as usize).wrapping_sub(base.as_ptr() as usize);
-        if offset.checked_add(wanted.layout.size()).is_none_or(|end| end > len)
+        if !self.has_room_at(entry.pointer, &wanted.layout)
             || !(entry.pointer as usize).is_multiple_of(wanted.layout.align())
         {
-            return Err(Error::corrupt(self.file().path(), format!("the root {name:?} points out of the heap")));
+            return Err(self.shared.corrupt(format!("the root {name:?} points to no allocation")));
         }
         Ok(Some(found.address))
     }
@@ -169,9 +175,7 @@ impl Heap {
         // SAFETY: an all-zero entry is an unused one.
         let mut new: RootEntry = unsafe { std::mem::zeroed() };
         if let Some(to) = to {
-            let (base, len) = self.memory();
-            let offset = (to.as_ptr() as usize).wrapping_sub(base.as_ptr() as usize);
-            if offset.checked_add(shape.layout.size()).is_none_or(|end| end > len) {
+            if !self.has_room_at(to.as_ptr() as u64, &shape.layout) {
                 return Err(Error::invalid(format!("the root {name:?} would point out of the heap")));
             }
             let most = shape.type_name.len().min(new.type_name.len());

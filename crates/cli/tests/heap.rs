@@ -1,0 +1,85 @@
+//! `untorn check heap` and `untorn dump heap`.
+
+mod common;
+
+use common::{json, run};
+use std::alloc::Layout;
+use std::path::Path;
+use untorn::Heap;
+
+/// A heap with a root to one block of three, the others lost, and one large and one huge allocation, lost, too.
+fn make(path: &Path) -> Heap {
+    let heap = Heap::create(path).unwrap();
+    let blocks = [1000, 1000, 1000, 100_000, 5_000_000].map(|bytes| {
+        let block = heap.allocate(Layout::from_size_align(bytes, 8).unwrap()).unwrap();
+        // SAFETY: an allocation of so many bytes.
+        unsafe { block.write_bytes(0, bytes) };
+        block
+    });
+    heap.set_root::<[u8; 1000]>("first", Some(blocks[0].cast())).unwrap();
+    heap.commit().unwrap();
+    heap
+}
+
+#[test]
+fn a_heap_is_checked_dumped_and_collected() {
+    let dir = tempfile::tempdir().unwrap();
+    // The name that is also the word.
+    let path = dir.path().join("heap");
+    let heap = make(&path);
+    let e = run(&["check", "heap"], &path).fails(2);
+    assert!(e.contains("in use") && e.contains(&std::process::id().to_string()), "{e}");
+    assert!(run(&["dump", "heap"], &path).fails(1).contains("in use"));
+    assert!(run(&["check", "heap", "--gc"], &path).fails(2).contains("in use"));
+    heap.close().unwrap();
+
+    let text = run(&["check", "heap"], &path).ok();
+    assert!(text.contains("no root reaches 4 allocations, 8.0") && text.ends_with("sound\n"), "{text}");
+    let found = json(&run(&["check", "heap", "--json"], &path).ok());
+    assert_eq!((&found["sound"], &found["leaks"]["count"]), (&true.into(), &4.into()), "{found}");
+    assert_eq!(found["reclaimed"], false);
+
+    let text = run(&["dump", "heap"], &path).ok();
+    for part in ["1024 B", "first", "[u8; 1000]", "M0LL....", &"H".repeat(63), "1 allocation of whole segments"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert_eq!(json(&run(&["dump", "heap", "--json"], &path).ok())["huge"]["asked_bytes"], 5_000_000);
+
+    // Looked at from its directory, by its name: the store of a file `heap`, and the heap in it.
+    let here = |arguments: &[&str]| {
+        let mut command = common::untorn();
+        common::Run::from(command.args(arguments).current_dir(dir.path()).output().unwrap())
+    };
+    assert!(here(&["check", "heap"]).ok().starts_with("store"));
+    assert!(here(&["check", "heap", "heap"]).ok().starts_with("heap"));
+    let e = here(&["check", "--gc", "heap"]);
+    assert_eq!(e.code, Some(2), "{}{}", e.out, e.err);
+
+    let text = run(&["check", "heap", "--gc"], &path).ok();
+    assert!(text.contains("reclaimed what no root reaches: 4 allocations"), "{text}");
+    let text = run(&["check", "heap"], &path).ok();
+    assert!(!text.contains("no root reaches") && text.ends_with("sound\n"), "{text}");
+    let heap = Heap::open(&path).unwrap();
+    assert!(heap.root::<[u8; 1000]>("first").unwrap().is_some_and(|root| heap.size_of(root.cast()).is_ok()));
+}
+
+#[test]
+fn a_damaged_heap_is_told_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    make(&path).close().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The descriptor of the second chunk.
+    bytes[4096 + 2 * 64 + 4] ^= 0x40;
+    std::fs::write(&path, &bytes).unwrap();
+    for arguments in [&["check", "heap"][..], &["check", "heap", "--gc"]] {
+        let found = run(arguments, &path);
+        assert_eq!(found.code, Some(1), "{}{}", found.out, found.err);
+        assert!(found.out.contains("PROBLEM  segment 0, chunk 2") && found.out.contains("not sound"), "{}", found.out);
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "nothing was changed");
+    }
+    assert!(run(&["dump", "heap"], &path).ok().contains("PROBLEM"));
+    std::fs::write(&path, "text").unwrap();
+    assert!(run(&["check", "heap"], &path).fails(2).contains("no heap"));
+    assert!(run(&["check", "heap"], &dir.path().join("missing")).fails(2).contains("missing"));
+}

@@ -1,0 +1,587 @@
+//! Looks at a heap's bytes, wherever they are, and believes nothing of them.
+//!
+//! First the metadata, a segment at a time. If it is sound, what the roots reach: any eight bytes in a row, aligned
+//! or not, that are an address inside of an allocation reach it, as containers keep pointers into the middle. The
+//! address right behind an allocation reaches it, too, if no other begins there. What is not reached has leaked.
+//!
+//! Memory: some bytes for a chunk, and three bits for a block.
+
+use super::layout::*;
+use super::root::text;
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use untorn_journal::Result;
+
+/// Problems that are told in full.
+const PROBLEMS_MOST: usize = 100;
+/// Leaks that are told one by one.
+const LEAKS_MOST: usize = 20;
+/// Bytes of an allocation that are read at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// A pointer.
+const WORD_BYTES: usize = 8;
+
+/// The bytes of a heap.
+pub(crate) trait Image {
+    fn bytes(&self) -> Result<u64>;
+    /// Fills the buffer, which lies within the heap.
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
+}
+
+/// What a look at a heap found.
+#[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct HeapReport {
+    /// The heap's file.
+    pub path: PathBuf,
+    /// Where the heap is mapped.
+    pub address: u64,
+    /// Bytes of address space that it can grow to.
+    pub address_space_bytes: u64,
+    /// Bytes of the file; those that nobody uses take no room on the disk.
+    pub heap_bytes: u64,
+    /// Bytes of the heap's own metadata.
+    pub metadata_bytes: u64,
+    /// Bytes of chunks that are free for anything.
+    pub free_bytes: u64,
+    /// Sizes of blocks that there are chunks for.
+    pub classes: Vec<HeapClass>,
+    /// Allocations of whole chunks.
+    pub large: HeapLarge,
+    /// Allocations of whole segments.
+    pub huge: HeapLarge,
+    /// The named roots.
+    pub roots: Vec<HeapRoot>,
+    /// What no root reaches. `None`: it was not looked for.
+    pub leaks: Option<HeapLeaks>,
+    /// Damage. Empty: sound.
+    pub problems: Vec<String>,
+    /// Problems beyond those.
+    pub problems_more: u64,
+    /// Every chunk of 64 KiB, in order.
+    #[serde(skip)]
+    pub chunks: Vec<HeapChunk>,
+}
+
+impl HeapReport {
+    /// No damage was found.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn problem(&mut self, what: String) {
+        match self.problems.len() < PROBLEMS_MOST {
+            true => self.problems.push(what),
+            false => self.problems_more += 1,
+        }
+    }
+}
+
+/// Blocks of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct HeapClass {
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Chunks that hold such blocks.
+    pub chunks: u64,
+    /// Blocks in them.
+    pub blocks: u64,
+    /// Blocks in use.
+    pub used: u64,
+}
+
+/// Allocations that are larger than any block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HeapLarge {
+    /// How many.
+    pub count: u64,
+    /// Bytes that they take.
+    pub bytes: u64,
+    /// Bytes that were asked for.
+    pub asked_bytes: u64,
+}
+
+/// A root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HeapRoot {
+    /// Its name.
+    pub name: String,
+    /// The type's name, cut off after 104 bytes.
+    pub type_name: String,
+    /// The program's own number of its layout.
+    pub version: u32,
+    /// The type's size in bytes.
+    pub size: u64,
+    /// The type's alignment.
+    pub align: u32,
+    /// Where it is.
+    pub address: u64,
+}
+
+/// Allocations that no root reaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HeapLeaks {
+    /// How many.
+    pub count: u64,
+    /// Bytes that they take.
+    pub bytes: u64,
+    /// The largest of them.
+    pub largest: Vec<HeapLeak>,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct HeapLeak {
+    /// Where it is.
+    pub address: u64,
+    /// Bytes that it takes.
+    pub bytes: u64,
+}
+
+/// What a chunk of 64 KiB is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeapChunk {
+    /// The heap's own.
+    Metadata,
+    /// Nothing.
+    Free,
+    /// Blocks of one size.
+    Blocks {
+        /// Blocks in use.
+        used: u16,
+        /// Blocks.
+        of: u16,
+    },
+    /// A part of an allocation of whole chunks.
+    Large,
+    /// A part of an allocation of whole segments.
+    Huge,
+}
+
+/// What the walk remembers of a chunk.
+#[derive(Clone, Copy, Default)]
+struct Chunk {
+    /// Where its bits begin, in words.
+    bits: usize,
+    /// Chunks back to where its allocation begins.
+    back: u32,
+    kind: Kind,
+    /// Blocks of it wait to be scanned.
+    queued: bool,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Nothing,
+    Blocks(u8),
+    /// So many chunks of one allocation begin or go on here.
+    Whole(u32),
+}
+
+/// An allocation: its first chunk, and the block's number in it.
+type Allocation = (usize, usize);
+
+/// A look at one heap.
+pub(crate) struct Look<'a> {
+    image: &'a dyn Image,
+    pub report: HeapReport,
+    base: u64,
+    chunks: Vec<Chunk>,
+    used: Vec<u64>,
+    reached: Vec<u64>,
+    waiting: Vec<u64>,
+    /// Chunks with allocations that were reached and not scanned.
+    queue: VecDeque<usize>,
+}
+
+fn bit(words: &[u64], at: usize, n: usize) -> bool {
+    words[at + n / 64] >> (n % 64) & 1 == 1
+}
+
+fn set(words: &mut [u64], at: usize, n: usize) {
+    words[at + n / 64] |= 1 << (n % 64);
+}
+
+impl<'a> Look<'a> {
+    /// Walks a heap's metadata; `progress` gets bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// This is no heap, or it cannot be read. Damage is told in the report.
+    pub(crate) fn new(image: &'a dyn Image, path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Look<'a>> {
+        let bytes = image.bytes()?;
+        let mut head = [0; size_of::<Header>()];
+        let n = bytes.min(head.len() as u64) as usize;
+        image.read(&mut head[..n], 0)?;
+        let header = Header::read(&head, path)?;
+        let mut look = Look {
+            image,
+            report: HeapReport {
+                path: path.to_owned(),
+                address: header.address,
+                address_space_bytes: header.address_space,
+                heap_bytes: bytes,
+                ..HeapReport::default()
+            },
+            base: header.address,
+            chunks: Vec::new(),
+            used: Vec::new(),
+            reached: Vec::new(),
+            waiting: Vec::new(),
+            queue: VecDeque::new(),
+        };
+        header.problem(bytes).into_iter().for_each(|problem| look.report.problem(problem));
+        let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
+        let mut classes = BTreeMap::new();
+        while look.chunks.len() < segments * CHUNKS {
+            let segment = look.chunks.len() / CHUNKS;
+            progress((segment * CHUNK_BYTES) as u64, (segments * CHUNK_BYTES) as u64);
+            look.walk(segment, segments, &mut classes)?;
+        }
+        look.report.classes = classes.into_values().collect();
+        look.reached = vec![0; look.used.len()];
+        look.waiting = vec![0; look.used.len()];
+        if segments > 0 {
+            look.walk_roots()?;
+        }
+        Ok(look)
+    }
+
+    /// Takes in a segment, or as many as a huge allocation has.
+    fn walk(&mut self, segment: usize, segments: usize, classes: &mut BTreeMap<usize, HeapClass>) -> Result<()> {
+        let mut bytes = vec![0; ROOTS_AT - DESCRIPTORS_AT];
+        self.image.read(&mut bytes, (segment * SEGMENT_BYTES + DESCRIPTORS_AT) as u64)?;
+        let (descriptors, bitmaps) = bytes.split_at(BITMAPS_AT - DESCRIPTORS_AT);
+        let descriptor = |index: usize| Descriptor::read(&descriptors[index * size_of::<Descriptor>()..]);
+        let bitmap = |index: usize| {
+            let words = bitmaps[index * BITMAP_WORDS * 8..][..BITMAP_WORDS * 8].chunks_exact(8);
+            words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+        };
+        self.push(HeapChunk::Metadata, Chunk::default());
+        self.report.metadata_bytes += CHUNK_BYTES as u64;
+        let mut index = 1;
+        while index < CHUNKS {
+            let at = |index: usize| format!("segment {segment}, chunk {index}");
+            let found = descriptor(index);
+            let Some(what) = found.what(index).filter(|what| found.is_exactly(*what)) else {
+                self.report.problem(format!("{}: no allocator writes {found:?}", at(index)));
+                self.push(HeapChunk::Free, Chunk::default());
+                index += 1;
+                continue;
+            };
+            let blocks_of = |index: usize, blocks: usize| {
+                let stray = |(word, bits): (usize, u64)| bits & !word_mask(blocks, word) != 0;
+                bitmap(index).enumerate().any(stray).then(|| format!("{}: bits of blocks that it has not", at(index)))
+            };
+            match what {
+                Use::Free | Use::Rest => {
+                    if what == Use::Rest {
+                        self.report.problem(format!("{}: a part of nothing", at(index)));
+                    }
+                    self.report.free_bytes += CHUNK_BYTES as u64;
+                    blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
+                    self.push(HeapChunk::Free, Chunk::default());
+                }
+                Use::Blocks(class) => {
+                    let of = blocks(class);
+                    blocks_of(index, of).into_iter().for_each(|problem| self.report.problem(problem));
+                    let chunk = Chunk { bits: self.used.len(), kind: Kind::Blocks(class as u8), ..Chunk::default() };
+                    let words = bitmap(index).take(of.div_ceil(64)).enumerate();
+                    self.used.extend(words.map(|(word, bits)| bits & word_mask(of, word)));
+                    let used: u32 = self.used[chunk.bits..].iter().map(|bits| bits.count_ones()).sum();
+                    self.push(HeapChunk::Blocks { used: used as u16, of: of as u16 }, chunk);
+                    let class = classes.entry(class).or_insert(HeapClass {
+                        block_bytes: u64::from(SIZES[class]),
+                        chunks: 0,
+                        blocks: 0,
+                        used: 0,
+                    });
+                    class.chunks += 1;
+                    class.blocks += of as u64;
+                    class.used += u64::from(used);
+                }
+                Use::Large(chunks) => {
+                    for index in index + 1..index + chunks {
+                        let other = descriptor(index);
+                        if other.what(index) != Some(Use::Rest) || !other.is_exactly(Use::Rest) {
+                            self.report.problem(format!(
+                                "{}: overlaps an allocation of {chunks} chunks before it: {other:?}",
+                                at(index)
+                            ));
+                        }
+                    }
+                    for index in index..index + chunks {
+                        blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
+                    }
+                    self.report.large.add(found.bytes, chunks);
+                    self.push_whole(HeapChunk::Large, chunks);
+                    index += chunks - 1;
+                }
+                Use::Huge(spans) if segment + spans <= segments => {
+                    for index in 1..CHUNKS {
+                        blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
+                        if index > 1 && !descriptor(index).is_exactly(Use::Free) {
+                            self.report.problem(format!(
+                                "{}: overlaps an allocation of {spans} segments before it: {:?}",
+                                at(index),
+                                descriptor(index)
+                            ));
+                        }
+                    }
+                    let chunks = spans * CHUNKS - 1;
+                    self.report.huge.add(found.bytes, chunks);
+                    self.push_whole(HeapChunk::Huge, chunks);
+                    break;
+                }
+                Use::Huge(spans) => {
+                    self.report.problem(format!("{}: {spans} segments reach beyond the heap's end", at(index)));
+                    self.push(HeapChunk::Free, Chunk::default());
+                }
+            }
+            index += 1;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, shown: HeapChunk, chunk: Chunk) {
+        self.report.chunks.push(shown);
+        self.chunks.push(chunk);
+    }
+
+    fn push_whole(&mut self, shown: HeapChunk, chunks: usize) {
+        let bits = self.used.len();
+        self.used.push(1);
+        for back in 0..chunks as u32 {
+            self.push(shown, Chunk { bits, back, kind: Kind::Whole(chunks as u32), queued: false });
+        }
+    }
+
+    fn walk_roots(&mut self) -> Result<()> {
+        let mut bytes = vec![0; ROOTS * size_of::<RootEntry>()];
+        self.image.read(&mut bytes, ROOTS_AT as u64)?;
+        let mut places = BTreeMap::new();
+        for (index, bytes) in bytes.chunks_exact(size_of::<RootEntry>()).enumerate() {
+            if bytes.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            let entry = RootEntry::read(bytes);
+            let name = text(&entry.name);
+            for problem in self.root_problems(&entry) {
+                self.report.problem(format!("root {index}, {name:?}: {problem}"));
+            }
+            if let Some(other) = places.insert(entry.name, index) {
+                self.report.problem(format!("root {index}, {name:?}: root {other} has the same name"));
+            }
+            self.reach(entry.pointer);
+            self.report.roots.push(HeapRoot {
+                name,
+                type_name: text(&entry.type_name),
+                version: entry.version,
+                size: entry.size,
+                align: entry.align,
+                address: entry.pointer,
+            });
+        }
+        Ok(())
+    }
+
+    fn root_problems(&self, entry: &RootEntry) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut unless = |right: bool, what: &str| {
+            if !right {
+                problems.push(what.to_owned());
+            }
+        };
+        unless(is_text(&entry.name) && entry.name[0] != 0 && entry.name[47] == 0, "its name is none");
+        unless(is_text(&entry.type_name), "its type's name is none");
+        unless(entry.align.is_power_of_two(), "its alignment is no power of two");
+        unless(entry.align == 0 || entry.pointer.is_multiple_of(u64::from(entry.align)), "it is not aligned");
+        let type_name = entry.type_name.split(|byte| *byte == 0).next().unwrap_or_default();
+        // Of a name that was cut off nobody knows the rest, and a character has up to four bytes.
+        let whole = type_name.len() <= entry.type_name.len() - 4;
+        let same = entry.fingerprint == fingerprint(type_name, entry.size, entry.align, entry.version);
+        unless(!whole || same, "its fingerprint is not that of its type");
+        let offset = entry.pointer.wrapping_sub(self.base);
+        match self.find(offset) {
+            Some(found) => {
+                let (start, bytes) = self.extent(found);
+                let end = offset.checked_add(entry.size);
+                unless(end.is_some_and(|end| end <= start + bytes), "it reaches beyond its allocation");
+            }
+            None if offset >= self.report.heap_bytes => unless(false, "it points out of the heap"),
+            None => unless(false, "it points to memory that is not allocated"),
+        }
+        problems
+    }
+
+    /// Finds out what has leaked, if the heap is sound.
+    pub(crate) fn look_for_leaks(&mut self, progress: &dyn Fn(u64, u64)) -> Result<()> {
+        if !self.report.is_sound() {
+            return Ok(());
+        }
+        let blocks: u64 = self.report.classes.iter().map(|class| class.used * class.block_bytes).sum();
+        let all = blocks + self.report.large.bytes + self.report.huge.bytes;
+        let mut done = 0;
+        let mut buf = Vec::new();
+        while let Some(number) = self.queue.pop_front() {
+            self.chunks[number].queued = false;
+            done += self.scan_chunk(number, &mut buf)?;
+            progress(done, all);
+        }
+        let mut leaks = HeapLeaks::default();
+        let mut largest = Vec::new();
+        for (offset, bytes) in self.leaked() {
+            leaks.count += 1;
+            leaks.bytes += bytes;
+            largest.push(HeapLeak { address: self.base + offset, bytes });
+            if largest.len() == 2 * LEAKS_MOST {
+                keep_largest(&mut largest);
+            }
+        }
+        keep_largest(&mut largest);
+        leaks.largest = largest;
+        self.report.leaks = Some(leaks);
+        Ok(())
+    }
+
+    /// Offset and bytes of every allocation that was not reached.
+    pub(crate) fn leaked(&self) -> impl Iterator<Item = (u64, u64)> {
+        let heads = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.back == 0);
+        heads.flat_map(move |(number, chunk)| {
+            let of = chunk.units();
+            let left = (0..of.div_ceil(64)).flat_map(move |word| {
+                let bits = self.used[chunk.bits + word] & !self.reached[chunk.bits + word];
+                (0..64).filter(move |n| bits >> n & 1 == 1).map(move |n| word * 64 + n)
+            });
+            left.map(move |block| self.extent((number, block)))
+        })
+    }
+
+    /// The allocation in use that a byte of the heap belongs to.
+    fn find(&self, offset: u64) -> Option<Allocation> {
+        let number = usize::try_from(offset / CHUNK_BYTES as u64).ok()?;
+        let chunk = self.chunks.get(number)?;
+        let found = match chunk.kind {
+            Kind::Nothing => return None,
+            Kind::Blocks(class) => (number, offset as usize % CHUNK_BYTES / SIZES[class as usize] as usize),
+            Kind::Whole(_) => (number - chunk.back as usize, 0),
+        };
+        (found.1 < chunk.units() && bit(&self.used, chunk.bits, found.1)).then_some(found)
+    }
+
+    /// Where it begins, and its bytes.
+    fn extent(&self, (number, block): Allocation) -> (u64, u64) {
+        let start = (number * CHUNK_BYTES) as u64;
+        match self.chunks[number].kind {
+            Kind::Nothing => (start, 0),
+            Kind::Blocks(class) => {
+                let bytes = u64::from(SIZES[class as usize]);
+                (start + block as u64 * bytes, bytes)
+            }
+            Kind::Whole(chunks) => (start, u64::from(chunks) * CHUNK_BYTES as u64),
+        }
+    }
+
+    /// What may be a pointer reaches what it points into, or else what ends there.
+    fn reach(&mut self, address: u64) {
+        let offset = address.wrapping_sub(self.base);
+        if offset > self.report.heap_bytes {
+            return;
+        }
+        let Some((number, block)) = self.find(offset).or_else(|| self.find(offset.checked_sub(1)?)) else { return };
+        let at = self.chunks[number].bits;
+        if bit(&self.reached, at, block) {
+            return;
+        }
+        set(&mut self.reached, at, block);
+        set(&mut self.waiting, at, block);
+        if !std::mem::replace(&mut self.chunks[number].queued, true) {
+            self.queue.push_back(number);
+        }
+    }
+
+    /// Scans what waits in a chunk; says how many bytes that were.
+    fn scan_chunk(&mut self, number: usize, buf: &mut Vec<u8>) -> Result<u64> {
+        let chunk = self.chunks[number];
+        let words = chunk.bits..chunk.bits + chunk.units().div_ceil(64);
+        let mut waiting = Vec::new();
+        for (word, bits) in self.waiting[words].iter_mut().enumerate() {
+            let bits = std::mem::take(bits);
+            waiting.extend((0..64).filter(|n| bits >> n & 1 == 1).map(|n| word * 64 + n));
+        }
+        let extents: Vec<_> = waiting.into_iter().map(|block| self.extent((number, block))).collect();
+        let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
+        let start = (number * CHUNK_BYTES) as u64;
+        if bytes < CHUNK_BYTES as u64 / 8 || bytes > CHUNK_BYTES as u64 {
+            // Few, or one that is large.
+            for (offset, bytes) in extents {
+                self.scan(offset, bytes, buf)?;
+            }
+            return Ok(bytes);
+        }
+        let mut all = std::mem::take(buf);
+        all.resize(CHUNK_BYTES, 0);
+        self.image.read(&mut all, start)?;
+        for (offset, bytes) in extents {
+            let at = (offset - start) as usize;
+            self.scan_bytes(&all[at..at + bytes as usize]);
+        }
+        *buf = all;
+        Ok(bytes)
+    }
+
+    fn scan(&mut self, offset: u64, bytes: u64, buf: &mut Vec<u8>) -> Result<()> {
+        let mut piece = std::mem::take(buf);
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            // A pointer may lie across the end of a piece.
+            piece.resize((end - at).min((PIECE_BYTES + WORD_BYTES - 1) as u64) as usize, 0);
+            self.image.read(&mut piece, at)?;
+            self.scan_bytes(&piece);
+            at += PIECE_BYTES as u64;
+        }
+        *buf = piece;
+        Ok(())
+    }
+
+    fn scan_bytes(&mut self, bytes: &[u8]) {
+        let (base, len) = (self.base, self.report.heap_bytes);
+        for word in bytes.windows(WORD_BYTES) {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            if word.wrapping_sub(base) <= len {
+                self.reach(word);
+            }
+        }
+    }
+}
+
+impl Chunk {
+    /// Allocations that may begin in it.
+    fn units(&self) -> usize {
+        match self.kind {
+            Kind::Nothing => 0,
+            Kind::Blocks(class) => blocks(class as usize),
+            Kind::Whole(_) => 1,
+        }
+    }
+}
+
+impl HeapLarge {
+    fn add(&mut self, asked_bytes: u64, chunks: usize) {
+        self.count += 1;
+        self.asked_bytes += asked_bytes;
+        self.bytes += (chunks * CHUNK_BYTES) as u64;
+    }
+}
+
+fn keep_largest(leaks: &mut Vec<HeapLeak>) {
+    leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.bytes), leak.address));
+    leaks.truncate(LEAKS_MOST);
+}
+
+/// UTF-8, filled up with zeros.
+fn is_text(bytes: &[u8]) -> bool {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).is_ok() && bytes[end..].iter().all(|byte| *byte == 0)
+}
