@@ -10,6 +10,7 @@ mod image;
 mod judge;
 mod mapped;
 mod mapping;
+mod memory;
 pub mod model;
 mod names;
 mod options;
