@@ -6,6 +6,7 @@ pub mod device;
 mod disk;
 mod effect;
 pub mod enumerate;
+pub mod heaps;
 mod image;
 mod judge;
 mod mapped;
