@@ -1,6 +1,7 @@
 //! Random programs over a heap, beside a twin in ordinary memory.
 
 mod file;
+pub(crate) mod scenes;
 mod simulated;
 mod twin;
 mod world;

@@ -36,7 +36,7 @@ pub fn blocks_of(heap: &[u8]) -> Result<BTreeMap<usize, usize>, String> {
             let size = *SIZES.get(count).unwrap_or(&CHUNK_BYTES);
             chunk += 1;
             match kind {
-                0 if heap[at..at + CHUNK_BYTES].iter().all(|byte| *byte == 0) => {}
+                0 if heap[at..at + CHUNK_BYTES] == [0; CHUNK_BYTES] => {}
                 1 if size < CHUNK_BYTES => {
                     let used = |n: &usize| heap[bitmap + n / 8] >> (n % 8) & 1 == 1;
                     if (CHUNK_BYTES / size..4096).any(|n| used(&n)) {

@@ -7,6 +7,7 @@ use super::layout::*;
 use std::alloc::Layout;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
+use untorn_journal::care::{Care, kept};
 
 /// Why there is no memory.
 #[derive(Debug)]
@@ -136,7 +137,9 @@ impl Allocator {
                 Use::Blocks(class) => self.remember(number, class),
                 Use::Large(chunks) => step = chunks as Number,
                 Use::Huge(segments) if segment + segments <= self.segments() => {
-                    self.next = segment + segments;
+                    if kept(Care::InsidesSkipped) {
+                        self.next = segment + segments;
+                    }
                     break;
                 }
                 Use::Huge(segments) => {
@@ -341,7 +344,8 @@ impl Allocator {
             Use::Huge(segments) => {
                 let first = number - 1;
                 // What comes back as zeros are segments without any allocation.
-                let bytes = segments * SEGMENT_BYTES - CHUNK_BYTES;
+                let bytes =
+                    if kept(Care::InsidesZeroed) { segments * SEGMENT_BYTES - CHUNK_BYTES } else { CHUNK_BYTES };
                 ground.give_back(number as usize * CHUNK_BYTES, bytes).map_err(Refused::Grow)?;
                 self.set_use(number, Use::Free, 0);
                 let last = first + (segments * CHUNKS) as Number;
@@ -365,7 +369,9 @@ impl Allocator {
         }
         // A class keeps its last chunk, so that making and freeing one block by turns costs nothing.
         if empty && self.roomy[class].len() > 1 {
-            self.roomy[class].retain(|n| *n != number);
+            if kept(Care::FreeChunkUnlisted) {
+                self.roomy[class].retain(|n| *n != number);
+            }
             *self.chunk(number) = Chunk::default();
             self.set_use(number, Use::Free, 0);
             self.free.insert(number);

@@ -41,6 +41,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock, Weak};
+use untorn_journal::care::{Care, kept};
 use untorn_journal::{Error, Result};
 
 /// Heaps are mapped from here on: above what sanitizers keep for themselves, below what Valgrind can map, and far
@@ -172,6 +173,9 @@ impl HeapOptions {
             }
         };
         map.resize(SEGMENT_BYTES as u64)?;
+        if !kept(Care::HeapMadeWhole) {
+            map.msync()?;
+        }
         let header = Header {
             magic: MAGIC,
             version: VERSION,
@@ -261,7 +265,8 @@ impl Drop for Registered {
 
 impl Ground for Shared {
     fn grow(&self, segments: usize) -> Result<()> {
-        self.map.resize((segments * SEGMENT_BYTES) as u64)
+        self.map.resize((segments * SEGMENT_BYTES) as u64)?;
+        if kept(Care::HeapGrowsWhole) { Ok(()) } else { self.map.msync() }
     }
 
     fn give_back(&self, offset: usize, bytes: usize) -> Result<()> {
@@ -401,7 +406,9 @@ impl Heap {
     pub fn rollback(&self) -> Result<()> {
         let _quiet = self.quiet()?;
         let mut blocks = lock_std(&self.shared.blocks);
-        blocks.forget();
+        if kept(Care::HeapForgets) {
+            blocks.forget();
+        }
         self.shared.map.rollback()
     }
 
