@@ -105,7 +105,15 @@ impl Shared {
                     machine.syncs[step as usize] += 1;
                     machine.counters.syncs += 1;
                 }
-                act(&mut machine, fault)
+                let writes = matches!(call, Call::Write | Call::Size);
+                if writes {
+                    machine.learn_stores().expect("memory of this machine");
+                }
+                let done = act(&mut machine, fault);
+                if writes {
+                    machine.follow_files().expect("memory of this machine");
+                }
+                done
             }
         };
         if let Some(trace) = &mut machine.trace {

@@ -2,10 +2,12 @@
 //!
 //! As on Linux, a page that was stored to keeps its bytes whatever becomes of the file, except that a
 //! truncation takes away every page wholly behind the new end. Addresses are numbers: what a program does
-//! to memory without a system call, [`SimDisk::load`] and [`SimDisk::store`] do.
+//! to memory without a system call, [`SimDisk::load`] and [`SimDisk::store`] do. With
+//! [`Options::memory`](crate::Options::memory) there is memory at them ([`Memory`]), and programs do it themselves.
 
 use crate::disk::{Machine, Shared, SimDisk};
 use crate::image::{Inode, PAGE_BYTES, Page, Slot};
+use crate::memory::Memory;
 use crate::options::Call;
 use crate::state::errno;
 use rangemap::RangeMap;
@@ -43,6 +45,7 @@ pub(crate) struct Mapped {
     /// Accessible pages, by number.
     shown: RangeMap<u64, Shows>,
     stored: BTreeMap<u64, Stored>,
+    memory: Option<Memory>,
 }
 
 impl Mapped {
@@ -59,15 +62,52 @@ impl Mapped {
     }
 
     /// What a page holds: `None` is all zeros.
-    fn page<'p>(&'p self, inode: &'p Inode, page: u64) -> io::Result<Option<&'p [u8; PAGE_BYTES]>> {
+    fn page<'p>(&'p self, inode: &'p Inode, page: u64) -> io::Result<Option<&'p Arc<Page>>> {
         if let Some(stored) = self.stored.get(&page) {
-            return Ok(Some(stored.bytes.bytes()));
+            return Ok(Some(&stored.bytes));
         }
         match self.shown.get(&page) {
             Some(Shows::Zeros) => Ok(None),
-            Some(Shows::File) if page * PAGE < inode.size() => Ok(inode.page(page as u32).map(|p| p.bytes())),
+            Some(Shows::File) if page * PAGE < inode.size() => Ok(inode.page(page as u32)),
             _ => Err(errno(libc::EFAULT)),
         }
+    }
+
+    /// What the program stored to memory.
+    fn learn(&mut self) -> io::Result<()> {
+        for (page, bytes) in self.memory.as_mut().map_or(Ok(Vec::new()), Memory::stored)? {
+            match bytes {
+                Some(bytes) => drop(self.stored.insert(page, Stored { bytes, changed: true })),
+                None => self.look(page),
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory shows these pages as they are now.
+    fn refresh(&mut self, inode: &Inode, pages: Range<u64>) -> io::Result<()> {
+        let Some(mut memory) = self.memory.take() else { return Ok(()) };
+        let shown = if pages.is_empty() { Vec::new() } else { self.shown.overlapping(&pages).collect() };
+        let done = shown
+            .into_iter()
+            .flat_map(|(range, _)| range.start.max(pages.start)..range.end.min(pages.end))
+            .try_for_each(|page| match self.page(inode, page) {
+                Ok(what) => memory.show(page, what),
+                Err(_) => memory.hide(page),
+            });
+        self.memory = Some(memory);
+        done
+    }
+
+    /// The file may have changed: memory follows.
+    fn follow(&mut self, inode: &Arc<Inode>) -> io::Result<()> {
+        let same = |memory: &Memory| memory.file.as_ref().is_some_and(|file| Arc::ptr_eq(file, inode));
+        if self.memory.as_ref().is_none_or(same) {
+            return Ok(());
+        }
+        self.refresh(inode, 0..self.addresses.len() as u64 / PAGE)?;
+        self.memory.iter_mut().for_each(|memory| memory.file = Some(inode.clone()));
+        Ok(())
     }
 
     /// A page of zeros counts as private as soon as it is looked at, as on Linux.
@@ -80,7 +120,7 @@ impl Mapped {
     fn store_page(&mut self, inode: &Inode, page: u64, within: usize, bytes: &[u8]) -> io::Result<()> {
         let mut whole = Page::zeroed();
         if let Some(old) = self.page(inode, page)? {
-            *Page::bytes_mut(&mut whole) = *old;
+            *Page::bytes_mut(&mut whole) = *old.bytes();
         }
         Page::bytes_mut(&mut whole)[within..within + bytes.len()].copy_from_slice(bytes);
         self.stored.insert(page, Stored { bytes: whole, changed: true });
@@ -94,7 +134,7 @@ impl Mapped {
             self.look(page);
             let into = &mut into[part];
             match self.page(inode, page)? {
-                Some(bytes) => into.copy_from_slice(&bytes[within..within + into.len()]),
+                Some(bytes) => into.copy_from_slice(&bytes.bytes()[within..within + into.len()]),
                 None => into.fill(0),
             }
         }
@@ -152,7 +192,9 @@ impl SimMapping {
             let len = request.address_space.max(1).checked_next_multiple_of(PAGE);
             let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| errno(libc::ENOMEM))?;
             let last = machine.maps.values().map(|other| other.addresses.end).max();
-            let start = request.address.unwrap_or_else(|| last.unwrap_or(0).max(FIRST_ADDRESS));
+            let memory = if machine.state.options.memory { Some(Memory::reserve(request)?) } else { None };
+            let anywhere = memory.as_ref().map_or(last.unwrap_or(0).max(FIRST_ADDRESS), Memory::address);
+            let start = request.address.unwrap_or(anywhere);
             if !start.is_multiple_of(PAGE_BYTES) {
                 return Err(errno(libc::EINVAL));
             }
@@ -166,9 +208,8 @@ impl SimMapping {
             }
             // A description of its own, which lives as long as the mapping.
             let handle = machine.opened(slot, alive);
-            let (addresses, alive) = (addresses.clone(), alive.clone());
-            let mapped =
-                Mapped { slot, alive, addresses: addresses.clone(), shown: RangeMap::new(), stored: BTreeMap::new() };
+            let (shown, stored) = (RangeMap::new(), BTreeMap::new());
+            let mapped = Mapped { slot, alive: alive.clone(), addresses: addresses.clone(), shown, stored, memory };
             machine.maps.insert(handle, mapped);
             Ok((handle, addresses))
         })?;
@@ -183,21 +224,27 @@ impl SimMapping {
         self.shared.call(&self.alive, Call::Map, describe, |machine, _| {
             let Machine { state, maps, .. } = machine;
             let mapped = maps.get_mut(&self.handle).expect("a mapping lives as long as its process");
-            Ok(act(mapped, state.inode(mapped.slot)?))
+            let inode = state.inode(mapped.slot)?;
+            mapped.learn()?;
+            Ok(act(mapped, inode))
         })
     }
 
     /// Whole pages are shown in another way, and what was stored there is dropped.
     fn place(&self, what: &str, range: Range<u64>, shows: Option<Shows>) -> io::Result<()> {
         let pages = whole_pages(&range);
-        self.call(what, range, |mapped, _| {
+        self.call(what, range, |mapped, inode| {
             mapped.drop_stores(&pages);
+            if let Some(memory) = &mut mapped.memory {
+                memory.place(pages.clone(), shows.is_some())?;
+            }
             match shows {
                 _ if pages.is_empty() => {}
-                Some(shows) => mapped.shown.insert(pages, shows),
-                None => mapped.shown.remove(pages),
+                Some(shows) => mapped.shown.insert(pages.clone(), shows),
+                None => mapped.shown.remove(pages.clone()),
             }
-        })
+            mapped.refresh(inode, pages)
+        })?
     }
 }
 
@@ -274,7 +321,9 @@ impl Mapping for SimMapping {
     }
 
     fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.call("store", offset..offset + bytes.len() as u64, |mapped, inode| mapped.store(inode, offset, bytes))?
+        let range = offset..offset + bytes.len() as u64;
+        let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+        self.call("store", range, |mapped, inode| mapped.store(inode, offset, bytes).and(mapped.refresh(inode, pages)))?
     }
 }
 
@@ -285,6 +334,18 @@ impl Drop for SimMapping {
 }
 
 impl Machine {
+    /// What programs stored to memory by now comes before what is done next.
+    pub fn learn_stores(&mut self) -> io::Result<()> {
+        self.maps.values_mut().try_for_each(Mapped::learn)
+    }
+
+    /// Files were written: memory of mappings shows it.
+    pub fn follow_files(&mut self) -> io::Result<()> {
+        let Machine { state, maps, .. } = self;
+        maps.values_mut()
+            .try_for_each(|mapped| state.live.get(mapped.slot).map_or(Ok(()), |inode| mapped.follow(inode)))
+    }
+
     pub fn access(
         &mut self,
         address: usize,

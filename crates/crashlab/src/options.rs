@@ -55,6 +55,8 @@ pub struct Options {
     pub skipped: u64,
     /// Seeds [`untorn_os::Storage::random`] and the boot id.
     pub seed: u64,
+    /// Mappings have real memory at their addresses.
+    pub memory: bool,
     /// Nanoseconds that pass with every changing call; 0 is a clock too coarse to tell two calls apart.
     pub clock_step_ns: u64,
 }
@@ -72,6 +74,7 @@ impl Default for Options {
             open_files_max: 64,
             skipped: 0,
             seed: 0,
+            memory: false,
             clock_step_ns: 1_000_000,
         }
     }

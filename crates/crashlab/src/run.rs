@@ -69,7 +69,7 @@ enum Edit {
 }
 
 /// Ends a process before its store is dropped: dropping would close it, which is no part of the program.
-struct KillOnDrop(Arc<SimProcess>);
+pub(crate) struct KillOnDrop(pub Arc<SimProcess>);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {

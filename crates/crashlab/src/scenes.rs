@@ -1,6 +1,7 @@
 //! Scenes that are no program of the enumeration: damage, and a second thread. Each says what is wrong.
 
 use crate::disk::SimDisk;
+use crate::heaps::scenes as heaps;
 use crate::options::Options;
 use std::path::PathBuf;
 use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
@@ -15,15 +16,22 @@ pub const SCENES: &[Scene] = &[
     ("damage_before_durable_commits_is_no_torn_end", damage_before_durable_commits_is_no_torn_end),
     ("a_lost_header_is_missed", a_lost_header_is_missed),
     ("a_racing_store_is_in_this_commit_or_the_next", a_racing_store_is_in_this_commit_or_the_next),
+    ("a_heap_is_made_whole_or_not_at_all", heaps::a_heap_is_made_whole_or_not_at_all),
+    ("a_heap_grows_whole_or_not_at_all", heaps::a_heap_grows_whole_or_not_at_all),
+    ("a_commit_of_a_heap_waits_for_a_change", heaps::a_commit_of_a_heap_waits_for_a_change),
+    ("what_was_rolled_back_is_given_out_once", heaps::what_was_rolled_back_is_given_out_once),
+    ("a_free_chunk_has_one_use", heaps::a_free_chunk_has_one_use),
+    ("a_huge_allocation_hides_no_metadata", heaps::a_huge_allocation_hides_no_metadata),
+    ("a_huge_allocation_leaves_no_metadata", heaps::a_huge_allocation_leaves_no_metadata),
 ];
 
-fn open(disk: &SimDisk, class: FailureClass) -> Result<Store, Error> {
+pub(crate) fn open(disk: &SimDisk, class: FailureClass) -> Result<Store, Error> {
     let options = StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 32 << 10).class(class);
     options.open_on(disk.process(), Home::of_directory(), PathBuf::new())
 }
 
 /// Text for what was not to go wrong.
-fn failed(e: Error) -> String {
+pub(crate) fn failed(e: Error) -> String {
     format!("an error that nothing explains: {e}")
 }
 

@@ -29,6 +29,7 @@ fn known(care: Care) -> &'static [&'static str] {
         Care::GrowsByZeros => &["closed,ext4,sector,roomy,direct/0/dip/"],
         Care::CutPagesHidden => &["closed,ext4,sector,roomy,direct/0/empty,cut,grow,map,apply/"],
         Care::StoresBehindTheEnd => &["closed,ext4,sector,roomy,direct/0/end,grow/"],
+        Care::ZeroedAtOnce => &["closed,ext4,sector,roomy,direct/0/map,zero/"],
         Care::CommittedBytesBack => &["closed,ext4,sector,roomy,direct/0/line,poke,undo/"],
         _ => &[],
     }
@@ -49,6 +50,13 @@ fn scene(care: Care) -> Option<&'static str> {
         Care::DurableThrough => Some("damage_before_durable_commits_is_no_torn_end"),
         Care::NewestHeader => Some("a_lost_header_is_missed"),
         Care::OneCopy => Some("a_racing_store_is_in_this_commit_or_the_next"),
+        Care::HeapMadeWhole => Some("a_heap_is_made_whole_or_not_at_all"),
+        Care::HeapGrowsWhole => Some("a_heap_grows_whole_or_not_at_all"),
+        Care::HeapIsQuiet => Some("a_commit_of_a_heap_waits_for_a_change"),
+        Care::HeapForgets => Some("what_was_rolled_back_is_given_out_once"),
+        Care::FreeChunkUnlisted => Some("a_free_chunk_has_one_use"),
+        Care::InsidesSkipped => Some("a_huge_allocation_hides_no_metadata"),
+        Care::InsidesZeroed => Some("a_huge_allocation_leaves_no_metadata"),
         _ => None,
     }
 }

@@ -218,13 +218,29 @@ fn shown<T>(result: io::Result<T>, show: impl FnOnce(T) -> Shown) -> Shown {
     result.map_or_else(|e| Shown::Errno(e.raw_os_error()), show)
 }
 
-/// One operation by chance; both sides get the same generator.
-fn step(rng: &mut fastrand::Rng, file: &dyn File, mapping: &dyn Mapping) -> Shown {
+/// Copies between a buffer and memory as the kernel does it for a debugger: a page that is gone is an error.
+fn by_hand(address: *mut u8, bytes: &mut [u8], store: bool) -> io::Result<()> {
+    let n = bytes.len();
+    let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: n };
+    let there = libc::iovec { iov_base: address.cast(), iov_len: n };
+    let pid = std::process::id() as libc::pid_t;
+    // SAFETY: the buffer is ours; the kernel checks the other addresses, which are those of a mapping.
+    let done = unsafe {
+        match store {
+            true => libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0),
+            false => libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0),
+        }
+    };
+    if done == n as isize { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) }
+}
+
+/// One operation by chance; all sides get the same generator, and the same byte to write, which nothing holds yet.
+/// `memory`: the program loads and stores itself.
+fn step(rng: &mut fastrand::Rng, byte: u8, file: &dyn File, mapping: &dyn Mapping, memory: bool) -> Shown {
     const PAGES: u64 = 8;
     let a = rng.u64(0..PAGES);
     let pages = a * PAGE..(a + rng.u64(1..=PAGES - a)) * PAGE;
     let (offset, len) = (rng.u64(0..PAGES * PAGE - 9000), rng.usize(1..9000));
-    let byte = rng.u8(1..);
     let done = |result| shown(result, |()| Shown::Done);
     match rng.u32(0..14) {
         0 => done(mapping.show(pages)),
@@ -236,12 +252,19 @@ fn step(rng: &mut fastrand::Rng, file: &dyn File, mapping: &dyn Mapping) -> Show
             let mut found = Vec::new();
             shown(mapping.private(0..PAGES * PAGE, &mut found), |()| Shown::Ranges(found))
         }
+        6..10 if memory => done(by_hand(mapping.address().wrapping_add(offset as usize), &mut vec![byte; len], true)),
         6..10 => done(mapping.copy_in(offset, &vec![byte; len])),
+        10..12 if memory => {
+            let mut bytes = vec![0; len];
+            let loaded = by_hand(mapping.address().wrapping_add(offset as usize), &mut bytes, false);
+            shown(loaded, |()| Shown::Bytes(bytes))
+        }
         _ => shown(load(mapping, offset, len), Shown::Bytes),
     }
 }
 
-/// The same operations by chance here and on Linux, on the file system of the temporary directory.
+/// The same operations by chance here, here with real memory, and on Linux, on the file system of the temporary
+/// directory.
 #[test]
 fn linux_does_the_same() {
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
@@ -250,18 +273,20 @@ fn linux_does_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let contents = vec![b'f'; 3 * PAGE as usize + 100];
         std::fs::write(dir.path().join("f"), &contents).unwrap();
-        let disk = disk(contents.len());
-        let storages: [Arc<dyn Storage>; 2] = [disk.process(), Linux::open(dir.path()).unwrap()];
+        let (disk, other) = (disk(contents.len()), disk(contents.len()));
+        other.set_options(|options| options.memory = true);
+        let storages: [Arc<dyn Storage>; 3] = [disk.process(), other.process(), Linux::open(dir.path()).unwrap()];
         let files = storages.map(|storage| storage.open(Path::new("f"), Open::WRITE).unwrap());
         let maps = files.each_ref().map(|file| map_with(file, Tracker::PageMap));
-        if maps[1].page_bytes() != PAGE {
-            return println!("skipped: pages of {} bytes", maps[1].page_bytes());
+        if maps[2].page_bytes() != PAGE {
+            return println!("skipped: pages of {} bytes", maps[2].page_bytes());
         }
         maps.iter().for_each(|mapping| mapping.show(0..16 * PAGE).unwrap());
-        let mut rngs = [0, 0].map(|_| fastrand::Rng::with_seed(seed * 1000 + round));
-        for n in 0..60 {
-            let [ours, linux] = [0, 1].map(|i| step(&mut rngs[i], &*files[i], &*maps[i]));
+        let mut rngs = [0; 3].map(|_| fastrand::Rng::with_seed(seed * 1000 + round));
+        for n in 1..=60 {
+            let [ours, memory, linux] = [0, 1, 2].map(|i| step(&mut rngs[i], n, &*files[i], &*maps[i], i == 1));
             assert_eq!(ours, linux, "seed {seed}, round {round}, operation {n}");
+            assert_eq!(memory, linux, "with memory, seed {seed}, round {round}, operation {n}");
         }
     }
 }

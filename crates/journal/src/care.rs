@@ -68,6 +68,22 @@ cares! {
     FoundOnce,
     /// What could not be undone in memory is not committed.
     UndoneIsNotCommitted,
+    /// A range that is zeroed is zero in memory from that moment, so that what is stored there later stays.
+    ZeroedAtOnce,
+    /// A new heap's size and header are one commit.
+    HeapMadeWhole,
+    /// A heap's new size and its count of segments are one commit.
+    HeapGrowsWhole,
+    /// A commit of a heap waits for those that are changing it.
+    HeapIsQuiet,
+    /// What a heap's allocator remembers is forgotten when the heap is rolled back.
+    HeapForgets,
+    /// A chunk of a heap that is free again gives out no more blocks of its old size.
+    FreeChunkUnlisted,
+    /// Segments inside of an allocation hold the program's bytes, not the allocator's.
+    InsidesSkipped,
+    /// Such segments are zeros before they are the allocator's again.
+    InsidesZeroed,
 }
 
 #[cfg(not(feature = "mutants"))]

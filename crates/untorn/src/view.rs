@@ -357,7 +357,9 @@ impl FileShared {
             if range.end > view.size() {
                 view.grow(range.end)?;
             }
-            view.zero_mapped(range.clone())?;
+            if kept(Care::ZeroedAtOnce) {
+                view.zero_mapped(range.clone())?;
+            }
             view.staged.insert(range, Source::Zero);
             Ok(())
         })

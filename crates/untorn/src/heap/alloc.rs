@@ -7,6 +7,7 @@ use super::layout::*;
 use std::alloc::Layout;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
+use untorn_journal::care::{Care, kept};
 
 /// Why there is no memory.
 #[derive(Debug)]
@@ -162,7 +163,7 @@ impl Allocator {
                     index += chunks - 1;
                 }
                 Use::Huge(segments) if segment + segments <= self.all => {
-                    spans = segments;
+                    spans = if kept(Care::InsidesSkipped) { segments } else { 1 };
                     break;
                 }
                 Use::Huge(segments) => return Err(corrupt(number, format_args!("{segments} segments"))),
@@ -432,7 +433,7 @@ impl Allocator {
             }
             Use::Huge(segments) => {
                 // What comes back as zeros are segments without any allocation.
-                give_back(segments * CHUNKS - 1)?;
+                give_back(if kept(Care::InsidesZeroed) { segments * CHUNKS - 1 } else { 1 })?;
                 self.set_use(number, Use::Free, 0);
                 let first = split(number).0;
                 for segment in first..first + segments {
@@ -461,7 +462,9 @@ impl Allocator {
             self.chunk(number).free = self.count_free(number, class) as u16;
             if self.chunk(number).free as usize == blocks(class) {
                 ground.give_back(number as usize * CHUNK_BYTES, CHUNK_BYTES).map_err(Refused::Grow)?;
-                self.unlist(number, class);
+                if kept(Care::FreeChunkUnlisted) {
+                    self.unlist(number, class);
+                }
                 *self.chunk(number) = Chunk::default();
                 self.set_use(number, Use::Free, 0);
                 self.set_chunks_free(number, 1, true);

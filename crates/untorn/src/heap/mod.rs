@@ -44,6 +44,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock, Weak};
+use untorn_journal::care::{Care, kept};
 use untorn_journal::{Error, Result};
 
 /// Address space of a heap, unless the program asks for more.
@@ -171,6 +172,9 @@ impl HeapOptions {
             }
         };
         map.resize(SEGMENT_BYTES as u64)?;
+        if !kept(Care::HeapMadeWhole) {
+            map.msync()?;
+        }
         let header = Header {
             magic: MAGIC,
             version: VERSION,
@@ -239,7 +243,8 @@ impl Drop for Registered {
 
 impl Ground for Shared {
     fn grow(&self, segments: usize) -> Result<()> {
-        self.map.resize((segments * SEGMENT_BYTES) as u64)
+        self.map.resize((segments * SEGMENT_BYTES) as u64)?;
+        if kept(Care::HeapGrowsWhole) { Ok(()) } else { self.map.msync() }
     }
 
     fn give_back(&self, offset: usize, bytes: usize) -> Result<()> {
@@ -399,7 +404,9 @@ impl Heap {
         let _quiet = self.quiet()?;
         let mut blocks = lock_std(&self.shared.blocks);
         let done = self.shared.map.rollback();
-        blocks.forget(segments_of(&self.shared.map));
+        if kept(Care::HeapForgets) {
+            blocks.forget(segments_of(&self.shared.map));
+        }
         done
     }
 

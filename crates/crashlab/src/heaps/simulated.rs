@@ -1,0 +1,483 @@
+//! Random programs over a heap on the simulated disk, crashed at every moment, and during the recovery.
+//!
+//! The program runs in step with its twin. After a crash the heap must hold, to the last byte, what it held at the
+//! last acknowledged commit, or at one that had begun; and go on from there in step with that commit's twin.
+
+use super::file::blocks_of;
+use super::twin::Twin;
+use super::world::World;
+use crate::cut::Snapshot;
+use crate::disk::SimDisk;
+use crate::image::{hash_bytes, mix};
+use crate::judge::crash;
+use crate::options::Options;
+use crate::program::{How, Journal, Setup, Start, Trouble};
+use crate::run::KillOnDrop;
+use crate::stage::store_options;
+use fastrand::Rng;
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::AddAssign;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Instant;
+use untorn::{Error, FailureClass, File, Heap, HeapOptions, Store, Ticket, Tracker};
+use untorn_journal::home::Home;
+
+const HEAP: &str = "heap";
+/// An ordinary file that some commits change, too.
+const NOTE: &str = "note";
+const NOTE_BYTES: usize = 600;
+/// Many heaps are open at once, each at an address of its own.
+const ADDRESS_SPACE: u64 = 128 << 20;
+/// With more than this stored to, commits drop memory.
+const DIRTY_MAX: u64 = 64 << 10;
+/// Changes and commits after a recovery.
+const STEPS_AFTER: usize = 10;
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Power cuts at each moment.
+    pub cuts_max: usize,
+    /// Of so many crashes one is crashed again while it is recovered.
+    pub second_every: u64,
+    /// Ends it early.
+    pub deadline: Option<Instant>,
+}
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Programs that ran.
+    pub programs: u64,
+    /// Their commits.
+    pub commits: u64,
+    /// Power cuts after which something unflushed was lost, torn or reordered.
+    pub states: u64,
+    /// States that were recovered and checked, kills included.
+    pub checked: u64,
+    /// Crashes during a recovery among them.
+    pub second: u64,
+}
+
+impl AddAssign for Totals {
+    fn add_assign(&mut self, more: Totals) {
+        self.programs += more.programs;
+        self.commits += more.commits;
+        self.states += more.states;
+        self.checked += more.checked;
+        self.second += more.second;
+    }
+}
+
+/// A program, and how it crashes; written `seed/steps/crash,crash`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeapCase {
+    /// Draws the program, its disk and the sizes of its journal.
+    pub seed: u64,
+    /// So many changes, commits and so on.
+    pub steps: usize,
+    /// A crash, and perhaps another during the recovery.
+    pub crashes: Vec<Trouble>,
+}
+
+impl fmt::Display for HeapCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let crashes: Vec<_> = self.crashes.iter().map(Trouble::to_string).collect();
+        write!(f, "{}/{}/{}", self.seed, self.steps, crashes.join(","))
+    }
+}
+
+impl FromStr for HeapCase {
+    type Err = String;
+    fn from_str(text: &str) -> Result<HeapCase, String> {
+        let parts: Vec<_> = text.split('/').collect();
+        let [seed, steps, crashes] = parts[..] else { return Err(format!("a case has three parts: {text}")) };
+        let bad = |e| format!("{text}: {e}");
+        Ok(HeapCase {
+            seed: seed.parse().map_err(bad)?,
+            steps: steps.parse().map_err(bad)?,
+            crashes: crashes.split(',').filter(|c| !c.is_empty()).map(str::parse).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// A state that must not be.
+#[derive(Clone, Debug)]
+pub struct HeapViolation {
+    /// How to see it again.
+    pub case: HeapCase,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for HeapViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HeapViolation { case, what } = self;
+        write!(
+            f,
+            "{case}\n  {what}\n  again: UNTORN_HEAP_CASE='{case}' cargo test -p untorn-crashlab --test heaps again -- \
+             --nocapture"
+        )
+    }
+}
+
+/// A commit.
+#[derive(Clone)]
+struct State {
+    twin: Arc<Twin>,
+    note: u64,
+    /// Of all bytes of the heap; none: there is nothing in it yet, wherever it is.
+    sum: Option<u64>,
+}
+
+/// Commits that may be the last after a crash, packed into the number that snapshots carry.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    acknowledged: usize,
+    begun: usize,
+}
+
+impl Window {
+    fn pack(self) -> u64 {
+        (self.acknowledged as u64) << 32 | self.begun as u64
+    }
+
+    fn unpack(mark: u64) -> Window {
+        Window { acknowledged: (mark >> 32) as usize, begun: mark as u32 as usize }
+    }
+}
+
+fn text(what: &str) -> impl Fn(Error) -> String + '_ {
+    move |e| format!("{what}: {e}")
+}
+
+/// The program in its process.
+struct Session<'d> {
+    disk: &'d SimDisk,
+    // Killed before the rest is dropped: dropping would close, which is no part of the program.
+    life: KillOnDrop,
+    heap: Heap,
+    note_file: File,
+    store: Store,
+    twin: Twin,
+    note: u64,
+    commits: Vec<State>,
+    window: Window,
+    tickets: Vec<(Ticket, usize)>,
+}
+
+fn note_bytes(note: u64) -> Vec<u8> {
+    note.to_le_bytes().repeat(NOTE_BYTES / 8)
+}
+
+fn sum(heap: &Heap) -> u64 {
+    let (base, len) = heap.memory();
+    // SAFETY: the heap's memory, which this thread alone uses.
+    hash_bytes(unsafe { std::slice::from_raw_parts(base.as_ptr(), len) }, 0)
+}
+
+impl<'d> Session<'d> {
+    /// Opens the heap, recovering it, and finds which commit it holds.
+    fn open(disk: &'d SimDisk, setup: &Setup, mut commits: Vec<State>, window: Window) -> Result<Session<'d>, String> {
+        let life = KillOnDrop(disk.spawn());
+        let options = store_options(setup, FailureClass::Power);
+        let store = options.open_on(life.0.clone(), Home::of_directory(), PathBuf::new()).map_err(text("the store"))?;
+        let quarantined = store.status().quarantined;
+        if !quarantined.is_empty() {
+            return Err(format!("files are quarantined: {quarantined:?}"));
+        }
+        let tracker = if setup.direct { Tracker::Scan } else { Tracker::PageMap };
+        let mut options = HeapOptions::new().address_space(ADDRESS_SPACE).tracker(tracker);
+        if setup.journal != Journal::Roomy {
+            options = options.dirty_max(DIRTY_MAX);
+        }
+        let heap = options.open_in(&store, HEAP).map_err(text("the heap"))?;
+        let note_file = store.file(NOTE).map_err(text("the note"))?;
+        let mut bytes = [0; NOTE_BYTES];
+        note_file.read_at(&mut bytes, 0).map_err(text("the note"))?;
+        let (sum, is_empty) = (sum(&heap), heap.roots().is_empty());
+        let same =
+            |state: &State| bytes[..] == note_bytes(state.note) && state.sum.map_or(is_empty, |wanted| wanted == sum);
+        let Some(number) = (window.acknowledged..=window.begun).find(|n| same(&commits[*n])) else {
+            return Err(match commits.iter().position(same) {
+                Some(number) => format!("{window:?}, and it holds commit {number}"),
+                None => format!("{window:?}, and it holds no commit whole"),
+            });
+        };
+        commits.truncate(number + 1);
+        let window = Window { acknowledged: number, begun: number };
+        let (twin, tickets) = (Twin::default(), Vec::new());
+        let mut session = Session { disk, life, heap, note_file, store, twin, note: 0, commits, window, tickets };
+        session.back();
+        session.mark();
+        session.compare()?;
+        Ok(session)
+    }
+
+    fn world(&self) -> Result<World<'_>, String> {
+        World::of(&self.heap).map_err(text("the structures"))
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        self.world()?.compare(&self.twin)
+    }
+
+    fn mark(&self) {
+        self.disk.set_mark(self.window.pack());
+    }
+
+    /// The twin is as of the last commit that has begun.
+    fn back(&mut self) {
+        let last = self.commits.last().expect("the start");
+        self.twin = (*last.twin).clone();
+        self.note = last.note;
+    }
+
+    fn begin(&mut self) -> usize {
+        let state = State { twin: Arc::new(self.twin.clone()), note: self.note, sum: Some(sum(&self.heap)) };
+        self.commits.push(state);
+        self.window.begun = self.commits.len() - 1;
+        self.mark();
+        self.window.begun
+    }
+
+    fn done(&mut self, number: usize) {
+        self.window.acknowledged = self.window.acknowledged.max(number);
+        self.mark();
+    }
+
+    fn wait(&mut self) -> Result<(), String> {
+        for (ticket, number) in std::mem::take(&mut self.tickets) {
+            ticket.wait().map_err(text("an asynchronous commit"))?;
+            self.done(number);
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, rng: &mut Rng) -> Result<(), String> {
+        let change = self.twin.draw(rng);
+        self.world()?.apply(&change, &self.twin).map_err(|e| format!("{change:?}: {e}"))?;
+        self.twin.apply(&change);
+        if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        let number = self.begin();
+        self.heap.commit().map_err(text("a commit"))?;
+        self.done(number);
+        Ok(())
+    }
+
+    fn step(&mut self, rng: &mut Rng) -> Result<(), String> {
+        match rng.u32(..100) {
+            0..10 => self.commit()?,
+            10..14 => {
+                let number = self.begin();
+                let ticket = self.heap.commit_async().map_err(text("an asynchronous commit"))?;
+                self.tickets.push((ticket, number));
+            }
+            14..18 => {
+                self.note = rng.u64(..);
+                let written = self.note_file.write_at(&note_bytes(self.note), 0);
+                written.map_err(text("the note"))?;
+                let number = self.begin();
+                self.heap.commit_with(&[&self.note_file]).map_err(text("a commit with a file"))?;
+                self.done(number);
+            }
+            18..24 => {
+                self.heap.rollback().map_err(text("a roll-back"))?;
+                self.back();
+                let last = self.commits.last().expect("the start");
+                if last.sum.is_some_and(|wanted| wanted != sum(&self.heap)) {
+                    return Err("a roll-back leaves other bytes than the commit had".to_owned());
+                }
+                self.compare()?;
+            }
+            24..26 => self.wait()?,
+            26..29 => self.store.checkpoint().map_err(text("a checkpoint"))?,
+            29..31 => self.heap.quiesce().map_err(text("giving memory back"))?,
+            _ => self.change(rng)?,
+        }
+        Ok(())
+    }
+
+    /// The process ends; what is not committed is discarded.
+    fn end(mut self, close: bool) -> Result<(Vec<State>, Window), String> {
+        self.wait()?;
+        let Session { life, heap, note_file, store, commits, window, .. } = self;
+        if close {
+            heap.close().map_err(text("closing the heap"))?;
+            note_file.close().map_err(text("closing the note"))?;
+            store.close().map_err(text("closing the store"))?;
+        }
+        drop(life);
+        Ok((commits, window))
+    }
+
+    /// Commits and closes; then the file holds the allocations of this program, and no other.
+    fn finish(mut self) -> Result<Vec<State>, String> {
+        self.commit()?;
+        self.compare()?;
+        let (blocks, others) = self.world()?.allocations();
+        let disk = self.disk;
+        let (commits, _) = self.end(true)?;
+        let found = blocks_of(&disk.get(HEAP).map_err(|e| e.to_string())?)?;
+        if let Some((at, bytes)) = blocks.iter().find(|(at, bytes)| found.get(at).is_none_or(|found| found < bytes)) {
+            return Err(format!("the file has no allocation of {bytes} bytes at {at:#x}"));
+        }
+        if found.len() != blocks.len() + others {
+            let (all, own) = (found.len(), blocks.len() + others);
+            return Err(format!("the file has {all} allocations, and the program has {own}"));
+        }
+        Ok(commits)
+    }
+}
+
+/// A moment of a run, and the commits as they were numbered then.
+type Moment = (Snapshot, Arc<Vec<State>>);
+
+/// Programs that are crashed one after the other.
+pub struct Programs {
+    effort: Effort,
+    totals: Totals,
+    known: HashSet<u64>,
+}
+
+impl Programs {
+    /// None yet.
+    pub fn new(effort: Effort) -> Programs {
+        Programs { effort, totals: Totals::default(), known: HashSet::new() }
+    }
+
+    /// So far.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    fn is_over(&self) -> bool {
+        self.effort.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Runs the program of a seed, and crashes it at every moment.
+    pub fn program(&mut self, seed: u64, steps: usize) -> Result<(), HeapViolation> {
+        let mut crashes = Vec::new();
+        let done = self.crash_all(seed, steps, &mut crashes);
+        done.map_err(|what| HeapViolation { case: HeapCase { seed, steps, crashes }, what })
+    }
+
+    fn crash_all(&mut self, seed: u64, steps: usize, crashes: &mut Vec<Trouble>) -> Result<(), String> {
+        let setup = setup_of(seed);
+        let (moments, commits) = run(&setup, seed, steps)?;
+        self.totals.programs += 1;
+        self.totals.commits += commits.len() as u64 - 1;
+        for moment in &moments {
+            let cuts = moment.cuts(self.effort.cuts_max, mix(seed ^ moment.call()));
+            for how in std::iter::once(How::Killed).chain(cuts.into_iter().map(How::Power)) {
+                if self.is_over() {
+                    return Ok(());
+                }
+                if !self.is_new(moment, how, seed) {
+                    continue;
+                }
+                *crashes = vec![Trouble::Crash(moment.call(), how)];
+                self.totals.checked += 1;
+                let chance = mix(seed ^ mix(moment.call()) ^ self.totals.checked);
+                let second = chance.is_multiple_of(self.effort.second_every);
+                let recovery = recover(&setup, moment, how, &commits, second)?;
+                if second {
+                    let (moment, commits) = &recovery[(chance >> 16) as usize % recovery.len()];
+                    let cuts = moment.cuts(24, chance);
+                    let pick = (chance >> 32) as usize % (cuts.len() + 1);
+                    let how = cuts.get(pick).map_or(How::Killed, |cut| How::Power(*cut));
+                    crashes.push(Trouble::Crash(moment.call(), how));
+                    self.totals.second += 1;
+                    self.totals.checked += 1;
+                    recover(&setup, moment, how, commits, false)?;
+                }
+            }
+        }
+        crashes.clear();
+        Ok(())
+    }
+
+    /// Counts a state; false: the same disk was checked before with the same commits allowed.
+    fn is_new(&mut self, moment: &Snapshot, how: How, seed: u64) -> bool {
+        let How::Power(cut) = how else { return true };
+        let outcome = moment.power_cut(cut);
+        self.totals.states += u64::from(outcome.something_lost);
+        self.known.insert(mix(outcome.image_hash ^ mix(seed ^ mix(moment.mark()))))
+    }
+}
+
+/// Does one case over again, and says what is wrong with it.
+pub fn again_heap(case: &HeapCase) -> Result<(), String> {
+    let setup = setup_of(case.seed);
+    let (moments, commits) = run(&setup, case.seed, case.steps)?;
+    let commits = Arc::new(commits);
+    let mut moments: Vec<Moment> = moments.into_iter().map(|moment| (moment, commits.clone())).collect();
+    for crash in &case.crashes {
+        let Trouble::Crash(call, how) = *crash else { return Err(format!("{crash} is no crash")) };
+        let found = moments.iter().find(|(moment, _)| moment.call() == call);
+        let (moment, commits) = found.ok_or(crate::enumerate::NO_SUCH_CALL)?;
+        moments = recover(&setup, moment, how, commits, true)?;
+    }
+    Ok(())
+}
+
+fn setup_of(seed: u64) -> Setup {
+    let all: Vec<_> = Setup::all(Start::Plain, (seed / 8) as usize).collect();
+    all[seed as usize % all.len()]
+}
+
+/// Runs a program to its end: its moments, and its commits.
+fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<State>), String> {
+    let disk = SimDisk::new(Options { memory: true, seed, ..setup.disk(0) });
+    disk.put(NOTE, &[0; NOTE_BYTES]).expect("an empty disk");
+    disk.settle();
+    disk.record();
+    let mut rng = Rng::with_seed(seed);
+    let mut commits = vec![State { twin: Arc::default(), note: 0, sum: None }];
+    let mut window = Window { acknowledged: 0, begun: 0 };
+    let mut session = Session::open(&disk, setup, commits, window)?;
+    for _ in 0..steps {
+        match rng.u32(..40) {
+            n @ (0 | 1) => {
+                (commits, window) = session.end(n == 0)?;
+                session = Session::open(&disk, setup, commits, window)?;
+            }
+            _ => session.step(&mut rng)?,
+        }
+    }
+    let commits = session.finish()?;
+    Ok((disk.recorded(), commits))
+}
+
+/// Recovers after a crash, and goes on for a while. Returns the moments of all that, if they are to be recorded.
+fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record: bool) -> Result<Vec<Moment>, String> {
+    let disk = crash(moment, how);
+    let mut moments = Vec::new();
+    let mut keep = |commits: &[State]| {
+        let commits = Arc::new(commits.to_vec());
+        moments.extend(disk.recorded().into_iter().map(|moment| (moment, commits.clone())));
+    };
+    if record {
+        disk.record();
+    }
+    let mut session = Session::open(&disk, setup, commits.to_vec(), Window::unpack(moment.mark()))?;
+    if record {
+        keep(commits);
+        disk.record();
+    }
+    let mut rng = Rng::with_seed(mix(moment.call()));
+    for _ in 0..STEPS_AFTER {
+        session.step(&mut rng)?;
+    }
+    let commits = session.finish()?;
+    if record {
+        keep(&commits);
+    }
+    Ok(moments)
+}

@@ -1,0 +1,57 @@
+//! Random programs over a heap on the simulated disk, in step with a twin: crashed at every moment, and during the
+//! recovery, the heap is to the last byte what it was at a commit that may be the last, and goes on from there.
+//!
+//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_ENUM_SECONDS` gives them more time. A violation prints the line
+//! that repeats it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use untorn_crashlab::heaps::{Effort, HeapCase, Programs, Totals, again_heap};
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Steps of a program.
+const STEPS: usize = 60;
+/// So many programs, whatever time is given.
+const PROGRAMS_MAX: u64 = 1 << 32;
+
+#[test]
+fn every_heap_survives_every_crash() {
+    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
+    println!("UNTORN_TEST_SEED={seed}");
+    let deadline = Instant::now() + Duration::from_secs(variable("UNTORN_ENUM_SECONDS").unwrap_or(20));
+    let effort = Effort { cuts_max: 3, second_every: 4, deadline: Some(deadline) };
+    let next = AtomicU64::new(seed * PROGRAMS_MAX);
+    let found = Mutex::new((Totals::default(), Vec::new()));
+    let worker = || {
+        while Instant::now() < deadline && found.lock().unwrap().1.is_empty() {
+            let mut programs = Programs::new(effort);
+            let done = programs.program(next.fetch_add(1, Relaxed), STEPS);
+            let (totals, violations) = &mut *found.lock().unwrap();
+            *totals += programs.totals();
+            violations.extend(done.err());
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(worker);
+        }
+    });
+    let (totals, violations) = found.into_inner().unwrap();
+    println!(
+        "{} programs with {} commits; {} crash states with something lost, {} recoveries checked, {} of them of recoveries",
+        totals.programs, totals.commits, totals.states, totals.checked, totals.second
+    );
+    violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
+    assert!(violations.is_empty() && totals.second > 0, "{} violations", violations.len());
+}
+
+/// Repeats a violation: `UNTORN_HEAP_CASE='seed/steps/crash,crash'`.
+#[test]
+fn again_one_case() {
+    let Some(case) = variable::<HeapCase>("UNTORN_HEAP_CASE") else { return };
+    again_heap(&case).unwrap_or_else(|what| panic!("{case}\n  {what}"));
+}
