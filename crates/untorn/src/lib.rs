@@ -42,6 +42,8 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
+#[doc(hidden)]
+pub use heap::WeakHeap;
 pub use heap::{Heap, HeapBox, HeapOptions, HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape};
 pub use map::{Map, MapOptions, MapStatus};
 pub use options::{

@@ -303,3 +303,69 @@ fn the_last_clone_closes_whichever_thread_has_it() {
     }
     Heap::open(&path).expect("open").close().expect("close");
 }
+
+/// What lies in a heap, or knew it once, may outlive it in another thread: errors, whichever comes first, and the next
+/// heap at that place is not mistaken for it.
+#[test]
+fn a_heap_that_another_thread_closes_is_an_error() {
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let layout = Layout::from_size_align(100, 8).expect("a layout");
+    for round in 0..30 {
+        let heap = Heap::create(&path).expect("create");
+        let (weak, alloc) = (heap.downgrade(), heap.allocator());
+        let made = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while let Ok(block) = weak.allocate(layout) {
+                        made.fetch_add(1, SeqCst);
+                        // SAFETY: nobody uses it.
+                        match unsafe { weak.free(block) } {
+                            Ok(()) => {}
+                            Err(e) => assert_eq!(e.kind(), "closed"),
+                        }
+                    }
+                    refused(weak.allocate(layout), &["closed"]);
+                    refused(weak.begin_mutation(), &["closed"]);
+                    assert!(allocator_api2::alloc::Allocator::allocate(&alloc, layout).is_err());
+                });
+            }
+            while made.load(SeqCst) < 20 * (round + 1) {
+                std::hint::spin_loop();
+            }
+            heap.close().expect("close");
+        });
+        // In the slot and at the address of the other one.
+        let heap = Heap::open(&path).expect("open");
+        refused(weak.allocate(layout), &["closed"]);
+        refused(weak.begin_mutation(), &["closed"]);
+        refused(weak.end_mutation().map(drop), &["closed"]);
+        assert!(allocator_api2::alloc::Allocator::allocate(&alloc, layout).is_ok());
+        heap.commit().expect("commit");
+    }
+}
+
+/// A change that a thread never ends keeps its heap from being committed, and no other one.
+#[test]
+fn a_change_that_never_ends_is_its_own_heaps_affair() {
+    let dir = directory();
+    for n in 0..3 {
+        let heap = Heap::create(dir.path().join(n.to_string())).expect("create");
+        heap.commit().expect("commit");
+        heap.downgrade().begin_mutation().expect("begin");
+        refused(heap.commit(), &["invalid"]);
+    }
+    // Guards of several heaps in one thread.
+    let (a, b) = (Heap::create(dir.path().join("a")).expect("a"), Heap::create(dir.path().join("b")).expect("b"));
+    {
+        let _a = a.mutate();
+        let _b = b.mutate();
+        let _a_again = a.mutate();
+        refused(a.commit(), &["invalid"]);
+        refused(b.commit(), &["invalid"]);
+    }
+    assert!(!a.downgrade().end_mutation().expect("end"));
+    a.commit().expect("commit");
+    b.commit().expect("commit");
+}
