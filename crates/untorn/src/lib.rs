@@ -44,7 +44,7 @@ pub use checkpoint::Checkpoint;
 pub use file::File;
 #[doc(hidden)]
 pub use heap::WeakHeap;
-pub use heap::{Heap, HeapBox, HeapOptions, HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape};
+pub use heap::{Heap, HeapBox, HeapOptions, HeapStats, HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape};
 pub use map::{Map, MapOptions, MapStatus};
 pub use options::{
     FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,

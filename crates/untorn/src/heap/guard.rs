@@ -2,7 +2,6 @@
 
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
-use parking_lot::lock_api::RawRwLockRecursive as _;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
@@ -53,7 +52,8 @@ impl Guard {
         depth
     }
 
-    /// One more that changes the heap. A thread that has one already never waits.
+    /// One more that changes the heap. A thread that has one already never waits; others wait behind a commit that
+    /// waits, so that it has its turn.
     #[inline]
     pub(crate) fn mutate(&self) -> Mutating<'_> {
         self.enter();
@@ -64,7 +64,7 @@ impl Guard {
     pub(crate) fn enter(&self) {
         let depth = self.depth();
         if depth == 0 {
-            self.lock.lock_shared_recursive();
+            self.lock.lock_shared();
         }
         LAST.set((self.key(), depth + 1));
     }

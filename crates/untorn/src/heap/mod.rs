@@ -24,11 +24,13 @@ mod guard;
 mod layout;
 mod root;
 mod slot;
+mod stats;
 
 pub use guard::Mutating;
 use guard::Quiet;
 pub use root::{RootInfo, RootOptions, RootShape};
 pub use slot::WeakHeap;
+pub use stats::HeapStats;
 
 use crate::file::File;
 use crate::map::{Map, MapOptions};

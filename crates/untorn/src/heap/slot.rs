@@ -139,12 +139,12 @@ impl WeakHeap {
     #[inline]
     pub fn begin_mutation(self) -> Result<()> {
         self.check_fork()?;
-        self.slot.guard.enter();
-        if self.is_open() {
-            return Ok(());
+        let mutating = self.slot.guard.mutate();
+        if !self.is_open() {
+            return Err(Error::Closed);
         }
-        self.slot.guard.leave();
-        Err(Error::Closed)
+        std::mem::forget(mutating);
+        Ok(())
     }
 
     /// Ends it. False: this thread has begun none.
