@@ -71,6 +71,9 @@ pub enum untorn_error {
     /// errno EBUSY. A thread stored to a mapping while it was being committed (found in debug mode only;
     /// the message has the address). The commit happened, whole, without that store.
     UNTORN_E_RACING_STORE = 21,
+    /// errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
+    /// has now; the message tells both. Nothing was changed. untorn_heap_root_info() shows what is there.
+    UNTORN_E_LAYOUT_CHANGED = 22,
 }
 
 use untorn_error::*;
@@ -140,6 +143,7 @@ impl From<Error> for Failure {
             Error::Untrusted { .. } => (UNTORN_E_UNTRUSTED, libc::EPERM),
             Error::NoMemory { .. } => (UNTORN_E_NO_MEMORY, libc::ENOMEM),
             Error::RacingStore { .. } => (UNTORN_E_RACING_STORE, libc::EBUSY),
+            Error::LayoutChanged { .. } => (UNTORN_E_LAYOUT_CHANGED, libc::EINVAL),
             Error::Forked => (UNTORN_E_FORKED, libc::ECHILD),
             Error::Closed => (UNTORN_E_BAD_HANDLE, libc::EBADF),
             Error::InTransaction { .. } => (UNTORN_E_IN_TRANSACTION, libc::EBUSY),

@@ -119,6 +119,14 @@ pub enum Error {
         /// Where in the file.
         offset: u64,
     },
+    /// A heap's root was set with another type, size, alignment or version than the program has now.
+    #[error("{}: {detail}", path.display())]
+    LayoutChanged {
+        /// The heap.
+        path: PathBuf,
+        /// What is there, what was expected, what to do.
+        detail: String,
+    },
     /// The handle was made before a `fork`, by the parent.
     #[error("this handle belongs to the parent process; open the store anew after the parent has closed it")]
     Forked,
@@ -211,6 +219,7 @@ impl Error {
             Error::Untrusted { .. } => "untrusted",
             Error::NoMemory { .. } => "no-memory",
             Error::RacingStore { .. } => "racing-store",
+            Error::LayoutChanged { .. } => "layout-changed",
             Error::Forked => "forked",
             Error::Closed => "closed",
             Error::InTransaction { .. } => "in-transaction",

@@ -46,6 +46,7 @@ impl Chunk {
 }
 
 /// Changes in a forked child: a handle made under another generation belongs to the parent.
+#[inline]
 pub fn process_generation() -> u64 {
     GENERATION.load(SeqCst)
 }

@@ -42,9 +42,11 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
+#[doc(hidden)]
+pub use heap::WeakHeap;
 pub use heap::{
-    Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapVec,
-    InHeap, Mutating, RootInfo, RootOptions, RootShape,
+    Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapStats,
+    HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape,
 };
 pub use map::{Map, MapOptions, MapStatus};
 pub use options::{

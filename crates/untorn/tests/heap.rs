@@ -168,9 +168,9 @@ fn roots_know_what_they_point_to() {
     // SAFETY: as the type says.
     assert_eq!(unsafe { *number.as_ptr() }, 42);
     assert_eq!(heap.root::<u64>("other").expect("root"), None);
-    let e = refused(heap.root::<i64>("number"), &["invalid"]);
+    let e = refused(heap.root::<i64>("number"), &["layout-changed"]);
     assert!(e.to_string().contains("u64") && e.to_string().contains("i64"), "{e}");
-    refused(heap.root_with::<u64>("number", RootOptions::new().version(2)), &["invalid"]);
+    refused(heap.root_with::<u64>("number", RootOptions::new().version(2)), &["layout-changed"]);
     let old = heap.root_info("number").expect("info").expect("a root");
     assert_eq!((old.size, old.version, old.address.cast()), (8, 0, number));
     heap.set_root_with("number", Some(number), RootOptions::new().version(2)).expect("set");
@@ -302,4 +302,182 @@ fn the_last_clone_closes_whichever_thread_has_it() {
         });
     }
     Heap::open(&path).expect("open").close().expect("close");
+}
+
+/// What lies in a heap, or knew it once, may outlive it in another thread: errors, whichever comes first, and the next
+/// heap at that place is not mistaken for it.
+#[test]
+fn a_heap_that_another_thread_closes_is_an_error() {
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let layout = Layout::from_size_align(100, 8).expect("a layout");
+    for round in 0..30 {
+        let heap = Heap::create(&path).expect("create");
+        let (weak, alloc) = (heap.downgrade(), heap.allocator());
+        let made = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while let Ok(block) = weak.allocate(layout) {
+                        made.fetch_add(1, SeqCst);
+                        // SAFETY: nobody uses it.
+                        match unsafe { weak.free(block) } {
+                            Ok(()) => {}
+                            Err(e) => assert_eq!(e.kind(), "closed"),
+                        }
+                    }
+                    refused(weak.allocate(layout), &["closed"]);
+                    refused(weak.begin_mutation(), &["closed"]);
+                    assert!(allocator_api2::alloc::Allocator::allocate(&alloc, layout).is_err());
+                });
+            }
+            while made.load(SeqCst) < 20 * (round + 1) {
+                std::hint::spin_loop();
+            }
+            heap.close().expect("close");
+        });
+        // In the slot and at the address of the other one.
+        let heap = Heap::open(&path).expect("open");
+        refused(weak.allocate(layout), &["closed"]);
+        refused(weak.begin_mutation(), &["closed"]);
+        refused(weak.end_mutation().map(drop), &["closed"]);
+        assert!(allocator_api2::alloc::Allocator::allocate(&alloc, layout).is_ok());
+        heap.commit().expect("commit");
+    }
+}
+
+/// A change that a thread never ends keeps its heap from being committed, and no other one.
+#[test]
+fn a_change_that_never_ends_is_its_own_heaps_affair() {
+    let dir = directory();
+    for n in 0..3 {
+        let heap = Heap::create(dir.path().join(n.to_string())).expect("create");
+        heap.commit().expect("commit");
+        heap.downgrade().begin_mutation().expect("begin");
+        refused(heap.commit(), &["invalid"]);
+    }
+    // Guards of several heaps in one thread.
+    let (a, b) = (Heap::create(dir.path().join("a")).expect("a"), Heap::create(dir.path().join("b")).expect("b"));
+    {
+        let _a = a.mutate();
+        let _b = b.mutate();
+        let _a_again = a.mutate();
+        refused(a.commit(), &["invalid"]);
+        refused(b.commit(), &["invalid"]);
+    }
+    assert!(!a.downgrade().end_mutation().expect("end"));
+    a.commit().expect("commit");
+    b.commit().expect("commit");
+}
+
+#[test]
+fn a_root_of_an_older_program_is_migrated_in_one_commit() {
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let heap = Heap::create(&path).expect("create");
+    heap.root_or("count", |_| 7u32).expect("root");
+    heap.commit().expect("commit");
+    let second = RootOptions::new().version(2);
+    let failed = heap.migrate_root::<u64>("count", second, |_, alloc| {
+        HeapVec::<u8>::with_capacity_in(1000, alloc).leak();
+        Err(untorn::Error::Closed)
+    });
+    refused(failed, &["closed"]);
+    assert_eq!(heap.stats().expect("stats").allocations, 1, "rolled back");
+    // A program that ends without a commit of its own has migrated all the same.
+    for heap in [heap.clone(), heap] {
+        let count = heap.migrate_root("count", second, |old, _| {
+            assert_eq!((old.type_name.as_str(), old.size, old.version), ("u32", 4, 0));
+            // SAFETY: what version 0 has put there.
+            Ok(u64::from(unsafe { old.address.cast::<u32>().read() }) * 10)
+        });
+        // SAFETY: as the type says.
+        assert_eq!(unsafe { count.expect("migrate").expect("a root").read() }, 70);
+    }
+    let heap = Heap::open(&path).expect("open");
+    assert!(heap.root_with::<u64>("count", second).expect("root").is_some());
+    let none = heap.migrate_root::<u64>("none", second, |_, _| unreachable!("there is none"));
+    assert_eq!(none.expect("migrate"), None);
+}
+
+#[test]
+fn stats_count_what_was_allocated() {
+    let seed = seed();
+    let rng = &mut Rng::with_seed(seed);
+    let dir = directory();
+    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let mut blocks = Vec::new();
+    for _ in 0..300 {
+        let bytes = match rng.u32(..100) {
+            0..80 => rng.usize(1..3000),
+            80..98 => rng.usize(3000..200_000),
+            _ => 5_000_000,
+        };
+        blocks.push(heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("allocate"));
+        if rng.u32(..3) == 0 {
+            // SAFETY: nobody uses it.
+            unsafe { heap.free(blocks.swap_remove(rng.usize(..blocks.len()))).expect("free") };
+        }
+    }
+    heap.root_or("root", |_| 0u64).expect("root");
+    let stats = heap.stats().expect("stats");
+    let used: usize = blocks.iter().map(|block| heap.size_of(*block).expect("size")).sum();
+    assert_eq!((stats.allocations, stats.used_bytes), (blocks.len() as u64 + 1, used as u64 + 16), "seed {seed}");
+    assert_eq!((stats.heap_bytes, stats.roots), (heap.memory().1 as u64, 1));
+    assert!(stats.used_bytes + stats.free_bytes < stats.heap_bytes && stats.private_bytes > 0, "{stats:?}");
+    assert_eq!(stats.address_space_bytes, 64 << 30);
+    // All of it comes back.
+    for block in blocks {
+        // SAFETY: nobody uses it.
+        unsafe { heap.free(block).expect("free") };
+    }
+    let empty = heap.stats().expect("stats");
+    assert_eq!((empty.allocations, empty.used_bytes), (1, 16));
+    assert!(empty.free_bytes > stats.free_bytes && empty.heap_bytes == stats.heap_bytes);
+}
+
+/// Stores without a guard while commits run: the debug mode finds one, and tells its address.
+#[test]
+fn a_store_during_a_commit_is_reported_with_its_address() {
+    let dir = directory();
+    let heap = HeapOptions::new().debug_races(true).open(dir.path().join("heap")).expect("create");
+    let layout = Layout::from_size_align(4096, 4096).expect("a layout");
+    let address = heap.allocate(layout).expect("allocate").as_ptr() as usize + 77;
+    heap.commit().expect("commit");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let reported = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in (0u8..=255).cycle() {
+                // SAFETY: an allocation of the heap, which outlives the thread.
+                unsafe { (address as *mut u8).write_volatile(n) };
+                if stop.load(SeqCst) {
+                    break;
+                }
+            }
+        });
+        let reported = (0..10_000).find_map(|_| heap.commit().err());
+        stop.store(true, SeqCst);
+        reported
+    });
+    match reported {
+        Some(untorn::Error::RacingStore { address: at, .. }) => assert_eq!(at, address),
+        other => panic!("{other:?}"),
+    }
+    // Under the guard none is, and those who take it in turns without end keep no commit waiting for ever.
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !done.load(SeqCst) {
+                    let _guard = heap.mutate();
+                    // SAFETY: as above.
+                    unsafe { (*(address as *const std::sync::atomic::AtomicU8)).fetch_add(1, SeqCst) };
+                }
+            });
+        }
+        for _ in 0..100 {
+            heap.commit().expect("commit");
+        }
+        done.store(true, SeqCst);
+    });
 }

@@ -2,74 +2,108 @@
 
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
-use parking_lot::lock_api::RawRwLockRecursive as _;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use untorn_journal::care::{Care, kept};
 
 thread_local! {
-    /// Guards that this thread holds, by the lock's address.
-    static HELD: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
+    /// The guard that this thread took last, by its address, and how often it holds it. Without a destructor, so that
+    /// it costs one load, and works while a thread ends.
+    static LAST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// The others that it holds.
+    static OTHERS: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The heap's lock.
+/// The heap's lock. It stays where it is for ever.
 pub(crate) struct Guard {
     lock: RawRwLock,
 }
 
-impl Default for Guard {
-    fn default() -> Self {
+impl Guard {
+    pub(crate) const fn new() -> Guard {
         Guard { lock: RawRwLock::INIT }
     }
-}
 
-impl Guard {
     fn key(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// One more that changes the heap. A thread that has one already never waits.
+    /// How often this thread holds it.
+    #[inline]
+    fn depth(&self) -> usize {
+        let (last, depth) = LAST.get();
+        if last == self.key() { depth } else { self.depth_in_turn() }
+    }
+
+    /// The same for a guard that is not the last one, which it is from now on.
+    #[cold]
+    fn depth_in_turn(&self) -> usize {
+        // While a thread ends there is no list any more: then it holds what it took last.
+        let depth = OTHERS.try_with(|others| {
+            let mut others = others.borrow_mut();
+            let last = LAST.get();
+            if last.1 > 0 {
+                others.push(last);
+            }
+            let at = others.iter().position(|(lock, _)| *lock == self.key());
+            at.map_or(0, |at| others.swap_remove(at).1)
+        });
+        let depth = depth.unwrap_or(0);
+        LAST.set((self.key(), depth));
+        depth
+    }
+
+    /// One more that changes the heap. A thread that has one already never waits; others wait behind a commit that
+    /// waits, so that it has its turn.
+    #[inline]
     pub(crate) fn mutate(&self) -> Mutating<'_> {
         self.enter();
         Mutating { guard: self, thread: PhantomData }
     }
 
+    #[inline]
     pub(crate) fn enter(&self) {
-        let key = self.key();
-        HELD.with_borrow_mut(|held| match held.iter_mut().find(|(lock, _)| *lock == key) {
-            Some((_, depth)) => *depth += 1,
-            None => {
-                self.lock.lock_shared_recursive();
-                held.push((key, 1));
-            }
-        });
+        let depth = self.depth();
+        if depth == 0 {
+            self.lock.lock_shared();
+        }
+        LAST.set((self.key(), depth + 1));
     }
 
     /// False: this thread holds none.
+    #[inline]
     pub(crate) fn leave(&self) -> bool {
-        let key = self.key();
-        HELD.with_borrow_mut(|held| {
-            let Some(at) = held.iter().position(|(lock, _)| *lock == key) else { return false };
-            held[at].1 -= 1;
-            if held[at].1 == 0 {
-                held.swap_remove(at);
-                // SAFETY: taken by this thread in `enter`.
-                unsafe { self.lock.unlock_shared() };
-            }
-            true
-        })
+        let depth = self.depth();
+        if depth == 0 {
+            return false;
+        }
+        LAST.set((self.key(), depth - 1));
+        if depth == 1 {
+            // SAFETY: taken by this thread in `enter`.
+            unsafe { self.lock.unlock_shared() };
+        }
+        true
     }
 
     /// Waits until nobody changes the heap. None: this thread itself does.
     pub(crate) fn quiet(&self) -> Option<Quiet<'_>> {
-        let key = self.key();
-        if HELD.with_borrow(|held| held.iter().any(|(lock, _)| *lock == key)) {
+        if self.depth() > 0 {
             return None;
         }
         if kept(Care::HeapIsQuiet) {
             self.lock.lock_exclusive();
         }
         Some(Quiet { guard: self, thread: PhantomData })
+    }
+
+    /// No thread holds it. Who takes it afterwards sees what this thread did before.
+    pub(crate) fn is_idle(&self) -> bool {
+        let idle = self.lock.try_lock_exclusive();
+        if idle {
+            // SAFETY: taken just now.
+            unsafe { self.lock.unlock_exclusive() };
+        }
+        idle
     }
 }
 

@@ -24,26 +24,29 @@ pub(crate) mod check;
 mod guard;
 mod layout;
 mod root;
+mod slot;
+mod stats;
 
 pub use check::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use guard::Mutating;
 use guard::Quiet;
 pub use root::{RootInfo, RootOptions, RootShape};
+pub use slot::WeakHeap;
+pub use stats::HeapStats;
 
 use crate::file::File;
 use crate::map::{Map, MapOptions};
 use crate::options::{FileOptions, StoreOptions};
 use crate::store::Store;
 use crate::ticket::Ticket;
-use alloc::{Allocator as Blocks, Ground, Refused};
+use alloc::{Ground, Refused};
 use check::{Image, Look};
-use guard::Guard;
 use layout::{ADDRESS_MAX, ADDRESS_MIN, Header, MAGIC, SEGMENT_BYTES, VERSION};
+use parking_lot::MutexGuard;
 use std::alloc::Layout;
-use std::collections::HashMap;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::Arc;
 use untorn_journal::care::{Care, kept};
 use untorn_journal::{Error, Result};
 
@@ -135,17 +138,10 @@ impl HeapOptions {
 
     fn open_file(&self, file: File) -> Result<Heap> {
         let map = if file.size()? == 0 { self.make(&file)? } else { self.map_again(&file)? };
-        let base = map.as_mut_ptr();
-        let shared = Arc::new(Shared {
-            base: base as usize,
-            registered: Registered(base as usize),
-            blocks: Mutex::new(Blocks::new(base, segments_of(&map))),
-            guard: Guard::default(),
-            map,
-            file,
-        });
-        registry().write().unwrap_or_else(|e| e.into_inner()).insert(shared.base, Arc::downgrade(&shared));
-        Ok(Heap { shared })
+        let (base, segments) = (map.as_ptr() as usize, segments_of(&map));
+        let body = Arc::new(Body { map, file });
+        let place = Place(slot::insert(base, segments, body.clone()));
+        Ok(Heap { shared: Arc::new(Shared { base, place, body }) })
     }
 
     /// A new heap: one segment, of which all but the header is zeros.
@@ -198,7 +194,7 @@ impl HeapOptions {
             return Err(Error::corrupt_heap(file.path(), problem));
         }
         let Header { address, address_space, .. } = header;
-        if registry().read().unwrap_or_else(|e| e.into_inner()).contains_key(&(address as usize)) {
+        if slot::is_open(address as usize) {
             return Err(Error::invalid(format!(
                 "{}: this heap, or a copy of it, is open in this process already",
                 file.path().display()
@@ -211,37 +207,28 @@ impl HeapOptions {
 /// What the handles of one heap share.
 struct Shared {
     base: usize,
-    /// Before the map: once the address is free, the entry may be another opening's.
-    registered: Registered,
-    blocks: Mutex<Blocks>,
-    guard: Guard,
+    /// Before the body: once the address is free, it may be another opening's.
+    place: Place,
+    body: Arc<Body>,
+}
+
+/// A heap's slot, which goes with the heap.
+struct Place(WeakHeap);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
+}
+
+/// The heap's memory and its file.
+struct Body {
     // Before the file: a map ends before its file is closed.
     map: Map,
     file: File,
 }
 
-type Registry = RwLock<HashMap<usize, Weak<Shared>>>;
-
-/// Open heaps by address: an allocator that lies in a heap knows no more than that.
-fn registry() -> &'static Registry {
-    static HEAPS: std::sync::OnceLock<Registry> = std::sync::OnceLock::new();
-    HEAPS.get_or_init(RwLock::default)
-}
-
-fn shared_at(base: usize) -> Option<Arc<Shared>> {
-    registry().read().unwrap_or_else(|e| e.into_inner()).get(&base).and_then(Weak::upgrade)
-}
-
-/// A heap's entry in the registry; it goes with the heap.
-struct Registered(usize);
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        registry().write().unwrap_or_else(|e| e.into_inner()).remove(&self.0);
-    }
-}
-
-impl Ground for Shared {
+impl Ground for Body {
     fn grow(&self, segments: usize) -> Result<()> {
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
         if kept(Care::HeapGrowsWhole) { Ok(()) } else { self.map.msync() }
@@ -252,7 +239,7 @@ impl Ground for Shared {
     }
 }
 
-impl Shared {
+impl Body {
     fn corrupt(&self, detail: String) -> Error {
         Error::corrupt_heap(self.file.path(), detail)
     }
@@ -266,22 +253,6 @@ impl Shared {
             Refused::Absurd => Error::invalid("no heap has so much memory, or memory of such an alignment".to_owned()),
             Refused::Grow(e) => e,
         }
-    }
-
-    fn allocate(&self, layout: Layout) -> Result<NonNull<u8>> {
-        let _mutating = self.guard.mutate();
-        let mut blocks = lock_std(&self.blocks);
-        blocks.allocate(layout, self).map_err(|e| self.refused(e))
-    }
-
-    fn free(&self, address: *mut u8) -> Result<()> {
-        let _mutating = self.guard.mutate();
-        let mut blocks = lock_std(&self.blocks);
-        blocks.free(address, self).map_err(|e| self.refused(e))
-    }
-
-    fn size_of(&self, address: *mut u8) -> Result<usize> {
-        lock_std(&self.blocks).size_of(address).map_err(|e| self.refused(e))
     }
 }
 
@@ -302,8 +273,10 @@ fn segments_of(map: &Map) -> usize {
     map.len() as usize / SEGMENT_BYTES
 }
 
-fn lock_std<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
+/// Nobody changes the heap, nor allocates in it, as long as it lives.
+struct Still<'a> {
+    _quiet: Quiet<'a>,
+    live: MutexGuard<'a, Option<slot::Live>>,
 }
 
 /// An open heap. Cheap to clone; it closes when the last clone is gone, and discards what is not committed.
@@ -330,23 +303,13 @@ impl Heap {
 
     /// Memory in the heap, of any contents. It is this heap's until [`Heap::free`], after a restart, too.
     pub fn allocate(&self, layout: Layout) -> Result<NonNull<u8>> {
-        self.shared.allocate(layout)
+        self.shared.place.0.allocate(layout)
     }
 
-    /// The open heap at an address, if there is one: what an allocator that lies in a heap knows of it.
-    pub fn at(base: *const u8) -> Option<Heap> {
-        shared_at(base as usize).map(|shared| Heap { shared })
-    }
-
-    /// Begins what [`Heap::mutate`] guards, for those who cannot keep a guard; ended by [`Heap::end_mutation`] in
-    /// the same thread.
-    pub fn begin_mutation(&self) {
-        self.shared.guard.enter();
-    }
-
-    /// Ends it. False: this thread has begun none.
-    pub fn end_mutation(&self) -> bool {
-        self.shared.guard.leave()
+    /// For those who cannot keep the heap itself: it may be closed.
+    #[doc(hidden)]
+    pub fn downgrade(&self) -> WeakHeap {
+        self.shared.place.0
     }
 
     /// Ends an allocation.
@@ -357,18 +320,19 @@ impl Heap {
     /// # Safety
     /// Nobody uses what was there any more.
     pub unsafe fn free(&self, address: NonNull<u8>) -> Result<()> {
-        self.shared.free(address.as_ptr())
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.place.0.free(address) }
     }
 
     /// Bytes that an allocation has, which may be more than were asked for.
     pub fn size_of(&self, address: NonNull<u8>) -> Result<usize> {
-        self.shared.size_of(address.as_ptr())
+        self.shared.place.0.size_of(address)
     }
 
     /// As long as the guard lives, no commit takes place: for changes that belong together, where several threads
     /// change the heap. It may be taken again by the thread that has it.
     pub fn mutate(&self) -> Mutating<'_> {
-        self.shared.guard.mutate()
+        self.shared.place.0.slot.guard.mutate()
     }
 
     /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds
@@ -383,44 +347,45 @@ impl Heap {
     /// Commits the heap and ordinary files of the same store as one.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
         let slot = {
-            let _quiet = self.quiet()?;
-            let mut all = vec![&self.shared.file];
+            let _still = self.still()?;
+            let mut all = vec![&self.shared.body.file];
             all.extend(files);
-            let slot = self.shared.file.store().submit(&all)?;
-            self.shared.map.settle()?;
+            let slot = self.shared.body.file.store().submit(&all)?;
+            self.shared.body.map.settle()?;
             slot
         };
-        self.shared.file.inner.finish(&slot)
+        self.shared.body.file.inner.finish(&slot)
     }
 
     /// The same without waiting: what was changed by now is the commit.
     pub fn commit_async(&self) -> Result<Ticket> {
-        let _quiet = self.quiet()?;
-        self.shared.map.msync_async()
+        let _still = self.still()?;
+        self.shared.body.map.msync_async()
     }
 
     /// Back to the last commit. Pointers to what was allocated since are good no more.
     pub fn rollback(&self) -> Result<()> {
-        let _quiet = self.quiet()?;
-        let mut blocks = lock_std(&self.shared.blocks);
-        let done = self.shared.map.rollback();
-        if kept(Care::HeapForgets) {
-            blocks.forget(segments_of(&self.shared.map));
+        let mut still = self.still()?;
+        let done = self.shared.body.map.rollback();
+        if let Some(live) = &mut *still.live
+            && kept(Care::HeapForgets)
+        {
+            live.blocks.forget(segments_of(&self.shared.body.map));
         }
         done
     }
 
     /// Drops memory that the file holds as well.
     pub fn quiesce(&self) -> Result<()> {
-        let _quiet = self.quiet()?;
-        self.shared.map.quiesce()
+        let _still = self.still()?;
+        self.shared.body.map.quiesce()
     }
 
     /// Looks at every chunk, block and root, then at what the roots reach: what they do not has leaked. Sees what is
     /// not committed, too. `progress` gets bytes done and bytes in all, first for the metadata and then for what is
     /// in use. Nobody changes the heap meanwhile.
     pub fn check(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-        let _quiet = self.quiet()?;
+        let _still = self.still()?;
         Ok(self.look(progress)?.report)
     }
 
@@ -439,55 +404,62 @@ impl Heap {
 
     /// Nobody points to what is not reached.
     pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-        let _quiet = self.quiet()?;
+        let mut still = self.still()?;
         let look = self.look(progress)?;
+        let body = &*self.shared.body;
         if let Some(problem) = look.report.problems.first() {
-            return Err(self.shared.corrupt(problem.clone()));
+            return Err(body.corrupt(problem.clone()));
         }
-        let mut blocks = lock_std(&self.shared.blocks);
+        let live = still.live.as_mut().ok_or(Error::Closed)?;
         for (offset, _) in look.leaked() {
             let address = (self.shared.base + offset as usize) as *mut u8;
-            blocks.free(address, &*self.shared).map_err(|e| self.shared.refused(e))?;
+            live.blocks.free(address, body).map_err(|e| body.refused(e))?;
         }
         Ok(look.report)
     }
 
     fn look(&self, progress: &dyn Fn(u64, u64)) -> Result<Look<'_>> {
-        let file = &self.shared.file;
+        let file = &self.shared.body.file;
         let mut look = Look::new(file, &file.path(), progress)?;
         look.look_for_leaks(progress)?;
         Ok(look)
     }
 
-    fn quiet(&self) -> Result<Quiet<'_>> {
-        self.shared.guard.quiet().ok_or_else(|| {
+    fn still(&self) -> Result<Still<'_>> {
+        // In a forked child the locks may be held for ever.
+        self.shared.body.file.inner.check_fork()?;
+        let slot = self.shared.place.0.slot;
+        let quiet = slot.guard.quiet().ok_or_else(|| {
             Error::invalid(
                 "this thread holds a mutation guard of the heap; a commit waits for all of them to go".to_owned(),
             )
-        })
+        })?;
+        Ok(Still { live: slot.live.lock(), _quiet: quiet })
     }
 
     /// The file that the heap is in.
     pub fn file(&self) -> &File {
-        &self.shared.file
+        &self.shared.body.file
     }
 
     /// Where the heap is mapped, and how many bytes of it there are.
     pub fn memory(&self) -> (NonNull<u8>, usize) {
         let base = NonNull::new(self.shared.base as *mut u8).expect("an address");
-        (base, self.shared.map.len() as usize)
+        (base, self.shared.body.map.len() as usize)
     }
 
     /// Closes the heap, if this is its last clone. **What is not committed is discarded.** Pointers into it are good
     /// no more.
     pub fn close(self) -> Result<()> {
-        match Arc::try_unwrap(self.shared) {
-            Ok(Shared { registered, map, file, .. }) => {
-                drop(registered);
+        let Some(Shared { place, body, .. }) = Arc::into_inner(self.shared) else { return Ok(()) };
+        drop(place);
+        match Arc::into_inner(body) {
+            Some(Body { map, file }) => {
                 map.unmap()?;
                 file.close()
             }
-            Err(_) => Ok(()),
+            // In a forked child: the slot is the parent's, and keeps it.
+            None => Err(Error::Forked),
         }
     }
 }
@@ -506,8 +478,7 @@ pub struct InHeap {
 // SAFETY: blocks are the caller's until they are freed, and any copy of the allocator frees what another allocated.
 unsafe impl allocator_api2::alloc::Allocator for InHeap {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, allocator_api2::alloc::AllocError> {
-        let heap = shared_at(self.base).ok_or(allocator_api2::alloc::AllocError)?;
-        let block = heap.allocate(layout).map_err(|e| {
+        let block = WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate(layout)).map_err(|e| {
             tracing::error!(error = %e, bytes = layout.size(), "no memory from the heap");
             allocator_api2::alloc::AllocError
         })?;
@@ -515,7 +486,8 @@ unsafe impl allocator_api2::alloc::Allocator for InHeap {
     }
 
     unsafe fn deallocate(&self, address: NonNull<u8>, _layout: Layout) {
-        let done = shared_at(self.base).ok_or(Error::Closed).and_then(|heap| heap.free(address.as_ptr()));
+        // SAFETY: the caller's promise.
+        let done = WeakHeap::at(self.base as *const u8).and_then(|heap| unsafe { heap.free(address) });
         if let Err(e) = done {
             tracing::error!(error = %e, "a block of the heap could not be freed");
         }

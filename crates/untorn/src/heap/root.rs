@@ -96,14 +96,6 @@ impl Heap {
         Ok((0..ROOTS).map(|i| unsafe { self.entries().add(i) }).find(|e| unsafe { e.as_ref().is_named(name) }))
     }
 
-    /// An address between the first metadata and the heap's end. Whether something is allocated there only a look
-    /// at everything before it could tell.
-    fn has_room_at(&self, address: u64, layout: &Layout) -> bool {
-        let (base, len) = self.memory();
-        let offset = (address as usize).wrapping_sub(base.as_ptr() as usize);
-        offset >= CHUNK_BYTES && offset.checked_add(layout.size()).is_some_and(|end| end <= len)
-    }
-
     /// All roots.
     pub fn roots(&self) -> Vec<RootInfo> {
         // SAFETY: the table is mapped, and any bytes are an entry.
@@ -112,16 +104,38 @@ impl Heap {
     }
 
     /// What a root points to, whatever its type: for migrations.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: not a place in the heap of that size and alignment.
     pub fn root_info(&self, name: &str) -> Result<Option<RootInfo>> {
         // SAFETY: as above.
-        Ok(self.entry(name)?.and_then(|entry| info(unsafe { entry.as_ref() })))
+        let found = self.entry(name)?.and_then(|entry| info(unsafe { entry.as_ref() }));
+        let inside = |found: &RootInfo| {
+            let aligned =
+                found.align.is_power_of_two() && (found.address.as_ptr() as usize).is_multiple_of(found.align as usize);
+            aligned && self.holds(found.address, found.size)
+        };
+        match found {
+            Some(found) if !inside(&found) => {
+                Err(Error::corrupt(self.file().path(), format!("the root {name:?} points out of the heap")))
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// So many bytes there are between the first metadata and the heap's end. Whether something is allocated there
+    /// only a look at everything before it could tell.
+    fn holds(&self, address: NonNull<u8>, bytes: u64) -> bool {
+        let (base, len) = self.memory();
+        let offset = (address.as_ptr() as u64).wrapping_sub(base.as_ptr() as u64);
+        offset >= CHUNK_BYTES as u64 && offset.checked_add(bytes).is_some_and(|end| end <= len as u64)
     }
 
     /// Finds a root again. `None`: there is none of that name.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it was set with another type, size, alignment or version: the program's layout has
-    /// changed. Read the old one by [`Heap::root_info`], build the new one, and set it.
+    /// [`Error::LayoutChanged`] if it was set with another type, size, alignment or version: see
+    /// [`Heap::migrate_root`].
     pub fn root<T>(&self, name: &str) -> Result<Option<NonNull<T>>> {
         self.root_with(name, RootOptions::new())
     }
@@ -133,29 +147,62 @@ impl Heap {
 
     /// The same for a type that this program has no name for.
     pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
+        let Some(entry) = self.entry(name)? else { return Ok(None) };
+        let Some(found) = self.root_info(name)? else { return Ok(None) };
         // SAFETY: as above.
-        let Some(entry) = self.entry(name)?.map(|entry| unsafe { entry.read() }) else { return Ok(None) };
-        let Some(found) = info(&entry) else { return Ok(None) };
-        if entry.fingerprint != wanted.fingerprint() {
-            return Err(Error::invalid(format!(
-                "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, \
-                 {} bytes, alignment {}): its layout has changed. Run the program that wrote it, or migrate it",
-                found.type_name,
-                found.version,
-                found.size,
-                found.align,
-                wanted.type_name,
-                wanted.version,
-                wanted.layout.size(),
-                wanted.layout.align()
-            )));
+        if unsafe { entry.as_ref().fingerprint } == wanted.fingerprint() {
+            return Ok(Some(found.address));
         }
-        if !self.has_room_at(entry.pointer, &wanted.layout)
-            || !(entry.pointer as usize).is_multiple_of(wanted.layout.align())
-        {
-            return Err(self.shared.corrupt(format!("the root {name:?} points to no allocation")));
+        let detail = format!(
+            "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, {} \
+             bytes, alignment {}): its layout has changed. Nothing was changed; run the program that wrote it, or migrate \
+             it",
+            found.type_name,
+            found.version,
+            found.size,
+            found.align,
+            wanted.type_name,
+            wanted.version,
+            wanted.layout.size(),
+            wanted.layout.align()
+        );
+        Err(Error::LayoutChanged { path: self.file().path(), detail })
+    }
+
+    /// Finds a root that earlier versions of the program may have set: then `migrate` gets what it was and makes the
+    /// new one of it, and both are committed as one. If that fails, the heap is rolled back. `None`: there is no root
+    /// of that name.
+    ///
+    /// What is not committed yet is part of this commit, or rolled back with it.
+    pub fn migrate_root<T>(
+        &self,
+        name: &str,
+        options: RootOptions,
+        migrate: impl FnOnce(RootInfo, InHeap) -> Result<T>,
+    ) -> Result<Option<NonNull<T>>> {
+        let found = self.root_with(name, options);
+        let (Err(Error::LayoutChanged { .. }), Some(old)) = (&found, self.root_info(name)?) else { return found };
+        let migrated = {
+            let _mutating = self.mutate();
+            migrate(old, self.allocator()).and_then(|new| {
+                let place = self.put_in(new)?;
+                self.set_root_with(name, Some(place), options)?;
+                Ok(Some(place))
+            })
+        };
+        match migrated {
+            Ok(_) => self.commit()?,
+            Err(_) => self.rollback()?,
         }
-        Ok(Some(found.address))
+        migrated
+    }
+
+    /// Moves something into the heap.
+    fn put_in<T>(&self, what: T) -> Result<NonNull<T>> {
+        let place = self.allocate(Layout::new::<T>())?.cast::<T>();
+        // SAFETY: allocated just now with this layout.
+        unsafe { place.write(what) };
+        Ok(place)
     }
 
     /// Sets a root, or removes it.
@@ -175,7 +222,7 @@ impl Heap {
         // SAFETY: an all-zero entry is an unused one.
         let mut new: RootEntry = unsafe { std::mem::zeroed() };
         if let Some(to) = to {
-            if !self.has_room_at(to.as_ptr() as u64, &shape.layout) {
+            if !self.holds(to, shape.layout.size() as u64) {
                 return Err(Error::invalid(format!("the root {name:?} would point out of the heap")));
             }
             let most = shape.type_name.len().min(new.type_name.len());
@@ -212,9 +259,7 @@ impl Heap {
             return Ok(found);
         }
         let _mutating = self.mutate();
-        let place = self.allocate(Layout::new::<T>())?.cast::<T>();
-        // SAFETY: allocated just now with this layout.
-        unsafe { place.write(make(self.allocator())) };
+        let place = self.put_in(make(self.allocator()))?;
         self.set_root(name, Some(place))?;
         Ok(place)
     }

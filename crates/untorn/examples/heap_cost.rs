@@ -1,0 +1,68 @@
+//! What the calls of a heap cost, in nanoseconds; beside the C library's allocator.
+//! `cargo run --release -p untorn --example heap_cost -- DIRECTORY [OPERATIONS]`
+
+use allocator_api2::alloc::{Allocator, Global};
+use std::alloc::Layout;
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::time::Instant;
+use untorn::Heap;
+
+/// Blocks that a thread has at a time: the oldest one is freed when a new one is made.
+const LIVE: usize = 1000;
+
+fn main() -> Result<(), untorn::Error> {
+    let mut arguments = std::env::args().skip(1);
+    let dir = PathBuf::from(arguments.next().expect("a directory"));
+    let n: usize = arguments.next().map_or(5_000_000, |n| n.parse().expect("a number of operations"));
+    let path = dir.join("heap-cost");
+    let heap = Heap::create(&path)?;
+
+    let guard = each(1, n, |n| (0..n).for_each(|_| drop(std::hint::black_box(heap.mutate()))));
+    let nested = each(1, n, |n| {
+        let _outer = heap.mutate();
+        (0..n).for_each(|_| drop(std::hint::black_box(heap.mutate())));
+    });
+    println!("mutation guard, taken and given back: {guard:.1} ns; inside of another one: {nested:.1} ns");
+    for threads in [1, 2, 4] {
+        let ours = each(threads, n / threads, |n| churn(&heap.allocator(), n));
+        let theirs = each(threads, n / threads, |n| churn(&Global, n));
+        println!("{threads} threads: a block made and one freed: {ours:.1} ns in the heap, {theirs:.1} ns by malloc");
+    }
+    heap.close()?;
+    std::fs::remove_file(&path).expect("the heap's file");
+    let _ = std::fs::remove_dir_all(dir.join("heap-cost.untorn"));
+    Ok(())
+}
+
+/// Nanoseconds that an operation takes the slowest of so many threads: the least of five runs.
+fn each(threads: usize, operations: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let run = || {
+        let start = Barrier::new(threads);
+        let timed = || {
+            start.wait();
+            let began = Instant::now();
+            work(operations);
+            began.elapsed()
+        };
+        let longest = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..threads).map(|_| scope.spawn(timed)).collect();
+            all.into_iter().map(|thread| thread.join().expect("a thread that worked")).max()
+        });
+        longest.unwrap_or_default().as_nanos() as f64 / operations as f64
+    };
+    (0..5).map(|_| run()).fold(f64::INFINITY, f64::min)
+}
+
+/// Blocks of 16 to 271 bytes.
+fn churn(memory: &impl Allocator, operations: usize) {
+    let layout = |n: usize| Layout::from_size_align(16 + n * 97 % 256, 8).expect("a layout");
+    let mut live = vec![None; LIVE];
+    for n in 0..operations + LIVE {
+        let new = (n < operations).then(|| memory.allocate(layout(n)).expect("memory").cast::<u8>());
+        if let Some(old) = std::mem::replace(&mut live[n % LIVE], new) {
+            // SAFETY: made LIVE operations ago, and known here alone.
+            unsafe { memory.deallocate(old, layout(n - LIVE)) };
+        }
+    }
+}

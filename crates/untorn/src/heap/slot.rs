@@ -1,0 +1,177 @@
+//! Where open heaps are found: by the address that an allocator in a heap has, and by those who only know that it
+//! was open once.
+//!
+//! A slot is never freed. Whoever uses one locks it and sees whether the heap that it means is still in it, so that
+//! finding a heap again costs a few loads, and one that another thread closes is an error.
+
+use super::Body;
+use super::alloc::{Allocator as Blocks, Refused};
+use super::guard::Guard;
+use parking_lot::{Mutex, RwLock};
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use untorn_journal::{Error, Result};
+use untorn_os::process_generation;
+
+/// The place of one open heap.
+pub(crate) struct Slot {
+    /// Of the heap that is here: no two have the same. 0: none.
+    opening: AtomicU64,
+    pub(crate) guard: Guard,
+    /// Allocations take this lock alone; a commit takes the guard first, then this.
+    pub(crate) live: Mutex<Option<Live>>,
+}
+
+/// What allocations need of an open heap.
+pub(crate) struct Live {
+    opening: u64,
+    pub(crate) blocks: Blocks,
+    body: Arc<Body>,
+}
+
+/// All slots: those in use by the addresses of their heaps, and those to be used again.
+struct Slots {
+    open: Vec<(usize, WeakHeap)>,
+    idle: Vec<&'static Slot>,
+    openings: u64,
+}
+
+static SLOTS: RwLock<Slots> = RwLock::new(Slots { open: Vec::new(), idle: Vec::new(), openings: 0 });
+
+thread_local! {
+    /// What this thread looked up last.
+    static LAST: Cell<Option<(usize, WeakHeap)>> = const { Cell::new(None) };
+}
+
+/// Puts a heap into a slot, until [`WeakHeap::remove`].
+pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap {
+    let mut slots = SLOTS.write();
+    slots.openings += 1;
+    let opening = slots.openings;
+    let slot = slots.idle.pop().unwrap_or_else(|| {
+        Box::leak(Box::new(Slot { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) }))
+    });
+    *slot.live.lock() = Some(Live { opening, blocks: Blocks::new(base as *mut u8, segments), body });
+    slot.opening.store(opening, Release);
+    let heap = WeakHeap { slot, opening, process: process_generation() };
+    slots.open.push((base, heap));
+    heap
+}
+
+/// Whether a heap at this address is open.
+pub(crate) fn is_open(base: usize) -> bool {
+    SLOTS.read().open.iter().any(|(at, _)| *at == base)
+}
+
+/// A heap that others may close at any moment: then what it is asked for is refused. For those who can keep neither a
+/// [`super::Heap`] nor a guard of its.
+#[derive(Clone, Copy)]
+pub struct WeakHeap {
+    pub(super) slot: &'static Slot,
+    opening: u64,
+    process: u64,
+}
+
+impl WeakHeap {
+    /// The open heap at an address: what an allocator that lies in a heap knows of it.
+    #[inline]
+    pub fn at(base: *const u8) -> Result<WeakHeap> {
+        match LAST.get() {
+            Some((at, heap)) if at == base as usize && heap.is_open() => Ok(heap),
+            _ => WeakHeap::look_up(base as usize),
+        }
+    }
+
+    #[cold]
+    fn look_up(base: usize) -> Result<WeakHeap> {
+        let slots = SLOTS.read();
+        let found = *slots.open.iter().find(|(at, _)| *at == base).ok_or(Error::Closed)?;
+        LAST.set(Some(found));
+        Ok(found.1)
+    }
+
+    /// It was a moment ago.
+    #[inline]
+    fn is_open(self) -> bool {
+        self.slot.opening.load(Acquire) == self.opening
+    }
+
+    /// Handles of the parent are of no use in a forked child, and its locks may be held for ever.
+    #[inline]
+    fn check_fork(self) -> Result<()> {
+        if self.process == process_generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    #[inline]
+    fn with<R>(self, work: impl FnOnce(&mut Blocks, &Body) -> std::result::Result<R, Refused>) -> Result<R> {
+        self.check_fork()?;
+        match &mut *self.slot.live.lock() {
+            Some(live) if live.opening == self.opening => {
+                work(&mut live.blocks, &live.body).map_err(|e| live.body.refused(e))
+            }
+            _ => Err(Error::Closed),
+        }
+    }
+
+    /// As [`super::Heap::allocate`].
+    pub fn allocate(self, layout: Layout) -> Result<NonNull<u8>> {
+        self.with(|blocks, ground| blocks.allocate(layout, ground))
+    }
+
+    /// As [`super::Heap::free`].
+    ///
+    /// # Safety
+    /// Nobody uses what was there any more.
+    pub unsafe fn free(self, address: NonNull<u8>) -> Result<()> {
+        self.with(|blocks, ground| blocks.free(address.as_ptr(), ground))
+    }
+
+    /// As [`super::Heap::size_of`].
+    pub fn size_of(self, address: NonNull<u8>) -> Result<usize> {
+        self.with(|blocks, _| blocks.size_of(address.as_ptr()))
+    }
+
+    /// Begins what [`super::Heap::mutate`] guards; ended by [`WeakHeap::end_mutation`] in the same thread.
+    #[inline]
+    pub fn begin_mutation(self) -> Result<()> {
+        self.check_fork()?;
+        let mutating = self.slot.guard.mutate();
+        if !self.is_open() {
+            return Err(Error::Closed);
+        }
+        std::mem::forget(mutating);
+        Ok(())
+    }
+
+    /// Ends it. False: this thread has begun none.
+    #[inline]
+    pub fn end_mutation(self) -> Result<bool> {
+        self.check_fork()?;
+        // Of a closed heap the slot may be another one's by now.
+        if self.is_open() { Ok(self.slot.guard.leave()) } else { Err(Error::Closed) }
+    }
+
+    /// Nobody finds the heap any more. Waits for allocations that other threads have begun.
+    pub(super) fn remove(self) {
+        if self.check_fork().is_err() {
+            return;
+        }
+        let live = {
+            let mut slots = SLOTS.write();
+            slots.open.retain(|(_, heap)| heap.opening != self.opening);
+            self.slot.opening.store(0, Relaxed);
+            let live = self.slot.live.lock().take();
+            // Otherwise a thread that has not ended its change: no other heap shall wait for it. Who takes the guard
+            // after this sees that the heap is closed.
+            if self.slot.guard.is_idle() {
+                slots.idle.push(self.slot);
+            }
+            live
+        };
+        drop(live);
+    }
+}
