@@ -1,6 +1,9 @@
 #!/bin/bash
 # Installs what building and testing Untorn needs beyond Rust: system packages, only those that are
 # missing. Running it again does nothing.
+#
+#     setup.sh          for building and testing
+#     setup.sh bench    also the key-value stores that `untorn bench kv` measures Untorn against
 set -euo pipefail
 
 fail() {
@@ -51,4 +54,13 @@ if ! have_sanitizers; then
     major=$(clang -dumpversion | cut -d. -f1)
     install "libclang-rt-$major-dev"
     have_sanitizers || fail "clang $major has no AddressSanitizer library even with libclang-rt-$major-dev"
+fi
+if [ "${1:-}" = bench ]; then
+    # RocksDB's package is named after its version.
+    rocksdb=$(apt-cache --names-only search '^librocksdb[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -1)
+    stores=(liblmdb0 libsqlite3-0 libleveldb1d libgdbm6 libkyotocabinet16v5 ${rocksdb:+"$rocksdb"})
+    mapfile -t wanted < <(for package in "${stores[@]}"; do
+        dpkg-query --show --showformat='${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed' || echo "$package"
+    done)
+    [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
 fi

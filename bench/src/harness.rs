@@ -134,13 +134,29 @@ pub(crate) struct Activity {
 
 impl Activity {
     pub(crate) fn between(before: &Status, after: &Status) -> Activity {
+        Activity::total(after).since(&Activity::total(before))
+    }
+
+    /// Since the store was opened.
+    pub(crate) fn total(status: &Status) -> Activity {
         Activity {
-            commits: after.commits - before.commits,
-            commits_waited: after.commits_waited - before.commits_waited,
-            groups: after.commit_groups - before.commit_groups,
-            checkpoints: after.checkpoints - before.checkpoints,
-            syncs: after.syncs - before.syncs,
-            journal_bytes: after.journal_bytes_written - before.journal_bytes_written,
+            commits: status.commits,
+            commits_waited: status.commits_waited,
+            groups: status.commit_groups,
+            checkpoints: status.checkpoints,
+            syncs: status.syncs,
+            journal_bytes: status.journal_bytes_written,
+        }
+    }
+
+    pub(crate) fn since(&self, before: &Activity) -> Activity {
+        Activity {
+            commits: self.commits - before.commits,
+            commits_waited: self.commits_waited - before.commits_waited,
+            groups: self.groups - before.groups,
+            checkpoints: self.checkpoints - before.checkpoints,
+            syncs: self.syncs - before.syncs,
+            journal_bytes: self.journal_bytes - before.journal_bytes,
         }
     }
 

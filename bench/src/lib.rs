@@ -9,7 +9,9 @@ mod child;
 mod commit;
 mod curves;
 mod fs;
+mod groups;
 mod harness;
+mod kv;
 mod memory;
 mod msync;
 mod msync_large;
@@ -61,6 +63,14 @@ pub struct Bench {
     /// A smoke run of seconds: everything once, small, here, and no verdicts
     #[arg(long)]
     quick: bool,
+
+    /// kv: how many runs, instead of 7, and of 3 with think time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    runs: Option<u16>,
+
+    /// kv: think times in milliseconds, separated by commas; the default is 0,10
+    #[arg(long, value_delimiter = ',', value_name = "MS")]
+    think_ms: Vec<u64>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +89,9 @@ enum Benchmark {
     Recovery,
     /// One small change in a new process
     Oneshot,
-    /// All of them
+    /// The containers of C++ and Rust on Untorn, against key-value stores (hours, because of the think time)
+    Kv,
+    /// All of them but kv
     All,
 }
 
@@ -97,6 +109,8 @@ fn warn_of_company(processors: usize) -> Result<()> {
 /// What every benchmark needs to know.
 struct Run {
     quick: bool,
+    runs: Option<u16>,
+    think_ms: Vec<u64>,
     /// Where images are made.
     dir: PathBuf,
     progress: Progress,
@@ -128,7 +142,13 @@ impl Bench {
         if cfg!(debug_assertions) {
             eprintln!("This is a debug build: its figures mean nothing. Build with --release.");
         }
-        let run = Run { quick: self.quick, dir: dir.clone(), progress: Progress::new() };
+        let run = Run {
+            quick: self.quick,
+            runs: self.runs,
+            think_ms: self.think_ms.clone(),
+            dir: dir.clone(),
+            progress: Progress::new(),
+        };
         let mut report = Report {
             untorn_version: env!("CARGO_PKG_VERSION"),
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
@@ -168,9 +188,12 @@ impl Bench {
     }
 
     fn chosen(&self) -> Vec<Benchmark> {
-        use Benchmark::{All, Append, Commit, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
+        use Benchmark::{All, Append, Commit, Kv, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
         let every = [Commit, Append, Syncv, Msync, MsyncLarge, Recovery, Oneshot];
-        every.into_iter().filter(|b| self.benchmarks.contains(b) || self.benchmarks.contains(&All)).collect()
+        let all = self.benchmarks.contains(&All);
+        let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
+        chosen.extend([Kv].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen
     }
 
     fn write_files(&self, report: &Report) -> Result<()> {
@@ -201,6 +224,7 @@ impl Benchmark {
             Benchmark::MsyncLarge => msync_large::run(run, place)?,
             Benchmark::Recovery => vec![recovery::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
+            Benchmark::Kv => kv::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })
     }

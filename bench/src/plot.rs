@@ -1,7 +1,8 @@
 //! Sections as one SVG: a panel per section, a line per contender, a dot at its median, a bar from
-//! its 25th to its 75th percentile, on a logarithmic axis of time; or curves.
+//! its 25th to its 75th percentile, on a logarithmic axis of time; or curves, or bars in groups.
 
 use crate::curves;
+use crate::groups;
 use crate::report::{Chart, Section, Verdict};
 use crate::stats::Summary;
 use std::fmt::Write;
@@ -23,6 +24,7 @@ pub(crate) fn render(sections: &[Section]) -> String {
         top_px = match section.chart {
             Chart::Bars => panel(&mut body, section, top_px),
             Chart::Curves => curves::panels(&mut body, section, top_px),
+            Chart::Groups => groups::panel(&mut body, section, top_px),
         };
     }
     format!(
@@ -138,5 +140,14 @@ mod tests {
         let svg = render(&[section]);
         assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (4, 4));
         assert!(svg.contains("● floor, buffered &lt;&amp;&gt;"));
+    }
+
+    #[test]
+    fn groups_have_a_numbered_bar_for_every_contender() {
+        let section = Section { chart: Chart::Groups, ..crate::table::tests::sample() };
+        let svg = render(&[section]);
+        // One rectangle is the background.
+        assert_eq!(svg.matches("<rect").count(), 3);
+        assert!(svg.contains(">1 Untorn<") && svg.contains(">2 floor, buffered &lt;&amp;&gt;<"));
     }
 }

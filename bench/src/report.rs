@@ -42,6 +42,8 @@ pub(crate) enum Chart {
     Bars,
     /// A curve for each contender over all rows, of means and of medians.
     Curves,
+    /// A bar for each contender, in a group for each row; the table has a line for each contender.
+    Groups,
 }
 
 /// The unit of a table's times.

@@ -1,6 +1,6 @@
 //! Sections as text for people.
 
-use crate::report::{Extras, Row, Section, Target, Verdict};
+use crate::report::{Chart, Extras, Row, Section, Target, Verdict};
 use crate::stats::Ratio;
 
 /// Text in columns: the first `left` columns to the left, numbers to the right.
@@ -37,7 +37,8 @@ impl Columns {
 /// The whole section: where, the times, the further figures, and how it was measured.
 pub(crate) fn render(section: &Section) -> String {
     let mut out = format!("\n{} on {}\n{}\n\n", section.title, section.place, section.place_details);
-    out.push_str(&times(section).render());
+    let times = if section.chart == Chart::Groups { grid(section) } else { times(section) };
+    out.push_str(&times.render());
     for further in [extras(section), details(section)].into_iter().flatten() {
         out.push('\n');
         out.push_str(&further.render());
@@ -69,6 +70,36 @@ fn times(section: &Section) -> Columns {
             line.extend(times_us.map(|us| format!("{:.1}", section.unit.scale_us(us))));
             line.extend(judgement(row, n));
             columns.lines.push(line);
+        }
+    }
+    columns
+}
+
+/// One line per contender, one column per row of the section: the median, and quartiles; below, the ratios.
+fn grid(section: &Section) -> Columns {
+    let unit = section.unit.name();
+    let heads = section.rows.iter().map(|row| format!("{} {unit}", row.cell));
+    let mut columns = Columns::new(1, std::iter::once("what".to_owned()).chain(heads));
+    let mut line = |name: &str, cell: &dyn Fn(&Row) -> String| {
+        columns.lines.push(std::iter::once(name.to_owned()).chain(section.rows.iter().map(cell)).collect());
+    };
+    let names = section.rows.first().map_or(&[][..], |row| &row.contenders);
+    for (n, contender) in names.iter().enumerate() {
+        line(&contender.name, &|row| {
+            let c = &row.contenders[n];
+            let [p25, median, p75] = [c.p25_us, c.median_us, c.p75_us].map(|us| section.unit.scale_us(us));
+            format!("{median:.1} ({p25:.1}–{p75:.1})")
+        });
+    }
+    let ratio = |ratio: &Ratio, verdict: Option<Verdict>| {
+        let verdict = verdict.map_or(String::new(), |verdict| format!("{}: ", verdict.word()));
+        format!("{verdict}{:.2} ({:.2}–{:.2}) × {}", ratio.value, ratio.p25, ratio.p75, ratio.against)
+    };
+    let target = |target: Option<Target>| target.map_or("ratio".to_owned(), |target| format!("target {target}"));
+    if let Some(first) = section.rows.first() {
+        line(&target(first.target), &|row| row.ratio.as_ref().map_or(String::new(), |r| ratio(r, row.verdict)));
+        for (n, other) in first.others.iter().enumerate() {
+            line(&target(other.target), &|row| ratio(&row.others[n].ratio, row.others[n].verdict));
         }
     }
     columns
@@ -169,6 +200,13 @@ pub(crate) mod tests {
             rows: vec![row.judge(Some(Target::AtMost(1.25)), Waited::Allowed, false)],
             notes: vec!["A note.".to_owned()],
         }
+    }
+
+    #[test]
+    fn groups_read_as_a_line_for_each_contender() {
+        let text = render(&Section { chart: Chart::Groups, ..sample() });
+        assert!(text.contains("120.0 (120.0–120.0)\n"), "{text}");
+        assert!(text.contains("target ≤ 1.25        reached: 1.20 (1.20–1.20) × floor, buffered <&>\n"), "{text}");
     }
 
     #[test]

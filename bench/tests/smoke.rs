@@ -1,14 +1,16 @@
 //! A quick run of everything on the file system under the temporary directory.
 
 use serde_json::Value;
+use std::path::Path;
 use std::process::Command;
 
-#[test]
-fn every_benchmark_runs_and_leaves_only_its_figures() {
+/// The figures, table and picture of a quick run, which leaves nothing else.
+fn quick_run(words: &[&str]) -> (Value, String, String) {
     let [scratch, figures] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let [json, svg] = ["figures.json", "figures.svg"].map(|name| figures.path().join(name));
     let output = Command::new(env!("CARGO_BIN_EXE_untorn-bench"))
-        .args(["all", "--quick", "--fs", "here", "--dir"])
+        .args(words)
+        .args(["--quick", "--fs", "here", "--dir"])
         .arg(scratch.path())
         .arg("--json")
         .arg(&json)
@@ -19,8 +21,13 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
     assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "something was left behind");
+    let report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    (report, String::from_utf8_lossy(&output.stdout).into_owned(), std::fs::read_to_string(&svg).unwrap())
+}
 
-    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+#[test]
+fn every_benchmark_runs_and_leaves_only_its_figures() {
+    let (report, table, picture) = quick_run(&["all"]);
     let sections = report["sections"].as_array().unwrap();
     let titles: Vec<&str> = sections.iter().map(|section| section["title"].as_str().unwrap()).collect();
     assert_eq!(titles.len(), 13, "{titles:?}");
@@ -33,7 +40,51 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
             assert!(figure("p25_us") <= figure("median_us") && figure("median_us") <= figure("p999_us"), "{contender}");
         }
     }
-    let table = String::from_utf8_lossy(&output.stdout);
-    let picture = std::fs::read_to_string(&svg).unwrap();
     assert!(titles.iter().all(|title| table.contains(title) && picture.contains(title)));
+}
+
+/// Builds `libuntorn.so` beside the benchmark: cargo by itself does not for a test.
+fn build_library() {
+    let beside = Path::new(env!("CARGO_BIN_EXE_untorn-bench")).parent().unwrap();
+    let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
+    assert!(cargo.arg(beside.parent().unwrap()).status().unwrap().success());
+}
+
+#[test]
+fn key_value_stores_race_and_hold_what_they_should() {
+    build_library();
+    let (report, table, picture) = quick_run(&["kv", "--think-ms", "0,1"]);
+    let sections = report["sections"].as_array().unwrap();
+    assert_eq!(sections.len(), 2);
+    for section in sections {
+        let rows = section["rows"].as_array().unwrap();
+        assert_eq!(
+            rows.iter().map(|row| row["cell"].as_str().unwrap()).collect::<Vec<_>>(),
+            ["insert", "replace", "delete"]
+        );
+        for row in rows {
+            let contenders = row["contenders"].as_array().unwrap();
+            let names: Vec<&str> = contenders.iter().map(|contender| contender["name"].as_str().unwrap()).collect();
+            for always in ["hashbrown on Untorn (Rust)", "redb", "fjall", "floor, buffered", "std::map in memory"] {
+                assert!(names.contains(&always), "{names:?}");
+            }
+            assert_eq!(names[0], "std::map on Untorn", "{}", section["notes"]);
+            // Whoever is not installed is named, with the package to install.
+            for (name, package) in [("LevelDB", "libleveldb"), ("LMDB", "liblmdb"), ("gdbm", "libgdbm")] {
+                let left_out = section["notes"].as_array().unwrap().iter().any(|note| {
+                    let note = note.as_str().unwrap();
+                    note.starts_with(&format!("Left out: {name}")) && note.contains(package)
+                });
+                assert!(left_out != names.contains(&name), "{name}: {}", section["notes"]);
+            }
+            let us = |n: usize| contenders[n]["median_us"].as_f64().unwrap();
+            assert!(us(names.len() - 1) < us(0), "what is durable cannot be as fast as what is not: {row}");
+            let (_, ours) = (&row["details"][0][0], &row["details"][0][1]);
+            let figure = |name: &str| ours[name].as_f64().unwrap();
+            assert!(figure("syncs") >= 1.0 && figure("journal B") >= 24.0 && figure("pages") >= 1.0, "{ours}");
+        }
+    }
+    assert!(table.contains("kv: 20 keys, think 1 ms") && picture.contains("1 std::map on Untorn"));
 }

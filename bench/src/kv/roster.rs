@@ -1,0 +1,165 @@
+//! Who takes part.
+
+use super::crates::{FjallStore, RedbStore};
+use super::gdbm::{Gdbm, GdbmStore};
+use super::in_heap::HashbrownStore;
+use super::kyoto::{Durable, Kind, Kyoto, KyotoStore};
+use super::lmdb::{Lmdb, LmdbStore};
+use super::lsm::{Lsm, LsmStore};
+use super::sqlite::{JournalMode, Sqlite, SqliteStore};
+use super::stl::{Container, Stl, StlStore};
+use super::store::{Entry, Key, Scan, Store};
+use crate::fs::Place;
+use crate::peers::Floor;
+use anyhow::{Context, Result};
+use std::path::Path;
+use std::rc::Rc;
+
+/// What an entrant is in the race.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Untorn,
+    Peer,
+    Floor,
+    /// The same program without durability.
+    Ceiling,
+}
+
+type Open = Box<dyn Fn(&Path) -> Result<Box<dyn Store>>>;
+
+/// One that takes part.
+pub(crate) struct Entrant {
+    pub(crate) name: &'static str,
+    pub(crate) role: Role,
+    open: Open,
+}
+
+impl Entrant {
+    /// Opens it in a directory, or makes it there.
+    pub(crate) fn open(&self, dir: &Path) -> Result<Box<dyn Store>> {
+        (self.open)(dir).with_context(|| format!("cannot open {}", self.name))
+    }
+}
+
+/// What the entrants have to know of the work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    /// Bytes of one put, and what the floor gets to write them to in turn.
+    pub(crate) put_bytes: usize,
+    pub(crate) floor_bytes: u64,
+    /// LMDB wants to know the most that it will ever hold.
+    pub(crate) map_bytes: usize,
+    /// Values for which SQLite advises a table with a rowid.
+    pub(crate) large_values: bool,
+    /// Thousands of operations in one commit.
+    pub(crate) bulk: bool,
+}
+
+/// All that are here, Untorn first, and why others are not.
+pub(crate) struct Roster {
+    pub(crate) entrants: Vec<Entrant>,
+    pub(crate) missing: Vec<String>,
+}
+
+impl Roster {
+    pub(crate) fn here(place: &Place, work: Work) -> Result<Roster> {
+        let mut roster = Roster { entrants: Vec::new(), missing: Vec::new() };
+        let stl = roster.look("the C++ containers", Stl::build());
+        if let Some(stl) = &stl {
+            roster.container("std::map on Untorn", Role::Untorn, stl, Container::Map);
+            roster.container("std::unordered_map on Untorn", Role::Untorn, stl, Container::UnorderedMap);
+        }
+        roster.add("hashbrown on Untorn (Rust)", Role::Untorn, HashbrownStore::open);
+        for (name, library) in [("LevelDB", Lsm::leveldb()), ("RocksDB", Lsm::rocksdb())] {
+            if let Some(lsm) = roster.look(name, library) {
+                roster.add(name, Role::Peer, move |dir| LsmStore::open(&lsm, dir));
+            }
+        }
+        if let Some(lmdb) = roster.look("LMDB", Lmdb::load()) {
+            roster.add("LMDB", Role::Peer, move |dir| LmdbStore::open(&lmdb, dir, work.map_bytes));
+        }
+        if let Some(sqlite) = roster.look("SQLite", Sqlite::load()) {
+            for (name, mode) in [("SQLite, WAL", JournalMode::Wal), ("SQLite, rollback journal", JournalMode::Delete)] {
+                let sqlite = sqlite.clone();
+                roster.add(name, Role::Peer, move |dir| SqliteStore::open(&sqlite, dir, mode, work.large_values));
+            }
+        }
+        if let Some(kyoto) = roster.look("Kyoto Cabinet", Kyoto::load()) {
+            let all = [
+                ("Kyoto Cabinet tree, transactions", Kind::Tree, Durable::Transactions),
+                ("Kyoto Cabinet tree, auto-sync", Kind::Tree, Durable::AutoSync),
+                ("Kyoto Cabinet hash, transactions", Kind::Hash, Durable::Transactions),
+                ("Kyoto Cabinet hash, auto-sync", Kind::Hash, Durable::AutoSync),
+            ];
+            // Auto-sync flushes every single operation.
+            for (name, kind, durable) in all.into_iter().filter(|all| !work.bulk || all.2 == Durable::Transactions) {
+                let kyoto = kyoto.clone();
+                roster.add(name, Role::Peer, move |dir| KyotoStore::open(&kyoto, dir, kind, durable));
+            }
+        }
+        if let Some(gdbm) = roster.look("gdbm", Gdbm::load()) {
+            roster.add("gdbm", Role::Peer, move |dir| GdbmStore::open(&gdbm, dir));
+        }
+        roster.add("redb", Role::Peer, RedbStore::open);
+        roster.add("fjall", Role::Peer, FjallStore::open);
+        let Work { put_bytes, floor_bytes, .. } = work;
+        roster.add(Floor::BUFFERED, Role::Floor, move |dir| {
+            Ok(FloorStore(Floor::buffered(dir, put_bytes, floor_bytes)?))
+        });
+        let probe = place.directory("probe")?;
+        if Floor::direct(&probe, put_bytes, floor_bytes)?.is_some() {
+            roster.add(Floor::DIRECT, Role::Floor, move |dir| {
+                Ok(FloorStore(Floor::direct(dir, put_bytes, floor_bytes)?.context("no O_DIRECT here")?))
+            });
+        }
+        std::fs::remove_dir_all(probe)?;
+        if let Some(stl) = &stl {
+            roster.container("std::map in memory", Role::Ceiling, stl, Container::MapInMemory);
+        }
+        Ok(roster)
+    }
+
+    fn look<T>(&mut self, name: &str, found: Result<T>) -> Option<Rc<T>> {
+        match found {
+            Ok(found) => Some(Rc::new(found)),
+            Err(e) => {
+                self.missing.push(format!("Left out: {name}; {e:#}."));
+                None
+            }
+        }
+    }
+
+    fn add<S: Store + 'static>(&mut self, name: &'static str, role: Role, open: impl Fn(&Path) -> Result<S> + 'static) {
+        self.entrants.push(Entrant { name, role, open: Box::new(move |dir| Ok(Box::new(open(dir)?))) });
+    }
+
+    fn container(&mut self, name: &'static str, role: Role, stl: &Rc<Stl>, container: Container) {
+        let stl = stl.clone();
+        self.add(name, role, move |dir| StlStore::open(&stl, container, dir));
+    }
+}
+
+/// Writes as many bytes and flushes them; nothing can be found again.
+struct FloorStore(Floor);
+
+impl Store for FloorStore {
+    fn put(&mut self, _: &[Entry<'_>]) -> Result<()> {
+        self.0.write().map(|_| ())
+    }
+
+    fn delete(&mut self, _: &Key) -> Result<()> {
+        self.0.write().map(|_| ())
+    }
+
+    fn read(&mut self, _: &[Key]) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn scan(&mut self) -> Result<Scan> {
+        Ok(Scan::default())
+    }
+
+    fn keeps(&self) -> bool {
+        false
+    }
+}
