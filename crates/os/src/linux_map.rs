@@ -31,10 +31,10 @@ unsafe impl Send for LinuxMapping {}
 unsafe impl Sync for LinuxMapping {}
 
 /// Another description of the same file: a mapping lives longer than a claim on the file may, and holds
-/// on to the description that it was made from.
-fn reopen(file: BorrowedFd<'_>, read_only: bool) -> io::Result<OwnedFd> {
-    let how = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    Ok(fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), how | OFlags::CLOEXEC, Mode::empty())?)
+/// on to the description that it was made from, in forked children, too. A private mapping needs no more than to
+/// read it.
+fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    Ok(fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 impl LinuxMapping {
@@ -42,7 +42,7 @@ impl LinuxMapping {
         let page_bytes = rustix::param::page_size() as u64;
         let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        let file = Fd::new(reopen(file, request.read_only)?);
+        let file = Fd::new(reopen(file)?);
         let pagemap = PageMap::open()?;
         let scan = match request.tracker {
             Some(Tracker::PageMap) => None,

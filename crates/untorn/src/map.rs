@@ -246,6 +246,12 @@ fn new_region(view: &View, options: &MapOptions) -> Result<Region> {
                      works everywhere"
                 .into(),
         },
+        Some(EACCES) => Error::Unsupported {
+            path: view.path.clone(),
+            detail: "finding stores to a mapping needs /proc/self/pagemap, which the kernel keeps from a process that \
+                     changed its user: call prctl(PR_SET_DUMPABLE, 1) after that"
+                .into(),
+        },
         Some(EEXIST) => Error::invalid(format!(
             "{}: something else is mapped at address {:#x}",
             view.path.display(),
@@ -269,6 +275,7 @@ fn new_region(view: &View, options: &MapOptions) -> Result<Region> {
 }
 
 const ENOMEM: i32 = 12;
+const EACCES: i32 = 13;
 const EEXIST: i32 = 17;
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;

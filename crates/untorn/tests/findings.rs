@@ -171,6 +171,21 @@ fn a_file_created_without_the_right_to_write_it() {
 }
 
 #[test]
+fn a_file_created_without_the_right_to_write_it_and_mapped() {
+    keeps_its_mode(|puppet| {
+        puppet.ok(&["txn-create", "a", "444", "new"]);
+        if is_root() {
+            // Who was root is kept from its own /proc.
+            let refusal = puppet.refused(&["store-mapped", "a"], &["unsupported"]);
+            assert!(refusal.message.contains("PR_SET_DUMPABLE"), "{}", refusal.message);
+        }
+        puppet.ok(&["dumpable"]);
+        puppet.ok(&["store-mapped", "a"]);
+        assert_eq!(&puppet.ok(&["read", "a"])[..6], "mapped");
+    });
+}
+
+#[test]
 fn a_file_whose_mode_takes_the_right_to_write_it() {
     keeps_its_mode(|puppet| {
         puppet.ok(&["create", "a"]);

@@ -252,6 +252,11 @@ impl Stage {
             }
             ["fill", name, version] => self.files[*name].write_at(&text(version, name), 0)?,
             ["commit", name] => self.files[*name].commit()?,
+            ["store-mapped", name] => {
+                let map = self.files[*name].map()?;
+                map.store(b"mapped", 0)?;
+                map.msync()?;
+            }
             ["read", name] => {
                 let mut start = [0; 20];
                 let bytes = self.files[*name].read_at(&mut start, 0)?;
@@ -268,6 +273,10 @@ impl Stage {
             ["fork"] => return Ok(fork_sleeper().to_string()),
             ["fork-use", name] => return Ok(self.use_in_fork(name)),
             ["become", uid] => become_user(uid.parse().expect("a user id")),
+            ["dumpable"] => {
+                let dumpable = rustix::process::DumpableBehavior::Dumpable;
+                rustix::process::set_dumpable_behavior(dumpable).expect("prctl");
+            }
             ["umask", bits] => _ = rustix::process::umask(rustix::fs::Mode::from_raw_mode(octal(bits))),
             ["descriptors", limit] => {
                 let limit = limit.parse().ok();
