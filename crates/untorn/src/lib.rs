@@ -42,6 +42,8 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
+#[doc(hidden)]
+pub use heap::fuzz_heap;
 pub use heap::{
     Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapVec,
     InHeap, Mutating, RootInfo, RootOptions, RootShape,

@@ -492,3 +492,6 @@ fn longest_run(mut bits: u64) -> usize {
     }
     run
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,12 +22,14 @@
 mod alloc;
 pub(crate) mod check;
 mod guard;
+mod image;
 mod layout;
 mod root;
 
 pub use check::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use guard::Mutating;
 use guard::Quiet;
+pub use image::fuzz_heap;
 pub use root::{RootInfo, RootOptions, RootShape};
 
 use crate::file::File;
