@@ -43,7 +43,7 @@ mod view;
 pub use checkpoint::Checkpoint;
 pub use file::File;
 #[doc(hidden)]
-pub use heap::WeakHeap;
+pub use heap::{WeakHeap, fuzz_heap};
 pub use heap::{
     Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapStats,
     HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape,

@@ -495,3 +495,6 @@ fn longest_run(mut bits: u64) -> usize {
     }
     run
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,6 +22,7 @@
 mod alloc;
 pub(crate) mod check;
 mod guard;
+mod image;
 mod layout;
 mod root;
 mod slot;
@@ -30,6 +31,7 @@ mod stats;
 pub use check::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use guard::Mutating;
 use guard::Quiet;
+pub use image::fuzz_heap;
 pub use root::{RootInfo, RootOptions, RootShape};
 pub use slot::WeakHeap;
 pub use stats::HeapStats;

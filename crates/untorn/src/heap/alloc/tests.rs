@@ -1,0 +1,214 @@
+//! The allocator over plain memory: what it gives out, and what it says when its metadata was overwritten.
+
+use super::*;
+use crate::heap::image::{Memory, Work};
+use fastrand::Rng;
+
+/// Overwrites a descriptor.
+fn put(memory: &Memory, number: Number, what: Use, bytes: u64) {
+    let (segment, index) = split(number);
+    let at = segment * SEGMENT_BYTES + DESCRIPTORS_AT + index * size_of::<Descriptor>();
+    // SAFETY: no allocator is at work.
+    let line = unsafe { memory.bytes() }[at..].as_mut_ptr().cast::<Descriptor>();
+    // SAFETY: inside the memory.
+    unsafe { line.write_unaligned(Descriptor::new(what, bytes)) };
+}
+
+#[track_caller]
+fn corrupt<T>(result: Result<T>) {
+    match result {
+        Err(Refused::Corrupt(_)) => {}
+        Err(other) => panic!("not corrupt, but {other:?}"),
+        Ok(_) => panic!("taken for sound"),
+    }
+}
+
+#[track_caller]
+fn not_allocated<T>(result: Result<T>) {
+    match result {
+        Err(Refused::NotAllocated) => {}
+        Err(other) => panic!("allocated, and {other:?}"),
+        Ok(_) => panic!("allocated"),
+    }
+}
+
+const LARGE: usize = 3 * CHUNK_BYTES;
+const HUGE: usize = 9 << 20;
+
+/// Sizes of all kinds, freed in random order, with forgetting in between; a look finds what is in use.
+#[test]
+fn nothing_is_given_out_twice_and_everything_comes_back() {
+    for seed in 0..6 {
+        let rng = &mut Rng::with_seed(seed);
+        let memory = Memory::new(64);
+        let mut work = Work::new(&memory);
+        let mut forgotten = 0;
+        for step in 0..6000 {
+            match rng.u32(..100) {
+                // More and more, then less and less.
+                n if n < if step < 3000 { 60 } else { 30 } => {
+                    let bytes = match rng.u32(..100) {
+                        0..60 => rng.usize(1..3000),
+                        60..90 => rng.usize(8000..33_000),
+                        90..99 => rng.usize(33_000..1_000_000),
+                        _ => rng.usize(4_000_000..9_000_000),
+                    };
+                    match work.allocate(bytes) {
+                        Ok(_) | Err(Refused::Grow(_)) => {}
+                        Err(e) => panic!("seed {seed}, step {step}: {e:?}"),
+                    }
+                }
+                99 => {
+                    if seed == 0 {
+                        continue;
+                    }
+                    forgotten += 1;
+                    work.allocator.forget(memory.segments());
+                }
+                _ => {
+                    let Some(at) = work.given.keys().nth(rng.usize(..work.given.len().max(1))).copied() else {
+                        continue;
+                    };
+                    work.free(at).unwrap_or_else(|e| panic!("seed {seed}, step {step}: {e:?}"));
+                    not_allocated(work.free(at));
+                }
+            }
+        }
+        let report = memory.look().expect("look");
+        assert!(report.is_sound(), "seed {seed}: {:?}", report.problems);
+        let used: u64 = report.classes.iter().map(|class| class.used).sum();
+        assert_eq!(used + report.large.count + report.huge.count, work.given.len() as u64, "seed {seed}");
+        for at in work.given.keys().copied().collect::<Vec<_>>() {
+            work.free(at).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+        }
+        let report = memory.look().expect("look");
+        // A class keeps a chunk, and may keep another whenever it has forgotten the first.
+        let most = report.classes.iter().map(|class| class.chunks).max();
+        assert!(most.is_some_and(|most| most <= 1 + forgotten), "seed {seed}: {most:?} of {forgotten}");
+        let kept: u64 = report.classes.iter().map(|class| class.chunks).sum();
+        let all = report.heap_bytes - report.metadata_bytes - kept * CHUNK_BYTES as u64;
+        assert_eq!(report.free_bytes, all, "seed {seed}: everything came back");
+    }
+}
+
+#[test]
+fn free_chunks_are_found_where_they_fit_best() {
+    let memory = Memory::new(4);
+    let mut work = Work::new(&memory);
+    // 21 to a segment, and so no chunk is left over in the first.
+    let all: Vec<usize> = (0..25).map(|_| work.allocate(LARGE).expect("allocate")).collect();
+    for n in [3, 8, 9] {
+        work.free(all[n]).expect("free");
+    }
+    assert_eq!(work.allocate(2 * LARGE).expect("allocate"), all[8], "two in a row");
+    assert_eq!(work.allocate(LARGE).expect("allocate"), all[3]);
+    assert_eq!(work.allocate(LARGE).expect("allocate"), all[24] + LARGE);
+    work.free(all[5]).expect("free");
+    assert_eq!(work.allocate(100).expect("allocate"), all[5], "one chunk, where least is lost");
+    assert_eq!(work.allocate(2 * CHUNK_BYTES).expect("allocate"), all[5] + CHUNK_BYTES);
+}
+
+#[test]
+fn what_makes_no_sense_is_so_every_time() {
+    for (what, bytes) in [
+        (Use::Huge(2), 5 << 20),
+        (Use::Huge(1 << 20), 5 << 20),
+        (Use::Rest, 0),
+        (Use::Large(2), LARGE as u64),
+        (Use::Large(2), CHUNK_BYTES as u64),
+        (Use::Large(63), CHUNK_BYTES as u64),
+    ] {
+        let memory = Memory::new(4);
+        memory.set_segments(1);
+        put(&memory, 1, what, bytes);
+        let mut work = Work::new(&memory);
+        for _ in 0..3 {
+            corrupt(work.allocate(10));
+            corrupt(work.allocate(LARGE));
+            corrupt(work.allocate(HUGE));
+            corrupt(work.free(CHUNK_BYTES));
+        }
+        assert!(!memory.look().expect("look").is_sound(), "{what:?}");
+    }
+}
+
+/// Data of a huge allocation may look like metadata.
+#[test]
+fn what_is_inside_of_a_huge_allocation_is_none() {
+    let memory = Memory::new(8);
+    let mut work = Work::new(&memory);
+    let small = work.allocate(1000).expect("allocate");
+    let huge = work.allocate(HUGE).expect("allocate");
+    // SAFETY: no slice of it is about.
+    let bytes = unsafe { memory.bytes() };
+    let inside = (huge / SEGMENT_BYTES + 1) * SEGMENT_BYTES;
+    bytes.copy_within(DESCRIPTORS_AT..ROOTS_AT, inside + DESCRIPTORS_AT);
+    for forget in [false, true] {
+        if forget {
+            work.allocator.forget(memory.segments());
+        }
+        not_allocated(work.size_of(inside + small));
+        not_allocated(work.free(inside + small));
+        not_allocated(work.size_of(inside));
+        assert_eq!(work.size_of(small).expect("size"), 1024);
+        assert_eq!(work.size_of(huge).expect("size"), 3 * SEGMENT_BYTES - CHUNK_BYTES);
+    }
+    work.free(huge).expect("free");
+    assert!(memory.look().expect("look").is_sound());
+}
+
+/// Stores over metadata while the heap is open.
+#[test]
+fn what_was_overwritten_is_not_believed() {
+    let memory = Memory::new(8);
+    let mut work = Work::new(&memory);
+    let blocks: Vec<usize> = (0..5).map(|_| work.allocate(30_000).expect("allocate")).collect();
+    let (large, huge) = (work.allocate(LARGE).expect("allocate"), work.allocate(HUGE).expect("allocate"));
+    let other = work.allocate(HUGE).expect("allocate");
+    let number = |at: usize| (at / CHUNK_BYTES) as Number;
+    let class = class_of(30_000, 1).expect("a class");
+    for (at, wrong, right) in [
+        (blocks[4], (Use::Blocks(0), 0), (Use::Blocks(class), 0)),
+        (blocks[4], (Use::Free, 0), (Use::Blocks(class), 0)),
+        (blocks[4], (Use::Large(1), 10), (Use::Blocks(class), 0)),
+        (large, (Use::Large(4), LARGE as u64), (Use::Large(3), LARGE as u64)),
+        (large, (Use::Blocks(0), 0), (Use::Large(3), LARGE as u64)),
+        (huge, (Use::Huge(4), HUGE as u64), (Use::Huge(3), HUGE as u64)),
+        (huge, (Use::Huge(2), 10), (Use::Huge(3), HUGE as u64)),
+        (other, (Use::Huge(1 << 30), HUGE as u64), (Use::Huge(3), HUGE as u64)),
+    ] {
+        put(&memory, number(at), wrong.0, wrong.1);
+        corrupt(work.free(at));
+        put(&memory, number(at), right.0, right.1);
+        work.size_of(at).expect("right again");
+    }
+    put(&memory, number(large) + 1, Use::Free, 0);
+    corrupt(work.free(large));
+
+    // A block that is freed twice, as its bit was set again: the other one in its chunk stays.
+    work.free(blocks[0]).expect("free");
+    // SAFETY: no slice of it is about.
+    let bytes = unsafe { memory.bytes() };
+    bytes[BITMAPS_AT + number(blocks[0]) as usize * BITMAP_WORDS * 8] |= 1;
+    work.free(blocks[0]).expect("free");
+    assert_eq!(work.size_of(blocks[1]).expect("still there"), 32768);
+
+    // A header that is right in itself, and one that is not.
+    for segments in [1, 2, 1 << 40] {
+        // SAFETY: as above.
+        let header = unsafe { &mut *memory.bytes().as_mut_ptr().cast::<Header>() };
+        let good = *header;
+        *header = if segments == 1 { Header { address: 0, ..good } } else { Header { segments, ..good }.summed() };
+        corrupt(work.allocate(20 << 20));
+        *header = good;
+    }
+    assert!(work.allocate(100).is_ok());
+}
+
+#[test]
+fn the_longest_run() {
+    for (bits, run) in [(0, 0), (1, 1), (ALL_FREE, 63), (0b1011_0111, 3), (u64::MAX << 60, 4)] {
+        assert_eq!(longest_run(bits), run, "{bits:b}");
+    }
+    assert_eq!((run_of(1), run_of(63)), (1, u64::MAX >> 1));
+}

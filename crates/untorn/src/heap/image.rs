@@ -1,0 +1,193 @@
+//! A heap in plain memory, for tests of what damage does to it: its allocator, and a look at it, without a file.
+
+use super::alloc::{Allocator, Ground, Refused};
+use super::check::{HeapReport, Image, Look};
+use super::layout::*;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::ptr::NonNull;
+use untorn_journal::{Error, Result};
+
+/// Zeros to grow in; what is not touched takes no room.
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    most: usize,
+    segments: Cell<usize>,
+}
+
+impl Memory {
+    /// A new heap of one segment, that may grow to so many.
+    pub(crate) fn new(most: usize) -> Memory {
+        // SAFETY: a size that is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(Memory::layout(most)) }).expect("memory");
+        let memory = Memory { base, most, segments: Cell::new(1) };
+        memory.set_segments(1);
+        memory
+    }
+
+    fn layout(most: usize) -> Layout {
+        Layout::from_size_align(most * SEGMENT_BYTES, 4096).expect("a layout")
+    }
+
+    /// So many segments, and a header that says so.
+    pub(crate) fn set_segments(&self, segments: usize) {
+        assert!((1..=self.most).contains(&segments));
+        self.segments.set(segments);
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            segment_bytes: SEGMENT_BYTES as u32,
+            // Where the pointers in it are good, if that is where heaps are.
+            address: ADDRESS_MIN as u64,
+            address_space: (self.most * SEGMENT_BYTES) as u64,
+            segments: segments as u64,
+            sum: 0,
+        };
+        // SAFETY: the first bytes of what was allocated.
+        unsafe { self.base.cast::<Header>().write(header.summed()) };
+    }
+
+    #[cfg(test)]
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.get()
+    }
+
+    pub(crate) fn allocator(&self) -> Allocator {
+        Allocator::new(self.base.as_ptr(), self.segments.get())
+    }
+
+    /// The bytes themselves.
+    ///
+    /// # Safety
+    /// No allocator of it is at work while they are changed.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises to be alone")]
+    pub(crate) unsafe fn bytes(&self) -> &mut [u8] {
+        // SAFETY: so many bytes were allocated; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.segments.get() * SEGMENT_BYTES) }
+    }
+
+    pub(crate) fn look(&self) -> Result<HeapReport> {
+        Ok(Look::new(self, Path::new("memory"), &|_, _| {})?.report)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.base.as_ptr(), Memory::layout(self.most)) };
+    }
+}
+
+impl Ground for Memory {
+    fn grow(&self, segments: usize) -> Result<()> {
+        if segments > self.most {
+            return Err(Error::invalid("no room"));
+        }
+        self.segments.set(segments);
+        Ok(())
+    }
+
+    fn give_back(&self, offset: usize, bytes: usize) -> Result<()> {
+        assert!(offset + bytes <= self.segments.get() * SEGMENT_BYTES, "beyond the end");
+        // SAFETY: inside of what was allocated; the allocator says that nobody uses it.
+        unsafe { self.base.add(offset).write_bytes(0, bytes) };
+        Ok(())
+    }
+}
+
+impl Image for Memory {
+    fn bytes(&self) -> Result<u64> {
+        Ok((self.segments.get() * SEGMENT_BYTES) as u64)
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        // SAFETY: only this thread uses the memory, and no slice of it is about.
+        buf.copy_from_slice(&unsafe { self.bytes() }[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+}
+
+/// An allocator at work, and what it gave out: no two overlap, and none is metadata.
+pub(crate) struct Work<'a> {
+    pub memory: &'a Memory,
+    pub allocator: Allocator,
+    pub given: BTreeMap<usize, usize>,
+}
+
+impl Work<'_> {
+    pub(crate) fn new(memory: &Memory) -> Work<'_> {
+        Work { memory, allocator: memory.allocator(), given: BTreeMap::new() }
+    }
+
+    fn address(&self, offset: usize) -> *mut u8 {
+        self.memory.base.as_ptr().wrapping_add(offset)
+    }
+
+    /// Allocates; where, by offset.
+    pub(crate) fn allocate(&mut self, bytes: usize) -> std::result::Result<usize, Refused> {
+        let layout = Layout::from_size_align(bytes, 8).expect("a layout");
+        let block = self.allocator.allocate(layout, self.memory)?;
+        let bytes = self.allocator.size_of(block.as_ptr())?;
+        let at = block.as_ptr() as usize - self.memory.base.as_ptr() as usize;
+        assert!(at + bytes <= self.memory.segments.get() * SEGMENT_BYTES, "beyond the end");
+        assert!(at % SEGMENT_BYTES >= CHUNK_BYTES, "metadata was given out");
+        let before = self.given.range(..at + bytes).next_back();
+        assert!(before.is_none_or(|(other, bytes)| other + bytes <= at), "given out twice");
+        self.given.insert(at, bytes);
+        Ok(at)
+    }
+
+    /// Frees what may be at an offset.
+    pub(crate) fn free(&mut self, at: usize) -> std::result::Result<(), Refused> {
+        self.allocator.free(self.address(at), self.memory)?;
+        self.given.remove(&at);
+        Ok(())
+    }
+
+    pub(crate) fn size_of(&mut self, at: usize) -> std::result::Result<usize, Refused> {
+        self.allocator.size_of(self.address(at))
+    }
+}
+
+/// For fuzzing: lays bytes over a heap's metadata, behind the header, looks at it, and lets an allocator work in it.
+/// The first byte says how many segments there are, of which each gets a share of the rest, and how many of its
+/// bytes are operations. Panics if something is wrong with us.
+#[doc(hidden)]
+pub fn fuzz_heap(input: &[u8]) {
+    let Some((first, rest)) = input.split_first() else { return };
+    let segments = usize::from(first % 3) + 1;
+    let (operations, rest) = rest.split_at(rest.len().min(usize::from(first / 4)));
+    let memory = Memory::new(6);
+    memory.set_segments(segments);
+    for (n, share) in rest.chunks(rest.len().div_ceil(segments).max(1)).enumerate().take(segments) {
+        let share = &share[..share.len().min(CHUNK_BYTES - DESCRIPTORS_AT)];
+        // SAFETY: nobody uses the heap yet.
+        let at = &mut unsafe { memory.bytes() }[n * SEGMENT_BYTES + DESCRIPTORS_AT..];
+        at[..share.len()].copy_from_slice(share);
+    }
+    let report = memory.look().expect("memory can be read");
+    let mut work = Work::new(&memory);
+    for operation in operations {
+        let size = usize::from(operation / 4) + 1;
+        let done = match operation % 4 {
+            0 => work.allocate(size * 40).map(drop),
+            1 => work.allocate(size * 20_000).map(drop),
+            2 => {
+                let at = work.given.keys().nth(size % work.given.len().max(1)).copied();
+                at.map_or(Ok(()), |at| work.free(at))
+            }
+            _ => {
+                // Something that may have been allocated before.
+                let at = size * CHUNK_BYTES + (size % 3) * 4096;
+                let used = work.given.range(..=at).next_back().is_some_and(|(other, bytes)| other + bytes > at);
+                if used { Ok(()) } else { work.free(at) }
+            }
+        };
+        if let Err(Refused::Corrupt(detail)) = done {
+            let blocks = report.problems.iter().filter(|problem| !problem.starts_with("root")).count();
+            assert!(blocks > 0, "called sound, and then {detail}");
+        }
+    }
+}
