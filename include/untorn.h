@@ -160,6 +160,12 @@
  */
 #define UNTORN_HEAP_DEBUG_RACES 2
 
+/** Bytes of `untorn_heap_root_info.name`, NUL included. */
+#define UNTORN_ROOT_NAME_BYTES 48
+
+/** Bytes of `untorn_heap_root_info.type_name`, NUL included. */
+#define UNTORN_ROOT_TYPE_BYTES 112
+
 /**
  * What went wrong, told apart by what the caller should do. New kinds may be added: treat one that
  * you do not know like UNTORN_E_IO.
@@ -246,6 +252,11 @@ typedef enum untorn_error {
      * the message has the address). The commit happened, whole, without that store.
      */
     UNTORN_E_RACING_STORE = 21,
+    /**
+     * errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
+     * has now; the message tells both. Nothing was changed. untorn_heap_get_root_info() tells what is there.
+     */
+    UNTORN_E_LAYOUT_CHANGED = 22,
 } untorn_error;
 
 /** One handle of a file. All handles of one file share one view, uncommitted changes included. */
@@ -418,13 +429,41 @@ typedef struct untorn_heap_options {
 
 /** Numbers of a heap, in bytes unless they say otherwise. */
 typedef struct untorn_heap_stats {
-    /** sizeof(untorn_heap_stats), set by the caller. */
+    /** Set it to sizeof(untorn_heap_stats) before the call; the call fills that many bytes. */
     size_t size;
-    /** Length of the heap. */
+    /** Length of the heap and of its file, which is sparse. */
     uint64_t heap_bytes;
+    /** What allocations take, with what they were rounded up to. */
+    uint64_t used_bytes;
+    /** What can be allocated before the heap grows, in blocks of any size. */
+    uint64_t free_bytes;
+    /** Number of allocations. */
+    uint64_t allocations;
+    /** Number of named roots. */
+    uint64_t roots;
     /** Memory that changed pages take. */
     uint64_t private_bytes;
+    /** Address space: what the heap can grow to. */
+    uint64_t address_space_bytes;
 } untorn_heap_stats;
+
+/** What a root points to, as it was when it was set. */
+typedef struct untorn_heap_root_info {
+    /** Set it to sizeof(untorn_heap_root_info) before the call; the call fills that many bytes. */
+    size_t size;
+    /** Where it is. */
+    void *address;
+    /** The type's size in bytes. */
+    uint64_t bytes;
+    /** The type's alignment. */
+    uint32_t align;
+    /** The program's own number of its layout. */
+    uint32_t version;
+    /** The root's name. */
+    char name[UNTORN_ROOT_NAME_BYTES];
+    /** The type's name, as much as fits. */
+    char type_name[UNTORN_ROOT_TYPE_BYTES];
+} untorn_heap_root_info;
 
 #ifdef __cplusplus
 extern "C" {
@@ -869,8 +908,9 @@ int untorn_heap_free_at(const void *base, void *address);
 
 /**
  * Finds a root: `*found` is what was hung on this name, or NULL. The type's name, size, alignment and
- * version must be those that it was set with. Returns 1: found; 0: there is no such root; -1: EINVAL, the
- * program's layout has changed, and the message tells both; EUCLEAN, EFAULT, EBADF.
+ * version must be those that it was set with: otherwise UNTORN_E_LAYOUT_CHANGED, and
+ * untorn_heap_get_root_info() tells what it was. Build the new one of it, set the root, commit: that is one
+ * change. Returns 1: found; 0: there is no such root; -1: EINVAL, EUCLEAN, EFAULT, EBADF.
  */
 int untorn_heap_root(const struct untorn_heap *heap,
                      const char *name,
@@ -926,8 +966,26 @@ UNTORN_MUST_USE struct untorn_ticket *untorn_heap_commit_async(struct untorn_hea
  */
 int untorn_heap_rollback(struct untorn_heap *heap);
 
-/** Fills `stats`, whose `size` the caller has set. Returns 0, or -1: EINVAL, EFAULT, EBADF. */
+/**
+ * Fills `stats`, whose `size` the caller has set; reads the metadata of the whole heap. Returns 0, or
+ * -1: EINVAL (also if this thread is in a change of the heap), EFAULT, EUCLEAN, EBADF.
+ */
 int untorn_heap_get_stats(const struct untorn_heap *heap, struct untorn_heap_stats *stats);
+
+/**
+ * Tells what a root points to, whatever its type: for programs whose layout has changed. The member `size`
+ * of `info` is set by the caller. Returns 1: told; 0: there is no such root; -1: EINVAL, EUCLEAN (it
+ * points out of the heap), EFAULT, EBADF.
+ */
+int untorn_heap_get_root_info(const struct untorn_heap *heap,
+                              const char *name,
+                              struct untorn_heap_root_info *info);
+
+/**
+ * The same for the root number `n`, in no certain order: for going through all of them, from 0 on, while
+ * none is set. Returns 1: told; 0: there are not so many; -1: EINVAL, EFAULT, EBADF.
+ */
+int untorn_heap_nth_root_info(const struct untorn_heap *heap, size_t n, struct untorn_heap_root_info *info);
 
 #ifdef __cplusplus
 }  // extern "C"

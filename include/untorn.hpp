@@ -11,6 +11,11 @@
  *     map.as<char>()[0] = '8';
  *     map.sync();
  *
+ *     untorn::heap heap("words");                  // the standard containers in a file: untorn_heap.hpp
+ *     auto &words = *heap.root_or<untorn::in_heap::map<untorn::string, long>>("words");
+ *     words.emplace("one", 1);
+ *     heap.commit();
+ *
  * Every object owns one handle: it moves, does not copy, and closes in its destructor. A destructor
  * reports nothing, and what was not committed is DISCARDED with the last handle of a file: call sync(),
  * and close() where you want to hear of errors. Whatever fails throws untorn::error; what the calls
@@ -315,5 +320,7 @@ inline void put(const std::string &path, std::string_view bytes) {
 }
 
 } // namespace untorn
+
+#include "untorn_heap.hpp"
 
 #endif

@@ -32,6 +32,10 @@ have_sanitizers() {
     ls "$(clang -print-resource-dir)"/lib/*/libclang_rt.asan*.a >/dev/null 2>&1
 }
 
+have_libcxx() {
+    clang++ -stdlib=libc++ -fsyntax-only -x c++ -include map /dev/null >/dev/null 2>&1
+}
+
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
@@ -55,6 +59,8 @@ if ! have_sanitizers; then
     install "libclang-rt-$major-dev"
     have_sanitizers || fail "clang $major has no AddressSanitizer library even with libclang-rt-$major-dev"
 fi
+# LLVM's C++ library, of the same version as clang.
+have_libcxx || install libc++-dev libc++abi-dev
 if [ "${1:-}" = bench ]; then
     # RocksDB's package is named after its version.
     rocksdb=$(apt-cache --names-only search '^librocksdb[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -1)

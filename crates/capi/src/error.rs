@@ -72,7 +72,7 @@ pub enum untorn_error {
     /// the message has the address). The commit happened, whole, without that store.
     UNTORN_E_RACING_STORE = 21,
     /// errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
-    /// has now; the message tells both. Nothing was changed. untorn_heap_root_info() shows what is there.
+    /// has now; the message tells both. Nothing was changed. untorn_heap_get_root_info() tells what is there.
     UNTORN_E_LAYOUT_CHANGED = 22,
 }
 

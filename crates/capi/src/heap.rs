@@ -1,20 +1,23 @@
 //! Exported functions: persistent heaps.
 
 use std::alloc::Layout;
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::size_of;
 use std::ptr::{NonNull, null_mut};
 
-use untorn::{Heap, HeapOptions, RootShape, StoreOptions};
+use untorn::{Heap, HeapOptions, RootInfo, RootShape, StoreOptions, WeakHeap};
 
 use crate::arguments;
+use crate::error::untorn_error::UNTORN_E_NO_MEMORY;
 use crate::error::{Failure, Result, guard};
 use crate::file::untorn_file;
 use crate::handle;
-use crate::options::{self, SIZE_MAX, untorn_options};
+use crate::options::{self, untorn_options};
 use crate::store::untorn_store;
 use crate::ticket::untorn_ticket;
 use crate::txn::with_files;
+use crate::versioned::{self, Versioned};
 
 /// A persistent heap: memory in a file that is always mapped at the same address, so that pointers in
 /// it stay good after a restart.
@@ -48,43 +51,92 @@ pub struct untorn_heap_options {
     pub reserved: u32,
 }
 
-const HEAP_OPTIONS_MIN: usize = 32;
-const _: () = assert!(size_of::<untorn_heap_options>() == HEAP_OPTIONS_MIN, "members may only be added at the end");
+const _: () = assert!(size_of::<untorn_heap_options>() == 32, "members may be added at the end, never removed");
+
+// SAFETY: numbers.
+unsafe impl Versioned for untorn_heap_options {
+    const NAME: &'static str = "untorn_heap_options";
+    const SIZE_MIN: usize = 32;
+}
 
 /// Numbers of a heap, in bytes unless they say otherwise.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct untorn_heap_stats {
-    /// sizeof(untorn_heap_stats), set by the caller.
+    /// Set it to sizeof(untorn_heap_stats) before the call; the call fills that many bytes.
     pub size: usize,
-    /// Length of the heap.
+    /// Length of the heap and of its file, which is sparse.
     pub heap_bytes: u64,
+    /// What allocations take, with what they were rounded up to.
+    pub used_bytes: u64,
+    /// What can be allocated before the heap grows, in blocks of any size.
+    pub free_bytes: u64,
+    /// Number of allocations.
+    pub allocations: u64,
+    /// Number of named roots.
+    pub roots: u64,
     /// Memory that changed pages take.
     pub private_bytes: u64,
+    /// Address space: what the heap can grow to.
+    pub address_space_bytes: u64,
+}
+
+const _: () = assert!(size_of::<untorn_heap_stats>() == 8 * 8, "no padding; members may only be added");
+
+// SAFETY: numbers.
+unsafe impl Versioned for untorn_heap_stats {
+    const NAME: &'static str = "untorn_heap_stats";
+    const SIZE_MIN: usize = 64;
+}
+
+/// Bytes of `untorn_heap_root_info.name`, NUL included.
+pub const UNTORN_ROOT_NAME_BYTES: usize = 48;
+/// Bytes of `untorn_heap_root_info.type_name`, NUL included.
+pub const UNTORN_ROOT_TYPE_BYTES: usize = 112;
+
+/// What a root points to, as it was when it was set.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct untorn_heap_root_info {
+    /// Set it to sizeof(untorn_heap_root_info) before the call; the call fills that many bytes.
+    pub size: usize,
+    /// Where it is.
+    pub address: *mut c_void,
+    /// The type's size in bytes.
+    pub bytes: u64,
+    /// The type's alignment.
+    pub align: u32,
+    /// The program's own number of its layout.
+    pub version: u32,
+    /// The root's name.
+    pub name: [c_char; UNTORN_ROOT_NAME_BYTES],
+    /// The type's name, as much as fits.
+    pub type_name: [c_char; UNTORN_ROOT_TYPE_BYTES],
+}
+
+const _: () = assert!(
+    size_of::<untorn_heap_root_info>() == 32 + UNTORN_ROOT_NAME_BYTES + UNTORN_ROOT_TYPE_BYTES,
+    "no padding; members may only be added"
+);
+
+// SAFETY: numbers, bytes and a pointer.
+unsafe impl Versioned for untorn_heap_root_info {
+    const NAME: &'static str = "untorn_heap_root_info";
+    const SIZE_MIN: usize = 192;
 }
 
 /// # Safety
 /// `options` is NULL or as large as its `size` says.
 unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Result<HeapOptions> {
-    let mut result = HeapOptions::new().store(store);
-    if options.is_null() {
-        return Ok(result);
-    }
-    // SAFETY: not NULL; the rest is the caller's promise.
-    let size = unsafe { (&raw const (*options).size).read() };
-    if !(HEAP_OPTIONS_MIN..=SIZE_MAX).contains(&size) {
-        return Err(Failure::invalid(format!("an untorn_heap_options of {size} bytes: set its size member")));
-    }
+    let result = HeapOptions::new().store(store);
     // SAFETY: the caller's promise.
-    let bytes = unsafe { std::slice::from_raw_parts(options.cast::<u8>(), size) };
-    // SAFETY: at least as many bytes are there, and any bits are valid for every member.
-    let options = unsafe { options.read() };
-    let known = UNTORN_HEAP_MUST_EXIST | UNTORN_HEAP_DEBUG_RACES;
-    if bytes[HEAP_OPTIONS_MIN..].iter().any(|&byte| byte != 0) || options.flags & !known != 0 || options.reserved != 0 {
-        return Err(Failure::invalid("heap options that this version of the library does not know are set"));
+    let Some(options) = (unsafe { versioned::read(options)? }) else { return Ok(result) };
+    if options.flags & !(UNTORN_HEAP_MUST_EXIST | UNTORN_HEAP_DEBUG_RACES) != 0 || options.reserved != 0 {
+        return Err(Failure::invalid(format!("unknown bits in the heap flags {:#x}", options.flags)));
     }
-    result = result
+    let mut result = result
         .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0);
     if options.address_space != 0 {
@@ -96,14 +148,30 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     Ok(result)
 }
 
+thread_local! {
+    /// The handle that this thread used last, and its heap: allocations and guards do not look it up each time.
+    static LAST: Cell<Option<(usize, WeakHeap)>> = const { Cell::new(None) };
+}
+
+/// What allocates in a heap, and guards it, as long as it is open.
+#[inline]
+fn weak(heap: *const untorn_heap) -> Result<WeakHeap> {
+    match LAST.get() {
+        Some((handle, weak)) if handle == heap.addr() && weak.is_open() => Ok(weak),
+        _ => look_up(heap),
+    }
+}
+
+#[cold]
+fn look_up(heap: *const untorn_heap) -> Result<WeakHeap> {
+    let weak = handle::get::<Heap, _>(heap)?.downgrade();
+    LAST.set(Some((heap.addr(), weak)));
+    Ok(weak)
+}
+
 /// Makes one call on a heap.
 fn with_heap<R>(heap: *const untorn_heap, call: impl FnOnce(&Heap) -> Result<R>) -> Result<R> {
     call(&*handle::get::<Heap, _>(heap)?)
-}
-
-/// The heap at an address.
-fn heap_at(base: *const c_void) -> Result<Heap> {
-    Heap::at(base.cast()).ok_or_else(|| Failure::bad_handle("heap"))
 }
 
 /// Opens a heap in a file that has a store of its own beside it; makes it if there is none. `options`
@@ -165,14 +233,16 @@ pub extern "C" fn untorn_heap_close(heap: *mut untorn_heap) -> c_int {
     })
 }
 
-fn allocate(heap: &Heap, bytes: usize, align: usize) -> Result<NonNull<u8>> {
+fn layout(bytes: usize, align: usize) -> Result<Layout> {
     if !align.is_power_of_two() {
         return Err(Failure::invalid(format!("an alignment of {align} is no power of two")));
     }
-    let too_much =
-        |_| Failure { errno: libc::ENOMEM, ..Failure::invalid(format!("{bytes} bytes are more than a heap has")) };
-    let layout = Layout::from_size_align(bytes, align).map_err(too_much)?;
-    Ok(heap.allocate(layout)?)
+    Layout::from_size_align(bytes, align).map_err(|_| too_much(&format!("{bytes} bytes")))
+}
+
+fn too_much(what: &str) -> Failure {
+    let message = format!("{what} are more than a heap has");
+    Failure { kind: UNTORN_E_NO_MEMORY, errno: libc::ENOMEM, message }
 }
 
 /// What `malloc` gives is good for anything.
@@ -183,14 +253,14 @@ const ALIGN: usize = 16;
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_malloc(heap: *mut untorn_heap, bytes: usize) -> *mut c_void {
-    guard(null_mut(), || with_heap(heap, |heap| Ok(allocate(heap, bytes, ALIGN)?.as_ptr().cast())))
+    guard(null_mut(), || Ok(weak(heap)?.allocate(layout(bytes, ALIGN)?)?.as_ptr().cast()))
 }
 
 /// The same with an alignment: a power of two up to 4096.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_aligned_alloc(heap: *mut untorn_heap, align: usize, bytes: usize) -> *mut c_void {
-    guard(null_mut(), || with_heap(heap, |heap| Ok(allocate(heap, bytes, align)?.as_ptr().cast())))
+    guard(null_mut(), || Ok(weak(heap)?.allocate(layout(bytes, align)?)?.as_ptr().cast()))
 }
 
 /// Memory for `n` elements, all zeros. NULL as untorn_malloc().
@@ -199,12 +269,9 @@ pub extern "C" fn untorn_aligned_alloc(heap: *mut untorn_heap, align: usize, byt
 pub extern "C" fn untorn_calloc(heap: *mut untorn_heap, n: usize, bytes: usize) -> *mut c_void {
     guard(null_mut(), || {
         with_heap(heap, |heap| {
-            let all = n.checked_mul(bytes).ok_or_else(|| Failure {
-                errno: libc::ENOMEM,
-                ..Failure::invalid(format!("{n} times {bytes} bytes are more than a heap has"))
-            })?;
+            let all = n.checked_mul(bytes).ok_or_else(|| too_much(&format!("{n} times {bytes} bytes")))?;
             let _mutating = heap.mutate();
-            let block = allocate(heap, all, ALIGN)?;
+            let block = heap.allocate(layout(all, ALIGN)?)?;
             // SAFETY: allocated just now with so many bytes.
             unsafe { block.write_bytes(0, all) };
             Ok(block.as_ptr().cast())
@@ -223,14 +290,14 @@ pub unsafe extern "C" fn untorn_realloc(heap: *mut untorn_heap, address: *mut c_
     guard(null_mut(), || {
         with_heap(heap, |heap| {
             let Some(old) = NonNull::new(address.cast::<u8>()) else {
-                return Ok(allocate(heap, bytes, ALIGN)?.as_ptr().cast());
+                return Ok(heap.allocate(layout(bytes, ALIGN)?)?.as_ptr().cast());
             };
             let has = heap.size_of(old)?;
             if bytes <= has && bytes >= has / 2 {
                 return Ok(address);
             }
             let _mutating = heap.mutate();
-            let new = allocate(heap, bytes, ALIGN)?;
+            let new = heap.allocate(layout(bytes, ALIGN)?)?;
             // SAFETY: both are allocations of at least so many bytes, and not the same.
             unsafe {
                 new.copy_from_nonoverlapping(old, bytes.min(has));
@@ -249,13 +316,12 @@ pub unsafe extern "C" fn untorn_realloc(heap: *mut untorn_heap, address: *mut c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_free(heap: *mut untorn_heap, address: *mut c_void) -> c_int {
     guard(-1, || {
-        with_heap(heap, |heap| {
-            if let Some(address) = NonNull::new(address.cast::<u8>()) {
-                // SAFETY: the caller's promise.
-                unsafe { heap.free(address)? };
-            }
-            Ok(0)
-        })
+        let heap = weak(heap)?;
+        if let Some(address) = NonNull::new(address.cast::<u8>()) {
+            // SAFETY: the caller's promise.
+            unsafe { heap.free(address)? };
+        }
+        Ok(0)
     })
 }
 
@@ -264,7 +330,7 @@ pub unsafe extern "C" fn untorn_free(heap: *mut untorn_heap, address: *mut c_voi
 pub extern "C" fn untorn_malloc_size(heap: *mut untorn_heap, address: *mut c_void) -> usize {
     guard(0, || {
         let address = NonNull::new(address.cast::<u8>()).ok_or_else(|| Failure::null("the address"))?;
-        with_heap(heap, |heap| Ok(heap.size_of(address)?))
+        Ok(weak(heap)?.size_of(address)?)
     })
 }
 
@@ -272,7 +338,13 @@ pub extern "C" fn untorn_malloc_size(heap: *mut untorn_heap, address: *mut c_voi
 /// may keep this address to allocate through untorn_heap_allocate_at().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_base(heap: *const untorn_heap) -> *mut c_void {
-    guard(null_mut(), || with_heap(heap, |heap| Ok(heap.memory().0.as_ptr().cast())))
+    guard(null_mut(), || {
+        if heap.is_null() {
+            let message = "the heap is not open (is it used by a static object that is made before it?)".to_owned();
+            return Err(Failure { message, ..Failure::bad_handle("heap") });
+        }
+        with_heap(heap, |heap| Ok(heap.memory().0.as_ptr().cast()))
+    })
 }
 
 /// Allocates in the open heap that begins at `base`: for allocators that lie in heaps themselves.
@@ -280,7 +352,7 @@ pub extern "C" fn untorn_heap_base(heap: *const untorn_heap) -> *mut c_void {
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_allocate_at(base: *const c_void, align: usize, bytes: usize) -> *mut c_void {
-    guard(null_mut(), || Ok(allocate(&heap_at(base)?, bytes, align)?.as_ptr().cast()))
+    guard(null_mut(), || Ok(WeakHeap::at(base.cast())?.allocate(layout(bytes, align)?)?.as_ptr().cast()))
 }
 
 /// Frees what untorn_heap_allocate_at() gave. Returns 0, or -1 as untorn_free().
@@ -292,23 +364,20 @@ pub unsafe extern "C" fn untorn_heap_free_at(base: *const c_void, address: *mut 
     guard(-1, || {
         if let Some(address) = NonNull::new(address.cast::<u8>()) {
             // SAFETY: the caller's promise.
-            unsafe { heap_at(base)?.free(address)? };
+            unsafe { WeakHeap::at(base.cast())?.free(address)? };
         }
         Ok(0)
     })
 }
 
 /// # Safety
-/// Both are NULL or strings that stay unchanged during `'a`.
-unsafe fn texts<'a>(name: *const c_char, type_name: *const c_char) -> Result<(&'a str, &'a str)> {
-    let text = |text: *const c_char, what: &str| {
-        if text.is_null() {
-            return Err(Failure::null(what));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
-    };
-    Ok((text(name, "the root's name")?, text(type_name, "the type's name")?))
+/// NULL or a string that stays unchanged during `'a`.
+unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
 }
 
 fn shape(type_name: &str, bytes: usize, align: usize, version: u32) -> Result<RootShape<'_>> {
@@ -318,8 +387,9 @@ fn shape(type_name: &str, bytes: usize, align: usize, version: u32) -> Result<Ro
 }
 
 /// Finds a root: `*found` is what was hung on this name, or NULL. The type's name, size, alignment and
-/// version must be those that it was set with. Returns 1: found; 0: there is no such root; -1: EINVAL, the
-/// program's layout has changed, and the message tells both; EUCLEAN, EFAULT, EBADF.
+/// version must be those that it was set with: otherwise UNTORN_E_LAYOUT_CHANGED, and
+/// untorn_heap_get_root_info() tells what it was. Build the new one of it, set the root, commit: that is one
+/// change. Returns 1: found; 0: there is no such root; -1: EINVAL, EUCLEAN, EFAULT, EBADF.
 ///
 /// # Safety
 /// `name` and `type` are strings; `found` is NULL or writable.
@@ -340,7 +410,7 @@ pub unsafe extern "C" fn untorn_heap_root(
         // SAFETY: not NULL; the rest is the caller's promise.
         unsafe { found.write(null_mut()) };
         // SAFETY: the caller's promise.
-        let (name, type_name) = unsafe { texts(name, type_) }?;
+        let (name, type_name) = unsafe { (text(name, "the root's name")?, text(type_, "the type's name")?) };
         with_heap(heap, |heap| {
             let Some(at) = heap.find_root(name, &shape(type_name, bytes, align, version)?)? else { return Ok(0) };
             // SAFETY: as above.
@@ -367,7 +437,7 @@ pub unsafe extern "C" fn untorn_heap_set_root(
 ) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let (name, type_name) = unsafe { texts(name, type_) }?;
+        let (name, type_name) = unsafe { (text(name, "the root's name")?, text(type_, "the type's name")?) };
         with_heap(heap, |heap| {
             heap.put_root(name, NonNull::new(address.cast()), &shape(type_name, bytes, align, version)?)?;
             Ok(0)
@@ -380,21 +450,17 @@ pub unsafe extern "C" fn untorn_heap_set_root(
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_begin(heap: *mut untorn_heap) -> c_int {
     guard(-1, || {
-        with_heap(heap, |heap| {
-            heap.begin_mutation();
-            Ok(0)
-        })
+        weak(heap)?.begin_mutation()?;
+        Ok(0)
     })
 }
 
 /// Ends what untorn_heap_begin() began. Returns 0, or -1: EINVAL (this thread has begun nothing), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_end(heap: *mut untorn_heap) -> c_int {
-    guard(-1, || {
-        with_heap(heap, |heap| match heap.end_mutation() {
-            true => Ok(0),
-            false => Err(Failure::invalid("this thread has begun no change of the heap")),
-        })
+    guard(-1, || match weak(heap)?.end_mutation()? {
+        true => Ok(0),
+        false => Err(Failure::invalid("this thread has begun no change of the heap")),
     })
 }
 
@@ -456,27 +522,101 @@ pub extern "C" fn untorn_heap_rollback(heap: *mut untorn_heap) -> c_int {
     })
 }
 
-/// Fills `stats`, whose `size` the caller has set. Returns 0, or -1: EINVAL, EFAULT, EBADF.
+/// Fills `stats`, whose `size` the caller has set; reads the metadata of the whole heap. Returns 0, or
+/// -1: EINVAL (also if this thread is in a change of the heap), EFAULT, EUCLEAN, EBADF.
 ///
 /// # Safety
 /// `stats` is NULL or as large as its `size` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_heap_get_stats(heap: *const untorn_heap, stats: *mut untorn_heap_stats) -> c_int {
     guard(-1, || {
-        if stats.is_null() {
-            return Err(Failure::null("the stats pointer"));
-        }
-        // SAFETY: not NULL; the rest is the caller's promise.
-        let size = unsafe { (&raw const (*stats).size).read() };
-        if !(size_of::<untorn_heap_stats>()..=SIZE_MAX).contains(&size) {
-            return Err(Failure::invalid(format!("an untorn_heap_stats of {size} bytes: set its size member")));
-        }
+        // SAFETY: the caller's promise.
+        let size = unsafe { versioned::checked_size(stats) }?;
         with_heap(heap, |heap| {
-            let mapped = heap.file().store().status().maps.into_iter().find(|m| m.path == heap.file().path());
-            let private_bytes = mapped.map_or(0, |m| m.private_bytes);
-            // SAFETY: as large as this struct at least.
-            unsafe { stats.write(untorn_heap_stats { size, heap_bytes: heap.memory().1 as u64, private_bytes }) };
+            let found = heap.stats()?;
+            let filled = untorn_heap_stats {
+                size,
+                heap_bytes: found.heap_bytes,
+                used_bytes: found.used_bytes,
+                free_bytes: found.free_bytes,
+                allocations: found.allocations,
+                roots: found.roots,
+                private_bytes: found.private_bytes,
+                address_space_bytes: found.address_space_bytes,
+            };
+            // SAFETY: the caller's promise; there is no padding.
+            unsafe { versioned::write(&filled, stats, size) };
             Ok(0)
+        })
+    })
+}
+
+fn convert(root: &RootInfo) -> untorn_heap_root_info {
+    fn text<const N: usize>(text: &str) -> [c_char; N] {
+        let mut bytes = [0; N];
+        // The last byte stays NUL, whatever the text's length.
+        for (to, &from) in bytes[..N - 1].iter_mut().zip(text.as_bytes()) {
+            *to = from as c_char;
+        }
+        bytes
+    }
+    untorn_heap_root_info {
+        size: size_of::<untorn_heap_root_info>(),
+        address: root.address.as_ptr().cast(),
+        bytes: root.size,
+        align: root.align,
+        version: root.version,
+        name: text(&root.name),
+        type_name: text(&root.type_name),
+    }
+}
+
+/// Tells what a root points to, whatever its type: for programs whose layout has changed. The member `size`
+/// of `info` is set by the caller. Returns 1: told; 0: there is no such root; -1: EINVAL, EUCLEAN (it
+/// points out of the heap), EFAULT, EBADF.
+///
+/// # Safety
+/// `name` is a string; `info` is NULL or as large as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_heap_get_root_info(
+    heap: *const untorn_heap,
+    name: *const c_char,
+    info: *mut untorn_heap_root_info,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let size = unsafe { versioned::checked_size(info) }?;
+        // SAFETY: the caller's promise.
+        let name = unsafe { text(name, "the root's name") }?;
+        with_heap(heap, |heap| {
+            let Some(found) = heap.root_info(name)? else { return Ok(0) };
+            // SAFETY: the caller's promise; there is no padding.
+            unsafe { versioned::write(&convert(&found), info, size) };
+            Ok(1)
+        })
+    })
+}
+
+/// The same for the root number `n`, in no certain order: for going through all of them, from 0 on, while
+/// none is set. Returns 1: told; 0: there are not so many; -1: EINVAL, EFAULT, EBADF.
+///
+/// # Safety
+/// `info` is NULL or as large as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_heap_nth_root_info(
+    heap: *const untorn_heap,
+    n: usize,
+    info: *mut untorn_heap_root_info,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let size = unsafe { versioned::checked_size(info) }?;
+        with_heap(heap, |heap| {
+            let roots = heap.roots();
+            let Some(found) = roots.get(n) else { return Ok(0) };
+            // SAFETY: the caller's promise; there is no padding.
+            unsafe { versioned::write(&convert(found), info, size) };
+            Ok(1)
         })
     })
 }

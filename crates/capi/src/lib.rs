@@ -21,3 +21,4 @@ mod status;
 mod store;
 mod ticket;
 mod txn;
+mod versioned;

@@ -11,8 +11,8 @@ use crate::arguments;
 use crate::error::{Failure, Result, guard};
 use crate::file::{untorn_file, with_open};
 use crate::handle;
-use crate::options::SIZE_MAX;
 use crate::ticket::untorn_ticket;
+use crate::versioned::{self, Versioned};
 
 /// A mapped file, or a part of it. All maps of one file, and its handles, share one view: what one
 /// stores the others see at once.
@@ -76,15 +76,12 @@ pub struct untorn_map_options {
     pub flags: u32,
 }
 
-/// The first version's size: no caller can have a smaller one.
-const SIZE_MIN: usize = 56;
-const _: () = assert!(size_of::<untorn_map_options>() == SIZE_MIN, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_map_options>() == 56, "members may be added at the end, never removed");
 
-fn check_size(size: usize) -> Result<()> {
-    if !(SIZE_MIN..=SIZE_MAX).contains(&size) {
-        return Err(Failure::invalid(format!("an untorn_map_options of {size} bytes: call untorn_map_options_init")));
-    }
-    Ok(())
+// SAFETY: numbers and a pointer.
+unsafe impl Versioned for untorn_map_options {
+    const NAME: &'static str = "untorn_map_options";
+    const SIZE_MIN: usize = 56;
 }
 
 /// Reads a caller's options, of whatever version; NULL means defaults.
@@ -92,19 +89,8 @@ fn check_size(size: usize) -> Result<()> {
 /// # Safety
 /// `options` is NULL or points to as many bytes as its first member, `size`, says.
 unsafe fn read(options: *const untorn_map_options) -> Result<MapOptions> {
-    if options.is_null() {
-        return Ok(MapOptions::new());
-    }
-    // SAFETY: not NULL; the rest is the caller's promise.
-    let size = unsafe { (&raw const (*options).size).read() };
-    check_size(size)?;
     // SAFETY: the caller's promise.
-    let bytes = unsafe { std::slice::from_raw_parts(options.cast::<u8>(), size) };
-    if bytes[SIZE_MIN..].iter().any(|&byte| byte != 0) {
-        return Err(Failure::invalid("map options that this version of the library does not know are set"));
-    }
-    // SAFETY: at least SIZE_MIN bytes are there, and any bits are valid for every member.
-    convert(unsafe { options.read() })
+    unsafe { versioned::read(options)? }.map_or(Ok(MapOptions::new()), convert)
 }
 
 fn convert(options: untorn_map_options) -> Result<MapOptions> {
@@ -175,16 +161,8 @@ fn with_writable<R>(raw: *const untorn_map, call: impl FnOnce(&Map) -> Result<R>
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_map_options_init(options: *mut untorn_map_options, size: usize) -> c_int {
     guard(-1, || {
-        if options.is_null() {
-            return Err(Failure::null("the options pointer"));
-        }
-        check_size(size)?;
-        // SAFETY: not NULL, and at least as large as its first member; the rest is the caller's
-        // promise. Zeros are valid for every member, later ones included.
-        unsafe {
-            options.cast::<u8>().write_bytes(0, size);
-            (&raw mut (*options).size).write(size);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { versioned::init(options, size)? };
         Ok(0)
     })
 }

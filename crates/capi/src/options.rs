@@ -6,6 +6,7 @@ use std::mem::size_of;
 use untorn::{FailureClass, StoreOptions};
 
 use crate::error::{Failure, Result, guard};
+use crate::versioned::{self, Versioned};
 
 /// Failure class: commits survive also kernel crashes and power cuts; one flush each. The default.
 pub const UNTORN_CLASS_POWER: u32 = 0;
@@ -49,12 +50,13 @@ pub struct untorn_options {
     pub progress_context: *mut c_void,
 }
 
-/// The first version's size: no caller can have a smaller one.
-const SIZE_MIN: usize = 40;
-const _: () = assert!(size_of::<untorn_options>() == SIZE_MIN, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_options>() == 40, "members may be added at the end, never removed");
 
-/// Larger than any version will be: such a size was never initialised.
-pub(crate) const SIZE_MAX: usize = 4096;
+// SAFETY: numbers, a pointer, and a callback that NULL is valid for.
+unsafe impl Versioned for untorn_options {
+    const NAME: &'static str = "untorn_options";
+    const SIZE_MIN: usize = 40;
+}
 
 /// Sets all members to their defaults. `size` is sizeof(untorn_options). 0, or -1 with EFAULT or
 /// EINVAL.
@@ -64,25 +66,10 @@ pub(crate) const SIZE_MAX: usize = 4096;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_options_init(options: *mut untorn_options, size: usize) -> c_int {
     guard(-1, || {
-        if options.is_null() {
-            return Err(Failure::null("the options pointer"));
-        }
-        check_size(size)?;
-        // SAFETY: not NULL, and at least as large as its first member; the rest is the caller's
-        // promise. Zeros are valid for every member, later ones included.
-        unsafe {
-            options.cast::<u8>().write_bytes(0, size);
-            (&raw mut (*options).size).write(size);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { versioned::init(options, size)? };
         Ok(0)
     })
-}
-
-fn check_size(size: usize) -> Result<()> {
-    if !(SIZE_MIN..=SIZE_MAX).contains(&size) {
-        return Err(Failure::invalid(format!("an untorn_options of {size} bytes: call untorn_options_init")));
-    }
-    Ok(())
 }
 
 /// Reads a caller's options, of whatever version; NULL means defaults.
@@ -90,19 +77,8 @@ fn check_size(size: usize) -> Result<()> {
 /// # Safety
 /// `options` is NULL or points to as many bytes as its first member, `size`, says.
 pub(crate) unsafe fn read(options: *const untorn_options) -> Result<StoreOptions> {
-    if options.is_null() {
-        return Ok(StoreOptions::default());
-    }
-    // SAFETY: not NULL; the rest is the caller's promise.
-    let size = unsafe { (&raw const (*options).size).read() };
-    check_size(size)?;
     // SAFETY: the caller's promise.
-    let bytes = unsafe { std::slice::from_raw_parts(options.cast::<u8>(), size) };
-    if bytes[SIZE_MIN..].iter().any(|&byte| byte != 0) {
-        return Err(Failure::invalid("options that this version of the library does not know are set"));
-    }
-    // SAFETY: at least SIZE_MIN bytes are there, and any bits are valid for every member.
-    convert(unsafe { options.read() })
+    unsafe { versioned::read(options)? }.map_or(Ok(StoreOptions::default()), convert)
 }
 
 fn convert(options: untorn_options) -> Result<StoreOptions> {

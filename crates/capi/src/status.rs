@@ -5,8 +5,8 @@ use std::mem::{offset_of, size_of};
 
 use untorn::{FailureClass, Status};
 
-use crate::error::{Failure, Result};
-use crate::options::{SIZE_MAX, UNTORN_CLASS_POWER, UNTORN_CLASS_PROCESS};
+use crate::options::{UNTORN_CLASS_POWER, UNTORN_CLASS_PROCESS};
+use crate::versioned::{self, Versioned};
 
 /// Bytes of `untorn_status.store_id`, NUL included.
 pub const UNTORN_STORE_ID_BYTES: usize = 48;
@@ -122,32 +122,17 @@ fn convert(status: &Status) -> untorn_status {
     }
 }
 
-/// Checks a caller's struct before anything is done for it.
-///
-/// # Safety
-/// `to` is NULL or points to a `size_t`.
-pub(crate) unsafe fn checked_size(to: *const untorn_status) -> Result<usize> {
-    if to.is_null() {
-        return Err(Failure::null("the status pointer"));
-    }
-    // SAFETY: not NULL; the rest is the caller's promise.
-    let size = unsafe { (&raw const (*to).size).read() };
-    if !(offset_of!(untorn_status, store_id)..=SIZE_MAX).contains(&size) {
-        return Err(Failure::invalid(format!("an untorn_status of {size} bytes: set its size before the call")));
-    }
-    Ok(size)
+// SAFETY: numbers and bytes.
+unsafe impl Versioned for untorn_status {
+    const NAME: &'static str = "untorn_status";
+    const SIZE_MIN: usize = offset_of!(untorn_status, store_id);
 }
 
-/// Fills `size` bytes of a caller's struct, of whatever version: with zeros what is not known here.
+/// Fills `size` bytes of a caller's struct, of whatever version.
 ///
 /// # Safety
 /// `to` points to `size` writable bytes.
 pub(crate) unsafe fn write(status: &Status, to: *mut untorn_status, size: usize) {
-    let converted = untorn_status { size, ..convert(status) };
-    let known = size.min(size_of::<untorn_status>());
-    // SAFETY: the caller's promise; `converted` is `known` bytes long or longer, and has no padding.
-    unsafe {
-        to.cast::<u8>().write_bytes(0, size);
-        to.cast::<u8>().copy_from_nonoverlapping((&raw const converted).cast(), known);
-    }
+    // SAFETY: the caller's promise; a status has no padding.
+    unsafe { versioned::write(&convert(status), to, size) };
 }

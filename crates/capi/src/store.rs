@@ -11,6 +11,7 @@ use crate::file::{untorn_file, with_file};
 use crate::handle;
 use crate::options::{self, untorn_options};
 use crate::status::{self, untorn_status};
+use crate::versioned;
 
 /// A store: a directory whose files change all-or-nothing. One process owns it while it is open.
 #[allow(non_camel_case_types)]
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn untorn_store_status(store: *const untorn_store, status:
     guard(-1, || {
         let store = handle::get::<Store, _>(store)?;
         // SAFETY: the caller's promise.
-        let size = unsafe { status::checked_size(status) }?;
+        let size = unsafe { versioned::checked_size(status) }?;
         // SAFETY: not NULL, as was just checked; the rest is the caller's promise.
         unsafe { status::write(&store.status(), status, size) };
         Ok(0)

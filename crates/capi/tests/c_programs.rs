@@ -7,9 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{STATIC_LIBS, build_library, cc, crate_dir, cxx, have, library_dir, output_of, run, skipped};
+use common::{
+    STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
+};
 
-const PROGRAMS: [&str; 10] = ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "wrapper", "heap"];
+const PROGRAMS: [&str; 11] =
+    ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "malloc", "wrapper", "heap"];
 
 /// Only definite leaks count: Rust's maps are reached by pointers into their middle.
 const VALGRIND: [&str; 7] = [
@@ -34,13 +37,7 @@ fn compiler(source: &Path) -> Command {
 
 /// Links a program with `libuntorn.so`, found at run time where cargo built it.
 fn link_shared(source: &Path, to: &Path) {
-    let libraries = library_dir();
-    let mut command = compiler(source);
-    command.arg(source).arg("-o").arg(to).arg("-L").arg(&libraries).arg("-luntorn");
-    // The library answers to its SONAME, under which only an installation has it.
-    let soname = to.with_file_name("libuntorn.so.0");
-    std::os::unix::fs::symlink(libraries.join("libuntorn.so"), soname).expect("a link to the library");
-    run(command.arg("-Wl,-rpath,$ORIGIN"));
+    run(link_with(compiler(source).arg(source), to));
 }
 
 /// Each program in a directory of its own, started by `launcher` (which may be empty).
@@ -110,6 +107,22 @@ fn heap() {
 }
 
 #[test]
+fn malloc() {
+    shared("malloc");
+}
+
+/// The other standard library of C++ has containers of other shapes.
+#[test]
+fn heap_with_libcxx() {
+    let Some(mut command) = libcxx() else { return };
+    build_library();
+    let build = tempfile::tempdir().expect("a build directory");
+    let binary = build.path().join("heap");
+    run(link_with(command.arg(source("heap")), &binary));
+    run_in_scratch(&[], &binary);
+}
+
+#[test]
 fn misuse() {
     shared("misuse");
 }
@@ -159,7 +172,7 @@ fn all_under_valgrind() {
         let binary = directory.join(program);
         link_shared(&source(program), &binary);
         let mut launcher = VALGRIND.to_vec();
-        if ["crash", "map", "posix"].contains(&program) {
+        if ["crash", "malloc", "map", "posix"].contains(&program) {
             // A forked child leaves its parent's handles alone, which looks like a leak in the child.
             launcher.push("--leak-check=no");
         }

@@ -42,12 +42,12 @@ mod view;
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
 pub use file::File;
-#[doc(hidden)]
-pub use heap::{WeakHeap, fuzz_heap};
 pub use heap::{
     Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapStats,
     HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape,
 };
+#[doc(hidden)]
+pub use heap::{WeakHeap, fuzz_heap};
 pub use map::{Map, MapOptions, MapStatus};
 pub use options::{
     FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,

@@ -455,7 +455,16 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
                 }
             }
         });
-        let reported = (0..10_000).find_map(|_| heap.commit().err());
+        // SAFETY: as above.
+        let stored = || unsafe { (address as *const u8).read_volatile() };
+        let reported = (0..10_000).find_map(|_| {
+            // So that there is something to commit.
+            let before = stored();
+            while stored() == before {
+                std::thread::yield_now();
+            }
+            heap.commit().err()
+        });
         stop.store(true, SeqCst);
         reported
     });

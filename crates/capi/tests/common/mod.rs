@@ -75,10 +75,38 @@ pub fn cc() -> Command {
 
 /// The same for C++17.
 pub fn cxx() -> Command {
-    let mut cxx = Command::new("c++");
+    cxx_by("c++")
+}
+
+/// The same by clang with LLVM's standard library, if that is there.
+pub fn libcxx() -> Option<Command> {
+    let mut cxx = cxx_by("clang++");
+    cxx.arg("-stdlib=libc++");
+    let mut probe = cxx_by("clang++");
+    probe.args(["-stdlib=libc++", "-fsyntax-only", "-x", "c++", "-include", "map", "/dev/null"]);
+    if probe.output().is_ok_and(|output| output.status.success()) {
+        return Some(cxx);
+    }
+    skipped("there is no clang++ with libc++ here");
+    None
+}
+
+fn cxx_by(compiler: &str) -> Command {
+    let mut cxx = Command::new(compiler);
     cxx.args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread", "-I"]);
     cxx.arg(crate_dir().join("../../include"));
     cxx
+}
+
+/// Adds what links a program with `libuntorn.so`, found at run time where cargo built it.
+pub fn link_with<'c>(command: &'c mut Command, to: &Path) -> &'c mut Command {
+    let libraries = library_dir();
+    // The library answers to its SONAME, under which only an installation has it.
+    let soname = to.with_file_name("libuntorn.so.0");
+    if !soname.exists() {
+        std::os::unix::fs::symlink(libraries.join("libuntorn.so"), soname).expect("a link to the library");
+    }
+    command.arg("-o").arg(to).arg("-L").arg(&libraries).args(["-luntorn", "-Wl,-rpath,$ORIGIN"])
 }
 
 /// What a static link of `libuntorn.a` needs besides.

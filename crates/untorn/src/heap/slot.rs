@@ -36,11 +36,18 @@ pub(crate) struct Live {
 /// All slots: those in use by the addresses of their heaps, and those to be used again.
 struct Slots {
     open: Vec<(usize, WeakHeap)>,
-    idle: Vec<&'static Slot>,
+    empty: Vec<&'static Slot>,
     openings: u64,
 }
 
-static SLOTS: RwLock<Slots> = RwLock::new(Slots { open: Vec::new(), idle: Vec::new(), openings: 0 });
+impl Slots {
+    /// A heap of this process: a forked child may have one at an address where its parent has one.
+    fn find(&self, base: usize) -> Option<WeakHeap> {
+        self.open.iter().find(|(at, heap)| *at == base && heap.check_fork().is_ok()).map(|(_, heap)| *heap)
+    }
+}
+
+static SLOTS: RwLock<Slots> = RwLock::new(Slots { open: Vec::new(), empty: Vec::new(), openings: 0 });
 
 thread_local! {
     /// What this thread looked up last.
@@ -52,9 +59,12 @@ pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap 
     let mut slots = SLOTS.write();
     slots.openings += 1;
     let opening = slots.openings;
-    let slot = slots.idle.pop().unwrap_or_else(|| {
-        Box::leak(Box::new(Slot { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) }))
-    });
+    // Not one that a thread has left in a change that it never ended: no other heap shall wait for it. Who takes the
+    // guard after this sees that its heap is closed.
+    let slot = match slots.empty.iter().position(|slot| slot.guard.is_idle()) {
+        Some(at) => slots.empty.swap_remove(at),
+        None => Box::leak(Box::new(Slot { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) })),
+    };
     *slot.live.lock() = Some(Live { opening, blocks: Blocks::new(base as *mut u8, segments), body });
     slot.opening.store(opening, Release);
     let heap = WeakHeap { slot, opening, process: process_generation() };
@@ -64,7 +74,7 @@ pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap 
 
 /// Whether a heap at this address is open.
 pub(crate) fn is_open(base: usize) -> bool {
-    SLOTS.read().open.iter().any(|(at, _)| *at == base)
+    SLOTS.read().find(base).is_some()
 }
 
 /// A heap that others may close at any moment: then what it is asked for is refused. For those who can keep neither a
@@ -89,14 +99,14 @@ impl WeakHeap {
     #[cold]
     fn look_up(base: usize) -> Result<WeakHeap> {
         let slots = SLOTS.read();
-        let found = *slots.open.iter().find(|(at, _)| *at == base).ok_or(Error::Closed)?;
-        LAST.set(Some(found));
-        Ok(found.1)
+        let found = slots.find(base).ok_or(Error::Closed)?;
+        LAST.set(Some((base, found)));
+        Ok(found)
     }
 
-    /// It was a moment ago.
+    /// Whether it is; in a moment it may not be.
     #[inline]
-    fn is_open(self) -> bool {
+    pub fn is_open(self) -> bool {
         self.slot.opening.load(Acquire) == self.opening
     }
 
@@ -164,13 +174,8 @@ impl WeakHeap {
             let mut slots = SLOTS.write();
             slots.open.retain(|(_, heap)| heap.opening != self.opening);
             self.slot.opening.store(0, Relaxed);
-            let live = self.slot.live.lock().take();
-            // Otherwise a thread that has not ended its change: no other heap shall wait for it. Who takes the guard
-            // after this sees that the heap is closed.
-            if self.slot.guard.is_idle() {
-                slots.idle.push(self.slot);
-            }
-            live
+            slots.empty.push(self.slot);
+            self.slot.live.lock().take()
         };
         drop(live);
     }
