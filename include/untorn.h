@@ -417,6 +417,12 @@ typedef struct untorn_heap_options {
      */
     uint64_t address_space;
     /**
+     * Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB, for programs that have
+     * several heaps open at once, whose address spaces must not overlap. 0: a random one, at which two
+     * heaps meet once in 224 times.
+     */
+    uint64_t address;
+    /**
      * As in untorn_map_options: the most bytes of pages that will have been stored to and not dropped;
      * for heaps that are larger than memory. 0: the heap's size.
      */

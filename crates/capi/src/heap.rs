@@ -42,6 +42,10 @@ pub struct untorn_heap_options {
     /// Bytes of address space that a new heap gets: it can never outgrow them, and they cost nothing. 0:
     /// 64 GiB.
     pub address_space: u64,
+    /// Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB, for programs that have
+    /// several heaps open at once, whose address spaces must not overlap. 0: a random one, at which two
+    /// heaps meet once in 224 times.
+    pub address: u64,
     /// As in untorn_map_options: the most bytes of pages that will have been stored to and not dropped;
     /// for heaps that are larger than memory. 0: the heap's size.
     pub dirty_max: u64,
@@ -51,12 +55,12 @@ pub struct untorn_heap_options {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<untorn_heap_options>() == 32, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_heap_options>() == 40, "members may be added at the end, never removed");
 
 // SAFETY: numbers.
 unsafe impl Versioned for untorn_heap_options {
     const NAME: &'static str = "untorn_heap_options";
-    const SIZE_MIN: usize = 32;
+    const SIZE_MIN: usize = 40;
 }
 
 /// Numbers of a heap, in bytes unless they say otherwise.
@@ -141,6 +145,9 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0);
     if options.address_space != 0 {
         result = result.address_space(options.address_space);
+    }
+    if options.address != 0 {
+        result = result.address(options.address as usize);
     }
     if options.dirty_max != 0 {
         result = result.dirty_max(options.dirty_max);

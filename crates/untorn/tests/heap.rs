@@ -490,3 +490,23 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
         done.store(true, SeqCst);
     });
 }
+
+#[test]
+fn several_heaps_lie_where_the_program_says() {
+    let dir = directory();
+    let at = |slot: usize| HeapOptions::new().address((20 << 40) + slot * (64 << 30));
+    let heaps: Vec<Heap> = (0..3).map(|n| at(n).open(dir.path().join(format!("heap{n}"))).expect("open")).collect();
+    for (n, heap) in heaps.iter().enumerate() {
+        assert_eq!(heap.memory().0.as_ptr() as usize, (20 << 40) + n * (64 << 30));
+    }
+    // Taken, in part taken, not a heap's.
+    refused(at(1).open(dir.path().join("other")), &["invalid"]);
+    refused(at(1).address((20 << 40) + (4 << 20)).open(dir.path().join("other")), &["invalid"]);
+    for wrong in [4096, (20 << 40) + 4096, 31 << 40, usize::MAX] {
+        refused(HeapOptions::new().address(wrong).open(dir.path().join("other")), &["invalid"]);
+    }
+    drop(heaps);
+    // It is the heap's own from then on.
+    let again = HeapOptions::new().address(25 << 40).open(dir.path().join("heap2")).expect("open");
+    assert_eq!(again.memory().0.as_ptr() as usize, (20 << 40) + 2 * (64 << 30));
+}

@@ -68,6 +68,7 @@ pub struct HeapOptions {
     store: StoreOptions,
     create: bool,
     address_space: Option<u64>,
+    address: Option<usize>,
     map: MapOptions,
 }
 
@@ -77,6 +78,7 @@ impl Default for HeapOptions {
             store: StoreOptions::default(),
             create: true,
             address_space: None,
+            address: None,
             map: MapOptions::new().quiet(true),
         }
     }
@@ -104,6 +106,14 @@ impl HeapOptions {
     /// Default: 64 GiB.
     pub fn address_space(mut self, bytes: u64) -> Self {
         self.address_space = Some(bytes);
+        self
+    }
+
+    /// Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB. For programs that have several
+    /// heaps open at once, whose address spaces must not overlap. Default: a random one, at which two heaps meet once
+    /// in 224 times.
+    pub fn address(mut self, address: usize) -> Self {
+        self.address = Some(address);
         self
     }
 
@@ -159,15 +169,21 @@ impl HeapOptions {
                 "a heap of {space} bytes of address space is larger than its addresses"
             )));
         }
-        let mut tried = Vec::new();
-        let map = loop {
-            let mut random = [0; 8];
-            file.random(&mut random)?;
-            let address = ADDRESS_MIN + (u64::from_le_bytes(random) % slots * space) as usize;
-            match file.map_with(&self.map.address(address).address_space(space)) {
-                Err(Error::Invalid { .. }) if tried.len() < TRIES => tried.push(address),
-                done => break done?,
+        let map = match self.address {
+            Some(address) => {
+                let end = (address as u64).checked_add(space);
+                if !address.is_multiple_of(SEGMENT_BYTES)
+                    || address < ADDRESS_MIN
+                    || end.is_none_or(|end| end > ADDRESS_MAX as u64)
+                {
+                    return Err(Error::invalid(format!(
+                        "{address:#x}: a heap of {space} bytes of address space lies between {ADDRESS_MIN:#x} and \
+                         {ADDRESS_MAX:#x}, at a multiple of {SEGMENT_BYTES:#x}"
+                    )));
+                }
+                file.map_with(&self.map.address(address).address_space(space))?
             }
+            None => self.map_anywhere(file, space, slots)?,
         };
         map.resize(SEGMENT_BYTES as u64)?;
         if !kept(Care::HeapMadeWhole) {
@@ -186,6 +202,20 @@ impl HeapOptions {
         unsafe { map.as_mut_ptr().cast::<Header>().write(header.summed()) };
         map.msync()?;
         Ok(map)
+    }
+
+    /// At a random address that is free in this process.
+    fn map_anywhere(&self, file: &File, space: u64, slots: u64) -> Result<Map> {
+        let mut tries = 0;
+        loop {
+            let mut random = [0; 8];
+            file.random(&mut random)?;
+            let address = ADDRESS_MIN + (u64::from_le_bytes(random) % slots * space) as usize;
+            match file.map_with(&self.map.address(address).address_space(space)) {
+                Err(Error::Invalid { .. }) if tries < TRIES => tries += 1,
+                done => return done,
+            }
+        }
     }
 
     fn map_again(&self, file: &File) -> Result<Map> {
