@@ -146,6 +146,7 @@ impl Work<'_> {
         Ok(())
     }
 
+    #[cfg(test)]
     pub(crate) fn size_of(&mut self, at: usize) -> std::result::Result<usize, Refused> {
         self.allocator.size_of(self.address(at))
     }
