@@ -190,7 +190,7 @@ fn a_migration_is_one_commit() {
     let dir = directory();
     let path = dir.path().join("heap");
     let heap = Heap::create(&path).expect("create");
-    let old = heap.root_or("numbers", |alloc| HeapVec::<u32>::new_in(alloc)).expect("root");
+    let old = heap.root_or("numbers", HeapVec::<u32>::new_in).expect("root");
     // SAFETY: this thread alone uses the roots.
     unsafe { &mut *old.as_ptr() }.extend(0..1000);
     heap.commit().expect("commit");
