@@ -295,6 +295,35 @@ pub fn journal(input: &[u8]) {
     let _ = opened(&disk.fork().process());
 }
 
+/// A heap's metadata, changed in places, looked at and allocated in: see `untorn::fuzz_heap`.
+pub fn heap(input: &[u8]) {
+    untorn::fuzz_heap(input);
+}
+
+/// Metadata of a heap of two segments: blocks in use, a large allocation, a huge one; before it, some operations.
+fn heap_sample() -> Vec<u8> {
+    let descriptor = |kind: u32, count: u32, bytes: u64| {
+        let mut line = [0; 64];
+        line[..4].copy_from_slice(&kind.to_le_bytes());
+        line[4..8].copy_from_slice(&count.to_le_bytes());
+        line[8..16].copy_from_slice(&bytes.to_le_bytes());
+        line
+    };
+    let operations: Vec<u8> = (0..32).map(|n: u8| n.wrapping_mul(37)).collect();
+    let mut first = vec![0; 60 << 10];
+    let lines = [(1, 3, 0), (1, 28, 0), (2, 3, 150_000), (3, 0, 0), (3, 0, 0), (0, 0, 0), (1, 40, 0)];
+    for (n, (kind, count, bytes)) in lines.into_iter().enumerate() {
+        first[64 * (n + 1)..64 * (n + 2)].copy_from_slice(&descriptor(kind, count, bytes));
+    }
+    for (chunk, bits) in [(1, 0xff), (2, 1), (7, 2)] {
+        first[4096 + 512 * chunk] = bits;
+    }
+    let mut second = vec![0; 60 << 10];
+    second[64..128].copy_from_slice(&descriptor(4, 1, 4_000_000));
+    // Two segments, so many operations.
+    [vec![32 * 4 + 2], operations, first, second].concat()
+}
+
 /// The store's files, the victim and Untorn's own left out.
 fn files(disk: &SimDisk) -> Files {
     let ours = |path: &Path| path != Path::new(VICTIM) && !path.starts_with(".untorn");
@@ -342,6 +371,7 @@ pub fn samples() -> Vec<Sample> {
         ("operations", operations, with_byte(&encoded(&names))),
         ("operations", operations, with_byte(&encoded(&commit(1)))),
         ("journal", journal, with_byte(&[])),
+        ("heap", heap, heap_sample()),
     ]
 }
 

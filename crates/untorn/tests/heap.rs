@@ -183,6 +183,51 @@ fn roots_know_what_they_point_to() {
     refused(heap.set_root("out", Some(NonNull::from(&seed()))), &["invalid"]);
 }
 
+/// The layout of a root changes: all of the change is there after a crash, or none. The steps are those of the
+/// example at `Heap::root_info`.
+#[test]
+fn a_migration_is_one_commit() {
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let heap = Heap::create(&path).expect("create");
+    let old = heap.root_or("numbers", HeapVec::<u32>::new_in).expect("root");
+    // SAFETY: this thread alone uses the roots.
+    unsafe { &mut *old.as_ptr() }.extend(0..1000);
+    heap.commit().expect("commit");
+    let migrate = |heap: &Heap| {
+        let info = heap.root_info("numbers").expect("info").expect("a root");
+        assert_eq!((info.version, info.size), (0, size_of::<HeapVec<u32>>() as u64));
+        refused(heap.root::<HeapVec<u64>>("numbers"), &["invalid"]);
+        // SAFETY: that is what version 0 has there.
+        let old = unsafe { info.address.cast::<HeapVec<u32>>().read() };
+        let mut new = HeapVec::new_in(heap.allocator());
+        new.extend(old.iter().map(|number| u64::from(*number) << 32));
+        let place = heap.allocate(Layout::new::<HeapVec<u64>>()).expect("allocate").cast();
+        // SAFETY: allocated just now with this layout.
+        unsafe { place.write(new) };
+        heap.set_root_with("numbers", Some(place), RootOptions::new().version(1)).expect("set");
+        drop(old);
+        // SAFETY: what was there has just been dropped.
+        unsafe { heap.free(info.address).expect("free") };
+    };
+    // Not committed: the next program finds the old one.
+    migrate(&heap);
+    drop(heap);
+    let heap = Heap::open(&path).expect("open");
+    migrate(&heap);
+    heap.commit().expect("commit");
+    drop(heap);
+    let heap = Heap::open(&path).expect("open");
+    refused(heap.root::<HeapVec<u32>>("numbers"), &["invalid"]);
+    let new = heap.root_with::<HeapVec<u64>>("numbers", RootOptions::new().version(1)).expect("root").expect("a root");
+    // SAFETY: as above.
+    assert!(unsafe { new.as_ref() }.iter().copied().eq((0..1000).map(|number| number << 32)));
+    let report = heap.check(&|_, _| {}).expect("check");
+    assert!(report.is_sound());
+    let used: u64 = report.classes.iter().map(|class| class.used).sum();
+    assert_eq!(used, 2, "the vector and what is in it: the old ones are freed");
+}
+
 #[test]
 fn a_commit_waits_for_those_that_change_the_heap() {
     let dir = directory();

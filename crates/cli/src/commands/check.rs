@@ -11,7 +11,7 @@ use untorn::offline::{self, Inspection};
 const PROBLEMS: u8 = 1;
 const COULD_NOT_LOOK: u8 = 2;
 
-/// Verify every checksum and invariant of a store, without changing a byte.
+/// Verify every checksum and invariant of a store, or of a heap, without changing a byte.
 ///
 /// Exit code: 0 sound, 1 problems, 2 could not look. A store that its owner did not close is sound
 /// if recovery will bring back its last commit.

@@ -185,7 +185,7 @@ impl Allocator {
     fn check_large(&self, number: Number, chunks: usize) -> Result<()> {
         let mut rest = number + 1..number + chunks as Number;
         match rest.find(|rest| !matches!(self.use_of(*rest), Ok(Use::Rest))) {
-            Some(other) => Err(corrupt(number, format_args!("chunk {other} is not a part of it"))),
+            Some(other) => Err(corrupt(number, format_args!("chunk {} is not a part of it", split(other).1))),
             None => Ok(()),
         }
     }
@@ -475,7 +475,8 @@ impl Allocator {
 }
 
 fn corrupt(number: Number, what: std::fmt::Arguments<'_>) -> Refused {
-    Refused::Corrupt(format!("chunk {number}: {what}"))
+    let (segment, index) = split(number);
+    Refused::Corrupt(format!("segment {segment}, chunk {index}: {what}"))
 }
 
 fn split(number: Number) -> (usize, usize) {

@@ -204,6 +204,15 @@ fn set(words: &mut [u64], at: usize, n: usize) {
     words[at + n / 64] |= 1 << (n % 64);
 }
 
+/// The places of the ones in a word.
+fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let n = bits.trailing_zeros() as usize;
+        bits &= bits.checked_sub(1)?;
+        Some(n)
+    })
+}
+
 impl<'a> Look<'a> {
     /// Walks a heap's metadata; `progress` gets bytes done and bytes in all.
     ///
@@ -451,8 +460,7 @@ impl<'a> Look<'a> {
         heads.flat_map(move |(number, chunk)| {
             let of = chunk.units();
             let left = (0..of.div_ceil(64)).flat_map(move |word| {
-                let bits = self.used[chunk.bits + word] & !self.reached[chunk.bits + word];
-                (0..64).filter(move |n| bits >> n & 1 == 1).map(move |n| word * 64 + n)
+                ones(self.used[chunk.bits + word] & !self.reached[chunk.bits + word]).map(move |n| word * 64 + n)
             });
             left.map(move |block| self.extent((number, block)))
         })
@@ -507,8 +515,7 @@ impl<'a> Look<'a> {
         let words = chunk.bits..chunk.bits + chunk.units().div_ceil(64);
         let mut waiting = Vec::new();
         for (word, bits) in self.waiting[words].iter_mut().enumerate() {
-            let bits = std::mem::take(bits);
-            waiting.extend((0..64).filter(|n| bits >> n & 1 == 1).map(|n| word * 64 + n));
+            waiting.extend(ones(std::mem::take(bits)).map(|n| word * 64 + n));
         }
         let extents: Vec<_> = waiting.into_iter().map(|block| self.extent((number, block))).collect();
         let bytes = extents.iter().map(|(_, bytes)| bytes).sum();

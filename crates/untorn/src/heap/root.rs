@@ -31,12 +31,12 @@ pub struct RootOptions {
 
 impl RootOptions {
     /// Version 0.
-    pub fn new() -> RootOptions {
-        RootOptions::default()
+    pub const fn new() -> RootOptions {
+        RootOptions { version: 0 }
     }
 
     /// A number to be changed whenever fields change their meaning and not their size.
-    pub fn version(mut self, version: u32) -> Self {
+    pub const fn version(mut self, version: u32) -> Self {
         self.version = version;
         self
     }
@@ -105,6 +105,55 @@ impl Heap {
 
     /// What a root points to, whatever its type: for migrations.
     ///
+    /// A program whose layout has changed reads the old one, builds the new one, hangs it on the root and frees the
+    /// old one. One commit makes all of that so, or none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("heap");
+    /// # {
+    /// #     let heap = untorn::Heap::create(&path)?;
+    /// #     let accounts = heap.root_or("accounts", |alloc| untorn::HeapVec::<OldAccount>::new_in(alloc))?;
+    /// #     unsafe { (*accounts.as_ptr()).push(OldAccount { cents: 250 }) };
+    /// #     heap.commit()?;
+    /// # }
+    /// use untorn::{Heap, HeapVec, RootOptions};
+    ///
+    /// #[repr(C)]
+    /// struct OldAccount {
+    ///     cents: u32,
+    /// }
+    ///
+    /// #[repr(C)]
+    /// struct Account {
+    ///     cents: i64,
+    ///     limit: i64,
+    /// }
+    ///
+    /// const VERSION: RootOptions = RootOptions::new().version(2);
+    ///
+    /// let heap = Heap::open(&path)?;
+    /// if let Some(info) = heap.root_info("accounts")?.filter(|info| info.version == 0) {
+    ///     let old = info.address.cast::<HeapVec<OldAccount>>();
+    ///     let mut new = HeapVec::new_in(heap.allocator());
+    ///     // SAFETY: that is what version 0 had there, and nobody else uses it.
+    ///     let accounts = unsafe { old.read() };
+    ///     new.extend(accounts.iter().map(|account| Account { cents: account.cents.into(), limit: 0 }));
+    ///     let place = heap.allocate(std::alloc::Layout::new::<HeapVec<Account>>())?.cast();
+    ///     // SAFETY: allocated just now with this layout.
+    ///     unsafe { place.write(new) };
+    ///     heap.set_root_with("accounts", Some(place), VERSION)?;
+    ///     drop(accounts);
+    ///     // SAFETY: what was there has just been dropped.
+    ///     unsafe { heap.free(old.cast())? };
+    ///     heap.commit()?;
+    /// }
+    /// let accounts = heap.root_with::<HeapVec<Account>>("accounts", VERSION)?.expect("a root");
+    /// # assert_eq!(unsafe { accounts.as_ref() }[0].cents, 250);
+    /// # assert_eq!(heap.check(&|_, _| {})?.leaks.unwrap().count, 0);
+    /// # Ok::<(), untorn::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Corrupt`]: not a place in the heap of that size and alignment.
     pub fn root_info(&self, name: &str) -> Result<Option<RootInfo>> {
@@ -117,7 +166,7 @@ impl Heap {
         };
         match found {
             Some(found) if !inside(&found) => {
-                Err(Error::corrupt(self.file().path(), format!("the root {name:?} points out of the heap")))
+                Err(Error::corrupt_heap(self.file().path(), format!("the root {name:?} points out of the heap")))
             }
             found => Ok(found),
         }

@@ -132,6 +132,23 @@ fn what_makes_no_sense_is_so_every_time() {
     }
 }
 
+/// Bits behind a chunk's last block count for nothing.
+#[test]
+fn bits_of_blocks_that_there_are_not() {
+    let memory = Memory::new(1);
+    let class = class_of(48, 1).expect("a class");
+    assert_eq!(blocks(class), 1365, "the last word has bits to spare");
+    put(&memory, 1, Use::Blocks(class), 0);
+    // SAFETY: no allocator is at work.
+    let bitmap = &mut unsafe { memory.bytes() }[BITMAPS_AT + BITMAP_WORDS * 8..][..BITMAP_WORDS * 8];
+    bitmap.fill(0xff);
+    bitmap[0] = 0xf7;
+    let mut work = Work::new(&memory);
+    assert_eq!(work.allocate(48).expect("the one that is free"), CHUNK_BYTES + 3 * 48);
+    assert_eq!(work.allocate(48).expect("another chunk"), 2 * CHUNK_BYTES);
+    assert!(!memory.look().expect("look").is_sound());
+}
+
 /// Data of a huge allocation may look like metadata.
 #[test]
 fn what_is_inside_of_a_huge_allocation_is_none() {
