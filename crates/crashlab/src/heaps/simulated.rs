@@ -471,7 +471,7 @@ fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record
         keep(commits);
         disk.record();
     }
-    let mut rng = Rng::with_seed(mix(moment.call()));
+    let mut rng = Rng::with_seed(mix(moment.call() ^ mix(session.twin.serial)));
     for _ in 0..STEPS_AFTER {
         session.step(&mut rng)?;
     }
