@@ -2,7 +2,8 @@
 //! with a known mistake, which must be found.
 //!
 //! `UNTORN_REPLAY_STATES` is the number of states for all file systems together, `UNTORN_REPLAY_SECONDS`
-//! bounds the time, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_CASE` repeats a violation.
+//! bounds the time, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_ONLY` a kind of program (`heap`),
+//! `UNTORN_REPLAY_CASE` repeats a violation.
 //!
 //! Everything that could hang is done by workers, which are ended when they take too long.
 
@@ -223,9 +224,13 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
     let started = Instant::now();
     let (base, mut bench) = (fs.make(0)?, Bench::new()?);
     let (mut totals, mut recordings, mut flushes) = (Totals::default(), 0, 0);
+    let only = variable("UNTORN_REPLAY_ONLY", String::new());
     while totals.states < states && Instant::now() < deadline {
         let program_seed = seed_of(seed, recordings) % 1_000_000;
-        let (name, program) = in_turn(recordings, program_seed);
+        let (name, program) = (recordings..recordings + 10)
+            .map(|turn| in_turn(turn, program_seed))
+            .find(|(name, _)| name.contains(&only))
+            .with_context(|| format!("no program is of the kind {only}"))?;
         let recording = record(&again()?, fs, base.clone(), Vec::new(), &*program, how(recordings))
             .with_context(|| name.clone())?;
         let wanted = STATES_PER_RECORDING.min(states - totals.states);
