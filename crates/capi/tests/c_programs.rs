@@ -2,17 +2,23 @@
 //! address and undefined-behaviour sanitizers, and under Valgrind; and the example of the README.
 
 mod common;
+#[path = "../../untorn/tests/common/kill.rs"]
+mod kill;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kill::run_and_kill;
+
 use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
 };
 
-const PROGRAMS: [&str; 11] =
-    ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "malloc", "wrapper", "heap"];
+const PROGRAMS: [&str; 12] =
+    ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "malloc", "wrapper", "heap", "heap_kill"];
+/// Those in C++.
+const CPP: [&str; 3] = ["wrapper", "heap", "heap_kill"];
 
 /// Only definite leaks count: Rust's maps are reached by pointers into their middle.
 const VALGRIND: [&str; 7] = [
@@ -26,7 +32,7 @@ const VALGRIND: [&str; 7] = [
 ];
 
 fn source(program: &str) -> PathBuf {
-    let extension = if ["wrapper", "heap"].contains(&program) { "cpp" } else { "c" };
+    let extension = if CPP.contains(&program) { "cpp" } else { "c" };
     crate_dir().join("tests/c").join(program).with_extension(extension)
 }
 
@@ -120,6 +126,42 @@ fn heap_with_libcxx() {
     let binary = build.path().join("heap");
     run(link_with(command.arg(source("heap")), &binary));
     run_in_scratch(&[], &binary);
+}
+
+#[test]
+fn heap_kill() {
+    shared("heap_kill");
+}
+
+/// Killed again and again, the standard containers are those of the last acknowledged commit, or of the one after it.
+/// Each start compares them with their twins.
+#[test]
+fn containers_survive_sigkill_whole() {
+    build_library();
+    let build = tempfile::tempdir().expect("a build directory");
+    let binary = build.path().join("heap_kill");
+    link_shared(&source("heap_kill"), &binary);
+    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
+    println!("UNTORN_TEST_SEED={seed}");
+    let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
+    let program = |commits: u64| {
+        let mut command = Command::new(&binary);
+        command.arg(scratch.path()).arg(seed.to_string()).arg(commits.to_string());
+        command
+    };
+    let (started, mut acknowledged, mut kills) = (std::time::Instant::now(), 0, 0u64);
+    while started.elapsed().as_secs() < 5 || kills < 10 || acknowledged < 50 {
+        let delay_us = (seed + kills).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47;
+        acknowledged = acknowledged.max(run_and_kill(&mut program(0), std::time::Duration::from_micros(delay_us)));
+        kills += 1;
+        // It compares, and says what it goes on to: the commit after the last.
+        let next = acknowledged + 2;
+        let out = output_of(&mut program(next));
+        let first: u64 = out.lines().find_map(|line| line.strip_prefix("ack ")?.parse().ok()).unwrap_or(next + 1);
+        assert!(first > acknowledged, "seed {seed}: commit {acknowledged} is lost, as {first} is made again");
+        acknowledged = next;
+    }
+    println!("{kills} kills, {acknowledged} commits");
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //! purpose and must be found.
 
 mod controls;
+mod heap;
 mod managed;
 mod plan;
 
 pub use controls::{CONTROLS, Control};
-pub use managed::{Ended, FLAVOURS, Flavour, Killed, Managed, Reopening, run_if_asked, settled};
+pub use heap::OverHeap;
+pub use managed::{Ended, FLAVOURS, Flavour, Killed, Managed, Recovers, Reopening, run_if_asked, settled};
 
 use crate::device::FileSystem;
 use crate::replay::{Check, Program};
@@ -17,12 +19,23 @@ pub trait Workload: Program + Check {}
 
 impl<T: Program + Check> Workload for T {}
 
+/// One of Untorn's own programs, the kinds in turn, and its name.
+pub fn in_turn(turn: u64, seed: u64) -> (String, Box<dyn Recovers>) {
+    match FLAVOURS.get(turn as usize % (FLAVOURS.len() + 1)) {
+        Some(flavour) => (format!("untorn/{}/{seed}", flavour.name()), Box::new(Managed::new(*flavour, seed))),
+        None => (format!("{OVER_HEAP}/{seed}"), Box::new(OverHeap::new(seed))),
+    }
+}
+
+const OVER_HEAP: &str = "untorn/heap";
+
 /// A workload by its name, as a report gives it: `untorn/many/17`, `control/early-ack/3`.
 pub fn by_name(name: &str) -> Result<Box<dyn Workload>> {
     let parts: Vec<_> = name.split('/').collect();
     let [kind, which, seed] = parts[..] else { anyhow::bail!("`{name}` names no workload") };
     let seed = seed.parse().context("a workload's name ends in its seed")?;
     Ok(match kind {
+        _ if name.starts_with(OVER_HEAP) => Box::new(OverHeap::new(seed)),
         "untorn" => Box::new(Managed::new(Flavour::by_name(which).context("no such flavour")?, seed)),
         "control" => Box::new(CONTROLS.iter().find(|c| c.name() == which).context("no such control")?.seeded(seed)),
         _ => anyhow::bail!("`{name}` names no workload"),

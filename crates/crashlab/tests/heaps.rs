@@ -13,8 +13,11 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Steps of a program.
+/// Steps of a program that is crashed, and of one that is not.
 const STEPS: usize = 60;
+const STEPS_PLAYED: usize = 300;
+/// Programs that are not crashed.
+const PLAYED: u64 = 30;
 /// So many programs, whatever time is given.
 const PROGRAMS_MAX: u64 = 1 << 32;
 
@@ -22,14 +25,15 @@ const PROGRAMS_MAX: u64 = 1 << 32;
 fn every_heap_survives_every_crash() {
     let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
     println!("UNTORN_TEST_SEED={seed}");
-    let deadline = Instant::now() + Duration::from_secs(variable("UNTORN_ENUM_SECONDS").unwrap_or(20));
+    let deadline = Instant::now() + Duration::from_secs(variable("UNTORN_ENUM_SECONDS").unwrap_or(25));
     let effort = Effort { cuts_max: 3, second_every: 4, deadline: Some(deadline) };
-    let next = AtomicU64::new(seed * PROGRAMS_MAX);
+    let next = AtomicU64::new(0);
     let found = Mutex::new((Totals::default(), Vec::new()));
     let worker = || {
         while Instant::now() < deadline && found.lock().unwrap().1.is_empty() {
-            let mut programs = Programs::new(effort);
-            let done = programs.program(next.fetch_add(1, Relaxed), STEPS);
+            let (mut programs, nth) = (Programs::new(effort), next.fetch_add(1, Relaxed));
+            let seed = seed * PROGRAMS_MAX + nth;
+            let done = if nth < PLAYED { programs.play(seed, STEPS_PLAYED) } else { programs.program(seed, STEPS) };
             let (totals, violations) = &mut *found.lock().unwrap();
             *totals += programs.totals();
             violations.extend(done.err());

@@ -2,7 +2,8 @@
 //! with a known mistake, which must be found.
 //!
 //! `UNTORN_REPLAY_STATES` is the number of states for all file systems together, `UNTORN_REPLAY_SECONDS`
-//! bounds the time, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_CASE` repeats a violation.
+//! bounds the time, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_ONLY` a kind of program (`heap`),
+//! `UNTORN_REPLAY_CASE` repeats a violation.
 //!
 //! Everything that could hang is done by workers, which are ended when they take too long.
 
@@ -17,7 +18,7 @@ use untorn_crashlab::replay::{
     Bench, Check, Exploration, Program, Recorded, Recording, State, Totals, Verdict, Violation, explain, minimise,
     record, seed_of,
 };
-use untorn_crashlab::workloads::{FLAVOURS, Killed, Managed, Reopening, by_name, controls_of, run_if_asked};
+use untorn_crashlab::workloads::{Killed, Reopening, by_name, controls_of, in_turn, run_if_asked};
 
 /// A hung worker is ended after so long without a state.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -223,13 +224,15 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
     let started = Instant::now();
     let (base, mut bench) = (fs.make(0)?, Bench::new()?);
     let (mut totals, mut recordings, mut flushes) = (Totals::default(), 0, 0);
+    let only = variable("UNTORN_REPLAY_ONLY", String::new());
     while totals.states < states && Instant::now() < deadline {
-        let flavour = FLAVOURS[(recordings % FLAVOURS.len() as u64) as usize];
         let program_seed = seed_of(seed, recordings) % 1_000_000;
-        let program = Managed::new(flavour, program_seed);
-        let name = format!("untorn/{}/{program_seed}", flavour.name());
-        let recording =
-            record(&again()?, fs, base.clone(), Vec::new(), &program, how(recordings)).with_context(|| name.clone())?;
+        let (name, program) = (recordings..recordings + 10)
+            .map(|turn| in_turn(turn, program_seed))
+            .find(|(name, _)| name.contains(&only))
+            .with_context(|| format!("no program is of the kind {only}"))?;
+        let recording = record(&again()?, fs, base.clone(), Vec::new(), &*program, how(recordings))
+            .with_context(|| name.clone())?;
         let wanted = STATES_PER_RECORDING.min(states - totals.states);
         let mut look = |bench: &mut Bench, recording: &Recording, check: &dyn Check, states| -> Result<()> {
             let (more, flushed) = look_at(bench, recording, check, &name, program_seed, states, deadline)?;
@@ -237,23 +240,23 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
             flushes += flushed;
             Ok(())
         };
-        look(&mut bench, &recording, &program, wanted - 2 * (wanted / 3))?;
+        look(&mut bench, &recording, &*program, wanted - 2 * (wanted / 3))?;
         // A process that is killed leaves what it wrote in the cache; power fails while it is recovered.
         let lines = 1 + (program_seed % 60) as usize;
-        let killed = Killed { of: &program, name: &name, again: &again()?, lines };
+        let killed = Killed { of: &*program, name: &name, again: &again()?, lines };
         let second = record(&again()?, fs, base.clone(), Vec::new(), &killed, how(recordings))
             .with_context(|| format!("{name}, killed after {lines} lines"))?;
-        look(&mut bench, &second, &program, wanted / 3)?;
+        look(&mut bench, &second, &*program, wanted / 3)?;
         // And recovery itself is interrupted: what one crash left is recovered on the recording device.
         if let Some(state) = (0..100).find_map(|n| State::draw(&recording, seed_of(!program_seed, n))) {
             let disk = state.image(&recording, &recording.image(recording.flushed(state.cut)));
             let said = recording.said(state.cut);
-            let verdict = bench.judge(&recording, state.cut, &disk, &program)?;
+            let verdict = bench.judge(&recording, state.cut, &disk, &*program)?;
             if verdict != Verdict::Sound {
-                report(&mut bench, &recording, &program, &name, &Violation { state, verdict })?;
+                report(&mut bench, &recording, &*program, &name, &Violation { state, verdict })?;
                 break;
             }
-            let recovery = Reopening { of: &program, said: &said };
+            let recovery = Reopening { of: &*program, said: &said };
             let third = record(&again()?, fs, disk, said.clone(), &recovery, how(recordings))
                 .with_context(|| format!("{name}, recovering"))?;
             look(&mut bench, &third, &recovery, wanted / 3)?;

@@ -14,7 +14,8 @@ type Words = hashbrown::HashMap<u64, HeapVec<u8>, std::hash::BuildHasherDefault<
 
 /// The root that the tests use.
 fn words(heap: &Heap) -> &'static mut Words {
-    let root = heap.root_or("words", |alloc| Words::with_hasher_in(Default::default(), alloc)).expect("root");
+    let root =
+        heap.root_or("words", |alloc| Words::with_capacity_and_hasher_in(1, Default::default(), alloc)).expect("root");
     // SAFETY: the tests use it from one thread, and not after the heap is closed.
     unsafe { &mut *root.as_ptr() }
 }

@@ -5,15 +5,14 @@
 
 mod common;
 
+use common::kill::run_and_kill;
 use common::puppet::{again, path_text};
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 use untorn::{FailureClass, File, Store, StoreOptions, Ticket, Txn};
 
@@ -192,23 +191,8 @@ impl Victim {
 
     /// Lets a child commit for a random while, kills it, and returns the last commit that was acknowledged.
     fn run_and_kill(&mut self, after: Duration) -> u64 {
-        let mut child = again(TEST)
-            .env(CHILD, format!("{} {}", self.seed, path_text(self.dir.path())))
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a second process");
-        let output = child.stdout.take().expect("piped");
-        // Read while it runs: a full pipe would stop the child at the same place each time.
-        let reader = std::thread::spawn(move || {
-            let lines = BufReader::new(output).lines().map_while(Result::ok);
-            lines.filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).last()
-        });
-        std::thread::sleep(after);
-        child.kill().expect("kill");
-        let status = child.wait().expect("wait");
-        assert_eq!(status.signal(), Some(9), "the child failed by itself (seed {})", self.seed);
         self.kills += 1;
-        reader.join().expect("reader").unwrap_or(0)
+        run_and_kill(again(TEST).env(CHILD, format!("{} {}", self.seed, path_text(self.dir.path()))), after)
     }
 
     /// Recovers, and compares every file with what the commits so far must have left.

@@ -4,13 +4,12 @@
 
 mod common;
 
+use common::kill::run_and_kill;
 use common::puppet::{again, path_text};
 use common::*;
 use fastrand::Rng;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 use untorn::{Map, MapOptions, Store, StoreOptions, Tracker};
 
@@ -106,20 +105,6 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
     }
 }
 
-fn run_and_kill(seed: u64, tracker: Tracker, path: &Path, after: Duration) -> u64 {
-    let order = format!("{seed} {tracker} {}", path_text(path));
-    let mut child = again(TEST).env(CHILD, order).stdout(Stdio::piped()).spawn().expect("a second process");
-    let output = child.stdout.take().expect("piped");
-    let reader = std::thread::spawn(move || {
-        let lines = BufReader::new(output).lines().map_while(Result::ok);
-        lines.filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).last()
-    });
-    std::thread::sleep(after);
-    child.kill().expect("kill");
-    assert_eq!(child.wait().expect("wait").signal(), Some(9), "the child failed by itself (seed {seed})");
-    reader.join().expect("reader").unwrap_or(0)
-}
-
 fn verify(store: &Store, seed: u64, model: &mut Vec<u8>, verified: &mut u64, acknowledged: u64) {
     let Ok(file) = store.file("f") else { return assert_eq!(acknowledged, 0) };
     let found = contents(&file);
@@ -166,7 +151,8 @@ fn mapped_commits_survive_sigkill_whole() {
                 // At least so long, and until enough has happened to prove something.
                 while start.elapsed() < DURATION || kills < 10 || verified < 50 {
                     let after = Duration::from_micros(rng.u64(5_000..120_000));
-                    let acknowledged = run_and_kill(seed, tracker, dir.path(), after);
+                    let order = format!("{seed} {tracker} {}", path_text(dir.path()));
+                    let acknowledged = run_and_kill(again(TEST).env(CHILD, order), after);
                     kills += 1;
                     let store = options().open(dir.path()).expect("recovery");
                     verify(&store, seed, &mut model, &mut verified, acknowledged);

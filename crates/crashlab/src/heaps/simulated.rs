@@ -361,6 +361,19 @@ impl Programs {
         self.effort.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
+    /// Runs the program of a seed to its end, without a crash.
+    pub fn play(&mut self, seed: u64, steps: usize) -> Result<(), HeapViolation> {
+        let (_, commits) = run(&setup_of(seed), seed, steps)
+            .map_err(|what| HeapViolation { case: HeapCase { seed, steps, crashes: Vec::new() }, what })?;
+        self.count(&commits);
+        Ok(())
+    }
+
+    fn count(&mut self, commits: &[State]) {
+        self.totals.programs += 1;
+        self.totals.commits += commits.len() as u64 - 1;
+    }
+
     /// Runs the program of a seed, and crashes it at every moment.
     pub fn program(&mut self, seed: u64, steps: usize) -> Result<(), HeapViolation> {
         let mut crashes = Vec::new();
@@ -371,8 +384,7 @@ impl Programs {
     fn crash_all(&mut self, seed: u64, steps: usize, crashes: &mut Vec<Trouble>) -> Result<(), String> {
         let setup = setup_of(seed);
         let (moments, commits) = run(&setup, seed, steps)?;
-        self.totals.programs += 1;
-        self.totals.commits += commits.len() as u64 - 1;
+        self.count(&commits);
         for moment in &moments {
             let cuts = moment.cuts(self.effort.cuts_max, mix(seed ^ moment.call()));
             for how in std::iter::once(How::Killed).chain(cuts.into_iter().map(How::Power)) {
@@ -471,7 +483,7 @@ fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record
         keep(commits);
         disk.record();
     }
-    let mut rng = Rng::with_seed(mix(moment.call()));
+    let mut rng = Rng::with_seed(mix(moment.call() ^ mix(session.twin.serial)));
     for _ in 0..STEPS_AFTER {
         session.step(&mut rng)?;
     }

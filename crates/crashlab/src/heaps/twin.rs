@@ -45,8 +45,14 @@ impl Block {
         contents
     }
 
+    /// Bytes at its start that may change.
+    fn pokable(&self) -> usize {
+        if self.bytes <= WHOLE_MAX { self.bytes } else { END_BYTES }
+    }
+
+    /// What a change stores there.
     pub fn poke(&self, at: usize, stamp: u64) -> Vec<u8> {
-        bytes(stamp, POKE_BYTES.min(self.bytes - at))
+        bytes(stamp, POKE_BYTES.min(self.pokable() - at))
     }
 }
 
@@ -136,7 +142,7 @@ impl Twin {
 
     /// The next change of a program.
     pub fn draw(&self, rng: &mut Rng) -> Change {
-        let stamp = rng.u64(..);
+        let (number, stamp) = (self.serial << 8, rng.u64(..));
         let full = self.blocks.len() > BLOCKS_MAX || self.bytes() > BYTES_MAX;
         let block = one(self.blocks.keys(), rng).copied();
         let key = one(self.table.keys(), rng).copied();
@@ -144,15 +150,13 @@ impl Twin {
             (0..30, ..) if !full => {
                 let bytes = size(rng);
                 let align = 1 << rng.u32(..if bytes > 4096 { 13 } else { 7 });
-                Change::Allocate { number: stamp, bytes, align, stamp }
+                Change::Allocate { number, bytes, align, stamp }
             }
-            (30..34, ..) if !full => Change::Many { first: stamp >> 1, bytes: 1 + rng.usize(..9) * 500, stamp },
+            (30..34, ..) if !full => Change::Many { first: number, bytes: 1 + rng.usize(..9) * 500, stamp },
             (34..38, Some(block), _) => Change::FreeAll(self.blocks[&block].bytes),
             (0..50, Some(block), _) => Change::Free(block),
             (50..56, Some(block), _) if !full => Change::Resize(block, size(rng)),
-            (56..64, Some(block), _) => {
-                Change::Poke(block, rng.usize(..self.blocks[&block].bytes.min(END_BYTES)), stamp)
-            }
+            (56..64, Some(block), _) => Change::Poke(block, rng.usize(..self.blocks[&block].pokable()), stamp),
             (64..74, ..) => Change::Insert(stamp % 60, stamp, size(rng) % 20_000),
             (74..80, _, Some(key)) => Change::Extend(key, stamp, rng.usize(..3000)),
             (80..86, _, Some(key)) => Change::Remove(key),

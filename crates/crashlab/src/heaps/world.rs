@@ -33,6 +33,8 @@ pub struct World<'h> {
     contents: &'h mut Contents,
 }
 
+const TABLES: usize = 2;
+
 fn root_name(name: u8) -> String {
     format!("root-{name}")
 }
@@ -53,8 +55,9 @@ impl<'h> World<'h> {
     pub fn of(heap: &'h Heap) -> Result<World<'h>, Error> {
         let contents = heap.root_or("world", |alloc| Contents {
             serial: 0,
-            blocks: Table::with_hasher_in(Default::default(), alloc),
-            table: Table::with_hasher_in(Default::default(), alloc),
+            // Without room an empty table points to a constant of the program, which the next process has elsewhere.
+            blocks: Table::with_capacity_and_hasher_in(1, Default::default(), alloc),
+            table: Table::with_capacity_and_hasher_in(1, Default::default(), alloc),
             chain: None,
         })?;
         // SAFETY: the root has this type, and nobody else uses it as long as this borrows the heap.
@@ -148,9 +151,8 @@ impl<'h> World<'h> {
         let (base, _) = self.heap.memory();
         let Contents { blocks, table, chain, .. } = &*self.contents;
         let offset = |raw: &Raw| raw.address.as_ptr() as usize - base.as_ptr() as usize;
-        let tables = usize::from(blocks.allocation_size() > 0) + usize::from(table.allocation_size() > 0);
         let vectors = table.values().filter(|value| value.capacity() > 0).count();
-        (blocks.values().map(|raw| (offset(raw), raw.bytes)).collect(), 1 + tables + vectors + values(chain).len())
+        (blocks.values().map(|raw| (offset(raw), raw.bytes)).collect(), 1 + TABLES + vectors + values(chain).len())
     }
 
     /// The heap holds what the twin does, in blocks of their own.

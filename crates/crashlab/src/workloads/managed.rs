@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use untorn::{File, Map, MapOptions, Store, StoreOptions};
 
-const SUBMIT: &str = "submit ";
-const COMMIT: &str = "commit ";
+pub(super) const SUBMIT: &str = "submit ";
+pub(super) const COMMIT: &str = "commit ";
 const SETTLED: &str = "settled ";
 /// The commit that was submitted last did not happen and will not come back.
 const REFUSED: &str = "refused";
 /// Begins what a process that is to be killed has said, among what else is printed to the same pipe.
 const HEARD: &str = "said: ";
-const STORE: &str = "store";
+pub(super) const STORE: &str = "store";
 const LONE: &str = "lone";
 
 /// What kind of program.
@@ -269,20 +269,31 @@ impl Check for Managed {
     }
 }
 
+/// A program that can recover what a crash left of it.
+pub trait Recovers: Program + Check {
+    /// Opens, and says which commit is there before it closes.
+    fn recover(&self, dir: &Path, said: &[String], found: &mut dyn FnMut(usize) -> Result<()>) -> Result<()>;
+}
+
+impl Recovers for Managed {
+    fn recover(&self, dir: &Path, said: &[String], found: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
+        let mut open = self.open(dir)?;
+        found(self.which(dir, &mut open, Window::of(said)).map_err(anyhow::Error::msg)?)?;
+        open.close()
+    }
+}
+
 /// Recovers what a crash left of another program: what it finds must be there after the next crash, too.
 pub struct Reopening<'a> {
     /// The program that crashed.
-    pub of: &'a Managed,
+    pub of: &'a dyn Recovers,
     /// What it had acknowledged.
     pub said: &'a [String],
 }
 
 impl Program for Reopening<'_> {
     fn run(&self, dir: &Path, acks: &Path) -> Result<()> {
-        let mut open = self.of.open(dir)?;
-        let held = self.of.which(dir, &mut open, Window::of(self.said)).map_err(anyhow::Error::msg)?;
-        Acks::open(acks)?.say(&settled(held))?;
-        open.close()
+        self.of.recover(dir, self.said, &mut |held| Ok(Acks::open(acks)?.say(&settled(held))?))
     }
 }
 
@@ -290,7 +301,7 @@ impl Program for Reopening<'_> {
 /// may still be in the cache alone.
 pub struct Killed<'a> {
     /// The program.
-    pub of: &'a Managed,
+    pub of: &'a dyn Recovers,
     /// Its name, by which the other process finds it.
     pub name: &'a str,
     /// How to start the other process.
@@ -354,7 +365,7 @@ impl Check for Reopening<'_> {
 }
 
 /// Says it, and says it to whoever started this process to kill it, too.
-fn tell(acks: &mut Acks, line: &str) -> Result<()> {
+pub(super) fn tell(acks: &mut Acks, line: &str) -> Result<()> {
     acks.say(line)?;
     if std::env::var_os(ASKED).is_some() {
         let mut out = std::io::stdout().lock();
@@ -365,14 +376,14 @@ fn tell(acks: &mut Acks, line: &str) -> Result<()> {
 }
 
 /// The commits of which a crash may leave any as the last.
-#[derive(Clone, Copy)]
-struct Window {
-    least: usize,
-    most: usize,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    pub least: usize,
+    pub most: usize,
 }
 
 impl Window {
-    fn of(said: &[String]) -> Window {
+    pub fn of(said: &[String]) -> Window {
         let mut window = Window { least: 0, most: 0 };
         for line in said {
             let number = |prefix: &str| line.strip_prefix(prefix).and_then(|n| n.parse().ok());

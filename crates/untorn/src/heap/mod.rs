@@ -499,8 +499,12 @@ impl Heap {
 /// An allocator for collections that live in a heap: the heap's address, which is the same after a restart.
 ///
 /// ```ignore
-/// let map = hashbrown::HashMap::new_in(heap.allocator());
+/// let map = hashbrown::HashMap::with_capacity_in(1, heap.allocator());
 /// ```
+///
+/// A collection that is empty may point to a constant of the program, which is elsewhere in the next process:
+/// `hashbrown` does so as long as it has allocated nothing. Make its maps and sets with room for one entry, and never
+/// shrink them to none. (Vectors and boxes of `allocator-api2` point to nothing when they are empty.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct InHeap {

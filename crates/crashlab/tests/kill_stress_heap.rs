@@ -1,0 +1,123 @@
+//! Processes that change a heap are killed by SIGKILL at random moments, over and over. What each commit changes follows
+//! from the seed and its number alone, so the twin of any commit can be made: the heap must hold the last acknowledged
+//! commit or the one after it, structures and pointers and all, and no allocation besides.
+
+#[path = "../../untorn/tests/common/kill.rs"]
+mod kill;
+
+use fastrand::Rng;
+use kill::run_and_kill;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use untorn::{Error, Heap, HeapOptions, StoreOptions, Tracker};
+use untorn_crashlab::device::Again;
+use untorn_crashlab::heaps::{Change, Twin, World, blocks_of};
+
+const TEST: &str = "heaps_survive_sigkill_whole";
+const CHILD: &str = "UNTORN_TEST_STRESS_HEAP";
+const DURATION: Duration = Duration::from_secs(6);
+
+fn open(path: &Path, tracker: Tracker) -> Result<Heap, Error> {
+    let store = StoreOptions::default().journal_bytes(256 << 10);
+    HeapOptions::new().store(store).tracker(tracker).dirty_max(1 << 20).open(path)
+}
+
+/// The changes of commit number `n`, one after the other.
+fn commit(seed: u64, n: u64, twin: &mut Twin, mut change: impl FnMut(&Change, &Twin)) {
+    let rng = &mut Rng::with_seed(seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    for _ in 0..rng.usize(1..8) {
+        let next = twin.draw(rng);
+        change(&next, twin);
+        twin.apply(&next);
+    }
+}
+
+/// Brings the twin to what a heap holds, and returns the number of that commit.
+fn follow(seed: u64, mut n: u64, twin: &mut Twin, serial: u64) -> u64 {
+    while twin.serial < serial {
+        n += 1;
+        commit(seed, n, twin, |_, _| {});
+    }
+    assert_eq!(twin.serial, serial, "seed {seed}: the heap is between commits {} and {n}", n - 1);
+    n
+}
+
+/// In the second process: commits as fast as it can, telling each commit once it is acknowledged.
+fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
+    let heap = open(path, tracker).expect("open");
+    let world = || World::of(&heap).expect("the structures");
+    let mut twin = Twin::default();
+    let mut n = follow(seed, 0, &mut twin, world().serial());
+    let mut out = std::io::stdout();
+    loop {
+        n += 1;
+        let mut apply = |change: &Change, twin: &Twin| world().apply(change, twin).expect("a change");
+        if n.is_multiple_of(11) {
+            // Done, and never committed.
+            commit(!seed, n, &mut twin.clone(), &mut apply);
+            heap.rollback().expect("rollback");
+        }
+        commit(seed, n, &mut twin, &mut apply);
+        match n % 5 {
+            0 => heap.commit_async().expect("commit").wait().expect("durable"),
+            _ => heap.commit().expect("commit"),
+        }
+        writeln!(out, "ack {n}").expect("the parent is gone");
+        if n.is_multiple_of(61) {
+            heap.quiesce().expect("quiesce");
+        }
+    }
+}
+
+#[test]
+fn heaps_survive_sigkill_whole() {
+    if let Ok(order) = std::env::var(CHILD) {
+        let mut words = order.splitn(3, ' ');
+        let mut word = || words.next().expect("seed, tracker, path");
+        let seed = word().parse().expect("a seed");
+        let tracker = if word() == "scan" { Tracker::Scan } else { Tracker::PageMap };
+        return commit_until_killed(Path::new(word()), seed, tracker);
+    }
+    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
+    println!("UNTORN_TEST_SEED={seed}");
+    let start = Instant::now();
+    let victim = |seed: u64, tracker: Tracker| {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let path = dir.path().join("heap");
+        if let Err(e) = open(&path, tracker).and_then(Heap::close) {
+            return println!("skipped: tracker {tracker}: {e}");
+        }
+        let order = format!("{seed} {tracker} {}", path.display());
+        let again = Again::test(TEST).expect("this program");
+        let rng = &mut Rng::with_seed(seed);
+        let (mut twin, mut verified, mut kills) = (Twin::default(), 0, 0u64);
+        // At least so long, and until enough has happened to prove something.
+        while start.elapsed() < DURATION || kills < 10 || verified < 50 {
+            let after = Duration::from_micros(rng.u64(5_000..120_000));
+            let acknowledged = run_and_kill(again.command().env(CHILD, &order), after);
+            kills += 1;
+            let heap = open(&path, tracker).expect("recovery");
+            let (blocks, others) = {
+                let world = World::of(&heap).expect("the structures");
+                verified = follow(seed, verified, &mut twin, world.serial());
+                assert!(verified >= acknowledged, "seed {seed}: commit {acknowledged} is lost, {verified} is there");
+                world.compare(&twin).unwrap_or_else(|what| panic!("seed {seed}, commit {verified}: {what}"));
+                world.allocations()
+            };
+            if kills.is_multiple_of(2) && verified > 0 {
+                heap.close().expect("close");
+                let found = blocks_of(&std::fs::read(&path).expect("the file")).expect("a heap");
+                let own = |(at, bytes): &(usize, usize)| found.get(at).is_some_and(|found| found >= bytes);
+                assert!(blocks.iter().all(own), "seed {seed}, commit {verified}: blocks without allocation");
+                assert_eq!(found.len(), blocks.len() + others, "seed {seed}, commit {verified}: allocations");
+            }
+        }
+        println!("{tracker}: {kills} kills, {verified} commits");
+    };
+    std::thread::scope(|scope| {
+        for (i, tracker) in [Tracker::Scan, Tracker::PageMap].into_iter().enumerate() {
+            scope.spawn(move || victim(seed * 2 + i as u64, tracker));
+        }
+    });
+}
