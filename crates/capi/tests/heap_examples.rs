@@ -209,3 +209,56 @@ fn the_to_do_list_is_forty_lines_and_keeps_what_it_has_printed() {
     let refused = todo(&["done", "1000"]).output().expect("the program");
     assert_eq!(refused.status.code(), Some(1));
 }
+
+/// What a program of the tutorial answers to these lines, as far as it comes; it is killed when `moment_us` is over.
+fn play(binary: &Path, dir: &Path, lines: &str, moment_us: Option<u64>) -> Vec<String> {
+    let mut command = Command::new(binary);
+    let mut child = command.current_dir(dir).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program");
+    child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("its input");
+    if let Some(moment_us) = moment_us {
+        std::thread::sleep(Duration::from_micros(moment_us));
+        child.kill().expect("a child to kill");
+    }
+    let output = child.wait_with_output().expect("its end");
+    assert!(moment_us.is_some() || output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_tutorials_programs_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let before = build("scores/before.cpp", dir.path());
+    let after = build("scores/after.cpp", dir.path());
+    let later = build("scores/later.cpp", dir.path());
+    let anna = |points: u64, games: u64| format!("anna: {points} points in {games} games");
+    assert_eq!(play(&before, dir.path(), "anna 3\nanna 4\n", None), [anna(3, 1), anna(7, 2)]);
+    assert_eq!(play(&before, dir.path(), "anna 3\n", None), [anna(3, 1)]);
+
+    let refused = "anna has too few points".to_owned();
+    assert_eq!(
+        play(&after, dir.path(), "anna -1\nanna 3\nanna -4\nanna 1\n", None),
+        [refused.clone(), anna(3, 1), refused, anna(4, 2)]
+    );
+    let mut chance = Chance::new();
+    let mut games = 2;
+    for _ in 0..30 {
+        let answers = play(&after, dir.path(), &"anna 2\n".repeat(50), Some(1000 + chance.below(12_000)));
+        // As many as it has answered, and one that was on its way.
+        let expected: Vec<_> = (0..2u64)
+            .map(|more| {
+                (0..answers.len() as u64).map(|n| games + more + n + 1).map(|n| anna(2 * n, n)).collect::<Vec<_>>()
+            })
+            .collect();
+        let more = expected.iter().position(|all| *all == answers);
+        games += answers.len() as u64 + more.expect("neither lost nor torn") as u64;
+    }
+    let answers = play(&after, dir.path(), "anna 2\n", None);
+    let more = (0..2).find(|more| answers == [anna(2 * (games + more + 1), games + more + 1)]);
+    games += more.expect("neither lost nor torn") + 1;
+
+    let best = |points: u64, games: u64| format!("{}, 3 in the best", anna(points, games));
+    assert_eq!(play(&later, dir.path(), "", None), [""; 0]);
+    assert_eq!(play(&later, dir.path(), "anna 1\n", None), [best(2 * games + 1, games + 1)]);
+    let output = Command::new(&after).current_dir(dir.path()).output().expect("the first version");
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("version 2"), "{output:?}");
+}
