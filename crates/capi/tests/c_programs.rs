@@ -275,6 +275,17 @@ fn the_tutorials_programs_run() {
     assert_eq!((plain.len(), coins), (8000, 100_000));
 }
 
+/// The figures of docs/HEAP.md come from it.
+#[test]
+fn the_measurement_of_heaps_runs() {
+    build_library();
+    let build = tempfile::tempdir().expect("a build directory");
+    let binary = build.path().join("heap_cost");
+    run(link_with(cxx().arg(crate_dir().join("../../bench/heap_cost.cpp")), &binary));
+    let said = output_of(Command::new(&binary).arg(build.path()).arg("2000"));
+    assert!(said.starts_with("mutation guard") && said.lines().count() == 4, "{said}");
+}
+
 /// Oldest C that has the types, and C++: the headers alone must do.
 #[test]
 fn the_headers_are_c99_and_cpp() {

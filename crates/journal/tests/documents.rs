@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 12] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "CHANGELOG.md",
     "docs/ARCHITECTURE.md",
@@ -16,6 +16,7 @@ const DOCUMENTS: [&str; 12] = [
     "docs/MAPPINGS.md",
     "docs/PORTING.md",
     "docs/TESTING.md",
+    "docs/TUTORIAL_HEAP.md",
     "docs/TUTORIAL_MMAP.md",
 ];
 
@@ -89,7 +90,9 @@ fn files_that_are_named_exist() {
     for document in DOCUMENTS {
         let (contents, from) = (text(document), root().join(document));
         let dir = from.parent().expect("a directory");
-        for link in between(&contents, "](", ")").filter(|link| !link.starts_with("http")) {
+        // In code blocks these are lambdas.
+        let prose: String = contents.split("```").step_by(2).collect();
+        for link in between(&prose, "](", ")").filter(|link| !link.starts_with("http")) {
             let path = link.split('#').next().unwrap_or_default();
             assert!(dir.join(path).exists(), "{document} links to {link}");
         }
@@ -108,6 +111,18 @@ fn the_readme_shows_the_examples() {
         let source = text(example);
         let at = source.find(start).expect("the program after its comment");
         assert!(readme.contains(source[at..].trim_end()), "README.md does not show {example} as it is");
+    }
+}
+
+/// The programs of the tutorial are compiled and run by a test of the C interface.
+#[test]
+fn the_tutorial_of_heaps_shows_its_programs() {
+    let tutorial = text("docs/TUTORIAL_HEAP.md");
+    for (program, end) in [("before", None), ("after", None), ("later", Some("int main"))] {
+        let source = text(&format!("examples/heap/scores/{program}.cpp"));
+        let shown = &source[source.find("struct player").expect("the program after its head")..];
+        let shown = end.and_then(|end| shown.split_once(end)).map_or(shown, |(shown, _)| shown).trim_end();
+        assert!(tutorial.contains(&format!("```\n{shown}\n```")), "the tutorial does not show {program}.cpp as it is");
     }
 }
 

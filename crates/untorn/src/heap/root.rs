@@ -304,12 +304,22 @@ impl Heap {
 
     /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap.
     pub fn root_or<T>(&self, name: &str, make: impl FnOnce(InHeap) -> T) -> Result<NonNull<T>> {
-        if let Some(found) = self.root(name)? {
+        self.root_or_with(name, RootOptions::new(), make)
+    }
+
+    /// The same with a version.
+    pub fn root_or_with<T>(
+        &self,
+        name: &str,
+        options: RootOptions,
+        make: impl FnOnce(InHeap) -> T,
+    ) -> Result<NonNull<T>> {
+        if let Some(found) = self.root_with(name, options)? {
             return Ok(found);
         }
         let _mutating = self.mutate();
         let place = self.put_in(make(self.allocator()))?;
-        self.set_root(name, Some(place))?;
+        self.set_root_with(name, Some(place), options)?;
         Ok(place)
     }
 }

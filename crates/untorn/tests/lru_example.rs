@@ -1,0 +1,115 @@
+//! The cache of `examples/heap/lru`, killed again and again: what it has answered is in it.
+
+mod common;
+
+use common::*;
+use fastrand::Rng;
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const CAPACITY: usize = 20;
+
+/// Builds the example with the profile of this test, which has everything that it needs.
+fn example() -> PathBuf {
+    let test = std::env::current_exe().expect("this test's own path");
+    let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+    let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "untorn", "--example", "lru", "--profile", profile, "--target-dir"]);
+    let built = cargo.arg(profile_dir.parent().expect("target/PROFILE")).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(built.status().expect("cargo").success());
+    profile_dir.join("examples/lru")
+}
+
+/// A cache in memory, the one used last first.
+#[derive(Clone, Default)]
+struct Twin(VecDeque<(String, String)>);
+
+impl Twin {
+    fn answer(&mut self, line: &str) -> String {
+        let words: Vec<&str> = line.split(' ').collect();
+        let at = words.get(1).and_then(|key| self.0.iter().position(|(k, _)| k == key));
+        match words[..] {
+            ["put", key, value] => {
+                at.map(|at| self.0.remove(at));
+                self.0.push_front((key.to_owned(), value.to_owned()));
+                self.0.truncate(CAPACITY);
+                "ok".to_owned()
+            }
+            ["get", _] => {
+                let Some(entry) = at.and_then(|at| self.0.remove(at)) else { return "none".to_owned() };
+                self.0.push_front(entry);
+                self.0[0].1.clone()
+            }
+            _ => self.0.iter().map(|(key, value)| format!("{key}={value} ")).collect(),
+        }
+    }
+}
+
+fn start(example: &Path, heap: &Path) -> Child {
+    let mut command = Command::new(example);
+    command.arg(heap).arg(CAPACITY.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().expect("the example")
+}
+
+#[test]
+fn what_the_cache_has_answered_it_still_has_after_a_kill() {
+    let seed = seed();
+    let rng = &mut Rng::with_seed(seed);
+    let (dir, example) = (directory(), example());
+    let heap = dir.path().join("heap");
+    let mut twin = Twin::default();
+    let mut answered = 0;
+    for round in 0..40 {
+        let mut child = start(&example, &heap);
+        let mut input = child.stdin.take().expect("a pipe");
+        let mut answers = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut ask = |lines: &[String]| input.write_all((lines.join("\n") + "\n").as_bytes());
+        ask(&["list".to_owned()]).expect("a question");
+        let first = answers.next().expect("an answer").expect("text");
+        assert_eq!(first, twin.answer("list"), "seed {seed}, round {round}");
+        // The lines of each batch; the one that is on its way when the kill comes may be there up to any line.
+        for _ in 0..rng.usize(..12) {
+            let batch: Vec<String> = (0..rng.usize(1..6)).map(|_| line(rng)).collect();
+            ask(&batch).expect("a question");
+            for line in &batch {
+                let answer = answers.next().expect("an answer").expect("text");
+                assert_eq!(answer, twin.answer(line), "seed {seed}, round {round}: {line}");
+                answered += 1;
+            }
+        }
+        let last: Vec<String> = (0..rng.usize(1..6)).map(|_| line(rng)).collect();
+        ask(&last).expect("a question");
+        std::thread::sleep(Duration::from_micros(rng.u64(..1500)));
+        child.kill().expect("a child to kill");
+        child.wait().expect("its end");
+        drop(ask);
+        let acknowledged = answers.map_while(Result::ok).count();
+        let states: Vec<Twin> = std::iter::once(twin.clone())
+            .chain(last.iter().map(|line| {
+                twin.answer(line);
+                twin.clone()
+            }))
+            .collect();
+        // What is there now says which of them it was.
+        let mut child = start(&example, &heap);
+        child.stdin.take().expect("a pipe").write_all(b"list\n").expect("a question");
+        let output = child.wait_with_output().expect("its end");
+        let found = String::from_utf8(output.stdout).expect("text");
+        let mut allowed = states[acknowledged..].iter();
+        let state = allowed.find(|state| (*state).clone().answer("list") == found.trim_end_matches('\n'));
+        twin = state
+            .unwrap_or_else(|| panic!("seed {seed}, round {round}: after {acknowledged} of {last:?}: {found}"))
+            .clone();
+    }
+    println!("seed {seed}: {answered} answers before kills");
+    assert!(answered > 100);
+}
+
+fn line(rng: &mut Rng) -> String {
+    let key = format!("key{}", rng.u32(..40));
+    if rng.u32(..3) == 0 { format!("get {key}") } else { format!("put {key} {}", "v".repeat(rng.usize(1..200))) }
+}
