@@ -9,7 +9,6 @@ use super::lsm::{Lsm, LsmStore};
 use super::sqlite::{JournalMode, Sqlite, SqliteStore};
 use super::stl::{Container, Stl, StlStore};
 use super::store::{Entry, Key, Scan, Store};
-use crate::fs::Place;
 use crate::peers::Floor;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -44,7 +43,7 @@ impl Entrant {
 /// What the entrants have to know of the work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Bytes of one put, and what the floor gets to write them to in turn.
+    /// Most bytes of one put, and what the floor gets to write them to in turn.
     pub(crate) put_bytes: usize,
     pub(crate) floor_bytes: u64,
     /// LMDB wants to know the most that it will ever hold.
@@ -62,7 +61,8 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    pub(crate) fn here(place: &Place, work: Work) -> Result<Roster> {
+    /// `probe`: an empty directory where the work will be done.
+    pub(crate) fn here(probe: &Path, work: Work) -> Result<Roster> {
         let mut roster = Roster { entrants: Vec::new(), missing: Vec::new() };
         let stl = roster.look("the C++ containers", Stl::build());
         if let Some(stl) = &stl {
@@ -106,13 +106,11 @@ impl Roster {
         roster.add(Floor::BUFFERED, Role::Floor, move |dir| {
             Ok(FloorStore(Floor::buffered(dir, put_bytes, floor_bytes)?))
         });
-        let probe = place.directory("probe")?;
-        if Floor::direct(&probe, put_bytes, floor_bytes)?.is_some() {
+        if Floor::direct(probe, put_bytes, floor_bytes)?.is_some() {
             roster.add(Floor::DIRECT, Role::Floor, move |dir| {
                 Ok(FloorStore(Floor::direct(dir, put_bytes, floor_bytes)?.context("no O_DIRECT here")?))
             });
         }
-        std::fs::remove_dir_all(probe)?;
         if let Some(stl) = &stl {
             roster.container("std::map in memory", Role::Ceiling, stl, Container::MapInMemory);
         }
@@ -143,12 +141,12 @@ impl Roster {
 struct FloorStore(Floor);
 
 impl Store for FloorStore {
-    fn put(&mut self, _: &[Entry<'_>]) -> Result<()> {
-        self.0.write().map(|_| ())
+    fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
+        self.0.write(entries.iter().map(|entry| entry.key.len() + entry.value.len()).sum()).map(|_| ())
     }
 
-    fn delete(&mut self, _: &Key) -> Result<()> {
-        self.0.write().map(|_| ())
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.0.write(key.len()).map(|_| ())
     }
 
     fn read(&mut self, _: &[Key]) -> Result<u64> {
