@@ -27,7 +27,7 @@ pub(crate) enum Job {
     /// Replaces the file by write, fsync, rename, fsync of the directory.
     Replace { dir: PathBuf, name: String, bytes: usize },
     /// Commits new keys to one of the stores of `kv-large`, and is killed.
-    KvCrash { dir: PathBuf, name: String, bytes: u64, from: u64 },
+    KvCrash { dir: PathBuf, name: String, bytes: u64, from: u64, commits: u64 },
 }
 
 /// What a child measured, and what its parent did.
@@ -57,8 +57,8 @@ fn run(job: Job) -> Result<()> {
         Job::FillJournal { root, file, journal_bytes, wanted_bytes } => {
             return fill_journal(&root, &file, journal_bytes, wanted_bytes);
         }
-        Job::KvCrash { dir, name, bytes, from } => {
-            return say_and_die(crate::kv::first::leave_unapplied(&dir, &name, bytes, from)?);
+        Job::KvCrash { dir, name, bytes, from, commits } => {
+            return say_and_die(crate::kv::first::leave_unapplied(&dir, &name, bytes, from, commits)?);
         }
         Job::Update { path, bytes } => {
             let content = content(bytes);

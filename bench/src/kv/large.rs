@@ -27,7 +27,7 @@ struct Amount {
 }
 
 const FULL: Amount = Amount { keys: 1_000_000, lot: 10_000, singles: 1000, batches: 100, batch: 1000 };
-const QUICK: Amount = Amount { keys: 2000, lot: 500, singles: 20, batches: 2, batch: 100 };
+const QUICK: Amount = Amount { keys: 500, lot: 250, singles: 5, batches: 2, batch: 50 };
 
 impl Amount {
     fn all(&self) -> usize {
@@ -44,6 +44,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         map_bytes: 3 << 30,
         large_values: false,
         bulk: true,
+        only: &[],
     };
     let probe = place.directory("probe")?;
     let roster = Roster::here(&probe, work)?;

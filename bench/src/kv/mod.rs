@@ -49,6 +49,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         map_bytes: 1 << 30,
         large_values: true,
         bulk: false,
+        only: &[],
     };
     let probe = place.directory("probe")?;
     let roster = Roster::here(&probe, work)?;
@@ -74,7 +75,7 @@ impl Taken {
 }
 
 fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result<Section> {
-    let keys = if run.quick { 20 } else { KEYS };
+    let keys = if run.quick { 10 } else { KEYS };
     let runs = match (run.runs, run.quick) {
         (Some(runs), _) => runs.into(),
         (None, true) => 2,

@@ -52,39 +52,42 @@ pub(crate) struct Work {
     pub(crate) large_values: bool,
     /// Thousands of operations in one commit.
     pub(crate) bulk: bool,
+    /// Who is to take part; empty: all.
+    pub(crate) only: &'static [&'static str],
 }
 
 /// All that are here, Untorn first, and why others are not.
 pub(crate) struct Roster {
     pub(crate) entrants: Vec<Entrant>,
     pub(crate) missing: Vec<String>,
+    only: &'static [&'static str],
 }
 
 impl Roster {
     /// `probe`: an empty directory where the work will be done.
     pub(crate) fn here(probe: &Path, work: Work) -> Result<Roster> {
-        let mut roster = Roster { entrants: Vec::new(), missing: Vec::new() };
-        let stl = roster.look("the C++ containers", Stl::build());
+        let mut roster = Roster { entrants: Vec::new(), missing: Vec::new(), only: work.only };
+        let stl = roster.look("std::", Stl::get);
         if let Some(stl) = &stl {
             roster.container("std::map on Untorn", Role::Untorn, stl, Container::Map);
             roster.container("std::unordered_map on Untorn", Role::Untorn, stl, Container::UnorderedMap);
         }
         roster.add("hashbrown on Untorn (Rust)", Role::Untorn, HashbrownStore::open);
-        for (name, library) in [("LevelDB", Lsm::leveldb()), ("RocksDB", Lsm::rocksdb())] {
-            if let Some(lsm) = roster.look(name, library) {
+        for (name, library) in [("LevelDB", Lsm::leveldb as fn() -> Result<Lsm>), ("RocksDB", Lsm::rocksdb)] {
+            if let Some(lsm) = roster.look(name, || library().map(Rc::new)) {
                 roster.add(name, Role::Peer, move |dir| LsmStore::open(&lsm, dir));
             }
         }
-        if let Some(lmdb) = roster.look("LMDB", Lmdb::load()) {
+        if let Some(lmdb) = roster.look("LMDB", || Lmdb::load().map(Rc::new)) {
             roster.add("LMDB", Role::Peer, move |dir| LmdbStore::open(&lmdb, dir, work.map_bytes));
         }
-        if let Some(sqlite) = roster.look("SQLite", Sqlite::load()) {
+        if let Some(sqlite) = roster.look("SQLite", || Sqlite::load().map(Rc::new)) {
             for (name, mode) in [("SQLite, WAL", JournalMode::Wal), ("SQLite, rollback journal", JournalMode::Delete)] {
                 let sqlite = sqlite.clone();
                 roster.add(name, Role::Peer, move |dir| SqliteStore::open(&sqlite, dir, mode, work.large_values));
             }
         }
-        if let Some(kyoto) = roster.look("Kyoto Cabinet", Kyoto::load()) {
+        if let Some(kyoto) = roster.look("Kyoto Cabinet", || Kyoto::load().map(Rc::new)) {
             let all = [
                 ("Kyoto Cabinet tree, transactions", Kind::Tree, Durable::Transactions),
                 ("Kyoto Cabinet tree, auto-sync", Kind::Tree, Durable::AutoSync),
@@ -97,7 +100,7 @@ impl Roster {
                 roster.add(name, Role::Peer, move |dir| KyotoStore::open(&kyoto, dir, kind, durable));
             }
         }
-        if let Some(gdbm) = roster.look("gdbm", Gdbm::load()) {
+        if let Some(gdbm) = roster.look("gdbm", || Gdbm::load().map(Rc::new)) {
             roster.add("gdbm", Role::Peer, move |dir| GdbmStore::open(&gdbm, dir));
         }
         roster.add("redb", Role::Peer, RedbStore::open);
@@ -117,17 +120,24 @@ impl Roster {
         Ok(roster)
     }
 
-    fn look<T>(&mut self, name: &str, found: Result<T>) -> Option<Rc<T>> {
-        match found {
-            Ok(found) => Some(Rc::new(found)),
+    /// What the entrants whose names begin so need.
+    fn look<T>(&mut self, name: &str, find: impl FnOnce() -> Result<T>) -> Option<T> {
+        if !self.only.is_empty() && !self.only.iter().any(|only| only.starts_with(name)) {
+            return None;
+        }
+        match find() {
+            Ok(found) => Some(found),
             Err(e) => {
-                self.missing.push(format!("Left out: {name}; {e:#}."));
+                self.missing.push(format!("Left out: {name}…; {e:#}."));
                 None
             }
         }
     }
 
     fn add<S: Store + 'static>(&mut self, name: &'static str, role: Role, open: impl Fn(&Path) -> Result<S> + 'static) {
+        if !self.only.is_empty() && !self.only.contains(&name) {
+            return;
+        }
         self.entrants.push(Entrant { name, role, open: Box::new(move |dir| Ok(Box::new(open(dir)?))) });
     }
 
