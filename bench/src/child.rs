@@ -26,6 +26,8 @@ pub(crate) enum Job {
     Put { path: PathBuf, bytes: usize },
     /// Replaces the file by write, fsync, rename, fsync of the directory.
     Replace { dir: PathBuf, name: String, bytes: usize },
+    /// Commits new keys to one of the stores of `kv-large`, and is killed.
+    KvCrash { dir: PathBuf, name: String, bytes: u64, from: u64, commits: u64 },
 }
 
 /// What a child measured, and what its parent did.
@@ -54,6 +56,9 @@ fn run(job: Job) -> Result<()> {
     match job {
         Job::FillJournal { root, file, journal_bytes, wanted_bytes } => {
             return fill_journal(&root, &file, journal_bytes, wanted_bytes);
+        }
+        Job::KvCrash { dir, name, bytes, from, commits } => {
+            return say_and_die(crate::kv::first::leave_unapplied(&dir, &name, bytes, from, commits)?);
         }
         Job::Update { path, bytes } => {
             let content = content(bytes);
@@ -104,7 +109,12 @@ fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_b
             break;
         }
     }
-    println!("{last_bytes}");
+    say_and_die(last_bytes)
+}
+
+/// Says a number and kills itself.
+fn say_and_die(number: u64) -> Result<()> {
+    println!("{number}");
     std::io::stdout().flush()?;
     rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
     bail!("survived SIGKILL")
@@ -122,7 +132,7 @@ pub(crate) fn measure(job: &Job) -> Result<ChildTimes> {
     Ok(ChildTimes { inside, whole })
 }
 
-/// Leaves a full journal behind that its owner, killed, never checkpointed; journal bytes pending.
+/// Leaves a journal behind that its owner, killed, never checkpointed; what the child said.
 pub(crate) fn leave_full_journal(job: &Job) -> Result<u64> {
     let (line, status) = start_and_wait(job)?;
     let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(Signal::KILL.as_raw());

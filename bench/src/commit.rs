@@ -172,7 +172,7 @@ impl Setting<'_> {
         let mut contenders = vec![Contender::new("Untorn", batch, || writer.commit())];
         for (name, floor) in &mut floors {
             if let Some(floor) = floor {
-                contenders.push(Contender::new(*name, batch, || floor.write()));
+                contenders.push(Contender::new(*name, batch, || floor.write_all()));
             }
         }
         let plan = Plan::spread(commits, batch, self.run.quick, think);

@@ -163,6 +163,12 @@ impl Place {
         Ok(path)
     }
 
+    /// Bytes that can still be stored here.
+    pub(crate) fn available_bytes(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(&self.root)?;
+        Ok(stat.f_bavail * stat.f_frsize)
+    }
+
     /// It was made for the benchmark, in an image file.
     pub(crate) fn is_image(&self) -> bool {
         self._mount.is_some()

@@ -33,11 +33,14 @@ pub(crate) fn panel(out: &mut String, section: &Section, top_px: f64) -> f64 {
         let label = format!("{} {}", section.unit.scale_us(us), section.unit.name());
         text(out, LEFT_PX - 4.0, line_y + 4.0, "end", "#8a8f98", &label);
     }
+    let names: Vec<&str> =
+        section.rows.first().map_or(&[][..], |row| &row.contenders).iter().map(|c| c.name.as_str()).collect();
     let group_px = WIDTH_PX / section.rows.len().max(1) as f64;
     for (n, row) in section.rows.iter().enumerate() {
         let left_px = LEFT_PX + n as f64 * group_px;
-        let step_px = (group_px - 12.0) / row.contenders.len().max(1) as f64;
-        for (number, c) in row.contenders.iter().enumerate() {
+        let step_px = (group_px - 12.0) / names.len().max(1) as f64;
+        for c in &row.contenders {
+            let Some(number) = names.iter().position(|name| *name == c.name) else { continue };
             let (x, bar_y) = (left_px + 6.0 + number as f64 * step_px, y(c.median_us));
             let (width, height) = (step_px * 0.8, bottom_px - bar_y);
             let colour = if is_ours(&c.name) { OURS } else { PEER };
@@ -58,10 +61,9 @@ pub(crate) fn panel(out: &mut String, section: &Section, top_px: f64) -> f64 {
         }
         text(out, left_px + group_px / 2.0, bottom_px + 26.0, "middle", "#000", &row.cell);
     }
-    let names = section.rows.first().map_or(&[][..], |row| &row.contenders);
-    for (n, c) in names.iter().enumerate() {
-        let colour = if is_ours(&c.name) { OURS } else { "#000" };
-        let label = format!("{} {}", n + 1, c.name);
+    for (n, name) in names.iter().enumerate() {
+        let colour = if is_ours(name) { OURS } else { "#000" };
+        let label = format!("{} {name}", n + 1);
         text(out, LEGEND_PX, top_px + TOP_PX + 18.0 * n as f64, "start", colour, &label);
     }
     bottom_px.max(top_px + TOP_PX + 18.0 * names.len() as f64) + 40.0

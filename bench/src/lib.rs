@@ -64,7 +64,7 @@ pub struct Bench {
     #[arg(long)]
     quick: bool,
 
-    /// kv: how many runs, instead of 7, and of 3 with think time
+    /// kv: how many runs, instead of 7; 3 with think time, and of kv-large
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
 
@@ -91,7 +91,10 @@ enum Benchmark {
     Oneshot,
     /// The containers of C++ and Rust on Untorn, against key-value stores (hours, because of the think time)
     Kv,
-    /// All of them but kv
+    /// The same with a million small values: loading, commits, reads, a scan; the first
+    /// lookup after opening something large
+    KvLarge,
+    /// All of them but kv and kv-large
     All,
 }
 
@@ -188,11 +191,11 @@ impl Bench {
     }
 
     fn chosen(&self) -> Vec<Benchmark> {
-        use Benchmark::{All, Append, Commit, Kv, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
+        use Benchmark::{All, Append, Commit, Kv, KvLarge, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
         let every = [Commit, Append, Syncv, Msync, MsyncLarge, Recovery, Oneshot];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
-        chosen.extend([Kv].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen.extend([Kv, KvLarge].into_iter().filter(|b| self.benchmarks.contains(b)));
         chosen
     }
 
@@ -225,6 +228,7 @@ impl Benchmark {
             Benchmark::Recovery => vec![recovery::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
             Benchmark::Kv => kv::run(run, place)?,
+            Benchmark::KvLarge => vec![kv::large::run(run, place)?, kv::first::run(run, place)?],
             Benchmark::All => unreachable!("All stands for the others"),
         })
     }

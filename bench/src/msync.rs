@@ -181,7 +181,7 @@ impl Setting<'_> {
         }
         for (name, floor) in &mut floors {
             if let Some(floor) = floor {
-                contenders.push(Contender::in_parts(*name, batch, || floor.write().map(|time| [time; 2])));
+                contenders.push(Contender::in_parts(*name, batch, || floor.write_all().map(|time| [time; 2])));
             }
         }
         let plan = Plan::spread(operations, batch, run.quick, think);

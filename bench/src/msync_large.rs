@@ -232,9 +232,9 @@ impl Large<'_> {
                     cycle(&mut *memory.borrow_mut(), &mut stores).map(|[_, commit]| commit)
                 }),
                 Contender::new("floor + commit of nothing", 10, || {
-                    Ok(scanned.write()? + timed(|| memory.borrow_mut().commit())?)
+                    Ok(scanned.write_all()? + timed(|| memory.borrow_mut().commit())?)
                 }),
-                Contender::new(Floor::BUFFERED, 10, || floor.write()),
+                Contender::new(Floor::BUFFERED, 10, || floor.write_all()),
             ];
             let operations = if self.run.quick { 4 } else { 200 };
             let plan = Plan::spread(operations, 10, self.run.quick, Duration::ZERO);

@@ -49,18 +49,24 @@ impl Floor {
         Floor { file, bytes, at: 0, file_bytes }
     }
 
-    /// One write and one flush; from the start again at the end of the file.
-    pub(crate) fn write(&mut self) -> Result<Duration> {
-        if self.at + self.bytes.len() as u64 > self.file_bytes {
+    /// One write of all its bytes and one flush; from the start again at the end of the file.
+    pub(crate) fn write_all(&mut self) -> Result<Duration> {
+        self.write(self.bytes.len())
+    }
+
+    /// The same with the first of them, padded.
+    pub(crate) fn write(&mut self, bytes: usize) -> Result<Duration> {
+        let bytes = bytes.next_multiple_of(BLOCK_BYTES);
+        if self.at + bytes as u64 > self.file_bytes {
             self.at = 0;
         }
         let fresh = fastrand::u64(..).to_le_bytes();
         self.bytes[..fresh.len()].copy_from_slice(&fresh);
         let time = timed(|| {
-            self.file.write_all_at(&self.bytes, self.at)?;
+            self.file.write_all_at(&self.bytes[..bytes], self.at)?;
             self.file.sync_data()
         })?;
-        self.at += self.bytes.len() as u64;
+        self.at += bytes as u64;
         Ok(time)
     }
 }
@@ -118,7 +124,7 @@ mod tests {
         let mut floor = Floor::buffered(dir.path(), 5000, 20_000).unwrap();
         let before = fs::read(dir.path().join("floor-buffered")).unwrap();
         for at in [0, 8192, 0] {
-            floor.write().unwrap();
+            floor.write_all().unwrap();
             assert_eq!(floor.at, at + 8192);
         }
         let after = fs::read(dir.path().join("floor-buffered")).unwrap();

@@ -84,11 +84,12 @@ fn grid(section: &Section) -> Columns {
         columns.lines.push(std::iter::once(name.to_owned()).chain(section.rows.iter().map(cell)).collect());
     };
     let names = section.rows.first().map_or(&[][..], |row| &row.contenders);
-    for (n, contender) in names.iter().enumerate() {
+    for contender in names {
         line(&contender.name, &|row| {
-            let c = &row.contenders[n];
+            let Some(c) = row.contenders.iter().find(|c| c.name == contender.name) else { return "–".to_owned() };
             let [p25, median, p75] = [c.p25_us, c.median_us, c.p75_us].map(|us| section.unit.scale_us(us));
-            format!("{median:.1} ({p25:.1}–{p75:.1})")
+            let decimals = if median < 1.0 { 3 } else { 1 };
+            format!("{median:.decimals$} ({p25:.decimals$}–{p75:.decimals$})")
         });
     }
     let ratio = |ratio: &Ratio, verdict: Option<Verdict>| {
@@ -99,7 +100,9 @@ fn grid(section: &Section) -> Columns {
     if let Some(first) = section.rows.first() {
         line(&target(first.target), &|row| row.ratio.as_ref().map_or(String::new(), |r| ratio(r, row.verdict)));
         for (n, other) in first.others.iter().enumerate() {
-            line(&target(other.target), &|row| ratio(&row.others[n].ratio, row.others[n].verdict));
+            line(&target(other.target), &|row| {
+                row.others.get(n).map_or(String::new(), |other| ratio(&other.ratio, other.verdict))
+            });
         }
     }
     columns

@@ -46,9 +46,9 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         run.progress.tick(round, rounds, 0, 1);
         floors.iter_mut().for_each(Measured::begin_round);
         for _ in 0..commits {
-            floors[0].push(floor.write()?);
+            floors[0].push(floor.write_all()?);
             if let Some(floor) = &mut direct_floor {
-                floors[1].push(floor.write()?);
+                floors[1].push(floor.write_all()?);
             }
         }
         for (n, (measured, activity)) in [(&mut one, &mut alone), (&mut many, &mut together)].into_iter().enumerate() {

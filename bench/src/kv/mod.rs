@@ -2,9 +2,11 @@
 //! standard containers on Untorn's heap, and the stores that people would use instead.
 
 mod crates;
+pub(crate) mod first;
 mod gdbm;
 mod in_heap;
 mod kyoto;
+pub(crate) mod large;
 mod library;
 mod lmdb;
 mod lsm;
@@ -24,7 +26,7 @@ use anyhow::{Context, Result};
 use fastrand::Rng;
 use roster::{Entrant, Role, Roster, Work};
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use store::{Entry, Expected, KEY_BYTES, Key, key, shuffled};
 
@@ -47,8 +49,11 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         map_bytes: 1 << 30,
         large_values: true,
         bulk: false,
+        only: &[],
     };
-    let roster = Roster::here(place, work)?;
+    let probe = place.directory("probe")?;
+    let roster = Roster::here(&probe, work)?;
+    std::fs::remove_dir_all(probe)?;
     let thinks = if run.think_ms.is_empty() { &[0, THINK_MS][..] } else { &run.think_ms[..] };
     thinks.iter().map(|ms| section(run, place, &roster, Duration::from_millis(*ms))).collect()
 }
@@ -70,7 +75,7 @@ impl Taken {
 }
 
 fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result<Section> {
-    let keys = if run.quick { 20 } else { KEYS };
+    let keys = if run.quick { 10 } else { KEYS };
     let runs = match (run.runs, run.quick) {
         (Some(runs), _) => runs.into(),
         (None, true) => 2,
@@ -86,11 +91,8 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
             // Another one starts each time, so that nobody always follows the same neighbour.
             let who = (turn + round) % all.len();
             let entrant = &roster.entrants[who];
-            let dir = place.directory("kv")?;
-            run_once(entrant, &dir, keys, think, round as u64, &mut all[who]).with_context(|| entrant.name)?;
-            std::fs::remove_dir_all(&dir)?;
-            // Nobody pays for what another one left to be written.
-            rustix::fs::syncfs(File::open(dir.parent().expect("a directory in a place"))?)?;
+            let dir = new_directory(place, entrant.name)?;
+            run_once(entrant, dir.path(), keys, think, round as u64, &mut all[who]).with_context(|| entrant.name)?;
         }
     }
     let rows = PASSES.iter().enumerate().map(|(pass, name)| {
@@ -99,24 +101,19 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
         row(name, &load, &measured, run.quick)
     });
     let count = keys;
-    let mut notes = vec![
+    let mut all_notes = vec![
         format!(
             "{count} keys of {KEY_BYTES} B, random values of {VALUE_BYTES} B: all inserted, all replaced, all deleted, \
              each pass in a new random order, every operation a durable commit of its own. A figure is the median of \
              {runs} interleaved runs, each on a new store (in brackets: quartiles), of the mean time of an operation, \
-             think time not counted."
+             think time not counted. The last two ratios are of the medians of single operations instead, which a \
+             busy machine disturbs less."
         ),
-        "Floor: one pwrite of the bytes of key and value, padded to 4 KiB, at the next place of a preallocated, already \
-         written file, plus fdatasync. In memory: the same C++ program without durability."
-            .to_owned(),
-        "LevelDB, RocksDB: sync=true. LMDB: default. SQLite: synchronous=FULL. Kyoto Cabinet: hard transactions, or \
-         OAUTOSYNC. gdbm: gdbm_sync after each, durable but not atomic. redb: Durability::Immediate. fjall: PersistMode::SyncAll."
-            .to_owned(),
         "Pages: page faults of the calling thread for each operation; on Untorn, each page stored to faults once in a \
          commit."
             .to_owned(),
     ];
-    notes.extend(roster.missing.iter().cloned());
+    all_notes.extend(notes(roster));
     Ok(Section {
         title: format!("kv: {count} keys, {load}"),
         place: place.name.clone(),
@@ -125,8 +122,46 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
         chart: Chart::Groups,
         ratio_means: "Untorn's first ÷ the faster floor, and ÷ the fastest peer",
         rows: rows.collect(),
-        notes,
+        notes: all_notes,
     })
+}
+
+/// How everybody was told to be durable, and who is missing.
+fn notes(roster: &Roster) -> Vec<String> {
+    let mut notes = vec![
+        "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
+         already written file, plus fdatasync. In memory: the same C++ program without durability."
+            .to_owned(),
+        "LevelDB, RocksDB: sync=true. LMDB: default. SQLite: synchronous=FULL. Kyoto Cabinet: hard transactions, or \
+         OAUTOSYNC. gdbm: gdbm_sync after each, durable but not atomic. redb: Durability::Immediate. fjall: \
+         PersistMode::SyncAll."
+            .to_owned(),
+    ];
+    notes.extend(roster.missing.iter().cloned());
+    notes
+}
+
+/// A directory for one store. It takes its time to go: nobody pays for what another one left to be written.
+struct StoreDirectory(PathBuf);
+
+fn new_directory(place: &Place, name: &str) -> Result<StoreDirectory> {
+    Ok(StoreDirectory(place.directory(name)?))
+}
+
+impl StoreDirectory {
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for StoreDirectory {
+    fn drop(&mut self) {
+        // If it fails, the next one cannot be made.
+        let _ = std::fs::remove_dir_all(&self.0);
+        if let Ok(parent) = File::open(self.0.parent().expect("a directory in a place")) {
+            let _ = rustix::fs::syncfs(parent);
+        }
+    }
 }
 
 /// All passes of one run on a new store, and a look at what it holds after each.
@@ -182,14 +217,23 @@ fn row(pass: &str, load: &str, measured: &[(Role, &Taken)], quick: bool) -> Row 
     let of = |wanted: Role| -> Vec<&Measured> {
         measured.iter().filter(|(role, _)| *role == wanted).map(|(_, taken)| &taken.means).collect()
     };
-    let peer = Ratio::cost(ours, &of(Role::Peer));
-    let beside = peer.against.clone();
+    let singly = |wanted: Role| -> Ratio {
+        let peers: Vec<&Measured> =
+            measured.iter().filter(|(role, _)| *role == wanted).map(|(_, taken)| &taken.singly).collect();
+        let ratio = Ratio::cost(&measured[0].1.singly, &peers);
+        Ratio { against: format!("{}, medians", ratio.against), ..ratio }
+    };
+    let other = |ratio: Ratio, target| Other::new(&ratio.against.clone(), ratio, target, quick);
     let row = Row {
         cell: pass.to_owned(),
         load: load.to_owned(),
         contenders: measured.iter().map(|(_, taken)| taken.means.summary()).collect(),
         ratio: Some(Ratio::cost(ours, &of(Role::Floor))),
-        others: vec![Other::new(&beside, peer, Some(Target::AtMost(1.0)), quick)],
+        others: vec![
+            other(Ratio::cost(ours, &of(Role::Peer)), Some(Target::AtMost(1.0))),
+            other(singly(Role::Floor), None),
+            other(singly(Role::Peer), None),
+        ],
         details: measured.iter().map(|(role, taken)| (taken.means.name.clone(), details(*role, taken))).collect(),
         ..Row::default()
     };

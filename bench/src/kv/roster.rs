@@ -9,7 +9,6 @@ use super::lsm::{Lsm, LsmStore};
 use super::sqlite::{JournalMode, Sqlite, SqliteStore};
 use super::stl::{Container, Stl, StlStore};
 use super::store::{Entry, Key, Scan, Store};
-use crate::fs::Place;
 use crate::peers::Floor;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -44,7 +43,7 @@ impl Entrant {
 /// What the entrants have to know of the work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Bytes of one put, and what the floor gets to write them to in turn.
+    /// Most bytes of one put, and what the floor gets to write them to in turn.
     pub(crate) put_bytes: usize,
     pub(crate) floor_bytes: u64,
     /// LMDB wants to know the most that it will ever hold.
@@ -53,38 +52,42 @@ pub(crate) struct Work {
     pub(crate) large_values: bool,
     /// Thousands of operations in one commit.
     pub(crate) bulk: bool,
+    /// Who is to take part; empty: all.
+    pub(crate) only: &'static [&'static str],
 }
 
 /// All that are here, Untorn first, and why others are not.
 pub(crate) struct Roster {
     pub(crate) entrants: Vec<Entrant>,
     pub(crate) missing: Vec<String>,
+    only: &'static [&'static str],
 }
 
 impl Roster {
-    pub(crate) fn here(place: &Place, work: Work) -> Result<Roster> {
-        let mut roster = Roster { entrants: Vec::new(), missing: Vec::new() };
-        let stl = roster.look("the C++ containers", Stl::build());
+    /// `probe`: an empty directory where the work will be done.
+    pub(crate) fn here(probe: &Path, work: Work) -> Result<Roster> {
+        let mut roster = Roster { entrants: Vec::new(), missing: Vec::new(), only: work.only };
+        let stl = roster.look("std::", Stl::get);
         if let Some(stl) = &stl {
             roster.container("std::map on Untorn", Role::Untorn, stl, Container::Map);
             roster.container("std::unordered_map on Untorn", Role::Untorn, stl, Container::UnorderedMap);
         }
         roster.add("hashbrown on Untorn (Rust)", Role::Untorn, HashbrownStore::open);
-        for (name, library) in [("LevelDB", Lsm::leveldb()), ("RocksDB", Lsm::rocksdb())] {
-            if let Some(lsm) = roster.look(name, library) {
+        for (name, library) in [("LevelDB", Lsm::leveldb as fn() -> Result<Lsm>), ("RocksDB", Lsm::rocksdb)] {
+            if let Some(lsm) = roster.look(name, || library().map(Rc::new)) {
                 roster.add(name, Role::Peer, move |dir| LsmStore::open(&lsm, dir));
             }
         }
-        if let Some(lmdb) = roster.look("LMDB", Lmdb::load()) {
+        if let Some(lmdb) = roster.look("LMDB", || Lmdb::load().map(Rc::new)) {
             roster.add("LMDB", Role::Peer, move |dir| LmdbStore::open(&lmdb, dir, work.map_bytes));
         }
-        if let Some(sqlite) = roster.look("SQLite", Sqlite::load()) {
+        if let Some(sqlite) = roster.look("SQLite", || Sqlite::load().map(Rc::new)) {
             for (name, mode) in [("SQLite, WAL", JournalMode::Wal), ("SQLite, rollback journal", JournalMode::Delete)] {
                 let sqlite = sqlite.clone();
                 roster.add(name, Role::Peer, move |dir| SqliteStore::open(&sqlite, dir, mode, work.large_values));
             }
         }
-        if let Some(kyoto) = roster.look("Kyoto Cabinet", Kyoto::load()) {
+        if let Some(kyoto) = roster.look("Kyoto Cabinet", || Kyoto::load().map(Rc::new)) {
             let all = [
                 ("Kyoto Cabinet tree, transactions", Kind::Tree, Durable::Transactions),
                 ("Kyoto Cabinet tree, auto-sync", Kind::Tree, Durable::AutoSync),
@@ -97,7 +100,7 @@ impl Roster {
                 roster.add(name, Role::Peer, move |dir| KyotoStore::open(&kyoto, dir, kind, durable));
             }
         }
-        if let Some(gdbm) = roster.look("gdbm", Gdbm::load()) {
+        if let Some(gdbm) = roster.look("gdbm", || Gdbm::load().map(Rc::new)) {
             roster.add("gdbm", Role::Peer, move |dir| GdbmStore::open(&gdbm, dir));
         }
         roster.add("redb", Role::Peer, RedbStore::open);
@@ -106,30 +109,35 @@ impl Roster {
         roster.add(Floor::BUFFERED, Role::Floor, move |dir| {
             Ok(FloorStore(Floor::buffered(dir, put_bytes, floor_bytes)?))
         });
-        let probe = place.directory("probe")?;
-        if Floor::direct(&probe, put_bytes, floor_bytes)?.is_some() {
+        if Floor::direct(probe, put_bytes, floor_bytes)?.is_some() {
             roster.add(Floor::DIRECT, Role::Floor, move |dir| {
                 Ok(FloorStore(Floor::direct(dir, put_bytes, floor_bytes)?.context("no O_DIRECT here")?))
             });
         }
-        std::fs::remove_dir_all(probe)?;
         if let Some(stl) = &stl {
             roster.container("std::map in memory", Role::Ceiling, stl, Container::MapInMemory);
         }
         Ok(roster)
     }
 
-    fn look<T>(&mut self, name: &str, found: Result<T>) -> Option<Rc<T>> {
-        match found {
-            Ok(found) => Some(Rc::new(found)),
+    /// What the entrants whose names begin so need.
+    fn look<T>(&mut self, name: &str, find: impl FnOnce() -> Result<T>) -> Option<T> {
+        if !self.only.is_empty() && !self.only.iter().any(|only| only.starts_with(name)) {
+            return None;
+        }
+        match find() {
+            Ok(found) => Some(found),
             Err(e) => {
-                self.missing.push(format!("Left out: {name}; {e:#}."));
+                self.missing.push(format!("Left out: {name}…; {e:#}."));
                 None
             }
         }
     }
 
     fn add<S: Store + 'static>(&mut self, name: &'static str, role: Role, open: impl Fn(&Path) -> Result<S> + 'static) {
+        if !self.only.is_empty() && !self.only.contains(&name) {
+            return;
+        }
         self.entrants.push(Entrant { name, role, open: Box::new(move |dir| Ok(Box::new(open(dir)?))) });
     }
 
@@ -143,12 +151,12 @@ impl Roster {
 struct FloorStore(Floor);
 
 impl Store for FloorStore {
-    fn put(&mut self, _: &[Entry<'_>]) -> Result<()> {
-        self.0.write().map(|_| ())
+    fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
+        self.0.write(entries.iter().map(|entry| entry.key.len() + entry.value.len()).sum()).map(|_| ())
     }
 
-    fn delete(&mut self, _: &Key) -> Result<()> {
-        self.0.write().map(|_| ())
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.0.write(key.len()).map(|_| ())
     }
 
     fn read(&mut self, _: &[Key]) -> Result<u64> {

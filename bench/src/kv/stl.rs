@@ -7,6 +7,7 @@ use crate::harness::Activity;
 use crate::scratch::Scratch;
 use anyhow::{Context, Result, bail, ensure};
 use libloading::Library;
+use std::cell::OnceCell;
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -70,9 +71,23 @@ pub(crate) struct Stl {
     functions: Functions,
 }
 
+thread_local! {
+    static BUILT: OnceCell<Rc<Stl>> = const { OnceCell::new() };
+}
+
 impl Stl {
-    /// Compiles and loads it.
-    pub(crate) fn build() -> Result<Stl> {
+    /// Compiles and loads it, once.
+    pub(crate) fn get() -> Result<Rc<Stl>> {
+        BUILT.with(|built| match built.get() {
+            Some(stl) => Ok(stl.clone()),
+            None => {
+                let stl = Rc::new(Stl::build()?);
+                Ok(built.get_or_init(|| stl).clone())
+            }
+        })
+    }
+
+    fn build() -> Result<Stl> {
         let library = library()?;
         let scratch = Scratch::new_in(&std::env::temp_dir())?;
         for (name, text) in SOURCES {

@@ -81,6 +81,10 @@ impl Expected {
         self.tastes[n] = None;
     }
 
+    pub(crate) fn taste(&self, n: usize) -> Option<u64> {
+        self.tastes[n]
+    }
+
     pub(crate) fn scan(&self) -> Scan {
         let there = self.tastes.iter().flatten();
         Scan { count: there.clone().count() as u64, sum: there.sum() }
