@@ -18,7 +18,7 @@ use untorn_journal::recovery::{strip_attribute, strip_attributes};
 use untorn_journal::scan::{ReadMode, Scan, read_header, scan};
 use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Linux, Meta, Open, Step, Storage};
+use untorn_os::{File, Linux, Meta, Open, Step, Storage, memory_limit};
 
 pub use crate::put::put;
 
@@ -293,7 +293,8 @@ pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport>
 pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
     let (_, home, name) = locate_heap(path)?;
     let whole = path.canonicalize().context("look at", path)?;
-    let options = HeapOptions::new().create(false).dirty_max(COLLECT_DIRTY_MAX);
+    let dirty_max = memory_limit().map_or(COLLECT_DIRTY_MAX, |limit| COLLECT_DIRTY_MAX.min(limit.bytes / 2));
+    let options = HeapOptions::new().create(false).dirty_max(dirty_max);
     let options = options.store(StoreOptions::default().background(false));
     let heap = match home {
         Some(Home { lone: None, .. }) => {
@@ -310,7 +311,7 @@ pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapRepo
     Ok(HeapReport { path: path.to_owned(), ..report })
 }
 
-/// Pages that a collection changes and a commit does not drop, at most.
+/// Bytes of pages that a collection changes, after which they are dropped; the heap may be larger than memory.
 const COLLECT_DIRTY_MAX: u64 = 1 << 30;
 
 /// The storage that a heap's file is in, what its store is, and its name there.
