@@ -385,15 +385,16 @@ impl Heap {
 
     /// Commits the heap and ordinary files of the same store as one.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
-        let slot = {
+        let (slot, settled) = {
             let _quiet = self.quiet()?;
             let mut all = vec![&self.shared.file];
             all.extend(files);
             let slot = self.shared.file.store().submit(&all)?;
-            self.shared.map.settle()?;
-            slot
+            (slot, self.shared.map.settle())
         };
-        self.shared.file.inner.finish(&slot)
+        // The commit takes place, whatever was found in memory.
+        self.shared.file.inner.finish(&slot)?;
+        settled
     }
 
     /// The same without waiting: what was changed by now is the commit.
