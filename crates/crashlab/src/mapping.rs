@@ -354,7 +354,9 @@ impl Machine {
         let mapped = self.maps.values_mut().find(|mapped| mapped.addresses.contains(&address));
         let mapped = mapped.ok_or_else(|| errno(libc::EFAULT))?;
         let inode = self.state.inode(mapped.slot)?;
-        act(mapped, inode, (address - mapped.addresses.start) as u64)
+        mapped.learn()?;
+        act(mapped, inode, (address - mapped.addresses.start) as u64)?;
+        mapped.refresh(inode, 0..mapped.addresses.len() as u64 / PAGE)
     }
 }
 

@@ -23,6 +23,7 @@ pub const SCENES: &[Scene] = &[
     ("a_free_chunk_has_one_use", heaps::a_free_chunk_has_one_use),
     ("a_huge_allocation_hides_no_metadata", heaps::a_huge_allocation_hides_no_metadata),
     ("a_huge_allocation_leaves_no_metadata", heaps::a_huge_allocation_leaves_no_metadata),
+    ("a_race_is_told_and_the_commit_takes_place", heaps::a_race_is_told_and_the_commit_takes_place),
 ];
 
 pub(crate) fn open(disk: &SimDisk, class: FailureClass) -> Result<Store, Error> {

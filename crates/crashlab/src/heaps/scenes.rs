@@ -6,7 +6,7 @@ use crate::scenes::{failed, open};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
-use untorn::{FailureClass, Heap, HeapOptions, Store};
+use untorn::{Error, FailureClass, Heap, HeapOptions, Store};
 
 const CHUNK_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES: usize = 4 << 20;
@@ -169,4 +169,42 @@ pub(crate) fn a_huge_allocation_leaves_no_metadata() -> Result<(), String> {
         heap.commit().map_err(failed)
     })?;
     with_heap(&disk, |heap| allocate_apart(heap, &mut Vec::new(), 3 * CHUNK_BYTES, 60))
+}
+
+/// A store against the rules, right before each call of a commit in turn.
+pub(crate) fn a_race_is_told_and_the_commit_takes_place() -> Result<(), String> {
+    let mut told = false;
+    for nth in 0.. {
+        let disk = disk(108);
+        let store = open(&disk, FailureClass::Power).map_err(failed)?;
+        let options = HeapOptions::new().address_space(64 << 20).debug_races(true);
+        let heap = options.open_in(&store, "heap").map_err(failed)?;
+        let block = allocate(&heap, 100)?;
+        heap.set_root("block", Some(block)).map_err(failed)?;
+        fill(block, 100, 1);
+        heap.commit().map_err(failed)?;
+        fill(block, 100, 2);
+        let race = disk.calls() + nth;
+        disk.store_at(race, block.as_ptr().wrapping_add(50), b"race");
+        match heap.commit() {
+            Ok(()) => {}
+            Err(Error::RacingStore { .. }) => told = true,
+            Err(e) => return Err(failed(e)),
+        }
+        let (calls, after) = (disk.calls(), disk.fork());
+        disk.kill();
+        drop((heap, store));
+        with_heap(&after, |heap| {
+            let block = heap.root::<u8>("block").map_err(failed)?.ok_or("the root is gone")?;
+            // SAFETY: a block of 100 bytes.
+            match unsafe { block.read() } {
+                2 => Ok(()),
+                found => Err(format!("a store right before call {nth}, and {found} is there instead of the commit")),
+            }
+        })?;
+        if calls <= race {
+            break;
+        }
+    }
+    if told { Ok(()) } else { Err("no race was told".to_owned()) }
 }

@@ -152,6 +152,13 @@ impl State {
         })
     }
 
+    /// The same on a disk that does not tear: what is there in part is there.
+    pub fn with_whole_writes(&self) -> State {
+        let mut whole = self.clone();
+        whole.fates.values_mut().filter(|fate| matches!(fate, Fate::Torn(_))).for_each(|fate| *fate = Fate::Kept);
+        whole
+    }
+
     /// A write is there in part.
     pub fn is_torn(&self) -> bool {
         self.fates.values().any(|fate| matches!(fate, Fate::Torn(_)))

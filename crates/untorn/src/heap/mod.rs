@@ -378,15 +378,16 @@ impl Heap {
 
     /// Commits the heap and ordinary files of the same store as one.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
-        let slot = {
+        let (slot, settled) = {
             let _still = self.still()?;
             let mut all = vec![&self.shared.body.file];
             all.extend(files);
             let slot = self.shared.body.file.store().submit(&all)?;
-            self.shared.body.map.settle()?;
-            slot
+            (slot, self.shared.body.map.settle())
         };
-        self.shared.body.file.inner.finish(&slot)
+        // The commit takes place, whatever was found in memory.
+        self.shared.body.file.inner.finish(&slot)?;
+        settled
     }
 
     /// The same without waiting: what was changed by now is the commit.
