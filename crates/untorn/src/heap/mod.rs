@@ -22,6 +22,7 @@
 mod alloc;
 mod guard;
 mod layout;
+mod local;
 mod root;
 mod slot;
 mod stats;
