@@ -86,7 +86,6 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
         std::thread::sleep(Duration::from_micros(rng.u64(..1500)));
         child.kill().expect("a child to kill");
         child.wait().expect("its end");
-        drop(ask);
         let acknowledged = answers.map_while(Result::ok).count();
         let states: Vec<Twin> = std::iter::once(twin.clone())
             .chain(last.iter().map(|line| {
