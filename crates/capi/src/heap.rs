@@ -1,7 +1,6 @@
 //! Exported functions: persistent heaps.
 
 use std::alloc::Layout;
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::size_of;
 use std::ptr::{NonNull, null_mut};
@@ -10,7 +9,7 @@ use untorn::{Heap, HeapOptions, RootInfo, RootShape, StoreOptions, WeakHeap};
 
 use crate::arguments;
 use crate::error::untorn_error::UNTORN_E_NO_MEMORY;
-use crate::error::{Failure, Result, guard};
+use crate::error::{Failure, Result, guard, guard_status};
 use crate::file::untorn_file;
 use crate::handle;
 use crate::options::{self, untorn_options};
@@ -155,25 +154,14 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     Ok(result)
 }
 
-thread_local! {
-    /// The handle that this thread used last, and its heap: allocations and guards do not look it up each time.
-    static LAST: Cell<Option<(usize, WeakHeap)>> = const { Cell::new(None) };
-}
-
-/// What allocates in a heap, and guards it, as long as it is open.
-#[inline]
+/// What allocates in a heap, and guards it, as long as it is open: a handle that a thread uses again is not looked up.
+#[inline(always)]
 fn weak(heap: *const untorn_heap) -> Result<WeakHeap> {
-    match LAST.get() {
-        Some((handle, weak)) if handle == heap.addr() && weak.is_open() => Ok(weak),
-        _ => look_up(heap),
+    #[cold]
+    fn look_up(heap: usize) -> Result<WeakHeap> {
+        Ok(handle::get::<Heap, _>(std::ptr::without_provenance::<untorn_heap>(heap))?.downgrade())
     }
-}
-
-#[cold]
-fn look_up(heap: *const untorn_heap) -> Result<WeakHeap> {
-    let weak = handle::get::<Heap, _>(heap)?.downgrade();
-    LAST.set(Some((heap.addr(), weak)));
-    Ok(weak)
+    WeakHeap::remembered(heap.addr(), look_up)
 }
 
 /// Makes one call on a heap.
@@ -322,13 +310,13 @@ pub unsafe extern "C" fn untorn_realloc(heap: *mut untorn_heap, address: *mut c_
 /// Nobody uses the memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_free(heap: *mut untorn_heap, address: *mut c_void) -> c_int {
-    guard(-1, || {
+    guard_status(|| {
         let heap = weak(heap)?;
         if let Some(address) = NonNull::new(address.cast::<u8>()) {
             // SAFETY: the caller's promise.
             unsafe { heap.free(address)? };
         }
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -368,12 +356,12 @@ pub extern "C" fn untorn_heap_allocate_at(base: *const c_void, align: usize, byt
 /// Nobody uses the memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_heap_free_at(base: *const c_void, address: *mut c_void) -> c_int {
-    guard(-1, || {
+    guard_status(|| {
         if let Some(address) = NonNull::new(address.cast::<u8>()) {
             // SAFETY: the caller's promise.
             unsafe { WeakHeap::at(base.cast())?.free(address)? };
         }
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -456,17 +444,14 @@ pub unsafe extern "C" fn untorn_heap_set_root(
 /// thread. May be nested. Needed only where several threads use a heap. Returns 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_begin(heap: *mut untorn_heap) -> c_int {
-    guard(-1, || {
-        weak(heap)?.begin_mutation()?;
-        Ok(0)
-    })
+    guard_status(|| Ok(weak(heap)?.begin_mutation()?))
 }
 
 /// Ends what untorn_heap_begin() began. Returns 0, or -1: EINVAL (this thread has begun nothing), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_end(heap: *mut untorn_heap) -> c_int {
-    guard(-1, || match weak(heap)?.end_mutation()? {
-        true => Ok(0),
+    guard_status(|| match weak(heap)?.end_mutation()? {
+        true => Ok(()),
         false => Err(Failure::invalid("this thread has begun no change of the heap")),
     })
 }

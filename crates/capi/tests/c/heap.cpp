@@ -201,10 +201,10 @@ struct folder {
     in_heap::vector<folder> folders;
 };
 
-struct link {
-    link(const untorn::heap &heap, int number) : number(number), next(nullptr, untorn::deleter<link>(heap)) {}
+struct chained {
+    chained(const untorn::heap &heap, int number) : number(number), next(nullptr, untorn::deleter<chained>(heap)) {}
     int number;
-    untorn::unique_ptr<link> next;
+    untorn::unique_ptr<chained> next;
 };
 
 static void empty_moved_and_swapped(const std::string &directory) {
@@ -237,9 +237,9 @@ static void empty_moved_and_swapped(const std::string &directory) {
         folders->folders.emplace_back();
         folders->folders[1].name = text;
         folders->folders[1].folders.emplace_back().name = "inner";
-        auto *first = heap.root_or<link>("links", heap, 1);
-        first->next = heap.make_unique<link>(heap, 2);
-        first->next->next = heap.make_unique<link>(heap, 3);
+        auto *first = heap.root_or<chained>("links", heap, 1);
+        first->next = heap.make_unique<chained>(heap, 2);
+        first->next->next = heap.make_unique<chained>(heap, 3);
         first->next = std::move(first->next->next);
         heap.root_or<table>("empty");
         heap.root_or<in_heap::unordered_set<untorn::string>>("set")->emplace(text);
@@ -254,7 +254,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
     for (words *each : {a, b, c}) each->emplace_back(text), each->shrink_to_fit();
     assert(other.root<words>("far")->at(0).size() == text.size() + 9);
     assert(std::string_view(heap.root<folder>("folders")->folders[1].folders[0].name) == "inner");
-    link *first = heap.root<link>("links");
+    chained *first = heap.root<chained>("links");
     assert(first->number == 1 && first->next->number == 3 && !first->next->next);
     heap.root<table>("empty")->emplace(text, 1);
     assert(heap.root<table>("empty")->count(untorn::string(text, heap.allocator<char>())) == 1);

@@ -1,16 +1,14 @@
 //! Many that change a heap, or one that commits it.
 
+use super::local::LOCAL;
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use untorn_journal::care::{Care, kept};
 
 thread_local! {
-    /// The guard that this thread took last, by its address, and how often it holds it. Without a destructor, so that
-    /// it costs one load, and works while a thread ends.
-    static LAST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-    /// The others that it holds.
+    /// Guards that a thread holds beside the one that it took last.
     static OTHERS: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -31,7 +29,7 @@ impl Guard {
     /// How often this thread holds it.
     #[inline]
     fn depth(&self) -> usize {
-        let (last, depth) = LAST.get();
+        let (last, depth) = LOCAL.with(|local| local.guard.get());
         if last == self.key() { depth } else { self.depth_in_turn() }
     }
 
@@ -41,7 +39,7 @@ impl Guard {
         // While a thread ends there is no list any more: then it holds what it took last.
         let depth = OTHERS.try_with(|others| {
             let mut others = others.borrow_mut();
-            let last = LAST.get();
+            let last = LOCAL.with(|local| local.guard.get());
             if last.1 > 0 {
                 others.push(last);
             }
@@ -49,7 +47,7 @@ impl Guard {
             at.map_or(0, |at| others.swap_remove(at).1)
         });
         let depth = depth.unwrap_or(0);
-        LAST.set((self.key(), depth));
+        LOCAL.with(|local| local.guard.set((self.key(), depth)));
         depth
     }
 
@@ -67,7 +65,7 @@ impl Guard {
         if depth == 0 {
             self.lock.lock_shared();
         }
-        LAST.set((self.key(), depth + 1));
+        LOCAL.with(|local| local.guard.set((self.key(), depth + 1)));
     }
 
     /// False: this thread holds none.
@@ -77,7 +75,7 @@ impl Guard {
         if depth == 0 {
             return false;
         }
-        LAST.set((self.key(), depth - 1));
+        LOCAL.with(|local| local.guard.set((self.key(), depth - 1)));
         if depth == 1 {
             // SAFETY: taken by this thread in `enter`.
             unsafe { self.lock.unlock_shared() };

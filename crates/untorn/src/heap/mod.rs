@@ -24,6 +24,7 @@ pub(crate) mod check;
 mod guard;
 mod image;
 mod layout;
+mod local;
 mod root;
 mod slot;
 mod stats;

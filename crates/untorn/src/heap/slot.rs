@@ -7,9 +7,9 @@
 use super::Body;
 use super::alloc::{Allocator as Blocks, Refused};
 use super::guard::Guard;
+use super::local::LOCAL;
 use parking_lot::{Mutex, RwLock};
 use std::alloc::Layout;
-use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -49,11 +49,6 @@ impl Slots {
 
 static SLOTS: RwLock<Slots> = RwLock::new(Slots { open: Vec::new(), empty: Vec::new(), openings: 0 });
 
-thread_local! {
-    /// What this thread looked up last.
-    static LAST: Cell<Option<(usize, WeakHeap)>> = const { Cell::new(None) };
-}
-
 /// Puts a heap into a slot, until [`WeakHeap::remove`].
 pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap {
     let mut slots = SLOTS.write();
@@ -88,20 +83,30 @@ pub struct WeakHeap {
 
 impl WeakHeap {
     /// The open heap at an address: what an allocator that lies in a heap knows of it.
-    #[inline]
+    #[inline(always)]
     pub fn at(base: *const u8) -> Result<WeakHeap> {
-        match LAST.get() {
-            Some((at, heap)) if at == base as usize && heap.is_open() => Ok(heap),
-            _ => WeakHeap::look_up(base as usize),
+        #[cold]
+        fn look_up(base: usize) -> Result<WeakHeap> {
+            SLOTS.read().find(base).ok_or(Error::Closed)
         }
+        WeakHeap::remembered(base as usize, look_up)
     }
 
-    #[cold]
-    fn look_up(base: usize) -> Result<WeakHeap> {
-        let slots = SLOTS.read();
-        let found = slots.find(base).ok_or(Error::Closed)?;
-        LAST.set(Some((base, found)));
-        Ok(found)
+    /// What this thread looked up last, if that was this number (a handle or an address) and is still open; or looks
+    /// it up.
+    #[inline(always)]
+    pub fn remembered<E>(
+        number: usize,
+        look_up: impl FnOnce(usize) -> std::result::Result<WeakHeap, E>,
+    ) -> std::result::Result<WeakHeap, E> {
+        match LOCAL.with(|local| local.found.get()) {
+            Some((of, heap)) if of == number && heap.is_open() => Ok(heap),
+            _ => {
+                let found = look_up(number)?;
+                LOCAL.with(|local| local.found.set(Some((number, found))));
+                Ok(found)
+            }
+        }
     }
 
     /// Whether it is; in a moment it may not be.
@@ -146,7 +151,7 @@ impl WeakHeap {
     }
 
     /// Begins what [`super::Heap::mutate`] guards; ended by [`WeakHeap::end_mutation`] in the same thread.
-    #[inline]
+    #[inline(always)]
     pub fn begin_mutation(self) -> Result<()> {
         self.check_fork()?;
         let mutating = self.slot.guard.mutate();
@@ -158,7 +163,7 @@ impl WeakHeap {
     }
 
     /// Ends it. False: this thread has begun none.
-    #[inline]
+    #[inline(always)]
     pub fn end_mutation(self) -> Result<bool> {
         self.check_fork()?;
         // Of a closed heap the slot may be another one's by now.
