@@ -26,7 +26,7 @@ pub(crate) enum Job {
     Put { path: PathBuf, bytes: usize },
     /// Replaces the file by write, fsync, rename, fsync of the directory.
     Replace { dir: PathBuf, name: String, bytes: usize },
-    /// Commits new keys to one of the stores of `kv-large`, and is killed.
+    /// Commits new keys to one of the stores of `kv-open`, and is killed.
     KvCrash { dir: PathBuf, name: String, bytes: u64, from: u64, commits: u64 },
 }
 

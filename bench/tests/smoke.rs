@@ -55,7 +55,7 @@ fn build_library() {
 #[test]
 fn key_value_stores_race_and_hold_what_they_should() {
     build_library();
-    let (report, table, picture) = quick_run(&["kv", "kv-large", "--think-ms", "0,1", "--runs", "1"]);
+    let (report, table, picture) = quick_run(&["kv", "kv-large", "kv-open", "--think-ms", "0,1", "--runs", "1"]);
     let sections = report["sections"].as_array().unwrap();
     assert_eq!(sections.len(), 4);
     for section in &sections[..2] {

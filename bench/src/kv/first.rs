@@ -24,7 +24,7 @@ const CRASH_COMMITS_QUICK: u64 = 20;
 const ROUNDS: usize = 5;
 static ENTRANTS: [&str; 2] = ["std::map on Untorn", "LMDB"];
 
-/// The last section of `kv-large`.
+/// The `kv-open` section of one place.
 pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
     // The journal and LMDB's free pages need room, too.
     let bytes = if run.quick { 2 << 20 } else { (4 << 30).min(place.available_bytes()? / 4) };
@@ -35,7 +35,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
     std::fs::remove_dir_all(probe)?;
     let entrants = &roster.entrants;
     let load = |entrant: &Entrant| -> Result<StoreDirectory> {
-        run.progress.cell(format!("{}: kv-large, loading {} into {}", place.name, bytes_text(bytes), entrant.name));
+        run.progress.cell(format!("{}: kv-open, loading {} into {}", place.name, bytes_text(bytes), entrant.name));
         let dir = new_directory(place, entrant.name)?;
         let mut store = entrant.open(dir.path())?;
         let mut numbers: Vec<u64> = (0..count).collect();
@@ -52,7 +52,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
     let mut random = Rng::with_seed(1);
     for round in 0..if run.quick { 1 } else { ROUNDS } {
         for (n, (entrant, dir)) in entrants.iter().zip(&directories).enumerate() {
-            run.progress.cell(format!("{}: kv-large, opening {}, {}", place.name, entrant.name, round + 1));
+            run.progress.cell(format!("{}: kv-open, opening {}, {}", place.name, entrant.name, round + 1));
             let first = |wanted: u64, measured: &mut Measured| -> Result<Box<dyn Store>> {
                 drop_caches(&[])?;
                 let start = Instant::now();
@@ -90,7 +90,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
     )];
     all_notes.extend(notes(&roster));
     Ok(Section {
-        title: format!("kv-large: the first lookup after opening {}", bytes_text(bytes)),
+        title: format!("kv-open: the first lookup after opening {}", bytes_text(bytes)),
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Milliseconds,
