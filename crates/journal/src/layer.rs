@@ -8,13 +8,16 @@
 use crate::error::{Context, Result};
 use crate::extent::{Extent, append_summed};
 use bytes::Bytes;
-use rangemap::RangeMap;
+use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use untorn_os::{File, read_full_at};
 
 /// No end: the tail of a truncated file.
 pub const NO_END: u64 = u64::MAX;
+
+/// Fewer notes of where bytes are in memory are not worth putting in order.
+const NOTES_MIN: usize = 64;
 
 /// Where the bytes of a range come from. `origin` is the file offset of the source's first byte, so
 /// that cutting a range needs no arithmetic.
@@ -97,6 +100,8 @@ pub struct Layer {
     /// The file's size, if this layer changes it.
     pub size: Option<u64>,
     memory_bytes: u64,
+    /// All bytes in memory are in these ranges, which may overlap and hold others, too.
+    in_memory: Vec<Range<u64>>,
 }
 
 impl Layer {
@@ -132,6 +137,7 @@ impl Layer {
         }
         if let Source::Bytes { .. } = source {
             self.memory_bytes += range.end - range.start;
+            self.in_memory.push(range.clone());
         }
         self.ranges.insert(range, source);
     }
@@ -153,19 +159,36 @@ impl Layer {
         }
         self.size = newer.size.or(self.size);
         self.memory_bytes += newer.memory_bytes;
+        self.in_memory.extend_from_slice(&newer.in_memory);
+        if self.in_memory.len() > 2 * self.ranges.len() + NOTES_MIN {
+            let in_memory = self.ranges.iter().filter(|(_, source)| matches!(source, Source::Bytes { .. }));
+            self.in_memory = in_memory.map(|(range, _)| range.clone()).collect();
+        }
     }
 
-    /// Moves bytes from memory to an extent file; small pieces stay. After an error some have moved.
+    /// Moves bytes from memory to an extent file; small pieces stay. After an error some have moved. What has moved
+    /// before costs nothing.
     pub fn spill(&mut self, extent: &Arc<Extent>, least_bytes: u64) -> Result<()> {
-        let in_memory = self.ranges().filter(|(range, _)| range.end - range.start >= least_bytes);
-        let pieces: Vec<_> =
-            in_memory.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
-        for (range, bytes) in pieces {
-            let (at, crc) = append_summed(extent, &bytes)?;
-            let (origin, len) = (range.start, bytes.len() as u64);
-            self.ranges.insert(range, Source::Extent { extent: extent.clone(), at, origin, len, crc });
+        let looked_at: RangeSet<u64> = self.in_memory.drain(..).collect();
+        self.in_memory.extend(looked_at.iter().cloned());
+        let (mut stay, mut memory_bytes) = (Vec::new(), 0);
+        for within in looked_at {
+            let pieces = self.ranges.overlapping(&within);
+            let pieces: Vec<_> =
+                pieces.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
+            for (range, bytes) in pieces {
+                let (origin, len) = (range.start, bytes.len() as u64);
+                if len < least_bytes {
+                    memory_bytes += len;
+                    stay.push(range);
+                    continue;
+                }
+                let (at, crc) = append_summed(extent, &bytes)?;
+                self.ranges.insert(range, Source::Extent { extent: extent.clone(), at, origin, len, crc });
+            }
         }
-        self.memory_bytes = self.inline_bytes();
+        self.in_memory = stay;
+        self.memory_bytes = memory_bytes;
         Ok(())
     }
 
@@ -260,5 +283,45 @@ mod tests {
         old.merge(&new);
         assert_eq!(text(&[&old], 6), "abc..Z");
         assert_eq!(old.size, Some(6));
+    }
+
+    #[test]
+    fn what_is_spilled_reads_the_same_and_is_all_there_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        for seed in 0..200 {
+            let rng = &mut fastrand::Rng::with_seed(seed);
+            let extent = Extent::create(&storage, std::path::Path::new("")).unwrap();
+            let (mut layer, mut model) = (Layer::default(), vec![0; 4096]);
+            for n in 1..60 {
+                let mut newer = Layer::default();
+                for _ in 0..rng.usize(1..4) {
+                    let at = rng.usize(..model.len());
+                    let end = at + rng.usize(1..=(model.len() - at).min(300));
+                    let source = if rng.u8(..) < 40 {
+                        model[at..end].fill(0);
+                        Source::Zero
+                    } else {
+                        model[at..end].fill(n);
+                        Source::Bytes { bytes: Bytes::from(vec![n; end - at]), origin: at as u64 }
+                    };
+                    let to = if rng.bool() { &mut layer } else { &mut newer };
+                    to.insert(at as u64..end as u64, source);
+                    // What is older must not come over it.
+                    layer.merge(&std::mem::take(&mut newer));
+                }
+                match rng.u8(..8) {
+                    0 => layer.spill(&extent, 1).unwrap(),
+                    1 => layer.spill(&extent, 100).unwrap(),
+                    _ => continue,
+                }
+                assert_eq!(layer.memory_bytes(), layer.inline_bytes(), "seed {seed}");
+                let mut read = vec![0; model.len()];
+                read_through(&[&layer], None, &mut read, 0).unwrap();
+                assert!(read == model, "seed {seed}, step {n}");
+            }
+            layer.spill(&extent, 1).unwrap();
+            assert_eq!(layer.inline_bytes(), 0, "seed {seed}");
+        }
     }
 }
