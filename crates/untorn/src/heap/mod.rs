@@ -490,8 +490,11 @@ impl Heap {
 /// An allocator for collections that live in a heap: the heap's address, which is the same after a restart.
 ///
 /// ```ignore
-/// let map = hashbrown::HashMap::new_in(heap.allocator());
+/// let map = hashbrown::HashMap::with_capacity_in(1, heap.allocator());
 /// ```
+///
+/// With a capacity: a map of `hashbrown` that has none points to static data of the program, which is elsewhere after a
+/// restart. So such a map must not be shrunk to nothing either, nor replaced by an empty one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct InHeap {
