@@ -10,7 +10,7 @@ use kill::run_and_kill;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use untorn::{Error, Heap, HeapOptions, StoreOptions, Tracker};
+use untorn::{Error, Heap, HeapOptions, HeapVec, InHeap, StoreOptions, Tracker};
 use untorn_crashlab::device::Again;
 use untorn_crashlab::heaps::{Change, Twin, World, blocks_of};
 
@@ -120,4 +120,31 @@ fn heaps_survive_sigkill_whole() {
             scope.spawn(move || victim(seed * 2 + i as u64, tracker));
         }
     });
+}
+
+type Table = hashbrown::HashMap<u64, u64, std::hash::BuildHasherDefault<std::hash::DefaultHasher>, InHeap>;
+
+/// Words of a value that may be addresses, and are none of the heap's.
+fn strangers<T>(heap: &Heap, value: &T) -> usize {
+    let (base, len) = heap.memory();
+    let own = base.as_ptr() as usize..base.as_ptr() as usize + len;
+    // SAFETY: as many words as the value has; the types that are asked for have no padding.
+    let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<usize>(), size_of::<T>() / 8) };
+    words.iter().filter(|word| **word > 1 << 32 && !own.contains(word)).count()
+}
+
+/// An empty table without room points to a constant of this process; one that was made with room never does.
+#[test]
+fn empty_tables_need_room() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let heap = Heap::create(dir.path().join("heap")).expect("a heap");
+    let alloc = heap.allocator();
+    assert_eq!(strangers(&heap, &Table::with_hasher_in(Default::default(), alloc)), 1);
+    let mut table = Table::with_capacity_and_hasher_in(1, Default::default(), alloc);
+    table.insert(1, 2);
+    table.clear();
+    assert_eq!(strangers(&heap, &table), 0);
+    table.shrink_to_fit();
+    assert_eq!(strangers(&heap, &table), 1);
+    assert_eq!(strangers(&heap, &HeapVec::<u64>::new_in(alloc)), 0);
 }
