@@ -118,6 +118,7 @@ fn a_program_started_meanwhile_keeps_nothing_locked() {
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     if child == 0 {
         loop {
+            // SAFETY: waits for a signal, and touches nothing.
             unsafe { libc::pause() };
         }
     }
