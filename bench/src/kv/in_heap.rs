@@ -22,7 +22,7 @@ impl HashbrownStore {
     pub(crate) fn open(dir: &Path) -> Result<HashbrownStore> {
         let store = untorn::Store::open(dir)?;
         let heap = HeapOptions::new().open_in(&store, "heap")?;
-        let table = heap.root_or("all", |memory| Table::with_hasher_in(Hasher::default(), memory))?;
+        let table = heap.root_or("all", |memory| Table::with_capacity_and_hasher_in(1, Hasher::default(), memory))?;
         Ok(HashbrownStore { store, heap, table })
     }
 

@@ -33,7 +33,9 @@ fn hash(key: &[u8]) -> u64 {
 
 impl Cache {
     fn new(alloc: InHeap) -> Cache {
-        Cache { table: HashTable::new_in(alloc), entries: HeapVec::new_in(alloc), first: NONE, last: NONE }
+        // With room for one: a table that has none points to a constant of this program, not into the heap.
+        let table = HashTable::with_capacity_in(1, alloc);
+        Cache { table, entries: HeapVec::new_in(alloc), first: NONE, last: NONE }
     }
 
     fn find(&self, key: &[u8]) -> Option<u32> {
