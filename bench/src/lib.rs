@@ -71,6 +71,10 @@ pub struct Bench {
     /// kv: think times in milliseconds, separated by commas; the default is 0,10
     #[arg(long, value_delimiter = ',', value_name = "MS")]
     think_ms: Vec<u64>,
+
+    /// kv: leave out those whose names begin so; separated by commas
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    without: Vec<String>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +119,7 @@ struct Run {
     quick: bool,
     runs: Option<u16>,
     think_ms: Vec<u64>,
+    without: Vec<String>,
     /// Where images are made.
     dir: PathBuf,
     progress: Progress,
@@ -150,6 +155,7 @@ impl Bench {
             quick: self.quick,
             runs: self.runs,
             think_ms: self.think_ms.clone(),
+            without: self.without.clone(),
             dir: dir.clone(),
             progress: Progress::new(),
         };

@@ -47,7 +47,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         only: &[],
     };
     let probe = place.directory("probe")?;
-    let roster = Roster::here(&probe, work)?;
+    let roster = Roster::here(&probe, work)?.without(&run.without)?;
     std::fs::remove_dir_all(probe)?;
     let runs = run.runs.map_or(if run.quick { 2 } else { RUNS }, usize::from);
     let mut all: Vec<[Measured; 5]> =

@@ -52,7 +52,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         only: &[],
     };
     let probe = place.directory("probe")?;
-    let roster = Roster::here(&probe, work)?;
+    let roster = Roster::here(&probe, work)?.without(&run.without)?;
     std::fs::remove_dir_all(probe)?;
     let thinks = if run.think_ms.is_empty() { &[0, THINK_MS][..] } else { &run.think_ms[..] };
     thinks.iter().map(|ms| section(run, place, &roster, Duration::from_millis(*ms))).collect()

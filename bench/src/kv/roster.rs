@@ -10,7 +10,7 @@ use super::sqlite::{JournalMode, Sqlite, SqliteStore};
 use super::stl::{Container, Stl, StlStore};
 use super::store::{Entry, Key, Scan, Store};
 use crate::peers::Floor;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -118,6 +118,16 @@ impl Roster {
             roster.container("std::map in memory", Role::Ceiling, stl, Container::MapInMemory);
         }
         Ok(roster)
+    }
+
+    /// Those whose names begin so stay away. The first is never one of them.
+    pub(crate) fn without(mut self, names: &[String]) -> Result<Roster> {
+        let first = self.entrants[0].name;
+        self.entrants.retain(|e| e.name == first || !names.iter().any(|name| e.name.starts_with(name.as_str())));
+        self.missing.extend(names.iter().map(|name| format!("Left out: {name}…; as was asked for.")));
+        let some = |role| self.entrants.iter().any(|entrant| entrant.role == role);
+        ensure!(some(Role::Peer) && some(Role::Floor), "nobody is left to compare with");
+        Ok(self)
     }
 
     /// What the entrants whose names begin so need.
