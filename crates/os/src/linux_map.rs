@@ -1,5 +1,6 @@
 //! Private mappings on Linux.
 
+use crate::fork::process_generation;
 use crate::linux::Fd;
 use crate::map::{MapRequest, Mapping, Piece, Tracker};
 use crate::tracker::{PageMap, Scan};
@@ -17,8 +18,8 @@ const PIECES_MOST: usize = 1024;
 pub(crate) struct LinuxMapping {
     base: *mut u8,
     bytes: u64,
-    /// Of this process; a forked child has no use for the mapping.
     pid: libc::pid_t,
+    generation: u64,
     page_bytes: u64,
     protection: ProtFlags,
     huge_pages: bool,
@@ -63,12 +64,28 @@ impl LinuxMapping {
         protection.set(ProtFlags::WRITE, !request.read_only);
         let huge_pages = request.huge_pages;
         let pid = rustix::process::getpid().as_raw_nonzero().get();
-        let mapping = LinuxMapping { base, bytes, pid, page_bytes, protection, huge_pages, file, pagemap, scan };
+        let mapping = LinuxMapping {
+            base,
+            bytes,
+            pid,
+            generation: process_generation(),
+            page_bytes,
+            protection,
+            huge_pages,
+            file,
+            pagemap,
+            scan,
+        };
         // Kernels before 4.17 take the address for a hint.
         if request.address.is_some_and(|address| address != base as usize) {
             return Err(Errno::EXIST.into());
         }
         Ok(mapping)
+    }
+
+    /// Of this process. A forked child must not reach into its parent.
+    fn pid(&self) -> io::Result<libc::pid_t> {
+        if self.generation == process_generation() { Ok(self.pid) } else { Err(Errno::BADF.into()) }
     }
 
     fn addresses(&self, range: &Range<u64>) -> Range<u64> {
@@ -231,6 +248,7 @@ impl Mapping for LinuxMapping {
     }
 
     fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
+        let pid = self.pid()?;
         for pieces in pieces.chunks_mut(PIECES_MOST) {
             let here: Vec<_> = pieces.iter_mut().map(|p| iovec(p.into.as_mut_ptr(), p.into.len())).collect();
             let there: Vec<_> = pieces
@@ -243,7 +261,7 @@ impl Mapping for LinuxMapping {
             let wanted: usize = pieces.iter().map(|p| p.into.len()).sum();
             let n = here.len() as libc::c_ulong;
             // SAFETY: the kernel writes to the pieces' exclusive buffers and checks what it reads from.
-            let got = unsafe { libc::process_vm_readv(self.pid, here.as_ptr(), n, there.as_ptr(), n, 0) };
+            let got = unsafe { libc::process_vm_readv(pid, here.as_ptr(), n, there.as_ptr(), n, 0) };
             match (got, io::Error::last_os_error().raw_os_error()) {
                 (-1, Some(libc::EPERM | libc::ENOSYS)) => self.copy_out_by_file(pieces)?,
                 (-1, Some(e)) => return Err(io::Error::from_raw_os_error(e)),
@@ -258,11 +276,12 @@ impl Mapping for LinuxMapping {
         if bytes.is_empty() {
             return Ok(());
         }
+        let pid = self.pid()?;
         let addresses = self.addresses(&(offset..offset + bytes.len() as u64));
         let here = iovec(bytes.as_ptr().cast_mut(), bytes.len());
         let there = iovec(addresses.start as *mut u8, bytes.len());
         // SAFETY: the kernel reads `bytes` and checks where it writes to: this mapping.
-        let got = unsafe { libc::process_vm_writev(self.pid, &raw const here, 1, &raw const there, 1, 0) };
+        let got = unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) };
         // Also where the program has taken the right to write from a page of its own.
         if got == bytes.len() as isize { Ok(()) } else { self.copy_in_by_file(offset, bytes) }
     }
