@@ -198,7 +198,7 @@ fn a_migration_is_one_commit() {
     let migrate = |heap: &Heap| {
         let info = heap.root_info("numbers").expect("info").expect("a root");
         assert_eq!((info.version, info.size), (0, size_of::<HeapVec<u32>>() as u64));
-        refused(heap.root::<HeapVec<u64>>("numbers"), &["invalid"]);
+        refused(heap.root::<HeapVec<u64>>("numbers"), &["layout-changed"]);
         // SAFETY: that is what version 0 has there.
         let old = unsafe { info.address.cast::<HeapVec<u32>>().read() };
         let mut new = HeapVec::new_in(heap.allocator());
@@ -219,7 +219,7 @@ fn a_migration_is_one_commit() {
     heap.commit().expect("commit");
     drop(heap);
     let heap = Heap::open(&path).expect("open");
-    refused(heap.root::<HeapVec<u32>>("numbers"), &["invalid"]);
+    refused(heap.root::<HeapVec<u32>>("numbers"), &["layout-changed"]);
     let new = heap.root_with::<HeapVec<u64>>("numbers", RootOptions::new().version(1)).expect("root").expect("a root");
     // SAFETY: as above.
     assert!(unsafe { new.as_ref() }.iter().copied().eq((0..1000).map(|number| number << 32)));
