@@ -28,7 +28,9 @@ impl State {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill().and_then(|()| child.wait());
         }
-        self.dir = None;
+        if let Some(dir) = self.dir.take() {
+            signals::remove_meanwhile(&dir.keep());
+        }
     }
 }
 

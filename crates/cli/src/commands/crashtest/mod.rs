@@ -116,7 +116,7 @@ impl Crashtest {
         let clean_up = move || {
             theirs.store(true, SeqCst);
             watch::end_all();
-            temporary.iter().for_each(|dir| drop(std::fs::remove_dir_all(dir)));
+            temporary.iter().for_each(|dir| signals::remove_meanwhile(dir));
         };
         signals::on_interrupt("interrupted", clean_up)
             .map_err(|e| could_not(Failure::new(format!("cannot watch for Ctrl-C: {e}"))))?;
