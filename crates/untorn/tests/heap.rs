@@ -539,20 +539,38 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
 
 #[test]
 fn several_heaps_lie_where_the_program_says() {
+    // Somewhere no other test's heap is.
+    for base in (18..30).map(|tib: usize| tib << 40) {
+        let dir = directory();
+        let place = |n: usize| base + n * (64 << 30);
+        let at = |n: usize| HeapOptions::new().address(place(n));
+        let open = |n: usize| at(n).open(dir.path().join(format!("heap{n}")));
+        let Ok(heaps) = (0..3).map(open).collect::<Result<Vec<Heap>, _>>() else { continue };
+        for (n, heap) in heaps.iter().enumerate() {
+            assert_eq!(heap.memory().0.as_ptr() as usize, place(n));
+        }
+        // Taken, in part taken, not a heap's.
+        refused(at(1).open(dir.path().join("other")), &["invalid"]);
+        refused(at(1).address(base + (4 << 20)).open(dir.path().join("other")), &["invalid"]);
+        for wrong in [4096, base + 4096, 31 << 40, usize::MAX] {
+            refused(HeapOptions::new().address(wrong).open(dir.path().join("other")), &["invalid"]);
+        }
+        drop(heaps);
+        // It is the heap's own from then on.
+        let again = HeapOptions::new().address(base + (1 << 40)).open(dir.path().join("heap2")).expect("open");
+        assert_eq!(again.memory().0.as_ptr() as usize, place(2));
+        return;
+    }
+    panic!("a heap of another test at each place");
+}
+
+#[test]
+fn heaps_that_one_process_made_can_be_open_together() {
     let dir = directory();
-    let at = |slot: usize| HeapOptions::new().address((20 << 40) + slot * (64 << 30));
-    let heaps: Vec<Heap> = (0..3).map(|n| at(n).open(dir.path().join(format!("heap{n}"))).expect("open")).collect();
-    for (n, heap) in heaps.iter().enumerate() {
-        assert_eq!(heap.memory().0.as_ptr() as usize, (20 << 40) + n * (64 << 30));
+    let path = |n: usize| dir.path().join(format!("heap{n}"));
+    for n in 0..60 {
+        Heap::create(path(n)).expect("create").close().expect("close");
     }
-    // Taken, in part taken, not a heap's.
-    refused(at(1).open(dir.path().join("other")), &["invalid"]);
-    refused(at(1).address((20 << 40) + (4 << 20)).open(dir.path().join("other")), &["invalid"]);
-    for wrong in [4096, (20 << 40) + 4096, 31 << 40, usize::MAX] {
-        refused(HeapOptions::new().address(wrong).open(dir.path().join("other")), &["invalid"]);
-    }
-    drop(heaps);
-    // It is the heap's own from then on.
-    let again = HeapOptions::new().address(25 << 40).open(dir.path().join("heap2")).expect("open");
-    assert_eq!(again.memory().0.as_ptr() as usize, (20 << 40) + 2 * (64 << 30));
+    let all: Vec<Heap> = (0..60).map(|n| Heap::open(path(n)).expect("open, at its own place")).collect();
+    assert_eq!(all.len(), 60);
 }

@@ -152,6 +152,9 @@ impl HeapOptions {
     fn open_file(&self, file: File) -> Result<Heap> {
         let map = if file.size()? == 0 { self.make(&file)? } else { self.map_again(&file)? };
         let (base, segments) = (map.as_ptr() as usize, segments_of(&map));
+        // SAFETY: the header is mapped, and was looked at or made just now.
+        let space = unsafe { (*map.as_ptr().cast::<Header>()).address_space } as usize;
+        slot::note(base..base + space);
         let body = Arc::new(Body { map, file });
         let place = Place(slot::insert(base, segments, body.clone()));
         Ok(Heap { shared: Arc::new(Shared { base, place, body }) })
@@ -205,15 +208,21 @@ impl HeapOptions {
         Ok(map)
     }
 
-    /// At a random address that is free in this process.
+    /// At a random address that is free in this process, and that no heap has had which was open in it: that one
+    /// may come back.
     fn map_anywhere(&self, file: &File, space: u64, slots: u64) -> Result<Map> {
         let mut tries = 0;
         loop {
             let mut random = [0; 8];
             file.random(&mut random)?;
             let address = ADDRESS_MIN + (u64::from_le_bytes(random) % slots * space) as usize;
+            let last = tries == TRIES;
+            tries += 1;
+            if !last && slot::was_open(&(address..address + space as usize)) {
+                continue;
+            }
             match file.map_with(&self.map.address(address).address_space(space)) {
-                Err(Error::Invalid { .. }) if tries < TRIES => tries += 1,
+                Err(Error::Invalid { .. }) if !last => {}
                 done => return done,
             }
         }

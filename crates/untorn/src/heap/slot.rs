@@ -10,6 +10,7 @@ use super::guard::Guard;
 use super::local::LOCAL;
 use parking_lot::{Mutex, RwLock};
 use std::alloc::Layout;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -65,6 +66,22 @@ pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap 
     let heap = WeakHeap { slot, opening, process: process_generation() };
     slots.open.push((base, heap));
     heap
+}
+
+/// Where heaps of this process are, or were.
+static PLACES: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+/// A heap has these addresses.
+pub(crate) fn note(addresses: Range<usize>) {
+    let mut places = PLACES.lock();
+    if !places.contains(&addresses) {
+        places.push(addresses);
+    }
+}
+
+/// A heap has or had some of these addresses.
+pub(crate) fn was_open(addresses: &Range<usize>) -> bool {
+    PLACES.lock().iter().any(|place| place.start < addresses.end && addresses.start < place.end)
 }
 
 /// Whether a heap at this address is open.
