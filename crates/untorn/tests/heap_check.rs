@@ -176,6 +176,8 @@ fn child() {
 fn a_killed_programs_heap_is_looked_at_as_recovery_would_leave_it() {
     let dir = directory();
     let path = dir.path().join("heap");
+    // Made here, so that its place stays free of other tests' heaps.
+    Heap::create(&path).expect("create").close().expect("close");
     let mut child = again("child").env(CHILD, &path).stdout(Stdio::piped()).spawn().expect("spawn");
     let lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.ends_with("ready")), "the child ended early");

@@ -190,6 +190,8 @@ fn reuse_across_a_crash() {
     for stop in [3, 40, 90] {
         let dir = directory();
         let path = dir.path().join("heap");
+        // Made here, so that its place stays free of other tests' heaps.
+        Heap::create(&path).expect("create").close().expect("close");
         let mut child = again("child");
         let child = child.env(CHILD, &path).env("UNTORN_TEST_SEED", seed.to_string()).stdout(Stdio::piped());
         let mut child = child.spawn().expect("spawn");
