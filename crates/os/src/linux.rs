@@ -315,15 +315,15 @@ impl Drop for LinuxFile {
     }
 }
 
-/// An open-file-description lock of the whole file, set or given up.
-fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::Result<()> {
+/// An open-file-description lock of the whole file: set, given up, or asked for. Returns what the kernel says it is.
+fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::Result<libc::c_int> {
     // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: a live descriptor and a valid `flock`, which the kernel only reads.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw const lock) } == 0 {
-        Ok(())
+    // SAFETY: a live descriptor and a valid `flock`, which the kernel may fill.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) } == 0 {
+        Ok(lock.l_type.into())
     } else {
         Err(io::Error::last_os_error())
     }
@@ -466,7 +466,7 @@ impl File for LinuxFile {
         let command = if wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
         loop {
             match set_lock(self.fd.get()?, libc::F_WRLCK, command) {
-                Ok(()) => {
+                Ok(_) => {
                     self.holds_lock.store(true, Relaxed);
                     return Ok(true);
                 }
@@ -480,15 +480,7 @@ impl File for LinuxFile {
     }
 
     fn is_locked(&self) -> io::Result<bool> {
-        // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = libc::F_WRLCK as libc::c_short;
-        lock.l_whence = libc::SEEK_SET as libc::c_short;
-        // SAFETY: a live descriptor and a valid `flock`, which the kernel fills.
-        if unsafe { libc::fcntl(self.fd.get()?.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+        Ok(set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK)? != libc::F_UNLCK)
     }
 
     fn is_direct(&self) -> bool {

@@ -1,8 +1,8 @@
 //! Which pages of a private mapping were stored to.
 //!
 //! Both ways ask `/proc/self/pagemap`. [`PageMap`] reads it, or has it searched where the kernel can: a page
-//! of a private mapping that is there and is no page of a file was stored to. [`Scan`] has the kernel protect pages against writing, without
-//! a handler, and tell which ones lost that protection (`PAGEMAP_SCAN`, Linux 6.7).
+//! of a private mapping that is there and is no page of a file was stored to. [`Scan`] has the kernel protect
+//! pages against writing, without a handler, and tell which ones lost that protection (`PAGEMAP_SCAN`, Linux 6.7).
 
 use crate::linux::Fd;
 use rustix::fs::{self, Mode, OFlags};
