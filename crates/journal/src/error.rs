@@ -238,6 +238,24 @@ impl Error {
     }
 }
 
+impl From<Error> for io::Error {
+    /// An error of the same kind as the system's error behind it; its source is the [`Error`] itself.
+    fn from(e: Error) -> io::Error {
+        let kind = match &e {
+            Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.kind(),
+            Error::Busy { .. } => io::ErrorKind::ResourceBusy,
+            Error::NoSpace { .. } => io::ErrorKind::StorageFull,
+            Error::NoMemory { .. } => io::ErrorKind::OutOfMemory,
+            Error::Untrusted { .. } => io::ErrorKind::PermissionDenied,
+            Error::Corrupt { .. } | Error::Foreign { .. } | Error::NewerVersion { .. } => io::ErrorKind::InvalidData,
+            Error::Invalid { .. } => io::ErrorKind::InvalidInput,
+            Error::Unsupported { .. } => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, e)
+    }
+}
+
 /// Errors that we found out ourselves carry the number that the system would have given.
 fn numbered(e: io::Error) -> io::Error {
     if e.raw_os_error().is_some() || e.get_ref().is_some() {

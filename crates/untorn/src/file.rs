@@ -1,98 +1,107 @@
 //! Handles of files.
 
-use crate::options::{FileOptions, StoreOptions};
-use crate::store::{Owned, Store};
-use crate::sync::AtomicBool;
+use crate::concurrency::AtomicBool;
+use crate::file_state::SharedFile;
+use crate::open_store::OpenStore;
 use crate::ticket::Ticket;
-use crate::view::FileShared;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::{Error, Result};
 
 /// One handle of a file.
 ///
-/// All handles of one file in one store share one view, uncommitted changes included: what one
+/// All handles of one file in one store share one content, uncommitted changes included: what one
 /// writes the others read, and a commit through any of them commits it all.
 ///
 /// **Closing the last handle without a commit discards the uncommitted changes**, unless
-/// [`File::set_commit_on_close`] was called. Dropping a handle closes it and tells no error.
+/// [`File::set_commit_on_close`] was called. Dropping a handle closes it; errors of that go to the log.
 pub struct File {
-    pub(crate) inner: Arc<Owned>,
-    pub(crate) shared: Arc<FileShared>,
+    pub(crate) store: Arc<OpenStore>,
+    pub(crate) shared: Arc<SharedFile>,
     read_only: bool,
     commit_on_close: AtomicBool,
     closed: bool,
 }
 
 impl File {
-    pub(crate) fn new(inner: Arc<Owned>, shared: Arc<FileShared>, read_only: bool) -> File {
+    pub(crate) fn new(store: Arc<OpenStore>, shared: Arc<SharedFile>, read_only: bool) -> File {
         shared.write().handles += 1;
-        File::counted(inner, shared, read_only)
+        File::counted(store, shared, read_only)
     }
 
-    /// For a shared file that counts this handle already.
-    pub(crate) fn counted(inner: Arc<Owned>, shared: Arc<FileShared>, read_only: bool) -> File {
-        File { inner, shared, read_only, commit_on_close: AtomicBool::new(false), closed: false }
+    /// A handle of a shared file that counts the handle already.
+    pub(crate) fn counted(store: Arc<OpenStore>, shared: Arc<SharedFile>, read_only: bool) -> File {
+        File { store, shared, read_only, commit_on_close: AtomicBool::new(false), closed: false }
     }
 
-    /// Opens an existing file that has a store of its own beside it, `<path>.untorn/`.
-    pub fn open(path: impl AsRef<Path>) -> Result<File> {
-        StoreOptions::default().open_file_with(path, &FileOptions::default())
+    /// Another handle of the file.
+    pub fn try_clone(&self) -> Result<File> {
+        self.store.check_usable()?;
+        Ok(File::new(self.store.clone(), self.shared.clone(), self.read_only))
     }
 
-    /// The same; makes the file if there is none, with mode 0666 less the umask.
-    pub fn create(path: impl AsRef<Path>) -> Result<File> {
-        StoreOptions::default().open_file(path)
-    }
-
-    /// Another handle of the same file.
-    pub fn duplicate(&self) -> Result<File> {
-        self.inner.check_usable()?;
-        Ok(File::new(self.inner.clone(), self.shared.clone(), self.read_only))
-    }
-
-    /// Reads committed and uncommitted bytes alike. Fewer than asked only at the end of the file.
+    /// Reads committed and uncommitted bytes alike. Returns fewer than asked for only at the end of the file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.inner.check_usable()?;
-        self.shared.read_at(&self.inner, buf, offset)
+        self.store.check_usable()?;
+        self.store.readable(&self.shared)?.read_at(buf, offset)
+    }
+
+    /// Fills the buffer from an offset on.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of kind `UnexpectedEof` if the file ends before the buffer is full.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        match self.read_at(buf, offset)? == buf.len() {
+            true => Ok(()),
+            false => Err(Error::io("read", self.path(), ErrorKind::UnexpectedEof.into())),
+        }
     }
 
     pub(crate) fn check_write(&self) -> Result<()> {
-        self.inner.check_usable()?;
+        self.store.check_usable()?;
         if self.read_only { Err(Error::invalid("the handle is for reading only")) } else { Ok(()) }
     }
 
+    /// Changes bytes, extending the file if need be; returns how many, which is always all of them. Nothing reaches
+    /// the file before a commit.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
+        self.write_all_at(buf, offset)?;
+        Ok(buf.len())
+    }
+
     /// Changes bytes, extending the file if need be. Nothing reaches the file before a commit.
-    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+    pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_write()?;
-        self.shared.write_at(&self.inner, buf, Some(offset)).map(|_| ())
+        self.shared.write().write_at(&**self.store, buf, Some(offset)).map(drop)
     }
 
     /// Writes behind the last byte; returns the offset where the bytes went.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         self.check_write()?;
-        self.shared.write_at(&self.inner, buf, None)
+        self.shared.write().write_at(&**self.store, buf, None)
     }
 
-    /// Sets the size; new bytes are zero.
-    pub fn truncate(&self, size: u64) -> Result<()> {
+    /// Sets the size, as an uncommitted change; new bytes are zero.
+    pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_write()?;
-        self.shared.truncate(size)
+        self.shared.write().set_len(size)
     }
 
-    /// Like writing zeros, without the bytes.
+    /// Makes a range zero, as an uncommitted change; what is behind the end becomes part of the file.
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write()?;
-        self.shared.zero(offset, len)
+        self.shared.write().zero(offset, len)
     }
 
     /// Size in bytes, uncommitted changes included.
-    pub fn size(&self) -> Result<u64> {
-        self.inner.check_usable()?;
-        let view = self.shared.read();
-        view.check_alive()?;
-        Ok(view.size())
+    #[allow(clippy::len_without_is_empty, reason = "as std's metadata of a file")]
+    pub fn len(&self) -> Result<u64> {
+        self.store.check_usable()?;
+        let state = self.shared.read();
+        state.check_alive()?;
+        Ok(state.content.size())
     }
 
     /// Commits all changes of the file. After any crash the file holds all of them; before, none.
@@ -101,21 +110,21 @@ impl File {
     /// [`Error::NoSpace`], [`Error::SyncFailed`], [`Error::InTransaction`], [`Error::Conflict`].
     pub fn commit(&self) -> Result<()> {
         self.check_write()?;
-        let slot = self.inner.submit(std::slice::from_ref(&self.shared), None)?;
-        self.inner.finish(&slot)
+        let completion = self.store.gather(std::slice::from_ref(&self.shared), None)?;
+        self.store.finish(&completion)
     }
 
-    /// The same without waiting: the changes made so far are the commit.
+    /// Commits all changes made so far, without waiting.
     pub fn commit_async(&self) -> Result<Ticket> {
         self.check_write()?;
-        let slot = self.inner.submit_async(std::slice::from_ref(&self.shared), None)?;
-        Ok(Ticket { slot, inner: self.inner.clone() })
+        let completion = self.store.gather_async(std::slice::from_ref(&self.shared), None)?;
+        Ok(Ticket { completion, store: self.store.clone() })
     }
 
     /// Forgets all uncommitted changes.
     pub fn rollback(&self) -> Result<()> {
         self.check_write()?;
-        self.shared.rollback()
+        self.shared.write().rollback()
     }
 
     /// Commit what is uncommitted when this handle is closed. Default: off.
@@ -125,23 +134,18 @@ impl File {
 
     /// Random bytes, from where the file's storage has them.
     pub(crate) fn random(&self, bytes: &mut [u8]) -> Result<()> {
-        self.inner.storage.random(bytes).map_err(|e| Error::io("draw random bytes for", self.path(), e))
-    }
-
-    /// The store that the file lives in.
-    pub fn store(&self) -> Store {
-        Store { inner: self.inner.clone() }
+        self.store.storage.random(bytes).map_err(|e| Error::io("draw random bytes for", self.path(), e))
     }
 
     /// The file's name, relative to the store.
     pub fn path(&self) -> PathBuf {
-        self.shared.read().path.clone()
+        self.shared.read().path().to_owned()
     }
 
     /// Closes the handle. **Uncommitted changes are discarded when the last handle closes.** The last
-    /// handle of a lone file closes its store, too.
+    /// handle of a standalone file closes its store, too.
     pub fn close(mut self) -> Result<()> {
-        self.inner.check_fork()?;
+        self.store.check_fork()?;
         self.close_now()
     }
 
@@ -154,24 +158,44 @@ impl File {
             false => Ok(()),
         };
         {
-            let mut view = self.shared.write();
-            view.handles -= 1;
-            if view.handles == 0 && view.txn.is_none() {
+            let mut state = self.shared.write();
+            state.handles -= 1;
+            if state.handles == 0 && state.txn.is_none() {
                 // No handle, no map: nothing that could fail.
-                let _ = view.forget_changes();
+                let _ = state.discard_changes();
             }
         }
-        self.inner.forget_if_idle(&self.shared);
-        let closed =
-            if self.inner.home.lone.is_some() && self.shared.read().handles == 0 { self.inner.close() } else { Ok(()) };
+        self.store.forget_if_idle(&self.shared);
+        let is_last = self.store.home.lone.is_some() && self.shared.read().handles == 0;
+        let closed = if is_last { self.store.close() } else { Ok(()) };
         committed.and(closed)
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        if self.inner.check_fork().is_ok() {
-            let _ = self.close_now();
+        if self.store.check_fork().is_ok()
+            && let Err(e) = self.close_now()
+        {
+            tracing::error!(file = %self.path().display(), error = %e, "closing failed");
         }
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let path = self.shared.try_write().map(|state| state.path().to_owned());
+        f.debug_struct("File").field("path", &path).field("read_only", &self.read_only).finish_non_exhaustive()
+    }
+}
+
+/// Positional reads and writes as on the standard library's files.
+impl std::os::unix::fs::FileExt for File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(File::read_at(self, buf, offset)?)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        Ok(File::write_at(self, buf, offset)?)
     }
 }

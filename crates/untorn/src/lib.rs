@@ -10,7 +10,7 @@
 //! use untorn::Store;
 //!
 //! let store = Store::open(path)?;
-//! let (accounts, log) = (store.create("accounts")?, store.create("log")?);
+//! let (accounts, log) = (store.open_or_create("accounts")?, store.open_or_create("log")?);
 //! accounts.write_at(b"alice 90, bob 110", 0)?;
 //! log.append(b"alice pays bob 10\n")?;
 //! store.syncv(&[&accounts, &log])?; // both, or neither
@@ -23,36 +23,42 @@
 
 mod background;
 mod checkpoint;
+mod commit;
+mod committed_names;
+mod completion;
+mod concurrency;
+mod content;
+mod cursor;
+mod engine;
 mod file;
-mod group;
-mod heap;
+mod file_state;
+mod file_table;
+pub mod heap;
 mod map;
+mod name_op;
 mod names;
 pub mod offline;
+mod open_store;
 mod options;
+mod paths;
 mod put;
+mod queue;
 mod region;
 mod status;
 mod store;
-mod sync;
 mod ticket;
 mod txn;
-mod view;
+mod wakeup;
 
 #[doc(hidden)]
 pub use checkpoint::Checkpoint;
+pub use cursor::Cursor;
 pub use file::File;
-pub use heap::{
-    Heap, HeapBox, HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapOptions, HeapReport, HeapRoot, HeapStats,
-    HeapVec, InHeap, Mutating, RootInfo, RootOptions, RootShape,
-};
-#[doc(hidden)]
-pub use heap::{WeakHeap, fuzz_heap};
-pub use map::{Map, MapOptions, MapStatus};
+pub use map::{Map, MapOptions};
 pub use options::{
     FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,
 };
-pub use status::{Quarantined, Recovered, Status};
+pub use status::{MapStatus, Quarantined, Recovered, Status};
 pub use store::Store;
 pub use ticket::Ticket;
 pub use txn::Txn;

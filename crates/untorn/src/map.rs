@@ -1,10 +1,12 @@
 //! Mapped files: ordinary stores, then `msync`.
 
+use crate::content::Content;
+use crate::engine::Engine;
 use crate::file::File;
+use crate::file_state::{FileState, Life, SharedFile};
 use crate::region::Region;
-use crate::store::Inner;
 use crate::ticket::Ticket;
-use crate::view::{FileShared, Life, View};
+use rustix::io::Errno;
 use std::sync::Arc;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{MapRequest, Tracker, memory_limit};
@@ -15,6 +17,7 @@ const ADDRESS_SPACE_MIN: u64 = 64 << 30;
 
 /// How to map a file.
 #[derive(Clone, Copy, Debug, Default)]
+#[must_use]
 pub struct MapOptions {
     offset: u64,
     len: Option<u64>,
@@ -152,32 +155,32 @@ impl File {
     /// [`Error::Unsupported`]: the tracker that was asked for does not work here. [`Error::Invalid`]: the
     /// range is beyond the end of the file, or the file is mapped already in another way.
     pub fn map_with(&self, options: &MapOptions) -> Result<Map> {
-        let file = self.duplicate()?;
-        let mut view = file.shared.changeable(&file.inner)?;
-        view.check_alive()?;
-        let size = view.size();
+        let file = self.try_clone()?;
+        let mut state = file.store.changeable(&file.shared)?;
+        state.check_alive()?;
+        let size = state.content.size();
         let end = options.end(size);
         if !options.beyond_end && (options.offset > size || end.is_none_or(|end| end > size)) {
             return Err(Error::invalid(format!(
                 "{}: the range to be mapped is beyond the end of the file, which has {size} bytes; make the file \
                  larger first",
-                view.path.display()
+                state.path().display()
             )));
         }
-        let fresh = view.region.is_none();
+        let fresh = state.region.is_none();
         if fresh {
-            let region = new_region(&view, options)?;
-            view.region = Some(region);
+            let region = new_region(&state, options)?;
+            state.region = Some(region);
         }
-        let (path, writable) = (view.path.clone(), view.writable && self.check_write().is_ok());
-        let region = view.region.as_mut().expect("made above if there was none");
+        let (path, writable) = (state.path().to_owned(), state.writable && self.check_write().is_ok());
+        let region = state.region.as_mut().expect("made above if there was none");
         let fit = check_same(region, writable, options, end).and_then(|()| match options.populate {
             true => region.populate().context("read ahead", &path),
             false => Ok(()),
         });
         if let Err(e) = fit {
             if fresh {
-                view.region = None;
+                state.region = None;
             }
             return Err(e);
         }
@@ -187,7 +190,7 @@ impl File {
             region.dirty_max = Some(region.dirty_max.map_or(most, |old| old.min(most)));
         }
         let address = region.address().wrapping_add(options.offset as usize);
-        drop(view);
+        drop(state);
         Ok(Map { file, address, offset: options.offset, len: options.len, unmapped: false })
     }
 }
@@ -211,58 +214,59 @@ fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option
     Err(Error::invalid(format!("the file is mapped already {wrong}; unmap it first, or map it the same way")))
 }
 
-fn new_region(view: &View, options: &MapOptions) -> Result<Region> {
-    let Some(data) = view.data.clone().filter(|_| view.life == Life::Named) else {
+fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
+    let content = &state.content;
+    let Some(data) = content.data.clone().filter(|_| state.life == Life::Named) else {
         return Err(Error::invalid(format!(
             "{} does not exist yet: commit the transaction that makes it, then map it",
-            view.path.display()
+            state.path().display()
         )));
     };
-    check_memory(view, options)?;
-    let size = view.size_most();
+    check_memory(state, options)?;
+    let size = content.size_max();
     let least = options.end(size).unwrap_or(u64::MAX).max(size);
     let wanted = options.address_space.unwrap_or(size.saturating_mul(4).max(ADDRESS_SPACE_MIN)).max(least);
     let mut request = MapRequest {
         address_space: wanted,
         address: options.address,
-        read_only: !view.writable,
+        read_only: !state.writable,
         tracker: options.tracker,
         huge_pages: options.huge_pages,
     };
     let mut mapping = data.map(&request);
     // Valgrind says EINVAL.
-    let no_room = |e: &std::io::Error| matches!(e.raw_os_error(), Some(ENOMEM | EINVAL));
+    let no_room = |e: &std::io::Error| matches!(Errno::from_io_error(e), Some(Errno::NOMEM | Errno::INVAL));
     while options.address_space.is_none() && request.address_space > least && mapping.as_ref().is_err_and(no_room) {
         request.address_space = (request.address_space / 2).max(least);
         mapping = data.map(&request);
     }
-    let mapping = mapping.map_err(|e| match e.raw_os_error() {
-        Some(ENOMEM) => {
-            no_memory(view, "no room in the address space for its mapping (is there a limit, `ulimit -v`?)".into())
+    let mapping = mapping.map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::NOMEM) => {
+            no_memory(content, "no room in the address space for its mapping (is there a limit, `ulimit -v`?)".into())
         }
-        Some(EOPNOTSUPP) => Error::Unsupported {
-            path: view.path.clone(),
+        Some(Errno::OPNOTSUPP) => Error::Unsupported {
+            path: content.path.clone(),
             detail: "the tracker `scan` needs Linux 6.7 or newer and a permitted userfaultfd; the tracker `pagemap` \
                      works everywhere"
                 .into(),
         },
-        Some(EACCES) => Error::Unsupported {
-            path: view.path.clone(),
+        Some(Errno::ACCESS) => Error::Unsupported {
+            path: content.path.clone(),
             detail: "finding stores to a mapping needs /proc/self/pagemap, which the kernel keeps from a process that \
                      changed its user: call prctl(PR_SET_DUMPABLE, 1) after that"
                 .into(),
         },
-        Some(EEXIST) => Error::invalid(format!(
+        Some(Errno::EXIST) => Error::invalid(format!(
             "{}: something else is mapped at address {:#x}",
-            view.path.display(),
+            state.path().display(),
             options.address.unwrap_or_default()
         )),
-        _ => Error::io("map", &view.path, e),
+        _ => Error::io("map", &content.path, e),
     })?;
-    let mut region = Region::new(mapping, data, view).map_err(|e| match e {
+    let mut region = Region::new(mapping, data, content, state.writable).map_err(|e| match e {
         // What strict overcommit says to a private mapping that can be written.
-        Error::Io { source, .. } if source.raw_os_error() == Some(ENOMEM) => no_memory(
-            view,
+        Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
+            content,
             format!(
                 "the system refuses a private mapping of {size} bytes (strict overcommit, vm.overcommit_memory=2, or a \
                  limit, `ulimit -v`)"
@@ -274,32 +278,26 @@ fn new_region(view: &View, options: &MapOptions) -> Result<Region> {
     Ok(region)
 }
 
-const ENOMEM: i32 = 12;
-const EACCES: i32 = 13;
-const EEXIST: i32 = 17;
-const EINVAL: i32 = 22;
-const EOPNOTSUPP: i32 = 95;
-
-fn no_memory(view: &View, detail: String) -> Error {
-    Error::NoMemory { path: view.path.clone(), detail }
+fn no_memory(content: &Content, detail: String) -> Error {
+    Error::NoMemory { path: content.path.clone(), detail }
 }
 
 /// Pages that are stored to take memory until they are dropped. Whoever could store to more of them than
 /// there is memory says how many it will be: running out of memory kills, and names no limit.
-fn check_memory(view: &View, options: &MapOptions) -> Result<()> {
-    if !view.writable {
+fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
+    if !state.writable {
         return Ok(());
     }
     let Some(limit) = memory_limit() else { return Ok(()) };
     let (most, what) = match options.dirty_max {
         Some(most) => (most, "`dirty_max`".to_owned()),
-        None => (view.size(), "the file".to_owned()),
+        None => (state.content.size(), "the file".to_owned()),
     };
     if most <= limit.bytes {
         return Ok(());
     }
     Err(no_memory(
-        view,
+        &state.content,
         format!(
             "{what} has {most} bytes, and {} allows {} bytes of memory and swap; give a `dirty_max` below that, and \
              commit before more than that is stored to",
@@ -314,7 +312,7 @@ impl Map {
         self.address
     }
 
-    /// The same, for storing to it; the file must be writable. Valid until the map is dropped.
+    /// Where the map begins in memory, for storing to it; the file must be writable. Valid until the map is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.address
     }
@@ -325,8 +323,8 @@ impl Map {
     }
 
     /// What can be accessed: of an unlinked file, changes that were not applied are gone, its size with them.
-    fn len_in(&self, view: &View) -> u64 {
-        let end = view.region.as_ref().map_or(0, |region| region.accessible().min(view.size()));
+    fn len_in(&self, state: &FileState) -> u64 {
+        let end = state.region.as_ref().map_or(0, |region| region.accessible().min(state.content.size()));
         let rest = end.saturating_sub(self.offset);
         self.len.map_or(rest, |len| len.min(rest))
     }
@@ -368,13 +366,13 @@ impl Map {
         unsafe { std::slice::from_raw_parts_mut(self.address, self.len() as usize) }
     }
 
-    fn usable(&self) -> Result<(&Inner, &Arc<FileShared>)> {
-        self.file.inner.check_usable()?;
-        Ok((&self.file.inner, &self.file.shared))
+    fn usable(&self) -> Result<(&Engine, &Arc<SharedFile>)> {
+        self.file.store.check_usable()?;
+        Ok((&self.file.store, &self.file.shared))
     }
 
-    fn within(&self, view: &View, offset: u64, len: u64) -> Result<u64> {
-        let most = self.len_in(view);
+    fn within(&self, state: &FileState, offset: u64, len: u64) -> Result<u64> {
+        let most = self.len_in(state);
         if offset.checked_add(len).is_none_or(|end| end > most) {
             return Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the map's {most}")));
         }
@@ -384,19 +382,18 @@ impl Map {
     /// Copies bytes out of the map, checked.
     pub fn load(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let (_, shared) = self.usable()?;
-        let view = shared.read();
-        let at = self.within(&view, offset, buf.len() as u64)?;
-        view.region.as_ref().ok_or(Error::Closed)?.read(&view, buf, at)
+        let state = shared.read();
+        let at = self.within(&state, offset, buf.len() as u64)?;
+        state.region.as_ref().ok_or(Error::Closed)?.read(&state.content, buf, at)
     }
 
     /// Stores bytes to the map, checked.
     pub fn store(&self, bytes: &[u8], offset: u64) -> Result<()> {
         let (_, shared) = self.usable()?;
         self.file.check_write()?;
-        shared.change(|view| {
-            let at = self.within(view, offset, bytes.len() as u64)?;
-            view.store_mapped(at, bytes)
-        })
+        let mut state = shared.write();
+        let at = self.within(&state, offset, bytes.len() as u64)?;
+        state.store_mapped(at, bytes)
     }
 
     /// Commits all changes of the file, whichever way they were made, as [`File::commit`] does: durable on
@@ -407,16 +404,15 @@ impl Map {
     /// with [`MapOptions::debug_races`], [`Error::RacingStore`].
     pub fn msync(&self) -> Result<()> {
         self.file.commit()?;
-        self.settle()
+        self.after_commit()
     }
 
-    /// What follows when everything stored was absorbed: looks for stores that came meanwhile, and drops clean
-    /// pages, as far as that was asked for.
-    pub(crate) fn settle(&self) -> Result<()> {
-        let (inner, shared) = self.usable()?;
+    /// Looks for stores that came while a commit gathered them, and drops clean pages, as far as that was asked for.
+    pub(crate) fn after_commit(&self) -> Result<()> {
+        let (engine, shared) = self.usable()?;
         let (debug, quiet) = {
-            let view = shared.read();
-            view.region.as_ref().map_or((false, false), |r| (r.debug_races, r.quiet && r.wants_to_retire()))
+            let state = shared.read();
+            state.region.as_ref().map_or((false, false), |r| (r.debug_races, r.quiet && r.wants_reclaim()))
         };
         let after = |e: &Error| tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
         if debug {
@@ -427,13 +423,12 @@ impl Map {
         }
         if quiet {
             // The commit has happened: pages that cannot be dropped now are no failure of it.
-            let _ = self.give_back(inner, shared).inspect_err(after);
+            let _ = self.reclaim_quiet(engine, shared).inspect_err(after);
         }
         Ok(())
     }
 
-    /// The same without waiting: what is stored by now is the commit, and the ticket tells when it is
-    /// durable.
+    /// Commits without waiting: what is stored by now is the commit, and the ticket tells when it is durable.
     pub fn msync_async(&self) -> Result<Ticket> {
         self.file.commit_async()
     }
@@ -446,38 +441,38 @@ impl Map {
     /// Makes the file larger or smaller, an uncommitted change as any other. Memory behind a smaller end
     /// cannot be accessed any more; behind the old end of a larger one there are zeros.
     pub fn resize(&self, size: u64) -> Result<()> {
-        self.file.truncate(size)
+        self.file.set_len(size)
     }
 
     /// Says that bytes may have changed in a way that no tracker sees: by a device that writes to memory
     /// itself, as with registered io_uring buffers and O_DIRECT reads that are on their way during a commit.
     pub fn mark_dirty(&self, offset: u64, len: u64) -> Result<()> {
         let (_, shared) = self.usable()?;
-        let mut view = shared.write();
-        let at = self.within(&view, offset, len)?;
-        view.region.as_mut().ok_or(Error::Closed)?.mark(at..at + len);
+        let mut state = shared.write();
+        let at = self.within(&state, offset, len)?;
+        state.region.as_mut().ok_or(Error::Closed)?.mark(at..at + len);
         Ok(())
     }
 
     /// Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
     /// as well. **No thread may store to the file's maps during this call**: a store could be lost.
-    pub fn quiesce(&self) -> Result<()> {
-        let (inner, shared) = self.usable()?;
+    pub fn reclaim(&self) -> Result<()> {
+        let (engine, shared) = self.usable()?;
         shared.read().check_alive()?;
-        shared.write().absorb(inner)?;
-        inner.checkpoint()?;
+        shared.write().stage_stores(engine)?;
+        engine.checkpoint()?;
         // The checkpoint took time: what was stored in it, against the rule, is at least not dropped.
-        let mut view = shared.write();
-        view.absorb(inner)?;
-        view.retire_mapped()
+        let mut state = shared.write();
+        state.stage_stores(engine)?;
+        state.reclaim_pages()
     }
 
     /// Drops clean pages, after a checkpoint if there are too many still.
-    fn give_back(&self, inner: &Inner, shared: &FileShared) -> Result<()> {
-        shared.write().retire_mapped()?;
-        if shared.read().region.as_ref().is_some_and(|r| r.is_over() || r.wants_to_retire()) {
-            inner.checkpoint()?;
-            shared.write().retire_mapped()?;
+    fn reclaim_quiet(&self, engine: &Engine, shared: &SharedFile) -> Result<()> {
+        shared.write().reclaim_pages()?;
+        if shared.read().region.as_ref().is_some_and(|r| r.is_over() || r.wants_reclaim()) {
+            engine.checkpoint()?;
+            shared.write().reclaim_pages()?;
         }
         Ok(())
     }
@@ -497,7 +492,7 @@ impl Map {
     /// its last handle, it is discarded. After an error the memory stays until a commit could read it, or
     /// until the file is rolled back or closed.
     pub fn unmap(mut self) -> Result<()> {
-        self.file.inner.check_fork()?;
+        self.file.store.check_fork()?;
         self.unmap_now()
     }
 
@@ -505,18 +500,18 @@ impl Map {
         if std::mem::replace(&mut self.unmapped, true) {
             return Ok(());
         }
-        let mut view = self.file.shared.write();
-        let Some(region) = view.region.as_mut() else { return Ok(()) };
+        let mut state = self.file.shared.write();
+        let Some(region) = state.region.as_mut() else { return Ok(()) };
         region.maps -= 1;
         if region.maps > 0 {
             return Ok(());
         }
         // Otherwise nobody but this handle would see what was stored.
-        let seen = view.handles > 1 || view.txn.is_some();
-        if seen && self.file.inner.check_usable().is_ok() {
-            return view.absorb(&self.file.inner);
+        let is_seen = state.handles > 1 || state.txn.is_some();
+        if is_seen && self.file.store.check_usable().is_ok() {
+            return state.stage_stores(&**self.file.store);
         }
-        view.region = None;
+        state.region = None;
         Ok(())
     }
 }
@@ -524,7 +519,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // In a forked child a lock may be held by a thread that is not there.
-        if self.file.inner.check_fork().is_ok()
+        if self.file.store.check_fork().is_ok()
             && let Err(e) = self.unmap_now()
         {
             tracing::error!(file = %self.file.path().display(), error = %e, "what was stored to a mapping waits");
@@ -535,49 +530,5 @@ impl Drop for Map {
 impl std::fmt::Debug for Map {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Map").field("address", &self.address).field("offset", &self.offset).finish_non_exhaustive()
-    }
-}
-
-/// The mapping of a file, as [`crate::Status`] shows it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct MapStatus {
-    /// The file's name in the store.
-    pub path: std::path::PathBuf,
-    /// How stores are found: `scan` or `pagemap`.
-    pub tracker: &'static str,
-    /// Bytes that can be accessed.
-    pub mapped_bytes: u64,
-    /// Bytes of address space reserved.
-    pub address_space_bytes: u64,
-    /// Bytes of pages that were stored to and not dropped: memory or swap.
-    pub private_bytes: u64,
-    /// Bytes of copies kept to compare with at the next commit.
-    pub copies_bytes: u64,
-    /// The cap on private bytes.
-    pub dirty_max_bytes: Option<u64>,
-    /// More is private than the cap allows.
-    pub over: bool,
-    /// Commits may drop clean pages.
-    pub quiet: bool,
-    /// Maps that the program holds.
-    pub maps: u64,
-}
-
-impl MapStatus {
-    pub(crate) fn of(view: &View) -> Option<MapStatus> {
-        let region = view.region.as_ref()?;
-        Some(MapStatus {
-            path: view.path.clone(),
-            tracker: region.tracker().name(),
-            mapped_bytes: region.accessible(),
-            address_space_bytes: region.address_space(),
-            private_bytes: region.private_bytes(),
-            copies_bytes: region.copies_bytes(),
-            dirty_max_bytes: region.dirty_max,
-            over: region.is_over(),
-            quiet: region.quiet,
-            maps: region.maps as u64,
-        })
     }
 }

@@ -1,11 +1,12 @@
 //! Looks at and repairs of a store by its path, without handles of files.
 
-use crate::heap::check::{Image, Look};
+use crate::file_state::check_kind;
+use crate::heap::check::{Checker, HeapImage};
 use crate::heap::{HeapOptions, HeapReport};
+use crate::open_store::OpenStore;
 use crate::options::{FailureClass, StoreOptions};
 use crate::status::{Quarantined, Recovered};
-use crate::store::{Inner, Store};
-use crate::view::check_kind;
+use crate::store::Store;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -141,14 +142,14 @@ fn open_options(options: &RecoverOptions) -> StoreOptions {
 /// Opens the store at a path for maintenance, whether it is a directory or a lone file, recovering it.
 pub fn open(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Store> {
     let (storage, home) = locate(path)?;
-    Ok(Store { inner: Inner::open(storage, home, path.to_owned(), &open_options(options), progress)? })
+    Ok(Store { open: OpenStore::open(storage, home, path.to_owned(), &open_options(options), progress)? })
 }
 
 /// Looks at a store without changing a byte and without owning it.
 pub fn inspect(path: &Path) -> Result<Inspection> {
     let (linux, home) = locate(path)?;
     let storage: Arc<dyn Storage> = linux;
-    Ok(look(path, &storage, &home)?.0)
+    Ok(inspect_on(path, &storage, &home)?.0)
 }
 
 /// What is in a journal, as recovery would make it so.
@@ -158,7 +159,7 @@ struct Pending {
     outcomes: Outcomes,
 }
 
-fn look(path: &Path, storage: &Arc<dyn Storage>, home: &Home) -> Result<(Inspection, Pending)> {
+fn inspect_on(path: &Path, storage: &Arc<dyn Storage>, home: &Home) -> Result<(Inspection, Pending)> {
     home.check_trust(&**storage)?;
     let journal = home.journal();
     if storage.stat(&journal).is_err() && storage.stat(&home.dir).is_ok() {
@@ -183,13 +184,13 @@ fn look(path: &Path, storage: &Arc<dyn Storage>, home: &Home) -> Result<(Inspect
         journal_bytes_allocated: scanned.segments.iter().map(|s| s.bytes).sum(),
         problems: scanned.corrupt.iter().map(Error::to_string).collect(),
     };
-    let pending = look_at_files(storage, &scanned, &journal, None, &mut found);
+    let pending = inspect_files(storage, &scanned, &journal, None, &mut found);
     for held in home.all_held(&**storage)? {
         found.held_journals += 1;
         match Only::read(&**storage, &held)
             .and_then(|only| Ok((only, scan(storage, &held, ReadMode::Cached, true, &|_, _| {})?)))
         {
-            Ok((only, scanned)) => _ = look_at_files(storage, &scanned, &held, only.as_ref(), &mut found),
+            Ok((only, scanned)) => _ = inspect_files(storage, &scanned, &held, only.as_ref(), &mut found),
             Err(e) => found.problems.push(e.to_string()),
         }
     }
@@ -222,7 +223,7 @@ fn records(scanned: &Scan) -> Vec<RecordInfo> {
     scanned.accepted_heads.iter().map(info).collect()
 }
 
-fn look_at_files(
+fn inspect_files(
     storage: &Arc<dyn Storage>,
     scanned: &Scan,
     dir: &Path,
@@ -277,12 +278,12 @@ fn look_at_files(
 /// # Errors
 /// [`Error::Busy`] if a program has it open: it changes meanwhile. Damage of the heap is told in the report.
 pub fn check_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-    look_at_heap(path, true, progress)
+    inspect_heap(path, true, progress)
 }
 
-/// The same without what leaked, which only a look at everything in the heap can tell.
+/// Looks at a heap as [`check_heap`] does, without what leaked, which only a look at everything in it can tell.
 pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-    look_at_heap(path, false, progress)
+    inspect_heap(path, false, progress)
 }
 
 /// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::Heap::collect`],
@@ -339,7 +340,7 @@ struct Recoverable {
     layer: Layer,
 }
 
-impl Image for Recoverable {
+impl HeapImage for Recoverable {
     fn bytes(&self) -> Result<u64> {
         Ok(self.layer.size.unwrap_or(self.meta.map_or(0, |meta| meta.size)))
     }
@@ -353,7 +354,7 @@ impl Image for Recoverable {
     }
 }
 
-fn look_at_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+fn inspect_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
     let (linux, home, name) = locate_heap(path)?;
     let storage: Arc<dyn Storage> = linux;
     let mut file = Recoverable { path: path.to_owned(), data: None, meta: None, layer: Layer::default() };
@@ -361,7 +362,7 @@ fn look_at_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result
     let mut problems = Vec::new();
     let mut before = None;
     if let Some(home) = &home {
-        let (found, mut pending) = look(path, &storage, home)?;
+        let (found, mut pending) = inspect_on(path, &storage, home)?;
         if found.unknown_state {
             return Err(Error::UnknownState { path: path.to_owned() });
         }
@@ -385,10 +386,10 @@ fn look_at_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result
         }
         (file.data, file.meta) = (Some(data), Some(meta));
     }
-    let mut look = Look::new(&file, path, progress)?;
-    look.report.problems.splice(0..0, problems);
+    let mut checker = Checker::new(&file, path, progress)?;
+    checker.report.problems.splice(0..0, problems);
     if leaks {
-        look.look_for_leaks(progress)?;
+        checker.find_leaks(progress)?;
     }
     // Whoever opened it meanwhile has changed it under our eyes.
     if let Some((home, header)) = before {
@@ -398,7 +399,7 @@ fn look_at_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result
             return Err(Error::Busy { path: path.to_owned(), pid: None });
         }
     }
-    Ok(look.report)
+    Ok(checker.report)
 }
 
 fn free_of_owner(storage: &dyn Storage, home: &Home, path: &Path) -> Result<()> {
@@ -461,7 +462,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
             detail: format!("it has commits that are only in the journal, so the journal must stay ({})", q.reason),
         });
     }
-    let ours = |a: &Attribute| a.store == store.inner.store_id;
+    let ours = |a: &Attribute| a.store == store.open.store_id;
     match &home.lone {
         Some(lone) => strip_attribute(&*storage, lone, &ours),
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
@@ -480,6 +481,6 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     storage.rmdir(&home.dir).context("remove", &home.dir)?;
     storage.sync_dir(Path::new(""), Step::Eject).context("flush", path)?;
     // Nothing is left to close: no journal, no lock file.
-    store.inner.closed.store(true, std::sync::atomic::Ordering::SeqCst);
+    store.open.forget();
     Ok(Report { recovered: status.recovered, quarantined: Vec::new() })
 }

@@ -1,15 +1,8 @@
-//! How stores and files are opened.
+//! How stores and files are opened, as plain data.
 
-use crate::file::File;
-use crate::store::{Inner, Store};
 use std::fmt;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::home::{HOME, Home};
 use untorn_journal::journal::Options as JournalOptions;
-use untorn_journal::{Context, Error, Result};
-use untorn_os::{Linux, Step, Storage};
 
 /// What a commit survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
@@ -39,6 +32,7 @@ type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 /// # Ok::<(), untorn::Error>(())
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct StoreOptions {
     pub(crate) class: FailureClass,
     pub(crate) journal: JournalOptions,
@@ -86,6 +80,11 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
+    /// The default options.
+    pub fn new() -> StoreOptions {
+        StoreOptions::default()
+    }
+
     /// What commits survive. Default: [`FailureClass::Power`].
     pub fn class(mut self, class: FailureClass) -> Self {
         self.class = class;
@@ -154,115 +153,69 @@ impl StoreOptions {
         self.journal.inline_bytes_max = inline_bytes_max;
         self
     }
-
-    /// Opens a directory as a store; with `create`, makes the directory (mode 0777 less the umask) if its
-    /// parent exists.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if somebody owns it, [`Error::Untrusted`], [`Error::Corrupt`],
-    /// [`Error::UnknownState`], [`Error::NewerVersion`], [`Error::Foreign`], [`Error::Io`].
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
-        let path = path.as_ref();
-        if self.create {
-            make_directory(path)?;
-        }
-        check_outside(path)?;
-        let storage = Linux::open(path).context("open", path)?;
-        self.open_on(storage, Home::of_directory(), path.to_owned())
-    }
-
-    /// Opens one file that has a store of its own beside it, `<path>.untorn/`; with `create`, makes
-    /// the file (mode 0666 less the umask) if there is none. Closing the last handle closes the store.
-    pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
-        let create = self.create.then_some(0o666);
-        self.open_file_with(path, &FileOptions { create, ..FileOptions::default() })
-    }
-
-    /// The same; the file's own options say whether and how it is made.
-    pub fn open_file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
-        let path = path.as_ref();
-        let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
-        let dir = path.parent().unwrap_or(Path::new(""));
-        check_outside(dir)?;
-        let storage = Linux::open(dir).context("open", dir)?;
-        self.open_file_on(storage, Path::new(name), path.to_owned(), options)
-    }
-
-    /// The same on any storage.
-    #[doc(hidden)]
-    pub fn open_on(&self, storage: Arc<dyn Storage>, home: Home, path: PathBuf) -> Result<Store> {
-        let progress = |done, all| {
-            if let Some(f) = &self.progress {
-                f(done, all);
-            }
-        };
-        Ok(Store { inner: Inner::open(storage, home, path, self, &progress)? })
-    }
-
-    /// The same on any storage.
-    #[doc(hidden)]
-    pub fn open_file_on(
-        &self,
-        storage: Arc<dyn Storage>,
-        name: &Path,
-        path: PathBuf,
-        options: &FileOptions,
-    ) -> Result<File> {
-        let home = Home::of_file(name);
-        // What is wrong with the name shows before a store is made for it. If there is a store, a missing
-        // file may have been created by a commit that only its journal holds.
-        match storage.stat(name) {
-            Ok(_) if options.create.is_some() && options.exclusive => {
-                return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
-            }
-            Ok(meta) => crate::view::check_kind(&meta, name)?,
-            Err(e)
-                if e.kind() == ErrorKind::NotFound && (options.create.is_some() || storage.stat(&home.dir).is_ok()) => {
-            }
-            Err(e) => return Err(Error::io("open", &path, e)),
-        }
-        self.open_on(storage, home, path)?.file_with(name, options)
-    }
 }
 
-/// Makes a store's directory, durably, if there is none. One without a journal may be what a killed
-/// process made and did not flush.
-fn make_directory(path: &Path) -> Result<()> {
-    let Some(name) = path.file_name().filter(|_| !path.join(HOME).join("journal").exists()) else { return Ok(()) };
-    let parent = path.parent().unwrap_or(Path::new(""));
-    let storage = match Linux::open(parent) {
-        // Of a directory that we may not even read, ours is no entry of our making.
-        Err(e) if e.kind() == ErrorKind::PermissionDenied && path.exists() => return Ok(()),
-        done => done.context("open", parent)?,
-    };
-    if !path.exists() {
-        match storage.mkdir(Path::new(name), 0o777 & !untorn_os::umask()) {
-            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", path, e)),
-            _ => {}
-        }
-    }
-    storage.sync_dir(Path::new(""), Step::CreateStoreName).context("flush", parent)
-}
-
-/// Untorn's own directories hold no data.
-fn check_outside(dir: &Path) -> Result<()> {
-    let whole = std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
-    let whole = whole.context("open", dir)?;
-    match whole.iter().find(|part| part.as_encoded_bytes().ends_with(b".untorn")) {
-        Some(_) => Err(Error::invalid(format!("{} is inside a directory of Untorn's own", dir.display()))),
-        None => Ok(()),
-    }
-}
-
-/// How to open a file in a store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How to open a file of a store.
+///
+/// ```no_run
+/// use untorn::{FileOptions, Store};
+/// let store = Store::open("data")?;
+/// let file = store.open_file_with("log", &FileOptions::new().create(true).mode(0o600))?;
+/// # Ok::<(), untorn::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct FileOptions {
-    /// A handle for reading only.
-    pub read_only: bool,
-    /// If the file is missing, create it with this mode less the umask, as a commit of its own.
-    pub create: Option<u32>,
-    /// With `create`: fail if the file exists.
-    pub exclusive: bool,
-    /// Start at length 0, uncommitted.
-    pub truncate: bool,
+    pub(crate) read_only: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) mode: u32,
+    pub(crate) truncate: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        FileOptions { read_only: false, create: false, create_new: false, mode: 0o666, truncate: false }
+    }
+}
+
+impl FileOptions {
+    /// An existing file, for reading and writing.
+    pub fn new() -> FileOptions {
+        FileOptions::default()
+    }
+
+    /// A handle for reading only. Default: off.
+    pub fn read_only(mut self, on: bool) -> Self {
+        self.read_only = on;
+        self
+    }
+
+    /// Create the file, as a commit of its own, if there is none. Default: off.
+    pub fn create(mut self, on: bool) -> Self {
+        self.create = on;
+        self
+    }
+
+    /// Create the file, as a commit of its own, and fail if it exists. Default: off.
+    pub fn create_new(mut self, on: bool) -> Self {
+        self.create_new = on;
+        self
+    }
+
+    /// Permission bits of a file that is created, less the umask. Default: 0666.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Start at length 0, as an uncommitted change. Default: off.
+    pub fn truncate(mut self, on: bool) -> Self {
+        self.truncate = on;
+        self
+    }
+
+    pub(crate) fn creates(&self) -> bool {
+        self.create || self.create_new
+    }
 }

@@ -167,7 +167,7 @@ impl Target {
     }
 
     fn commit_alone(&self, from: &mut dyn Read) -> Result<u64> {
-        let file = StoreOptions::default().create(self.old.is_none()).open_file(&self.path)?;
+        let file = StoreOptions::default().create(self.old.is_none()).open_standalone(&self.path)?;
         let bytes = self.refill(&file, from)?;
         file.commit()?;
         file.close()?;
@@ -179,7 +179,7 @@ impl Target {
         let mut txn = store.begin();
         let file = match self.old {
             Some(_) => {
-                let file = store.file(inside)?;
+                let file = store.open_file(inside)?;
                 txn.add(&file)?;
                 file
             }
@@ -194,7 +194,7 @@ impl Target {
 
     /// Puts the new contents into a managed file, without committing them.
     fn refill(&self, file: &File, from: &mut dyn Read) -> Result<u64> {
-        file.truncate(0)?;
+        file.set_len(0)?;
         let mut at = 0;
         self.copy(from, |bytes| {
             file.write_at(bytes, at)?;

@@ -1,30 +1,28 @@
-//! A mapped file: while it is mapped, memory is its view.
+//! The mapping of a file: while a file is mapped, memory holds its newest content.
 //!
-//! A page shows the data file until something is stored to it; from then on it is a copy of its own
-//! ("private"), which the kernel never writes anywhere. So that file pages always show the truth,
-//! **a page with bytes in any layer of the view is private**. Before each commit the pages that were
-//! stored to are copied once, the copies are compared with the view (its layers over the data file,
-//! never the file alone: a store may undo what is committed and not applied yet), and the lines that
-//! differ become staged changes like any other.
+//! A page shows the data file until the program stores to it; from then on the page is a private copy, which the
+//! kernel never writes anywhere. So that pages of the file always show the truth, **a page with bytes in any
+//! overlay of the file is private**. Before each commit the pages that were stored to are copied once. The copies
+//! are compared with the content (the overlays over the data file, never the file alone: a store may undo what is
+//! committed and not applied yet), and the lines that differ go to the write set like any other change.
 //!
 //! ```text
-//! find      which pages were stored to                       Mapping::changed
-//! absorb    copy them, compare, stage the lines that differ
-//! commit    as without a mapping
-//! retire    drop copies that no layer knows: the file shows through again (only while nobody stores)
+//! find_stores    which pages were stored to                      Mapping::changed
+//! stage_stores   copy them, compare, put the lines that differ into the write set
+//! commit         as without a mapping
+//! reclaim        drop copies that no overlay knows: the file shows through again (only while nobody stores)
 //! ```
 
-mod absorb;
-mod of_view;
+mod changes;
 
-use crate::view::View;
-pub(crate) use absorb::Race;
+use crate::content::{Content, changed_ranges};
+pub(crate) use changes::Race;
 use rangemap::RangeSet;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use untorn_journal::care::{Care, cared, kept};
-use untorn_journal::layer::{Layer, Source, read_through};
+use untorn_journal::layer::{Layer, read_through};
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, Tracker};
 
@@ -47,12 +45,12 @@ pub(crate) struct Region {
     accessible: u64,
     /// Where pages show the data file until they are stored to.
     shown: RangeSet<u64>,
-    /// Private pages by offset, some with what the view held there when they were last compared.
+    /// Private pages by offset, some with the content that they had when they were last compared.
     pages: HashMap<u64, Option<Box<[u8]>>>,
     copies_bytes: u64,
-    /// Pages found to be stored to and not yet absorbed.
+    /// Pages found to be stored to whose stores are not staged yet.
     found: RangeSet<u64>,
-    /// Undone in the view and not in memory, and why: no commit before that is made up for.
+    /// Ranges that were undone in the overlays and not in memory, and why: no commit goes through before memory follows.
     owed: Option<(RangeSet<u64>, Error)>,
     /// Buffer for the next copies.
     copies: Vec<u8>,
@@ -65,12 +63,17 @@ pub(crate) struct Region {
     pub debug_races: bool,
     pub dirty_max: Option<u64>,
     /// With more than this private, quiet commits look for pages to drop.
-    retire_bytes: u64,
+    reclaim_bytes: u64,
 }
 
 impl Region {
-    /// Maps a file. The view is the caller's.
-    pub(crate) fn new(mapping: Box<dyn Mapping>, data: Arc<dyn File>, view: &View) -> Result<Region> {
+    /// The region of a file that was mapped just now.
+    pub(crate) fn new(
+        mapping: Box<dyn Mapping>,
+        data: Arc<dyn File>,
+        content: &Content,
+        writable: bool,
+    ) -> Result<Region> {
         let mut region = Region {
             mapping,
             data: Some(data),
@@ -81,15 +84,15 @@ impl Region {
             found: RangeSet::new(),
             owed: None,
             copies: Vec::new(),
-            writable: view.writable,
+            writable,
             maps: 0,
             quiet: true,
             debug_races: false,
             dirty_max: None,
-            retire_bytes: 0,
+            reclaim_bytes: 0,
         };
-        region.retire_bytes = region.retire_bytes_min();
-        region.reach(view, view.size())?;
+        region.reclaim_bytes = region.reclaim_bytes_min();
+        region.reach(content, content.size())?;
         Ok(region)
     }
 
@@ -134,8 +137,8 @@ impl Region {
     }
 
     /// So much is private that a look for clean pages pays.
-    pub(crate) fn wants_to_retire(&self) -> bool {
-        self.is_over() || self.pages.len() as u64 * self.page() > self.retire_bytes
+    pub(crate) fn wants_reclaim(&self) -> bool {
+        self.is_over() || self.pages.len() as u64 * self.page() > self.reclaim_bytes
     }
 
     /// Reads the file into memory.
@@ -167,32 +170,32 @@ impl Region {
         start..start.max(range.end - range.end % self.page())
     }
 
-    fn fail(&self, view: &View, action: &'static str, e: std::io::Error) -> Error {
+    fn fail(&self, content: &Content, action: &'static str, e: std::io::Error) -> Error {
         // What truncation of a mapped file by somebody else looks like from here.
         if e.raw_os_error() == Some(14) {
             return Error::Conflict {
-                path: view.path.clone(),
+                path: content.path.clone(),
                 detail: "a mapped page cannot be accessed: another program truncated the file, or this one changed \
                          the protection of its mapping"
                     .into(),
             };
         }
-        Error::io(action, &view.path, e)
+        Error::io(action, &content.path, e)
     }
 
     /// Up to here pages can show the data file: whatever a checkpoint is about to cut off is not shown.
-    fn file_end(&self, view: &View) -> u64 {
-        let layers = cared(Care::CutPagesHidden, view.layers());
-        self.round_up(layers.iter().filter_map(|l| l.size).fold(view.base_size, u64::min))
+    fn file_end(&self, content: &Content) -> u64 {
+        let overlays = cared(Care::CutPagesHidden, content.overlays());
+        self.round_up(overlays.iter().filter_map(|o| o.size).fold(content.base_size, u64::min))
     }
 
     /// There is room in the reserved addresses for a file of this size.
-    pub(crate) fn check_room(&self, view: &View, size: u64) -> Result<()> {
+    pub(crate) fn check_room(&self, content: &Content, size: u64) -> Result<()> {
         if size <= self.mapping.address_space() {
             return Ok(());
         }
         Err(Error::NoMemory {
-            path: view.path.clone(),
+            path: content.path.clone(),
             detail: format!(
                 "{size} bytes do not fit in the {} bytes of address space that its mapping reserved; map it with a \
                  larger `address_space`",
@@ -201,16 +204,16 @@ impl Region {
         })
     }
 
-    /// Memory reaches to the end of a file of this size; what is new shows the view.
-    fn reach(&mut self, view: &View, size: u64) -> Result<()> {
+    /// Memory reaches to the end of a file of this size; new pages show the content.
+    fn reach(&mut self, content: &Content, size: u64) -> Result<()> {
         let (old, new) = (self.accessible, self.round_up(size));
         if new < old {
-            self.mapping.hide(new..old).map_err(|e| self.fail(view, "unmap the end of", e))?;
+            self.mapping.hide(new..old).map_err(|e| self.fail(content, "unmap the end of", e))?;
             self.forget(new..old);
             self.accessible = new;
             return Ok(());
         }
-        self.load(view, old..new)
+        self.load(content, old..new)
     }
 
     /// Nothing is known of these pages any more.
@@ -240,14 +243,14 @@ impl Region {
         }
     }
 
-    /// Maps these pages anew, so that they show the view: the data file, zeros behind its end, and over
-    /// that what the layers hold.
-    fn load(&mut self, view: &View, range: Range<u64>) -> Result<()> {
+    /// Maps these pages anew, so that they show the content: the data file, zeros behind its end, and over
+    /// that the overlays.
+    fn load(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
-        let fail = |e| self.fail(view, "map", e);
-        let file = range.start..range.end.min(self.file_end(view)).max(range.start);
+        let fail = |e| self.fail(content, "map", e);
+        let file = range.start..range.end.min(self.file_end(content)).max(range.start);
         self.mapping.show(file.clone()).map_err(fail)?;
         self.mapping.blank(file.end..range.end).map_err(fail)?;
         self.forget(range.clone());
@@ -255,19 +258,19 @@ impl Region {
             self.shown.insert(file);
         }
         self.accessible = self.accessible.max(range.end);
-        let (zeros, bytes) = changes(&cared(Care::LayersShow, view.layers()), &range);
+        let (zeros, bytes) = changed_ranges(&cared(Care::LayersShow, content.overlays()), &range);
         for range in zeros.iter() {
-            self.store_zeros(view, range.clone())?;
+            self.store_zeros(content, range.clone())?;
         }
         for range in bytes.iter() {
-            self.store_view(view, range.clone())?;
+            self.store_content(content, range.clone())?;
         }
         Ok(())
     }
 
     /// Stores bytes as the program would.
-    fn store(&mut self, view: &View, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.mapping.copy_in(offset, bytes).map_err(|e| self.fail(view, "store to the mapping of", e))?;
+    fn store(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.mapping.copy_in(offset, bytes).map_err(|e| self.fail(content, "store to the mapping of", e))?;
         // Those pages are private now, and differ from their copies.
         let range = offset..offset + bytes.len() as u64;
         self.outdate(&range);
@@ -275,7 +278,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies of these pages are not what the view holds any more.
+    /// Drops the copies of these pages, as the content has changed there.
     fn outdate(&mut self, range: &Range<u64>) {
         let page = self.page();
         for at in self.pages_of(range).step_by(page as usize) {
@@ -286,12 +289,12 @@ impl Region {
     }
 
     /// Stores zeros, by mapping where there are many.
-    fn store_zeros(&mut self, view: &View, range: Range<u64>) -> Result<()> {
+    pub(crate) fn store_zeros(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
         let zeros = vec![0; self.page() as usize];
         let inner = self.pages_in(&range);
         let mapped = inner.end - inner.start > STORED_MAX;
         if mapped {
-            self.mapping.blank(inner.clone()).map_err(|e| self.fail(view, "map", e))?;
+            self.mapping.blank(inner.clone()).map_err(|e| self.fail(content, "map", e))?;
             self.forget(inner.clone());
         }
         let mut at = range.start;
@@ -301,41 +304,41 @@ impl Region {
                 continue;
             }
             let end = (at - at % self.page() + self.page()).min(range.end);
-            self.store(view, at, &zeros[..(end - at) as usize])?;
+            self.store(content, at, &zeros[..(end - at) as usize])?;
             at = end;
         }
         Ok(())
     }
 
-    /// Stores what the view holds in a range.
-    fn store_view(&mut self, view: &View, range: Range<u64>) -> Result<()> {
+    /// Stores the content of a range.
+    fn store_content(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
         let most = PAGES_AT_ONCE as u64 * self.page();
         let mut at = range.start;
         while at < range.end {
             let mut buf = vec![0; (range.end - at).min(most) as usize];
-            let layers = cared(Care::CommittedBytesBack, view.layers());
-            read_through(&layers, Some(self.data()?), &mut buf, at)?;
-            self.store(view, at, &buf)?;
+            let overlays = cared(Care::CommittedBytesBack, content.overlays());
+            read_through(&overlays, Some(self.data()?), &mut buf, at)?;
+            self.store(content, at, &buf)?;
             at += buf.len() as u64;
         }
         Ok(())
     }
 
     /// Copies memory out.
-    pub(crate) fn read(&self, view: &View, buf: &mut [u8], offset: u64) -> Result<()> {
+    pub(crate) fn read(&self, content: &Content, buf: &mut [u8], offset: u64) -> Result<()> {
         let mut offset = offset;
         for into in buf.chunks_mut(READ_MOST) {
             let next = offset + into.len() as u64;
             let pieces = &mut [Piece { offset, into }];
-            self.mapping.copy_out(pieces).map_err(|e| self.fail(view, "read the mapping of", e))?;
+            self.mapping.copy_out(pieces).map_err(|e| self.fail(content, "read the mapping of", e))?;
             offset = next;
         }
         Ok(())
     }
 
     /// A write through the file interface is a store.
-    pub(crate) fn write(&mut self, view: &View, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.store(view, offset, bytes)?;
+    pub(crate) fn write(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.store(content, offset, bytes)?;
         self.mark(offset..offset + bytes.len() as u64);
         Ok(())
     }
@@ -351,60 +354,78 @@ impl Region {
 
     /// The file is about to have another size, which the caller stages. Bytes stored behind its end are
     /// never a part of it.
-    pub(crate) fn resize(&mut self, view: &View, size: u64) -> Result<()> {
-        let (old, end) = (view.size(), self.accessible);
+    pub(crate) fn resize(&mut self, content: &Content, size: u64) -> Result<()> {
+        let (old, end) = (content.size(), self.accessible);
         if size < old {
             let tail = size..self.round_up(size);
             // The page stays, its tail does not. Hidden first: if that fails, nothing has changed.
-            self.reach(view, size)?;
-            return self.clear(view, tail);
+            self.reach(content, size)?;
+            return self.clear(content, tail);
         }
-        self.check_room(view, size)?;
-        self.clear(view, old..end)?;
+        self.check_room(content, size)?;
+        self.clear(content, old..end)?;
         let new = self.round_up(size);
         if new > end {
             let mapped = match kept(Care::GrowsByZeros) {
                 true => self.mapping.blank(end..new),
                 false => self.mapping.show(end..new),
             };
-            mapped.map_err(|e| self.fail(view, "map the end of", e))?;
+            mapped.map_err(|e| self.fail(content, "map the end of", e))?;
             self.accessible = new;
         }
         Ok(())
     }
 
     /// Makes a part of the last page zero, if it is not.
-    fn clear(&mut self, view: &View, tail: Range<u64>) -> Result<()> {
+    fn clear(&mut self, content: &Content, tail: Range<u64>) -> Result<()> {
         if tail.is_empty() || !kept(Care::StoresBehindTheEnd) {
             return Ok(());
         }
         let mut bytes = vec![0; (tail.end - tail.start) as usize];
-        self.read(view, &mut bytes, tail.start)?;
+        self.read(content, &mut bytes, tail.start)?;
         if bytes.iter().all(|b| *b == 0) {
-            // The view is zero there from now on; what it was is not to be compared with.
+            // The content is zero there from now on; the copies are outdated.
             self.outdate(&tail);
             return Ok(());
         }
         bytes.fill(0);
-        self.store(view, tail.start, &bytes)
+        self.store(content, tail.start, &bytes)
     }
 
-    /// Back to what the view holds without these changes, which the caller has just taken out of it, and
-    /// without those that could not be taken out of memory before.
-    fn undo(&mut self, view: &View, mut undone: RangeSet<u64>, found: Result<()>) -> Result<()> {
+    /// Forgets the write set and what was stored since the last commit. After an error memory may still show
+    /// some of it; no commit goes through until this is done again and succeeds.
+    pub(crate) fn discard(&mut self, content: &mut Content) -> Result<()> {
+        let found = self.find_stores(content);
+        let mut undone = std::mem::take(&mut self.found);
+        let (zeros, bytes) = changed_ranges(&[&content.write_set], &(0..self.accessible));
+        zeros.iter().chain(bytes.iter()).for_each(|range| undone.insert(range.clone()));
+        content.discard();
+        self.undo(content, undone, found)
+    }
+
+    /// Takes the changes of an overlay, which is no part of the content any more, out of memory, too.
+    pub(crate) fn undo_overlay(&mut self, content: &Content, overlay: &Layer) -> Result<()> {
+        let (zeros, mut undone) = changed_ranges(&[overlay], &(0..self.accessible));
+        zeros.iter().for_each(|range| undone.insert(range.clone()));
+        self.undo(content, undone, Ok(()))
+    }
+
+    /// Takes changes out of memory that the caller has just taken out of the overlays, and those that could not be
+    /// taken out of memory before.
+    fn undo(&mut self, content: &Content, mut undone: RangeSet<u64>, found: Result<()>) -> Result<()> {
         if let Some((owed, _)) = self.owed.take() {
             owed.into_iter().for_each(|range| undone.insert(range));
         }
-        let done = found.and_then(|()| self.restore(view, &undone));
+        let done = found.and_then(|()| self.restore(content, &undone));
         self.owed = done.as_ref().err().map(|e| (undone, e.clone()));
         done
     }
 
-    fn restore(&mut self, view: &View, undone: &RangeSet<u64>) -> Result<()> {
+    fn restore(&mut self, content: &Content, undone: &RangeSet<u64>) -> Result<()> {
         // Of a store that is closed memory stays as it is: the file may be somebody else's by now.
         self.data()?;
-        let end = self.accessible.min(self.round_up(view.size()));
-        self.reach(view, view.size())?;
+        let end = self.accessible.min(self.round_up(content.size()));
+        self.reach(content, content.size())?;
         for range in undone.iter() {
             let range = range.start..range.end.min(end);
             if range.is_empty() {
@@ -413,19 +434,19 @@ impl Region {
             let inner = self.pages_in(&range);
             if inner.end - inner.start > STORED_MAX {
                 // Stored, all of it would be private: more, perhaps, than there is memory.
-                self.store_view(view, range.start..inner.start)?;
-                self.load(view, inner.clone())?;
-                self.store_view(view, inner.end..range.end)?;
+                self.store_content(content, range.start..inner.start)?;
+                self.load(content, inner.clone())?;
+                self.store_content(content, inner.end..range.end)?;
             } else {
-                self.store_view(view, range)?;
+                self.store_content(content, range)?;
             }
         }
         Ok(())
     }
 
-    /// Drops private pages that no layer knows. The caller has just absorbed, and nobody stores.
-    fn retire(&mut self, view: &View) -> Result<()> {
-        let (page, end) = (self.page(), self.file_end(view).min(self.accessible));
+    /// Drops private pages that no overlay knows. The caller has just staged all stores, and nobody stores.
+    pub(crate) fn reclaim(&mut self, content: &Content) -> Result<()> {
+        let (page, end) = (self.page(), self.file_end(content).min(self.accessible));
         if end == 0 {
             return Ok(());
         }
@@ -433,11 +454,11 @@ impl Region {
         let pages = self.pages.keys().filter(|at| **at < end);
         pages.for_each(|at| free.insert(*at..at + page));
         self.shown.gaps(&(0..end)).for_each(|gap| free.insert(gap));
-        let (zeros, bytes) = changes(&cared(Care::KnownPagesStay, view.layers()), &(0..end));
+        let (zeros, bytes) = changed_ranges(&cared(Care::KnownPagesStay, content.overlays()), &(0..end));
         for range in zeros.iter().chain(bytes.iter()).chain(self.found.iter()) {
             free.remove(self.pages_of(range));
         }
-        let fail = |e| self.fail(view, "drop pages of", e);
+        let fail = |e| self.fail(content, "drop pages of", e);
         // Mapped anew: dropping them by advice leaves marks of the tracker that look like pages in swap.
         free.iter().try_for_each(|range| self.mapping.show(range.clone())).map_err(fail)?;
         for range in free.iter() {
@@ -445,37 +466,17 @@ impl Region {
             self.drop_pages(range);
         }
         // What is in use stays; looking for it again is worth while when it has doubled.
-        self.retire_bytes = (2 * self.pages.len() as u64 * page).max(self.retire_bytes_min());
+        self.reclaim_bytes = (2 * self.pages.len() as u64 * page).max(self.reclaim_bytes_min());
         Ok(())
     }
 
     /// With the tracker `pagemap`, every commit compares all private pages.
-    fn retire_bytes_min(&self) -> u64 {
+    fn reclaim_bytes_min(&self) -> u64 {
         match self.tracker() {
             Tracker::Scan => COPIES_BYTES_MAX,
             Tracker::PageMap => PAGES_AT_ONCE as u64 * self.page(),
         }
     }
-}
-
-/// What layers hold in a range: where the newest that knows has zeros, and where it has bytes.
-fn changes(layers: &[&Layer], within: &Range<u64>) -> (RangeSet<u64>, RangeSet<u64>) {
-    let (mut zeros, mut bytes) = (RangeSet::new(), RangeSet::new());
-    if within.is_empty() {
-        return (zeros, bytes);
-    }
-    for layer in layers.iter().rev() {
-        for (range, source) in layer.overlapping(within) {
-            let range = range.start.max(within.start)..range.end.min(within.end);
-            let (to, from) = match source {
-                Source::Zero => (&mut zeros, &mut bytes),
-                _ => (&mut bytes, &mut zeros),
-            };
-            from.remove(range.clone());
-            to.insert(range);
-        }
-    }
-    (zeros, bytes)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! A store's condition as data.
 
-use crate::map::MapStatus;
+use crate::engine::Engine;
+use crate::file_state::FileState;
 use crate::options::FailureClass;
-use crate::store::{Inner, lock};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 pub use untorn_journal::recovery::Recovered;
@@ -67,38 +67,38 @@ pub struct Quarantined {
 }
 
 impl Status {
-    pub(crate) fn of(inner: &Inner) -> Status {
-        let mut quarantined: Vec<Quarantined> = inner
+    pub(crate) fn of(engine: &Engine) -> Status {
+        let mut quarantined: Vec<Quarantined> = engine
             .quarantined
             .iter()
             .map(|q| Quarantined { path: q.path.clone(), reason: q.reason.to_string() })
             .collect();
-        let side = lock(&inner.side);
-        let files = lock(&inner.files);
+        let state = engine.journal.lock();
+        let files = engine.files.lock();
         let (mut memory_bytes, mut maps) = (0, Vec::new());
         for file in files.values() {
-            let view = file.read();
-            memory_bytes += view.memory_bytes();
-            maps.extend(MapStatus::of(&view));
-            if let Some(reason) = &view.quarantine {
-                quarantined.push(Quarantined { path: view.path.clone(), reason: reason.to_string() });
+            let state = file.read();
+            memory_bytes += state.content.memory_bytes();
+            maps.extend(MapStatus::of(&state));
+            if let Some(reason) = &state.quarantine {
+                quarantined.push(Quarantined { path: state.path().to_owned(), reason: reason.to_string() });
             }
         }
-        let (journal, totals) = (&side.journal, inner.storage.counters());
+        let (journal, totals) = (&state.journal, engine.storage.counters());
         let counted = journal.counters();
         Status {
-            path: inner.path.clone(),
-            store_id: untorn_journal::format::hex(&inner.store_id),
-            class: inner.options.class,
-            full_page: inner.options.full_page,
-            journal_bytes_max: inner.options.journal.journal_bytes,
+            path: engine.path.clone(),
+            store_id: untorn_journal::format::hex(&engine.store_id),
+            class: engine.options.class,
+            full_page: engine.options.full_page,
+            journal_bytes_max: engine.options.journal.journal_bytes,
             journal_bytes_allocated: journal.allocated_bytes(),
             journal_bytes_pending: journal.pending_bytes(),
             journal_direct: journal.is_direct(),
             commits: counted.commits,
             commit_groups: counted.groups,
-            commits_waited: inner.commits_waited.load(Relaxed),
-            checkpoints: inner.checkpoints.load(Relaxed),
+            commits_waited: engine.commits_waited.load(Relaxed),
+            checkpoints: engine.checkpoints.load(Relaxed),
             sequence: journal.last(),
             syncs: totals.syncs,
             bytes_written: totals.bytes_written,
@@ -108,7 +108,51 @@ impl Status {
             failed: journal.failure().map(|e| e.to_string()),
             quarantined,
             maps,
-            recovered: inner.recovered.clone(),
+            recovered: engine.recovered.clone(),
         }
+    }
+}
+
+/// The mapping of a file, as [`crate::Status`] shows it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct MapStatus {
+    /// The file's name in the store.
+    pub path: PathBuf,
+    /// How stores are found: `scan` or `pagemap`.
+    pub tracker: &'static str,
+    /// Bytes that can be accessed.
+    pub mapped_bytes: u64,
+    /// Bytes of address space reserved.
+    pub address_space_bytes: u64,
+    /// Bytes of pages that were stored to and not dropped: memory or swap.
+    pub private_bytes: u64,
+    /// Bytes of copies kept to compare with at the next commit.
+    pub copies_bytes: u64,
+    /// The cap on private bytes.
+    pub dirty_max_bytes: Option<u64>,
+    /// More is private than the cap allows.
+    pub over: bool,
+    /// Commits may drop clean pages.
+    pub quiet: bool,
+    /// Maps that the program holds.
+    pub maps: u64,
+}
+
+impl MapStatus {
+    fn of(state: &FileState) -> Option<MapStatus> {
+        let region = state.region.as_ref()?;
+        Some(MapStatus {
+            path: state.path().to_owned(),
+            tracker: region.tracker().name(),
+            mapped_bytes: region.accessible(),
+            address_space_bytes: region.address_space(),
+            private_bytes: region.private_bytes(),
+            copies_bytes: region.copies_bytes(),
+            dirty_max_bytes: region.dirty_max,
+            over: region.is_over(),
+            quiet: region.quiet,
+            maps: region.maps as u64,
+        })
     }
 }

@@ -1,48 +1,39 @@
-//! Commits on their way.
+//! Handles of commits that nobody waits for yet.
 
-use crate::store::Owned;
-use crate::sync::Mutex;
+use crate::completion::Completion;
+use crate::open_store::OpenStore;
 use std::sync::Arc;
 use untorn_journal::Result;
 
-/// Where the result of a commit is left.
-#[derive(Default)]
-pub(crate) struct Slot {
-    result: Mutex<Option<Result<()>>>,
-}
-
-impl Slot {
-    pub(crate) fn fill(&self, result: Result<()>) {
-        *self.result.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
-    }
-
-    pub(crate) fn get(&self) -> Option<Result<()>> {
-        self.result.lock().unwrap_or_else(|e| e.into_inner()).clone()
-    }
-}
-
 /// A commit on its way. Which changes it covers was settled when the ticket was made. Dropping the
 /// ticket neither cancels the commit nor waits for it.
+#[must_use = "a dropped ticket does not tell whether its commit went through"]
 pub struct Ticket {
-    pub(crate) slot: Arc<Slot>,
-    pub(crate) inner: Arc<Owned>,
+    pub(crate) completion: Arc<Completion>,
+    pub(crate) store: Arc<OpenStore>,
 }
 
 impl Ticket {
     /// Waits until the commit is durable (in the store's failure class), or failed.
     pub fn wait(&self) -> Result<()> {
-        self.inner.check_fork()?;
-        self.inner.finish(&self.slot)
+        self.store.check_fork()?;
+        self.store.finish(&self.completion)
     }
 
-    /// `None`: still on its way.
+    /// The commit's result; `None` while it is on its way.
     pub fn poll(&self) -> Option<Result<()>> {
-        if let Err(e) = self.inner.check_fork() {
+        if let Err(e) = self.store.check_fork() {
             return Some(Err(e));
         }
-        if self.slot.get().is_none() && !self.inner.options.background {
-            self.inner.lead_once();
+        if !self.store.options.background && self.completion.result().is_none() {
+            self.store.write_one_batch();
         }
-        self.slot.get()
+        self.completion.result()
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("result", &self.completion.result()).finish_non_exhaustive()
     }
 }

@@ -1,10 +1,13 @@
 //! Transactions over files and names.
 
+use crate::commit::TxnPart;
+use crate::completion::Completion;
 use crate::file::File;
-use crate::names::{Kept, NameOp, Names};
-use crate::store::{Owned, lock};
-use crate::ticket::{Slot, Ticket};
-use crate::view::{FileShared, Life, View};
+use crate::file_state::{FileState, Life, SharedFile};
+use crate::name_op::NameOp;
+use crate::names::{NameChanges, Names};
+use crate::open_store::OpenStore;
+use crate::ticket::Ticket;
 use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::{Error, Result};
@@ -13,50 +16,49 @@ use untorn_journal::{Error, Result};
 ///
 /// Names change on disk when the transaction commits, not before. Dropping it aborts. A commit that
 /// fails aborts, too, unless the error says that its outcome is unknown.
+#[must_use = "a dropped transaction is aborted"]
 pub struct Txn {
-    inner: Arc<Owned>,
+    store: Arc<OpenStore>,
     id: u64,
-    files: Vec<Arc<FileShared>>,
+    files: Vec<Arc<SharedFile>>,
     names: Vec<NameOp>,
-    kept: Kept,
+    changes: NameChanges,
     ended: bool,
 }
 
 impl Txn {
-    pub(crate) fn new(inner: Arc<Owned>) -> Txn {
-        let id = inner.new_txn_id();
-        Txn { inner, id, files: Vec::new(), names: Vec::new(), kept: Kept::default(), ended: false }
+    pub(crate) fn new(store: Arc<OpenStore>) -> Txn {
+        let id = store.new_txn_id();
+        Txn { store, id, files: Vec::new(), names: Vec::new(), changes: NameChanges::default(), ended: false }
     }
 
     /// The file's uncommitted changes, past and future, belong to this transaction until it ends.
     pub fn add(&mut self, file: &File) -> Result<()> {
-        self.inner.check_usable()?;
-        if !Arc::ptr_eq(&file.inner, &self.inner) {
+        self.store.check_usable()?;
+        if !Arc::ptr_eq(&file.store, &self.store) {
             return Err(Error::invalid("the file belongs to another store"));
         }
-        // A commit that has checked the file takes its changes before it becomes ours.
-        let _queue = lock(&self.inner.queue);
-        let mut view = file.shared.write();
-        if view.txn == Some(self.id) {
+        let mut state = file.shared.write();
+        if state.txn == Some(self.id) {
             return Ok(());
         }
-        view.check_commit(None)?;
-        view.txn = Some(self.id);
+        state.check_commit(None)?;
+        state.txn = Some(self.id);
         self.files.push(file.shared.clone());
         Ok(())
     }
 
     fn change(&mut self, op: NameOp) -> Result<()> {
-        self.inner.check_usable()?;
-        let mut names = Names::resume(&self.inner, std::mem::take(&mut self.kept));
-        let mut judged = names.add(&op);
-        if judged.is_err() {
+        self.store.check_usable()?;
+        let mut names = Names::resume(&self.store, std::mem::take(&mut self.changes));
+        let mut added = names.add(&op);
+        if added.is_err() {
             // A commit that is on its way may change the names.
-            self.inner.drain();
-            judged = names.add(&op);
+            self.store.drain();
+            added = names.add(&op);
         }
-        self.kept = names.keep();
-        judged?;
+        self.changes = names.changes();
+        added?;
         self.names.push(op);
         Ok(())
     }
@@ -65,16 +67,16 @@ impl Txn {
     /// handle can be used at once and belongs to the transaction.
     pub fn create(&mut self, path: impl AsRef<Path>, mode: u32) -> Result<File> {
         let shared = self.create_shared(path.as_ref(), checked_mode(mode)? & !untorn_os::umask())?;
-        Ok(File::new(self.inner.clone(), shared, false))
+        Ok(File::new(self.store.clone(), shared, false))
     }
 
-    /// The same with exactly this mode, and without a handle.
-    pub(crate) fn create_shared(&mut self, path: &Path, mode: u32) -> Result<Arc<FileShared>> {
-        self.inner.check_usable()?;
+    /// Adds a new file with exactly this mode; it has no handle yet.
+    pub(crate) fn create_shared(&mut self, path: &Path, mode: u32) -> Result<Arc<SharedFile>> {
+        self.store.check_usable()?;
         let path = path.to_owned();
-        let mut view = View::new(path.clone(), Life::Unborn, 0);
-        view.txn = Some(self.id);
-        let shared = FileShared::new(self.inner.new_file_id()?, view);
+        let mut state = FileState::new(path.clone(), Life::Uncommitted);
+        state.txn = Some(self.id);
+        let shared = SharedFile::new(self.store.new_file_id()?, state);
         self.change(NameOp::Create { file: shared.clone(), path, mode })?;
         self.files.push(shared.clone());
         Ok(shared)
@@ -103,7 +105,7 @@ impl Txn {
 
     /// Sets the permission bits of a file or directory, exactly these.
     pub fn chmod(&mut self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
-        self.change(NameOp::Mode { path: path.as_ref().to_owned(), mode: checked_mode(mode)? })
+        self.change(NameOp::Chmod { path: path.as_ref().to_owned(), mode: checked_mode(mode)? })
     }
 
     /// Commits: after any crash all of it is there, or nothing.
@@ -112,27 +114,27 @@ impl Txn {
     /// Those of [`File::commit`], and [`Error::Io`] or [`Error::Conflict`] if names have changed under
     /// the transaction.
     pub fn commit(mut self) -> Result<()> {
-        let slot = self.end(false)?;
-        self.inner.finish(&slot)
+        let completion = self.end(false)?;
+        self.store.finish(&completion)
     }
 
-    /// The same without waiting.
+    /// Commits without waiting.
     pub fn commit_async(mut self) -> Result<Ticket> {
-        let slot = self.end(true)?;
-        Ok(Ticket { slot, inner: self.inner.clone() })
+        let completion = self.end(true)?;
+        Ok(Ticket { completion, store: self.store.clone() })
     }
 
-    fn end(&mut self, in_background: bool) -> Result<Arc<Slot>> {
-        self.inner.check_usable()?;
+    fn end(&mut self, in_background: bool) -> Result<Arc<Completion>> {
+        self.store.check_usable()?;
         let names = std::mem::take(&mut self.names);
-        let txn = Some((self.id, names));
-        let slot = match in_background {
-            true => self.inner.submit_async(&self.files, txn)?,
-            false => self.inner.submit(&self.files, txn)?,
+        let txn = Some(TxnPart { id: self.id, names });
+        let completion = match in_background {
+            true => self.store.gather_async(&self.files, txn)?,
+            false => self.store.gather(&self.files, txn)?,
         };
         // From here on the files are no longer ours to roll back.
         self.ended = true;
-        Ok(slot)
+        Ok(completion)
     }
 
     /// Forgets all changes.
@@ -140,7 +142,7 @@ impl Txn {
     /// # Errors
     /// The memory of a mapped file still shows changes: roll that file back.
     pub fn abort(mut self) -> Result<()> {
-        self.inner.check_fork()?;
+        self.store.check_fork()?;
         self.forget()
     }
 
@@ -150,12 +152,12 @@ impl Txn {
             return done;
         }
         for file in &self.files {
-            let mut view = file.write();
-            if view.txn == Some(self.id) {
-                done = view.forget_changes().and(done);
-                view.txn = None;
-                if view.life == Life::Unborn {
-                    view.be_gone();
+            let mut state = file.write();
+            if state.txn == Some(self.id) {
+                done = state.discard_changes().and(done);
+                state.txn = None;
+                if state.life == Life::Uncommitted {
+                    state.be_gone();
                 }
             }
         }
@@ -172,5 +174,12 @@ impl Drop for Txn {
         if let Err(e) = self.forget() {
             tracing::error!(error = %e, "memory keeps changes that were aborted");
         }
+    }
+}
+
+impl std::fmt::Debug for Txn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let changes = (self.files.len(), self.names.len());
+        f.debug_struct("Txn").field("id", &self.id).field("files_and_names", &changes).finish_non_exhaustive()
     }
 }

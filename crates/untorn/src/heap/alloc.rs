@@ -25,11 +25,11 @@ pub(crate) enum Refused {
 pub(crate) type Result<T> = std::result::Result<T, Refused>;
 
 /// What the allocator needs of the heap's file.
-pub(crate) trait Ground {
+pub(crate) trait Backing {
     /// Makes the heap this many segments long.
     fn grow(&self, segments: usize) -> untorn_journal::Result<()>;
     /// A range that nobody uses reads as zeros from now on, and takes no room.
-    fn give_back(&self, offset: usize, bytes: usize) -> untorn_journal::Result<()>;
+    fn release(&self, offset: usize, bytes: usize) -> untorn_journal::Result<()>;
 }
 
 /// What is remembered of a chunk.
@@ -241,7 +241,7 @@ impl Allocator {
     }
 
     /// Memory for this layout. Its contents are anything.
-    pub(crate) fn allocate(&mut self, layout: Layout, ground: &dyn Ground) -> Result<NonNull<u8>> {
+    pub(crate) fn allocate(&mut self, layout: Layout, ground: &dyn Backing) -> Result<NonNull<u8>> {
         if layout.align() > 4096 {
             return Err(Refused::Absurd);
         }
@@ -252,7 +252,7 @@ impl Allocator {
         Ok(NonNull::new(address).expect("inside the heap"))
     }
 
-    fn allocate_block(&mut self, class: usize, ground: &dyn Ground) -> Result<*mut u8> {
+    fn allocate_block(&mut self, class: usize, ground: &dyn Backing) -> Result<*mut u8> {
         loop {
             while let Some(number) = self.roomy[class].last().copied() {
                 if let Some(block) = self.take(number, class) {
@@ -293,7 +293,7 @@ impl Allocator {
         None
     }
 
-    fn grow(&mut self, segments: usize, ground: &dyn Ground) -> Result<()> {
+    fn grow(&mut self, segments: usize, ground: &dyn Backing) -> Result<()> {
         let new = self.all.checked_add(segments).ok_or(Refused::Absurd)?;
         // SAFETY: the header is mapped; any bytes are one.
         let header = unsafe { *self.header() };
@@ -307,7 +307,7 @@ impl Allocator {
         Ok(())
     }
 
-    fn allocate_chunks(&mut self, bytes: usize, ground: &dyn Ground) -> Result<*mut u8> {
+    fn allocate_chunks(&mut self, bytes: usize, ground: &dyn Backing) -> Result<*mut u8> {
         let chunks = bytes.div_ceil(CHUNK_BYTES);
         if chunks >= CHUNKS {
             return self.allocate_segments(bytes, ground);
@@ -336,7 +336,7 @@ impl Allocator {
     }
 
     /// Whole segments in a row. Each empty one is looked at, which is little beside the filling of one.
-    fn allocate_segments(&mut self, bytes: usize, ground: &dyn Ground) -> Result<*mut u8> {
+    fn allocate_segments(&mut self, bytes: usize, ground: &dyn Backing) -> Result<*mut u8> {
         let segments = bytes.checked_add(CHUNK_BYTES).ok_or(Refused::Absurd)?.div_ceil(SEGMENT_BYTES);
         while self.look_further()? {}
         let mut run = 0..0;
@@ -416,15 +416,14 @@ impl Allocator {
     }
 
     /// Ends an allocation.
-    pub(crate) fn free(&mut self, address: *mut u8, ground: &dyn Ground) -> Result<()> {
+    pub(crate) fn free(&mut self, address: *mut u8, ground: &dyn Backing) -> Result<()> {
         let (number, what, block) = self.find(address)?;
-        let give_back = |chunks: usize| {
-            ground.give_back(number as usize * CHUNK_BYTES, chunks * CHUNK_BYTES).map_err(Refused::Grow)
-        };
+        let release =
+            |chunks: usize| ground.release(number as usize * CHUNK_BYTES, chunks * CHUNK_BYTES).map_err(Refused::Grow);
         match what {
             Use::Blocks(class) => self.free_block(number, class, block, ground),
             Use::Large(chunks) => {
-                give_back(chunks)?;
+                release(chunks)?;
                 for number in number..number + chunks as Number {
                     self.set_use(number, Use::Free, 0);
                 }
@@ -433,7 +432,7 @@ impl Allocator {
             }
             Use::Huge(segments) => {
                 // What comes back as zeros are segments without any allocation.
-                give_back(if kept(Care::InsidesZeroed) { segments * CHUNKS - 1 } else { 1 })?;
+                release(if kept(Care::InsidesZeroed) { segments * CHUNKS - 1 } else { 1 })?;
                 self.set_use(number, Use::Free, 0);
                 let first = split(number).0;
                 for segment in first..first + segments {
@@ -446,7 +445,7 @@ impl Allocator {
         }
     }
 
-    fn free_block(&mut self, number: Number, class: usize, block: usize, ground: &dyn Ground) -> Result<()> {
+    fn free_block(&mut self, number: Number, class: usize, block: usize, ground: &dyn Backing) -> Result<()> {
         // SAFETY: a word of the chunk's bitmap, inside a mapped segment.
         unsafe { *self.bitmap(number).add(block / 64) &= !(1 << (block % 64)) };
         let chunk = self.chunk(number);
@@ -461,7 +460,7 @@ impl Allocator {
             // Looked up once more, in case that somebody wrote to the bitmap: zeros over a block in use are for good.
             self.chunk(number).free = self.count_free(number, class) as u16;
             if self.chunk(number).free as usize == blocks(class) {
-                ground.give_back(number as usize * CHUNK_BYTES, CHUNK_BYTES).map_err(Refused::Grow)?;
+                ground.release(number as usize * CHUNK_BYTES, CHUNK_BYTES).map_err(Refused::Grow)?;
                 if kept(Care::FreeChunkUnlisted) {
                     self.unlist(number, class);
                 }

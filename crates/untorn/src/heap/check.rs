@@ -7,7 +7,6 @@
 //! Memory: some bytes for a chunk, and three bits for a block.
 
 use super::layout::*;
-use super::root::text;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ const PIECE_BYTES: usize = 1 << 20;
 const WORD_BYTES: usize = 8;
 
 /// The bytes of a heap.
-pub(crate) trait Image {
+pub(crate) trait HeapImage {
     fn bytes(&self) -> Result<u64>;
     /// Fills the buffer, which lies within the heap.
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
@@ -184,8 +183,8 @@ enum Kind {
 type Allocation = (usize, usize);
 
 /// A look at one heap.
-pub(crate) struct Look<'a> {
-    image: &'a dyn Image,
+pub(crate) struct Checker<'a> {
+    image: &'a dyn HeapImage,
     pub report: HeapReport,
     base: u64,
     chunks: Vec<Chunk>,
@@ -213,18 +212,18 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-impl<'a> Look<'a> {
+impl<'a> Checker<'a> {
     /// Walks a heap's metadata; `progress` gets bytes done and bytes in all.
     ///
     /// # Errors
     /// This is no heap, or it cannot be read. Damage is told in the report.
-    pub(crate) fn new(image: &'a dyn Image, path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Look<'a>> {
+    pub(crate) fn new(image: &'a dyn HeapImage, path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Checker<'a>> {
         let bytes = image.bytes()?;
         let mut head = [0; size_of::<Header>()];
         let n = bytes.min(head.len() as u64) as usize;
         image.read(&mut head[..n], 0)?;
         let header = Header::read(&head, path)?;
-        let mut look = Look {
+        let mut checker = Checker {
             image,
             report: HeapReport {
                 path: path.to_owned(),
@@ -240,21 +239,21 @@ impl<'a> Look<'a> {
             waiting: Vec::new(),
             queue: VecDeque::new(),
         };
-        header.problem(bytes).into_iter().for_each(|problem| look.report.problem(problem));
+        header.problem(bytes).into_iter().for_each(|problem| checker.report.problem(problem));
         let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
         let mut classes = BTreeMap::new();
-        while look.chunks.len() < segments * CHUNKS {
-            let segment = look.chunks.len() / CHUNKS;
+        while checker.chunks.len() < segments * CHUNKS {
+            let segment = checker.chunks.len() / CHUNKS;
             progress((segment * CHUNK_BYTES) as u64, (segments * CHUNK_BYTES) as u64);
-            look.walk(segment, segments, &mut classes)?;
+            checker.walk(segment, segments, &mut classes)?;
         }
-        look.report.classes = classes.into_values().collect();
-        look.reached = vec![0; look.used.len()];
-        look.waiting = vec![0; look.used.len()];
+        checker.report.classes = classes.into_values().collect();
+        checker.reached = vec![0; checker.used.len()];
+        checker.waiting = vec![0; checker.used.len()];
         if segments > 0 {
-            look.walk_roots()?;
+            checker.walk_roots()?;
         }
-        Ok(look)
+        Ok(checker)
     }
 
     /// Takes in a segment, or as many as a huge allocation has.
@@ -425,7 +424,7 @@ impl<'a> Look<'a> {
     }
 
     /// Finds out what has leaked, if the heap is sound.
-    pub(crate) fn look_for_leaks(&mut self, progress: &dyn Fn(u64, u64)) -> Result<()> {
+    pub(crate) fn find_leaks(&mut self, progress: &dyn Fn(u64, u64)) -> Result<()> {
         if !self.report.is_sound() {
             return Ok(());
         }

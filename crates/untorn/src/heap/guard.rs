@@ -1,6 +1,6 @@
 //! Many that change a heap, or one that commits it.
 
-use super::local::LOCAL;
+use super::thread_local::LOCAL;
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
 use std::cell::RefCell;

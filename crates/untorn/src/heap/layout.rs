@@ -229,6 +229,12 @@ pub(crate) fn class_of(bytes: usize, align: usize) -> Option<usize> {
     (first..SIZES.len()).find(|class| (SIZES[*class] as usize).is_multiple_of(align))
 }
 
+/// Text that is filled up with zeros.
+pub(super) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

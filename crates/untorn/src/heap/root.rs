@@ -1,7 +1,8 @@
 //! Named roots: where a program finds its structures again, and whether they are still what it thinks.
 
-use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry};
-use super::{Heap, InHeap};
+use super::handle::Heap;
+use super::in_heap::InHeap;
+use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry, text};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use untorn_journal::{Error, Result};
@@ -62,12 +63,6 @@ impl RootShape<'_> {
         let (size, align) = (self.layout.size() as u64, self.layout.align() as u32);
         layout::fingerprint(self.type_name.as_bytes(), size, align, self.version)
     }
-}
-
-/// Text that is filled up with zeros.
-pub(crate) fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
 fn info(entry: &RootEntry) -> Option<RootInfo> {

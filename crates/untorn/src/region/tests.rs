@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 struct Failing {
     mapping: Box<dyn Mapping>,
     fails: AtomicBool,
+    panics: bool,
 }
 
 impl Mapping for Failing {
@@ -39,7 +40,11 @@ impl Mapping for Failing {
     }
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         self.mapping.changed(within, into)?;
-        if self.fails.swap(false, SeqCst) { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+        match self.fails.swap(false, SeqCst) {
+            true if self.panics => panic!("on purpose"),
+            true => Err(io::ErrorKind::OutOfMemory.into()),
+            false => Ok(()),
+        }
     }
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         self.mapping.private(within, into)
@@ -55,21 +60,24 @@ impl Mapping for Failing {
 /// A mapped file of two pages of zeros, its tracker the best there is here.
 fn mapped(dir: &std::path::Path) -> (crate::File, crate::Map) {
     std::fs::write(dir.join("f"), [0; 8192]).unwrap();
-    let file = StoreOptions::default().background(false).open(dir).unwrap().file("f").unwrap();
+    let file = StoreOptions::default().background(false).open(dir).unwrap().open_file("f").unwrap();
     let map = file.map_with(&MapOptions::new()).unwrap();
     (file, map)
+}
+
+/// The file's mapping fails once, the next time that it is asked for changed pages.
+fn fail_next(file: &crate::File, panics: bool) {
+    let mut state = file.shared.write();
+    let region = state.region.take().unwrap();
+    let failing = Failing { mapping: region.mapping, fails: AtomicBool::new(true), panics };
+    state.region = Some(Region { mapping: Box::new(failing), ..region });
 }
 
 #[test]
 fn pages_that_were_told_before_an_error_are_not_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let (file, map) = mapped(dir.path());
-    {
-        let mut view = file.shared.write();
-        let region = view.region.take().unwrap();
-        let failing = Failing { mapping: region.mapping, fails: AtomicBool::new(true) };
-        view.region = Some(Region { mapping: Box::new(failing), ..region });
-    }
+    fail_next(&file, false);
     // SAFETY: inside the map.
     unsafe { map.as_mut_ptr().add(5000).write(1) };
     assert!(map.msync().is_err());
@@ -82,10 +90,8 @@ fn pages_that_were_told_before_an_error_are_not_forgotten() {
 fn a_panic_leaves_the_memory_that_the_program_points_to() {
     let dir = tempfile::tempdir().unwrap();
     let (file, map) = mapped(dir.path());
-    let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let _ = file.shared.write().with_region(|_, _| -> Result<()> { panic!("on purpose") });
-    }));
-    assert!(panicked.is_err());
+    fail_next(&file, true);
+    assert!(catch_unwind(AssertUnwindSafe(|| map.msync())).is_err());
     assert!(file.shared.read().region.is_some());
     // SAFETY: inside the map, if it is still there.
     unsafe { map.as_mut_ptr().write(1) };

@@ -1,7 +1,7 @@
 //! The allocator over plain memory: what it gives out, and what it says when its metadata was overwritten.
 
 use super::*;
-use crate::heap::image::{Memory, Work};
+use crate::heap::in_memory::{Memory, Work};
 use fastrand::Rng;
 
 /// Overwrites a descriptor.
@@ -74,14 +74,14 @@ fn nothing_is_given_out_twice_and_everything_comes_back() {
                 }
             }
         }
-        let report = memory.look().expect("look");
+        let report = memory.check().expect("look");
         assert!(report.is_sound(), "seed {seed}: {:?}", report.problems);
         let used: u64 = report.classes.iter().map(|class| class.used).sum();
         assert_eq!(used + report.large.count + report.huge.count, work.given.len() as u64, "seed {seed}");
         for at in work.given.keys().copied().collect::<Vec<_>>() {
             work.free(at).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
         }
-        let report = memory.look().expect("look");
+        let report = memory.check().expect("look");
         // A class keeps a chunk, and may keep another whenever it has forgotten the first.
         let most = report.classes.iter().map(|class| class.chunks).max();
         assert!(most.is_some_and(|most| most <= 1 + forgotten), "seed {seed}: {most:?} of {forgotten}");
@@ -128,7 +128,7 @@ fn what_makes_no_sense_is_so_every_time() {
             corrupt(work.allocate(HUGE));
             corrupt(work.free(CHUNK_BYTES));
         }
-        assert!(!memory.look().expect("look").is_sound(), "{what:?}");
+        assert!(!memory.check().expect("look").is_sound(), "{what:?}");
     }
 }
 
@@ -146,7 +146,7 @@ fn bits_of_blocks_that_there_are_not() {
     let mut work = Work::new(&memory);
     assert_eq!(work.allocate(48).expect("the one that is free"), CHUNK_BYTES + 3 * 48);
     assert_eq!(work.allocate(48).expect("another chunk"), 2 * CHUNK_BYTES);
-    assert!(!memory.look().expect("look").is_sound());
+    assert!(!memory.check().expect("look").is_sound());
 }
 
 /// Data of a huge allocation may look like metadata.
@@ -171,7 +171,7 @@ fn what_is_inside_of_a_huge_allocation_is_none() {
         assert_eq!(work.size_of(huge).expect("size"), 3 * SEGMENT_BYTES - CHUNK_BYTES);
     }
     work.free(huge).expect("free");
-    assert!(memory.look().expect("look").is_sound());
+    assert!(memory.check().expect("look").is_sound());
 }
 
 /// Stores over metadata while the heap is open.

@@ -1,9 +1,7 @@
 //! From stores in memory to staged changes: find the pages, copy them once, compare, stage what differs.
 
 use super::{COPIES_BYTES_MAX, Region};
-use crate::checkpoint::edited;
-use crate::store::Inner;
-use crate::view::{View, bound_memory};
+use crate::content::{Content, SpillSink, edited};
 use bytes::Bytes;
 use std::ops::Range;
 use untorn_journal::care::{Care, cared, kept};
@@ -24,7 +22,7 @@ pub(crate) struct Race {
 
 impl Region {
     /// Asks which pages were stored to. What the tracker has told it does not tell again.
-    pub(super) fn find(&mut self, view: &View) -> Result<()> {
+    pub(super) fn find_stores(&mut self, content: &Content) -> Result<()> {
         let mut found = Vec::new();
         let mut asked = self.mapping.changed(0..self.accessible, &mut found);
         if asked.is_ok() && self.tracker() == Tracker::Scan {
@@ -36,7 +34,7 @@ impl Region {
             }
         }
         found.into_iter().for_each(|range| self.found.insert(range));
-        asked.map_err(|e| self.fail(view, "look for changed pages of", e))
+        asked.map_err(|e| self.fail(content, "look for changed pages of", e))
     }
 
     /// Appends those pages of a range that do not show the file any more.
@@ -58,69 +56,69 @@ impl Region {
     }
 
     /// Somebody else must not have changed the data file: what pages show would be theirs.
-    fn check_unchanged(&self, view: &View) -> Result<()> {
-        let Some(seen) = view.seen.filter(|_| view.applying.is_none()) else { return Ok(()) };
-        let now = self.data()?.meta().context("look at", &view.path)?;
-        if !edited(&now, &seen) {
+    fn check_unchanged(&self, content: &Content) -> Result<()> {
+        let Some(last) = content.last_stat.filter(|_| content.applying.is_none()) else { return Ok(()) };
+        let now = self.data()?.meta().context("look at", &content.path)?;
+        if !edited(&now, &last) {
             return Ok(());
         }
-        let what = if now.size < seen.size { "truncated" } else { "changed" };
+        let what = if now.size < last.size { "truncated" } else { "changed" };
         Err(Error::Conflict {
-            path: view.path.clone(),
+            path: content.path.clone(),
             detail: format!("another program {what} the file while it was mapped"),
         })
     }
 
     /// What was stored becomes staged changes, in whole units.
-    pub(super) fn absorb(&mut self, view: &mut View, inner: &Inner, unit: usize) -> Result<()> {
+    pub(crate) fn stage_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         if let Some((_, e)) = self.owed.as_ref().filter(|_| kept(Care::UndoneIsNotCommitted)) {
             return Err(e.clone());
         }
-        self.find(view)?;
+        self.find_stores(content)?;
         if self.found.is_empty() {
             return Ok(());
         }
-        self.check_unchanged(view)?;
-        let (page, size) = (self.page(), view.size());
+        self.check_unchanged(content)?;
+        let (page, size) = (self.page(), content.size());
         loop {
             let pages = self.found.iter().flat_map(|r| r.clone().step_by(page as usize));
             let pages: Vec<u64> = pages.take(LOT_PAGES).collect();
             let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
             let done = *first..*last + page;
-            let copies = self.copies(view, &pages)?;
+            let copies = self.copies(content, &pages)?;
             let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
-            self.compare(view, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
-            let copies = if kept(Care::OneCopy) { copies } else { self.copies(view, &pages)? };
+            self.compare(content, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
+            let copies = if kept(Care::OneCopy) { copies } else { self.copies(content, &pages)? };
             self.keep(&pages, &copies, &stage.ranges);
             self.copies = copies;
-            stage.into(&mut view.staged);
+            stage.into(&mut content.write_set);
             self.found.remove(done);
-            bound_memory(view, inner)?;
+            content.bound_memory(sink)?;
         }
     }
 
     /// Copies pages out, once.
-    fn copies(&mut self, view: &View, pages: &[u64]) -> Result<Vec<u8>> {
+    fn copies(&mut self, content: &Content, pages: &[u64]) -> Result<Vec<u8>> {
         let page = self.page() as usize;
         let mut copies = std::mem::take(&mut self.copies);
         copies.resize(pages.len() * page, 0);
         let mut pieces: Vec<Piece<'_>> =
             pages.iter().zip(copies.chunks_exact_mut(page)).map(|(at, into)| Piece { offset: *at, into }).collect();
-        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(view, "read the mapping of", e))?;
+        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))?;
         Ok(copies)
     }
 
-    /// Gives each page's copy and what the view holds there.
+    /// Calls `each` with every page's offset, its copy, and the content there.
     fn compare(
         &self,
-        view: &View,
+        content: &Content,
         pages: &[u64],
         copies: &[u8],
         mut each: impl FnMut(u64, &[u8], &[u8]),
     ) -> Result<()> {
         let page = self.page();
         let copy = |n: usize| &copies[n * page as usize..][..page as usize];
-        let layers = cared(Care::CompareWithView, view.layers());
+        let overlays = cared(Care::CompareWithView, content.overlays());
         let known = |at: &u64| self.pages.get(at).filter(|_| kept(Care::CompareWithView)).and_then(Option::as_deref);
         let mut base = Vec::new();
         let mut i = 0;
@@ -135,7 +133,7 @@ impl Region {
                 |n: usize| pages.get(i + n).is_some_and(|at| *at == pages[i] + n as u64 * page && known(at).is_none());
             let run = (1..).take_while(|n| next(*n)).count() + 1;
             base.resize(run * page as usize, 0);
-            read_through(&layers, Some(self.data()?), &mut base, pages[i])?;
+            read_through(&overlays, Some(self.data()?), &mut base, pages[i])?;
             for (n, base) in base.chunks_exact(page as usize).enumerate() {
                 each(pages[i + n], copy(i + n), base);
             }
@@ -144,7 +142,7 @@ impl Region {
         Ok(())
     }
 
-    /// The view is about to hold these changes: so do the copies that are kept to compare with.
+    /// Brings the copies that are kept for the next comparison up to changes that are being staged.
     fn keep(&mut self, pages: &[u64], copies: &[u8], changes: &[Range<u64>]) {
         let page = self.page();
         for (at, copy) in pages.iter().zip(copies.chunks_exact(page as usize)) {
@@ -162,17 +160,17 @@ impl Region {
         }
     }
 
-    /// A store since the last commit absorbed.
-    pub(super) fn race(&mut self, view: &View) -> Result<Option<Race>> {
-        self.find(view)?;
+    /// A store that came since the stores were last staged.
+    pub(crate) fn race(&mut self, content: &Content) -> Result<Option<Race>> {
+        self.find_stores(content)?;
         let (page, base) = (self.page(), self.mapping.address() as usize);
         let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
         for pages in pages.chunks(LOT_PAGES) {
-            let copies = self.copies(view, pages)?;
+            let copies = self.copies(content, pages)?;
             let mut race = None;
-            self.compare(view, pages, &copies, |at, copy, base| {
+            self.compare(content, pages, &copies, |at, copy, base| {
                 let differs = copy.iter().zip(base).position(|(a, b)| a != b).map(|n| at + n as u64);
-                race = race.or(differs.filter(|offset| *offset < view.size()));
+                race = race.or(differs.filter(|offset| *offset < content.size()));
             })?;
             self.copies = copies;
             if let Some(offset) = race {
@@ -183,7 +181,7 @@ impl Region {
     }
 }
 
-/// Lines that differ, on their way to the staged layer.
+/// Lines that differ, on their way to the write set.
 struct Stage {
     size: u64,
     unit: usize,
@@ -216,13 +214,13 @@ impl Stage {
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn into(self, layer: &mut Layer) {
+    fn into(self, write_set: &mut Layer) {
         let bytes = Bytes::from(self.bytes);
         let mut at = 0;
         for range in self.ranges {
             let len = (range.end - range.start) as usize;
             let source = Source::Bytes { bytes: bytes.slice(at..at + len), origin: range.start };
-            layer.insert(range, source);
+            write_set.insert(range, source);
             at += len;
         }
     }

@@ -1,7 +1,7 @@
-//! A heap in plain memory, for tests of what damage does to it: its allocator, and a look at it, without a file.
+//! A heap in plain memory, for tests of what damage does to it: its allocator and its checker, without a file.
 
-use super::alloc::{Allocator, Ground, Refused};
-use super::check::{HeapReport, Image, Look};
+use super::alloc::{Allocator, Backing, Refused};
+use super::check::{Checker, HeapImage, HeapReport};
 use super::layout::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
@@ -68,8 +68,8 @@ impl Memory {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.segments.get() * SEGMENT_BYTES) }
     }
 
-    pub(crate) fn look(&self) -> Result<HeapReport> {
-        Ok(Look::new(self, Path::new("memory"), &|_, _| {})?.report)
+    pub(crate) fn check(&self) -> Result<HeapReport> {
+        Ok(Checker::new(self, Path::new("memory"), &|_, _| {})?.report)
     }
 }
 
@@ -80,7 +80,7 @@ impl Drop for Memory {
     }
 }
 
-impl Ground for Memory {
+impl Backing for Memory {
     fn grow(&self, segments: usize) -> Result<()> {
         if segments > self.most {
             return Err(Error::invalid("no room"));
@@ -89,7 +89,7 @@ impl Ground for Memory {
         Ok(())
     }
 
-    fn give_back(&self, offset: usize, bytes: usize) -> Result<()> {
+    fn release(&self, offset: usize, bytes: usize) -> Result<()> {
         assert!(offset + bytes <= self.segments.get() * SEGMENT_BYTES, "beyond the end");
         // SAFETY: inside of what was allocated; the allocator says that nobody uses it.
         unsafe { self.base.add(offset).write_bytes(0, bytes) };
@@ -97,7 +97,7 @@ impl Ground for Memory {
     }
 }
 
-impl Image for Memory {
+impl HeapImage for Memory {
     fn bytes(&self) -> Result<u64> {
         Ok((self.segments.get() * SEGMENT_BYTES) as u64)
     }
@@ -168,7 +168,7 @@ pub fn fuzz_heap(input: &[u8]) {
         let at = &mut unsafe { memory.bytes() }[n * SEGMENT_BYTES + DESCRIPTORS_AT..];
         at[..share.len()].copy_from_slice(share);
     }
-    let report = memory.look().expect("memory can be read");
+    let report = memory.check().expect("memory can be read");
     let mut work = Work::new(&memory);
     for operation in operations {
         let size = usize::from(operation / 4) + 1;

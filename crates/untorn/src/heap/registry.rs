@@ -1,13 +1,13 @@
 //! Where open heaps are found: by the address that an allocator in a heap has, and by those who only know that it
 //! was open once.
 //!
-//! A slot is never freed. Whoever uses one locks it and sees whether the heap that it means is still in it, so that
-//! finding a heap again costs a few loads, and one that another thread closes is an error.
+//! An entry is never freed. Its user locks it and sees whether the heap that is meant is still in it, so that
+//! finding a heap again costs a few loads, and a heap that another thread closes is an error.
 
-use super::Body;
 use super::alloc::{Allocator as Blocks, Refused};
+use super::body::Body;
 use super::guard::Guard;
-use super::local::LOCAL;
+use super::thread_local::{Found, LOCAL};
 use parking_lot::{Mutex, RwLock};
 use std::alloc::Layout;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use untorn_journal::{Error, Result};
 use untorn_os::process_generation;
 
-/// The place of one open heap.
-pub(crate) struct Slot {
+/// The entry of one open heap.
+pub(crate) struct Entry {
     /// Of the heap that is here: no two have the same. 0: none.
     opening: AtomicU64,
     pub(crate) guard: Guard,
@@ -34,37 +34,37 @@ pub(crate) struct Live {
     body: Arc<Body>,
 }
 
-/// All slots: those in use by the addresses of their heaps, and those to be used again.
-struct Slots {
+/// All entries: those in use by the addresses of their heaps, and those to be used again.
+struct Registry {
     open: Vec<(usize, WeakHeap)>,
-    empty: Vec<&'static Slot>,
+    empty: Vec<&'static Entry>,
     openings: u64,
 }
 
-impl Slots {
+impl Registry {
     /// A heap of this process: a forked child may have one at an address where its parent has one.
     fn find(&self, base: usize) -> Option<WeakHeap> {
         self.open.iter().find(|(at, heap)| *at == base && heap.check_fork().is_ok()).map(|(_, heap)| *heap)
     }
 }
 
-static SLOTS: RwLock<Slots> = RwLock::new(Slots { open: Vec::new(), empty: Vec::new(), openings: 0 });
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry { open: Vec::new(), empty: Vec::new(), openings: 0 });
 
-/// Puts a heap into a slot, until [`WeakHeap::remove`].
+/// Enters a heap, until [`WeakHeap::remove`].
 pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap {
-    let mut slots = SLOTS.write();
-    slots.openings += 1;
-    let opening = slots.openings;
+    let mut registry = REGISTRY.write();
+    registry.openings += 1;
+    let opening = registry.openings;
     // Not one that a thread has left in a change that it never ended: no other heap shall wait for it. Who takes the
     // guard after this sees that its heap is closed.
-    let slot = match slots.empty.iter().position(|slot| slot.guard.is_idle()) {
-        Some(at) => slots.empty.swap_remove(at),
-        None => Box::leak(Box::new(Slot { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) })),
+    let entry = match registry.empty.iter().position(|entry| entry.guard.is_idle()) {
+        Some(at) => registry.empty.swap_remove(at),
+        None => Box::leak(Box::new(Entry { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) })),
     };
-    *slot.live.lock() = Some(Live { opening, blocks: Blocks::new(base as *mut u8, segments), body });
-    slot.opening.store(opening, Release);
-    let heap = WeakHeap { slot, opening, process: process_generation() };
-    slots.open.push((base, heap));
+    *entry.live.lock() = Some(Live { opening, blocks: Blocks::new(base as *mut u8, segments), body });
+    entry.opening.store(opening, Release);
+    let heap = WeakHeap { entry, opening, process: process_generation() };
+    registry.open.push((base, heap));
     heap
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap 
 static PLACES: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 
 /// A heap has these addresses.
-pub(crate) fn note(addresses: Range<usize>) {
+pub(crate) fn note_addresses(addresses: Range<usize>) {
     let mut places = PLACES.lock();
     if !places.contains(&addresses) {
         places.push(addresses);
@@ -86,16 +86,32 @@ pub(crate) fn was_open(addresses: &Range<usize>) -> bool {
 
 /// Whether a heap at this address is open.
 pub(crate) fn is_open(base: usize) -> bool {
-    SLOTS.read().find(base).is_some()
+    REGISTRY.read().find(base).is_some()
 }
 
 /// A heap that others may close at any moment: then what it is asked for is refused. For those who can keep neither a
 /// [`super::Heap`] nor a guard of its.
 #[derive(Clone, Copy)]
 pub struct WeakHeap {
-    pub(super) slot: &'static Slot,
+    pub(super) entry: &'static Entry,
     opening: u64,
     process: u64,
+}
+
+impl From<WeakHeap> for Found {
+    #[inline(always)]
+    fn from(heap: WeakHeap) -> Found {
+        Found { entry: std::ptr::from_ref(heap.entry).cast(), opening: heap.opening, process: heap.process }
+    }
+}
+
+impl From<Found> for WeakHeap {
+    #[inline(always)]
+    fn from(found: Found) -> WeakHeap {
+        // SAFETY: made from a reference to an entry by the conversion above, and entries are never freed.
+        let entry = unsafe { &*found.entry.cast::<Entry>() };
+        WeakHeap { entry, opening: found.opening, process: found.process }
+    }
 }
 
 impl WeakHeap {
@@ -104,7 +120,7 @@ impl WeakHeap {
     pub fn at(base: *const u8) -> Result<WeakHeap> {
         #[cold]
         fn look_up(base: usize) -> Result<WeakHeap> {
-            SLOTS.read().find(base).ok_or(Error::Closed)
+            REGISTRY.read().find(base).ok_or(Error::Closed)
         }
         WeakHeap::remembered(base as usize, look_up)
     }
@@ -116,12 +132,12 @@ impl WeakHeap {
         number: usize,
         look_up: impl FnOnce(usize) -> std::result::Result<WeakHeap, E>,
     ) -> std::result::Result<WeakHeap, E> {
-        match LOCAL.with(|local| local.found.get()) {
+        match LOCAL.with(|local| local.found.get()).map(|(of, found)| (of, WeakHeap::from(found))) {
             Some((of, heap)) if of == number && heap.is_open() => Ok(heap),
             _ => {
-                let found = look_up(number)?;
-                LOCAL.with(|local| local.found.set(Some((number, found))));
-                Ok(found)
+                let heap = look_up(number)?;
+                LOCAL.with(|local| local.found.set(Some((number, heap.into()))));
+                Ok(heap)
             }
         }
     }
@@ -129,7 +145,7 @@ impl WeakHeap {
     /// Whether it is; in a moment it may not be.
     #[inline]
     pub fn is_open(self) -> bool {
-        self.slot.opening.load(Acquire) == self.opening
+        self.entry.opening.load(Acquire) == self.opening
     }
 
     /// Handles of the parent are of no use in a forked child, and its locks may be held for ever.
@@ -141,7 +157,7 @@ impl WeakHeap {
     #[inline]
     fn with<R>(self, work: impl FnOnce(&mut Blocks, &Body) -> std::result::Result<R, Refused>) -> Result<R> {
         self.check_fork()?;
-        match &mut *self.slot.live.lock() {
+        match &mut *self.entry.live.lock() {
             Some(live) if live.opening == self.opening => {
                 work(&mut live.blocks, &live.body).map_err(|e| live.body.refused(e))
             }
@@ -171,7 +187,7 @@ impl WeakHeap {
     #[inline(always)]
     pub fn begin_mutation(self) -> Result<()> {
         self.check_fork()?;
-        let mutating = self.slot.guard.mutate();
+        let mutating = self.entry.guard.mutate();
         if !self.is_open() {
             return Err(Error::Closed);
         }
@@ -184,7 +200,7 @@ impl WeakHeap {
     pub fn end_mutation(self) -> Result<bool> {
         self.check_fork()?;
         // Of a closed heap the slot may be another one's by now.
-        if self.is_open() { Ok(self.slot.guard.leave()) } else { Err(Error::Closed) }
+        if self.is_open() { Ok(self.entry.guard.leave()) } else { Err(Error::Closed) }
     }
 
     /// Nobody finds the heap any more. Waits for allocations that other threads have begun.
@@ -193,11 +209,11 @@ impl WeakHeap {
             return;
         }
         let live = {
-            let mut slots = SLOTS.write();
-            slots.open.retain(|(_, heap)| heap.opening != self.opening);
-            self.slot.opening.store(0, Relaxed);
-            slots.empty.push(self.slot);
-            self.slot.live.lock().take()
+            let mut registry = REGISTRY.write();
+            registry.open.retain(|(_, heap)| heap.opening != self.opening);
+            self.entry.opening.store(0, Relaxed);
+            registry.empty.push(self.entry);
+            self.entry.live.lock().take()
         };
         drop(live);
     }

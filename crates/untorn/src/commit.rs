@@ -1,0 +1,488 @@
+//! Group commit: the first thread that comes leads, and writes the commits of all that have come by then.
+//!
+//! ```text
+//! gather    each file's write set becomes a commit in the queue     (in the caller's thread; the commit is settled)
+//! write     the queue's commits become records: one write, one flush, then the files follow
+//! ```
+
+use crate::completion::Completion;
+use crate::concurrency::{Instant, MutexGuard, thread};
+use crate::content::SpillSink;
+use crate::engine::{Engine, JournalState};
+use crate::file_state::{FileState, Life, SharedFile};
+use crate::name_op::NameOp;
+use crate::names::Names;
+use crate::queue::{Queue, Request};
+use std::collections::{HashMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+use untorn_journal::care::{Care, kept};
+use untorn_journal::format::Attribute;
+use untorn_journal::journal::Committed;
+use untorn_journal::record::{FileRef, Record};
+use untorn_journal::recovery::flush_one_by_one;
+use untorn_journal::state::FinalState;
+use untorn_journal::{Context, Error, Outcome, Result};
+use untorn_os::Step;
+
+/// The longest wait for other threads to join a batch.
+const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
+
+/// What a transaction brings to its commit.
+pub(crate) struct TxnPart {
+    pub id: u64,
+    pub names: Vec<NameOp>,
+}
+
+// Gather.
+impl Engine {
+    /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own.
+    pub(crate) fn gather(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
+        self.check_not_failed(files)?;
+        // All of them are held until the commit is queued: what it takes is of one moment.
+        let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
+        in_order.sort_by_key(|file| file.id);
+        let mut states: Vec<_> = in_order.iter().map(|file| file.write()).collect();
+        let mut inline = 0;
+        for state in &mut states {
+            state.check_commit(txn)?;
+            state.stage_stores(self)?;
+            inline += state.content.write_set.memory_bytes();
+        }
+        if inline > self.inline_bytes_max() {
+            inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
+        }
+        if inline > self.inline_bytes_max() {
+            // A large commit goes by reference.
+            let shared = self.create_spill()?;
+            let with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
+            with_bytes.map(|state| state.content.spill_write_set(&shared)).collect::<Result<()>>()?;
+        }
+        let completion = Arc::new(Completion::default());
+        let mut queue = self.queue.lock();
+        self.check_usable()?;
+        let mut changed = Vec::with_capacity(files.len());
+        for (state, file) in states.iter_mut().zip(in_order) {
+            // Changes that another's commit has on its way are this one's, too: should that commit fail, they are
+            // this one's alone.
+            if state.content.write_set.is_empty() && state.content.committing.is_empty() && txn.is_none() {
+                continue;
+            }
+            state.content.take_write_set();
+            state.txn = None;
+            changed.push(file.clone());
+        }
+        let is_txn = txn.is_some();
+        queue.waiting.push_back(Request { files: changed, names, is_txn, completion: completion.clone() });
+        Ok(completion)
+    }
+
+    /// Queues a commit that the background thread writes while the caller goes on.
+    pub(crate) fn gather_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        let completion = self.gather(files, txn)?;
+        self.wakeup.wake();
+        Ok(completion)
+    }
+
+    /// After a failed flush of the journal nothing is committed any more.
+    fn check_not_failed(&self, files: &[Arc<SharedFile>]) -> Result<()> {
+        if !self.failed.load(SeqCst) {
+            return Ok(());
+        }
+        let Some(e) = self.journal.lock().journal.failure() else { return Ok(()) };
+        let is_unknown = |file: &Arc<SharedFile>| {
+            let state = file.read();
+            state.outcome_unknown && state.content.write_set.is_empty()
+        };
+        Err(if files.iter().any(is_unknown) { with_unknown_outcome(e) } else { e })
+    }
+}
+
+// Lead.
+impl Engine {
+    /// Waits for a commit; writes a batch itself if no other thread does.
+    pub(crate) fn finish(&self, completion: &Completion) -> Result<()> {
+        let mut queue = self.queue.lock();
+        queue.waiters += 1;
+        queue.waiters_max = queue.waiters_max.max(queue.waiters);
+        let result = loop {
+            if let Some(result) = completion.result() {
+                break result;
+            }
+            if queue.leading || queue.waiting.is_empty() {
+                self.queue_changed.wait(&mut queue);
+            } else {
+                queue = self.lead(queue);
+            }
+        };
+        queue.waiters -= 1;
+        result
+    }
+
+    /// Writes one batch, unless another thread does or nothing waits.
+    pub(crate) fn write_one_batch(&self) -> bool {
+        let queue = self.queue.lock();
+        let leads = !queue.leading && !queue.waiting.is_empty();
+        if leads {
+            drop(self.lead(queue));
+        }
+        leads
+    }
+
+    /// Waits until nothing is on its way.
+    pub(crate) fn drain(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.leading {
+                self.queue_changed.wait(&mut queue);
+            } else if queue.waiting.is_empty() {
+                return;
+            } else {
+                queue = self.lead(queue);
+            }
+        }
+    }
+
+    /// Whether commits wait that no thread is writing.
+    pub(crate) fn has_waiting(&self) -> bool {
+        let queue = self.queue.lock();
+        !queue.waiting.is_empty() && !queue.leading && !self.closed.load(SeqCst)
+    }
+
+    /// Takes everything that waits and writes it.
+    fn lead<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        queue.leading = true;
+        let mut queue = self.wait_for_others(queue);
+        let batch = std::mem::take(&mut queue.waiting);
+        queue.waiters_max = queue.waiters;
+        drop(queue);
+        let start = Instant::now();
+        let wants_checkpoint = self.write(batch);
+        let mut queue = self.queue.lock();
+        queue.leading = false;
+        queue.batch_took = start.elapsed();
+        self.queue_changed.notify_all();
+        self.wakeup.note_commit();
+        if wants_checkpoint && self.options.background {
+            self.wakeup.wake();
+        }
+        queue
+    }
+
+    /// Threads that shared the last flush, or waited for it, are about to come again: a moment's wait for them,
+    /// at most a quarter of a flush, spares them a flush of their own. A thread that is alone never waits.
+    fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let expected = queue.waiters_max;
+        if expected <= 1 || queue.waiting.len() >= expected {
+            return queue;
+        }
+        let (start, most) = (Instant::now(), (queue.batch_took / 4).min(JOIN_WAIT_MAX));
+        while queue.waiting.len() < expected && start.elapsed() < most {
+            drop(queue);
+            thread::yield_now();
+            queue = self.queue.lock();
+        }
+        queue
+    }
+}
+
+/// A commit as a record, and the files that it is about.
+#[derive(Default)]
+struct Sealed {
+    record: Record,
+    files: Vec<SealedFile>,
+    /// Where a file is in `files`.
+    index: HashMap<u64, usize>,
+}
+
+struct SealedFile {
+    file: Arc<SharedFile>,
+    /// The request took the file's write set.
+    has_overlay: bool,
+    /// The file's place in the record, if the record names it.
+    reference: Option<u32>,
+    /// With `full_page`, the pages that the record has whole.
+    whole_pages: Vec<u64>,
+}
+
+/// What the requests of a run that are sealed so far say of each file.
+#[derive(Default)]
+struct Run {
+    /// The last LSN that touches the file.
+    last_lsn: HashMap<u64, u64>,
+    /// How many of the file's overlays they took.
+    overlays: HashMap<u64, usize>,
+    /// Files whose first commit in this epoch is in the run: their attribute comes before the record.
+    without_attribute: Vec<Arc<SharedFile>>,
+}
+
+impl Run {
+    /// The index in the commit's record of one of its files.
+    fn refer(&mut self, sealed: &mut Sealed, at: usize, lsn: u64, state: &FileState) -> u32 {
+        let part = &mut sealed.files[at];
+        *part.reference.get_or_insert_with(|| {
+            let id = part.file.id;
+            let earlier = self.last_lsn.insert(id, lsn);
+            if earlier.is_none() && !state.attribute_set && state.life == Life::Named {
+                self.without_attribute.push(part.file.clone());
+            }
+            let path = state.path().to_owned();
+            sealed.record.files.push(FileRef { id, previous: earlier.unwrap_or(state.last_lsn), path });
+            sealed.record.files.len() as u32 - 1
+        })
+    }
+}
+
+impl Sealed {
+    /// Where a file is in `files`; adds it if it is new.
+    fn part(&mut self, file: &Arc<SharedFile>) -> usize {
+        *self.index.entry(file.id).or_insert_with(|| {
+            let file = file.clone();
+            self.files.push(SealedFile { file, has_overlay: false, reference: None, whole_pages: Vec::new() });
+            self.files.len() - 1
+        })
+    }
+}
+
+// Write.
+impl Engine {
+    /// Writes commits: as many as share a flush at once, more flushes if the journal is full in between. A commit
+    /// with names goes alone, as it is checked against the names that the commit before it left. Returns whether
+    /// the journal is filling up.
+    fn write(&self, mut batch: VecDeque<Request>) -> bool {
+        let (mut alone, mut waited) = (0, false);
+        let mut wants_checkpoint = false;
+        while !batch.is_empty() {
+            let plain = batch.iter().take_while(|request| request.names.is_empty()).count();
+            let run = if alone > 0 { 1 } else { plain.max(1) };
+            let requests = &batch.make_contiguous()[..run];
+            let mut journal = self.journal.lock();
+            let written = self.write_run(requests, &mut journal);
+            wants_checkpoint = self.wants_checkpoint(&journal);
+            let checkpoint_lsn = journal.journal.header().through;
+            let has_failed = journal.journal.failure().is_some();
+            drop(journal);
+            let failure = match written {
+                Ok(0) => {
+                    if !std::mem::replace(&mut waited, true) {
+                        self.commits_waited.fetch_add(run as u64, Relaxed);
+                    }
+                    match self.make_room(checkpoint_lsn) {
+                        Ok(()) => continue,
+                        Err(e) => e,
+                    }
+                }
+                Ok(n) => {
+                    (alone, waited) = (usize::saturating_sub(alone, n), false);
+                    batch.drain(..n).for_each(|request| request.completion.complete(Ok(())));
+                    continue;
+                }
+                // One commit of the run may be to blame: the others try alone.
+                Err(_) if run > 1 && !has_failed => {
+                    alone = run;
+                    continue;
+                }
+                Err(e) => e,
+            };
+            alone = alone.saturating_sub(run);
+            waited = false;
+            self.fail(batch.drain(..run).collect(), &failure);
+        }
+        wants_checkpoint
+    }
+
+    /// Truncates the log by a checkpoint, which must get further than this.
+    fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
+        self.checkpoint()?;
+        if self.journal.lock().journal.header().through > checkpoint_lsn {
+            return Ok(());
+        }
+        let quarantined = self.files.lock().values().find_map(|file| {
+            let state = file.read();
+            state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
+        });
+        Err(Error::NoSpace {
+            detail: match quarantined {
+                Some(why) => format!("the journal is full and cannot be given up, because of {why}"),
+                None => "the commit is larger than the journal".to_owned(),
+            },
+        })
+    }
+
+    /// Seals as many of these requests as there is room for, writes and flushes their records, and brings the files'
+    /// states up to them. Returns how many; 0: the journal has no room before a checkpoint.
+    fn write_run(&self, requests: &[Request], journal: &mut JournalState) -> Result<usize> {
+        if let Some(e) = journal.journal.failure() {
+            return Err(e);
+        }
+        if !self.is_durable() && journal.journal.header().boot.is_none() {
+            let boot = self.storage.boot_id().context("read the boot id for", &self.path)?;
+            journal.journal.record_boot(boot)?;
+        }
+        self.check_names_applied(requests, journal)?;
+        let last_lsn = journal.journal.last();
+        let mut run = Run::default();
+        let mut sealed: Vec<Sealed> = Vec::with_capacity(requests.len());
+        for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
+            sealed.push(self.seal(request, lsn, &mut run)?);
+        }
+        self.set_attributes(&run.without_attribute, last_lsn)?;
+        let records: Vec<Record> = sealed.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
+        let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
+            // Empty overlays must not be taken for the next commit's.
+            (last_lsn, requests.len())
+        } else {
+            let committed = journal.journal.commit(&records);
+            self.failed.store(journal.journal.failure().is_some(), SeqCst);
+            match committed? {
+                Committed::Records { first, n } => (first, n),
+                Committed::Full => return Ok(0),
+            }
+        };
+        for (i, Sealed { files, .. }) in sealed.into_iter().take(n).enumerate() {
+            let lsn = first + i as u64;
+            for part in &files {
+                let mut state = part.file.write();
+                if part.has_overlay {
+                    state.finish_commit();
+                }
+                state.whole_pages.extend(&part.whole_pages);
+                if part.reference.is_some() {
+                    state.last_lsn = lsn;
+                    drop(state);
+                    journal.dirty.insert(part.file.id, part.file.clone());
+                }
+            }
+            if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
+                let mut names = FinalState::default();
+                names.absorb(&records[i], lsn)?;
+                let named: Vec<_> =
+                    files.into_iter().filter(|part| part.reference.is_some()).map(|part| part.file).collect();
+                self.follow_names(&named, names, journal);
+            }
+        }
+        Ok(n)
+    }
+
+    /// A request as a record.
+    fn seal(&self, request: &Request, lsn: u64, run: &mut Run) -> Result<Sealed> {
+        let mut names = Names::new(self);
+        for op in &request.names {
+            names.add(op)?;
+        }
+        let mut sealed = Sealed::default();
+        for file in &request.files {
+            let taken = run.overlays.entry(file.id).or_insert(0);
+            let nth = std::mem::replace(taken, *taken + 1);
+            let full_page = self.options.full_page && kept(Care::FullPage);
+            let state = if full_page { self.readable(file)? } else { file.read() };
+            // A commit before this one may have removed the file, or failed to make it.
+            state.check_alive()?;
+            let part = sealed.part(file);
+            sealed.files[part].has_overlay = true;
+            let overlay = if full_page {
+                let (overlay, pages) = state.content.with_whole_pages(nth, &state.whole_pages)?;
+                sealed.files[part].whole_pages = pages;
+                Arc::new(overlay)
+            } else {
+                state.content.committing[nth].clone()
+            };
+            if !overlay.is_empty() {
+                let reference = run.refer(&mut sealed, part, lsn, &state);
+                sealed.record.push_layer(reference, &overlay);
+            }
+        }
+        let operations = names.operations(|file| {
+            let part = sealed.part(file);
+            run.refer(&mut sealed, part, lsn, &file.read())
+        });
+        sealed.record.ops.extend(operations);
+        Ok(sealed)
+    }
+
+    /// Gives files their attribute, durably, before the record of their first commit in this epoch.
+    fn set_attributes(&self, files: &[Arc<SharedFile>], through: u64) -> Result<()> {
+        let one_by_one = flush_one_by_one(&*self.storage, files.len());
+        for file in files {
+            let mut state = self.changeable(file)?;
+            let Some(data) = state.content.data.clone() else { continue };
+            let path = state.path().to_owned();
+            if let Some(changed) = state.changed_outside(&*self.storage)? {
+                return Err(changed);
+            }
+            let attribute = Attribute {
+                store: self.store_id,
+                file: file.id,
+                session: self.session,
+                through,
+                place: Attribute::place_of(&path),
+                pending: true,
+            };
+            data.set_attribute(&attribute.encode()).map_err(|e| attribute_error(&path, e))?;
+            if self.is_durable() && one_by_one {
+                data.sync_all(Step::Attribute).context("flush the attribute of", &path)?;
+            }
+            state.last_lsn = through;
+            state.attribute_set = !self.is_durable() || one_by_one;
+        }
+        if self.is_durable() && !one_by_one {
+            self.storage.sync_everything(Step::AttributeMany).context("flush the attributes in", &self.path)?;
+            files.iter().for_each(|file| file.write().attribute_set = true);
+        }
+        Ok(())
+    }
+}
+
+// Fail.
+impl Engine {
+    /// None of these commits happened, or nobody knows. What did not happen is uncommitted again.
+    fn fail(&self, requests: Vec<Request>, e: &Error) {
+        if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
+            for request in requests {
+                request.files.iter().for_each(|file| file.write().finish_commit_unknown());
+                request.completion.complete(Err(e.clone()));
+            }
+            return;
+        }
+        let mut overlays: HashMap<u64, usize> = HashMap::new();
+        for file in requests.iter().flat_map(|request| &request.files) {
+            *overlays.entry(file.id).or_insert(0) += 1;
+        }
+        for request in requests.into_iter().rev() {
+            let mut e = e.clone();
+            for file in &request.files {
+                let nth = overlays.get_mut(&file.id).expect("counted above");
+                *nth -= 1;
+                let mut state = file.write();
+                if state.outcome_unknown && state.content.committing[*nth].is_empty() {
+                    e = with_unknown_outcome(e);
+                }
+                state.uncommit(self, *nth, request.is_txn);
+            }
+            request.completion.complete(Err(e));
+        }
+    }
+}
+
+/// The changes of a commit that failed were all on their way in another's, of which nobody knows.
+fn with_unknown_outcome(e: Error) -> Error {
+    match e {
+        Error::SyncFailed { source, .. } => Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source },
+        other => other,
+    }
+}
+
+fn attribute_error(path: &Path, e: std::io::Error) -> Error {
+    if e.kind() == std::io::ErrorKind::Unsupported {
+        return Error::Unsupported {
+            path: path.to_owned(),
+            detail: "this file system has no extended attributes, which Untorn needs to recognise its files; \
+                     ext4, XFS, btrfs, and tmpfs since Linux 6.6 have them"
+                .into(),
+        };
+    }
+    Error::io("set the attribute of", path, e)
+}

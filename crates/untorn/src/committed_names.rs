@@ -1,0 +1,130 @@
+//! Committed changes of names, made so in the table of open files and on disk.
+
+use crate::engine::{Engine, JournalState};
+use crate::file_state::{FileState, Life, SharedFile};
+use crate::name_op::NameOp;
+use crate::queue::Request;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_journal::apply::{Applier, Place, open_for_writing};
+use untorn_journal::state::FinalState;
+use untorn_journal::{Error, Result};
+
+impl Engine {
+    /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
+    /// left to the next checkpoint; recovery would do all of it, so nothing depends on it here.
+    pub(crate) fn follow_names(&self, files: &[Arc<SharedFile>], names: FinalState, journal: &mut JournalState) {
+        journal.dirs.extend(names.touched_dirs());
+        let _renaming = self.renaming.write();
+        self.update_table(files, &names);
+        if !self.apply_names(&names) {
+            journal.unapplied.push(names);
+        }
+    }
+
+    /// Applies committed names that could not be applied when they were committed.
+    pub(crate) fn apply_waiting_names(&self, journal: &mut JournalState) {
+        journal.unapplied.retain(|names| {
+            let _renaming = self.renaming.write();
+            !self.apply_names(names)
+        });
+    }
+
+    /// Names are checked against what is on the disk: committed ones that could not be applied must be out of
+    /// the way.
+    pub(crate) fn check_names_applied(&self, requests: &[Request], journal: &mut JournalState) -> Result<()> {
+        let paths = || requests.iter().flat_map(|r| &r.names).flat_map(NameOp::paths);
+        if journal.unapplied.is_empty() || paths().next().is_none() {
+            return Ok(());
+        }
+        self.apply_waiting_names(journal);
+        match paths().find(|path| journal.unapplied.iter().any(|names| names.has_name(path))) {
+            None => Ok(()),
+            Some(path) => Err(Error::Conflict {
+                path: path.to_owned(),
+                detail: "a change of this name is committed and could not be made yet".into(),
+            }),
+        }
+    }
+
+    /// Brings the table and the states of files to their committed names.
+    fn update_table(&self, files: &[Arc<SharedFile>], names: &FinalState) {
+        let mut table = self.files.lock();
+        for file in files {
+            let mut state = file.write();
+            if table.get(state.path()).is_some_and(|f| Arc::ptr_eq(f, file)) {
+                table.remove(state.path());
+            }
+            let last = &names.files[&file.id];
+            state.names_changed |= last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
+            match &last.name {
+                Some(name) => state.content.path = name.clone(),
+                None => state.be_gone(),
+            }
+            if state.life == Life::Uncommitted {
+                // The committed overlay was dropped as long as the file had no name.
+                state.life = Life::Named;
+                state.attribute_set = true;
+                state.attribute_unsynced = true;
+                state.content.committed = last.layer.clone();
+            }
+        }
+        for file in files {
+            let state = file.read();
+            if state.life == Life::Named {
+                table.insert(state.path().to_owned(), file.clone());
+            }
+        }
+    }
+
+    /// Applies committed names on disk. False: something could not be done now.
+    fn apply_names(&self, names: &FinalState) -> bool {
+        let applier = Applier {
+            storage: &*self.storage,
+            store: self.store_id,
+            session: self.session,
+            newest: None,
+            limbo: self.home.journal(),
+        };
+        let mut outcomes = applier.locate(names);
+        let left = applier.apply_names(names, &mut outcomes);
+        for e in &left {
+            tracing::warn!(error = %e, "a committed change of names waits");
+        }
+        // Also of files that no table has any more: a committed unlink is not forgotten.
+        let mut all_applied = left.is_empty() && outcomes.values().all(Result::is_ok);
+        let files = self.files.lock();
+        let mut room = self.storage.open_files_max().saturating_sub(files.len());
+        for file in files.values().filter(|f| names.files.contains_key(&f.id)) {
+            let mut state = file.write();
+            match &outcomes[&file.id] {
+                Ok(Place::At(at)) => {
+                    state.quarantine = None;
+                    if state.content.data.is_none() && room > 0 {
+                        room -= 1;
+                        self.open_created(&mut state, at);
+                    }
+                }
+                Ok(Place::Nowhere) => {}
+                Err(e) => {
+                    all_applied = false;
+                    state.quarantine = Some(e.clone());
+                }
+            }
+        }
+        all_applied
+    }
+
+    /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
+    fn open_created(&self, state: &mut FileState, at: &Path) {
+        if let Ok(file) = open_for_writing(&*self.storage, at) {
+            let claimed = file.try_claim().unwrap_or(false);
+            let meta = file.meta();
+            if let (true, Ok(meta)) = (claimed, meta) {
+                state.content.base_size = meta.size;
+                state.content.last_stat = Some(meta);
+                state.content.data = Some(file);
+            }
+        }
+    }
+}

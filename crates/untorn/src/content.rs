@@ -1,0 +1,258 @@
+//! What a file holds: its data file under overlays of changes.
+//!
+//! ```text
+//! write_set    changed by handles, not committed
+//! committing   on their way through the journal, newest last
+//! committed    in the journal, not yet in the data file
+//! applying     being written to the data file by a running checkpoint
+//! data         the data file
+//! ```
+
+use bytes::Bytes;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use untorn_journal::care::{Care, kept};
+use untorn_journal::extent::{Extent, append_summed};
+use untorn_journal::layer::{Layer, NO_END, Source, read_through};
+use untorn_journal::{Error, Result};
+use untorn_os::{File, Meta};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Where changes go that are too large for memory and for the journal's segments.
+pub(crate) trait SpillSink {
+    /// A new spill file beside the journal.
+    fn create_spill(&self) -> Result<Arc<Extent>>;
+    /// Uncommitted bytes that one file may keep in memory, and one commit in the journal itself.
+    fn inline_bytes_max(&self) -> u64;
+}
+
+pub(crate) struct Content {
+    /// The file's name in the store.
+    pub path: PathBuf,
+    pub write_set: Layer,
+    pub committing: VecDeque<Arc<Layer>>,
+    pub committed: Layer,
+    pub applying: Option<Arc<Layer>>,
+    /// The data file, unless it was closed to save descriptors.
+    pub data: Option<Arc<dyn File>>,
+    /// The data file's size on disk.
+    pub base_size: u64,
+    /// The data file's metadata when Untorn last opened it or wrote to it.
+    pub last_stat: Option<Meta>,
+    /// Where large uncommitted changes go.
+    pub spill: Option<Arc<Extent>>,
+}
+
+impl Content {
+    pub(crate) fn new(path: PathBuf) -> Content {
+        Content {
+            path,
+            write_set: Layer::default(),
+            committing: VecDeque::new(),
+            committed: Layer::default(),
+            applying: None,
+            data: None,
+            base_size: 0,
+            last_stat: None,
+            spill: None,
+        }
+    }
+
+    /// The overlays that hold something, newest first.
+    pub(crate) fn overlays(&self) -> Vec<&Layer> {
+        let mut overlays = Vec::with_capacity(4);
+        overlays.push(&self.write_set);
+        overlays.extend(self.committing.iter().rev().map(|o| &**o));
+        overlays.push(&self.committed);
+        overlays.extend(self.applying.as_deref());
+        overlays.retain(|o| !o.is_empty());
+        overlays
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.overlays().iter().find_map(|o| o.size).unwrap_or(self.base_size)
+    }
+
+    /// The largest size in any overlay: a rollback, or a commit that fails, may bring that size back.
+    pub(crate) fn size_max(&self) -> u64 {
+        self.overlays().iter().filter_map(|o| o.size).fold(self.base_size, u64::max)
+    }
+
+    /// Something is committed, or on its way, that the data file does not hold yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.committed.is_empty() || self.applying.is_some() || !self.committing.is_empty()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.overlays().iter().map(|o| o.memory_bytes()).sum()
+    }
+
+    /// Reads through the overlays; the caller has clipped the range to the size.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        read_through(&self.overlays(), self.data.as_deref(), buf, offset)
+    }
+
+    /// The source of bytes to be written: in memory, or if there are many of them in the spill file.
+    pub(crate) fn source_of(&mut self, sink: &dyn SpillSink, bytes: &[u8], offset: u64) -> Result<Source> {
+        if bytes.len() as u64 <= sink.inline_bytes_max() {
+            return Ok(Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset });
+        }
+        let extent = self.spill(sink)?;
+        let (at, crc) = append_summed(&extent, bytes)?;
+        Ok(Source::Extent { extent, at, origin: offset, len: bytes.len() as u64, crc })
+    }
+
+    /// Adds a write to the write set.
+    pub(crate) fn write(&mut self, sink: &dyn SpillSink, range: Range<u64>, source: Source) -> Result<()> {
+        let size = self.size();
+        self.fill_gap(range.start);
+        if range.end > size {
+            self.write_set.size = Some(range.end);
+        }
+        self.write_set.insert(range, source);
+        self.bound_memory(sink)
+    }
+
+    /// Makes the file longer, by zeros.
+    pub(crate) fn grow(&mut self, size: u64) {
+        self.fill_gap(size);
+        self.write_set.size = Some(size);
+    }
+
+    /// Bytes between the old end and what comes behind it are zeros, and part of the change: where a crash
+    /// left newly allocated sectors with anything in them, recovery must not rely on a hole.
+    fn fill_gap(&mut self, to: u64) {
+        let size = self.size();
+        if to > size && kept(Care::ZeroGap) {
+            self.write_set.insert(size..to, Source::Zero);
+        }
+    }
+
+    /// Forgets uncommitted changes, and the spill file that they were to go to.
+    pub(crate) fn discard(&mut self) {
+        self.write_set = Layer::default();
+        self.spill = None;
+    }
+
+    /// Takes the write set to commit it.
+    pub(crate) fn take_write_set(&mut self) {
+        self.spill = None;
+        self.committing.push_back(Arc::new(std::mem::take(&mut self.write_set)));
+    }
+
+    /// The spill file of uncommitted changes.
+    fn spill(&mut self, sink: &dyn SpillSink) -> Result<Arc<Extent>> {
+        if let Some(extent) = &self.spill {
+            return Ok(extent.clone());
+        }
+        let extent = sink.create_spill()?;
+        self.spill = Some(extent.clone());
+        Ok(extent)
+    }
+
+    /// Keeps the memory of uncommitted changes within bounds.
+    pub(crate) fn bound_memory(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        let most = sink.inline_bytes_max();
+        for least_bytes in [PAGE_BYTES, 1] {
+            if self.write_set.memory_bytes() > most {
+                let extent = self.spill(sink)?;
+                self.write_set.spill(&extent, least_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the write set's bytes to the file's own spill file, or to this one that several files share.
+    pub(crate) fn spill_write_set(&mut self, shared: &Arc<Extent>) -> Result<()> {
+        let extent = self.spill.clone().unwrap_or_else(|| shared.clone());
+        self.write_set.spill(&extent, 1)
+    }
+
+    /// The n-th commit on its way failed. Its changes become part of the next commit, or uncommitted again.
+    pub(crate) fn uncommit(&mut self, nth: usize) {
+        let mut merged = (*self.committing.remove(nth).expect("a commit on its way")).clone();
+        match self.committing.get_mut(nth) {
+            Some(next) => {
+                merged.merge(next);
+                *next = Arc::new(merged);
+            }
+            None => {
+                merged.merge(&self.write_set);
+                self.write_set = merged;
+            }
+        }
+    }
+
+    /// With the option `full_page`: the n-th commit on its way as it is logged, and the pages that it logs. Each
+    /// page that it changes is whole, unless a record since the last checkpoint began has the page whole already.
+    pub(crate) fn with_whole_pages(&self, nth: usize, logged: &BTreeSet<u64>) -> Result<(Layer, Vec<u64>)> {
+        let mut overlay = (*self.committing[nth]).clone();
+        let older = self.committing.iter().take(nth).rev().map(|o| &**o);
+        let below: Vec<&Layer> = older.chain([&self.committed]).chain(self.applying.as_deref()).collect();
+        let size = overlay.size.or(below.iter().find_map(|o| o.size)).unwrap_or(self.base_size);
+        let mut pages = Vec::new();
+        for page in changed_pages(&overlay).difference(logged) {
+            pages.push(*page);
+            let start = page * PAGE_BYTES;
+            let range = start..(start + PAGE_BYTES).min(size);
+            if range.is_empty() || overlay.covers(&range) {
+                continue;
+            }
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            let overlays: Vec<&Layer> = std::iter::once(&overlay).chain(below.iter().copied()).collect();
+            read_through(&overlays, self.data.as_deref(), &mut bytes, start)?;
+            overlay.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
+        }
+        Ok((overlay, pages))
+    }
+
+    /// An error about the file by its name in the store.
+    pub(crate) fn conflict(&self, detail: impl Into<String>) -> Error {
+        Error::Conflict { path: self.path.clone(), detail: detail.into() }
+    }
+}
+
+/// Pages that an overlay changes, wholly or in part; of zeros, only the pages that they do not fill.
+fn changed_pages(overlay: &Layer) -> BTreeSet<u64> {
+    let mut pages = BTreeSet::new();
+    for (range, source) in overlay.ranges() {
+        if *source == Source::Zero {
+            let edges = [range.start, range.end].into_iter().filter(|at| at % PAGE_BYTES != 0 && *at != NO_END);
+            pages.extend(edges.map(|at| at / PAGE_BYTES));
+        } else {
+            pages.extend(range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES));
+        }
+    }
+    pages
+}
+
+/// The ranges in which overlays, oldest last, hold zeros, and those in which they hold bytes: what the newest
+/// overlay that knows a byte says of it.
+pub(crate) fn changed_ranges(overlays: &[&Layer], within: &Range<u64>) -> (RangeSet, RangeSet) {
+    let (mut zeros, mut bytes) = (RangeSet::new(), RangeSet::new());
+    if within.is_empty() {
+        return (zeros, bytes);
+    }
+    for overlay in overlays.iter().rev() {
+        for (range, source) in overlay.overlapping(within) {
+            let range = range.start.max(within.start)..range.end.min(within.end);
+            let (to, from) = match source {
+                Source::Zero => (&mut zeros, &mut bytes),
+                _ => (&mut bytes, &mut zeros),
+            };
+            from.remove(range.clone());
+            to.insert(range);
+        }
+    }
+    (zeros, bytes)
+}
+
+type RangeSet = rangemap::RangeSet<u64>;
+
+/// Whether somebody wrote to a data file or truncated it between two looks at its metadata.
+pub(crate) fn edited(now: &Meta, last: &Meta) -> bool {
+    now.size != last.size || now.mtime_ns != last.mtime_ns
+}

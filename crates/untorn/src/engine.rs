@@ -1,0 +1,176 @@
+//! The shared state of an open store, and what every part of it needs.
+
+use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock, RwLockReadGuard};
+use crate::content::SpillSink;
+use crate::file_state::SharedFile;
+use crate::options::{FailureClass, StoreOptions};
+use crate::queue::Queue;
+use crate::wakeup::Wakeup;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::extent::Extent;
+use untorn_journal::home::Home;
+use untorn_journal::journal::Journal;
+use untorn_journal::record::check_path;
+use untorn_journal::recovery::{Quarantined, Recovered};
+use untorn_journal::state::FinalState;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Storage, process_generation};
+
+/// The shared state of an open store.
+///
+/// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`,
+/// a file's state (of several files in the order of their ids), `queue`.
+pub(crate) struct Engine {
+    pub storage: Arc<dyn Storage>,
+    pub home: Home,
+    /// The path that the store was opened by.
+    pub path: PathBuf,
+    pub options: StoreOptions,
+    pub session: u64,
+    pub store_id: [u8; 16],
+    pub generation: u64,
+    pub recovered: Recovered,
+    /// Files that recovery could not bring to their last commit.
+    pub quarantined: Vec<Quarantined>,
+    /// Held during a checkpoint: one at a time.
+    pub checkpoint_turn: Mutex<()>,
+    pub journal: Mutex<JournalState>,
+    /// Held while the store closes, so that a second caller waits for the end.
+    pub closing: Mutex<()>,
+    /// The store takes no more calls.
+    pub closed: AtomicBool,
+    /// The store is closed, and the journal is the next owner's: set in turn with checkpoints.
+    pub shut_down: AtomicBool,
+    /// Held for writing while committed names and names on disk differ.
+    pub renaming: RwLock<()>,
+    pub queue: Mutex<Queue>,
+    pub queue_changed: Condvar,
+    pub files: Mutex<FileTable>,
+    pub wakeup: Arc<Wakeup>,
+    /// The journal failed for good; the journal itself tells how.
+    pub failed: AtomicBool,
+    pub next_txn: AtomicU64,
+    pub commits_waited: AtomicU64,
+    pub checkpoints: AtomicU64,
+}
+
+/// The files that are open, by name.
+pub(crate) type FileTable = BTreeMap<PathBuf, Arc<SharedFile>>;
+
+/// The journal, and what commits left to apply.
+pub(crate) struct JournalState {
+    pub journal: Journal,
+    /// Files with commits since the last checkpoint began.
+    pub dirty: BTreeMap<u64, Arc<SharedFile>>,
+    /// Directories whose entries changed since then.
+    pub dirs: BTreeSet<PathBuf>,
+    /// Committed names that could not be applied.
+    pub unapplied: Vec<FinalState>,
+}
+
+impl JournalState {
+    pub(crate) fn new(journal: Journal) -> JournalState {
+        JournalState { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new() }
+    }
+}
+
+/// Large commits take little room in the journal, but a descriptor each until they are applied.
+const SPILL_FILES_MAX: usize = 64;
+
+impl Engine {
+    /// Handles of the parent are of no use in a forked child.
+    pub(crate) fn check_fork(&self) -> Result<()> {
+        if self.generation == process_generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.check_fork()?;
+        if self.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Refuses calls that come so late that they could open what is the next owner's.
+    pub(crate) fn check_not_shut_down(&self) -> Result<()> {
+        if self.shut_down.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_durable(&self) -> bool {
+        self.options.class == FailureClass::Power
+    }
+
+    pub(crate) fn new_txn_id(&self) -> u64 {
+        self.next_txn.fetch_add(1, SeqCst)
+    }
+
+    pub(crate) fn new_file_id(&self) -> Result<u64> {
+        let mut id = [0; 8];
+        self.storage.random(&mut id).context("draw an identity in", &self.path)?;
+        Ok(u64::from_le_bytes(id).max(1))
+    }
+
+    /// Until the guard goes, every file is where its state says.
+    pub(crate) fn steady_names(&self) -> RwLockReadGuard<'_, ()> {
+        self.renaming.read()
+    }
+
+    /// A name that this store may hold.
+    pub(crate) fn check_name(&self, path: &Path) -> Result<()> {
+        check_path(path).map_err(|why| Error::invalid(format!("{}: {why}", path.display())))?;
+        if self.home.lone.as_deref().is_some_and(|file| file != path) {
+            return Err(Error::invalid(format!("{} is not the file of this store", path.display())));
+        }
+        Ok(())
+    }
+
+    /// Whether the journal is filling up: a checkpoint now spares commits the wait.
+    pub(crate) fn wants_checkpoint(&self, state: &JournalState) -> bool {
+        let journal = &state.journal;
+        let full = journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
+        journal.failure().is_none() && (full || journal.pending_extents() >= SPILL_FILES_MAX)
+    }
+
+    /// Closes data files if more than this are open; they are opened again when they are needed.
+    pub(crate) fn save_descriptors(&self, files: &FileTable, most: usize) {
+        if files.len() <= most {
+            return;
+        }
+        // A file that is in use this moment keeps its descriptor: nothing is waited for here. A clone of the
+        // descriptor, as a checkpoint has it, keeps the claim on the file, and nobody could open the file anew.
+        let unused = |data: &Arc<dyn untorn_os::File>| Arc::strong_count(data) == 1;
+        let open: Vec<_> = files
+            .values()
+            .filter_map(|file| file.try_write())
+            .filter(|state| state.content.data.as_ref().is_some_and(unused))
+            .collect();
+        let close = if open.len() > most { open.len() - most / 2 } else { 0 };
+        open.into_iter().take(close).for_each(|mut state| state.content.data = None);
+    }
+}
+
+impl SpillSink for Engine {
+    fn create_spill(&self) -> Result<Arc<Extent>> {
+        match Extent::create(&self.storage, &self.home.journal()) {
+            Err(Error::Io { source, .. }) if out_of_descriptors(&source) => {
+                // The caller holds a file's state, which comes after the table: no waiting for the table.
+                if let Some(files) = self.files.try_lock() {
+                    self.save_descriptors(&files, 0);
+                }
+                Extent::create(&self.storage, &self.home.journal())
+            }
+            done => done,
+        }
+    }
+
+    fn inline_bytes_max(&self) -> u64 {
+        self.options.journal.inline_bytes_max
+    }
+}
+
+/// The process or the system has no descriptor left.
+pub(crate) fn out_of_descriptors(e: &io::Error) -> bool {
+    matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE))
+}

@@ -1,0 +1,345 @@
+//! One open file of a store: its content, its mapping, and how far its commits have come.
+
+use crate::concurrency::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::content::{Content, SpillSink, edited};
+use crate::region::{Race, Region};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_journal::care::{Care, kept};
+use untorn_journal::layer::{Layer, Source};
+use untorn_journal::record::FILE_BYTES_MAX;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Kind, Meta, Storage};
+
+/// The unit of comparison of a mapped file: what differs is journaled in whole lines.
+const LINE_BYTES: usize = 64;
+
+/// A file that is open in a store, shared by its handles.
+pub(crate) struct SharedFile {
+    pub id: u64,
+    state: RwLock<FileState>,
+}
+
+impl SharedFile {
+    pub(crate) fn new(id: u64, state: FileState) -> Arc<SharedFile> {
+        Arc::new(SharedFile { id, state: RwLock::new(state) })
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, FileState> {
+        self.state.read()
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, FileState> {
+        self.state.write()
+    }
+
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, FileState>> {
+        self.state.try_write()
+    }
+}
+
+/// Whether a file has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Created in a transaction that is not committed.
+    Uncommitted,
+    /// It has a name.
+    Named,
+    /// Unlinked by a commit, or created by a transaction that was aborted.
+    Gone,
+}
+
+pub(crate) struct FileState {
+    pub content: Content,
+    /// The file's mapping: while there is one, memory holds the newest content.
+    pub region: Option<Region>,
+    pub life: Life,
+    /// The data file can be written.
+    pub writable: bool,
+    /// The file's attribute names this epoch.
+    pub attribute_set: bool,
+    /// A commit created the file, and its attribute may not be durable yet.
+    pub attribute_unsynced: bool,
+    /// The file's name or mode, or its creation, was committed since the last checkpoint began.
+    pub names_changed: bool,
+    /// The last commit that touched the file, or the one at which the data file was last whole.
+    pub last_lsn: u64,
+    /// A commit of the file may be in the journal or not.
+    pub outcome_unknown: bool,
+    /// The transaction that the file takes part in.
+    pub txn: Option<u64>,
+    /// Why commits to the file are refused.
+    pub quarantine: Option<Error>,
+    /// Open handles.
+    pub handles: usize,
+    /// With the option `full_page`: pages that were logged whole since the last checkpoint began.
+    pub whole_pages: BTreeSet<u64>,
+}
+
+impl FileState {
+    pub(crate) fn new(path: PathBuf, life: Life) -> FileState {
+        FileState {
+            content: Content::new(path),
+            region: None,
+            life,
+            writable: true,
+            attribute_set: false,
+            attribute_unsynced: false,
+            names_changed: false,
+            last_lsn: 0,
+            outcome_unknown: false,
+            txn: None,
+            quarantine: None,
+            handles: 0,
+            whole_pages: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.content.path
+    }
+
+    /// The file can be read and changed.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.life {
+            Life::Gone => Err(Error::io("use the unlinked file", self.path(), ErrorKind::NotFound.into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file can be committed by this transaction, or without one.
+    pub(crate) fn check_commit(&self, txn: Option<u64>) -> Result<()> {
+        self.check_alive()?;
+        if self.txn != txn {
+            return Err(Error::InTransaction { path: self.path().to_owned() });
+        }
+        self.quarantine.clone().map_or(Ok(()), Err)
+    }
+
+    /// The file can be changed by this user.
+    fn check_writable(&self) -> Result<()> {
+        self.check_alive()?;
+        match self.writable {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("{} cannot be written by this user", self.path().display()))),
+        }
+    }
+
+    /// Reads committed and uncommitted bytes; fewer than asked for only at the end of the file.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let size = self.content.size();
+        if offset >= size {
+            return Ok(0);
+        }
+        let n = buf.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+        match &self.region {
+            Some(region) => region.read(&self.content, &mut buf[..n], offset)?,
+            None => self.content.read_at(&mut buf[..n], offset)?,
+        }
+        Ok(n)
+    }
+
+    /// Writes at an offset, or behind the last byte; returns the offset.
+    pub(crate) fn write_at(&mut self, sink: &dyn SpillSink, bytes: &[u8], offset: Option<u64>) -> Result<u64> {
+        self.check_writable()?;
+        let size = self.content.size();
+        let offset = offset.unwrap_or(size);
+        let range = checked_range(offset, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return Ok(offset);
+        }
+        let source = self.content.source_of(sink, bytes, offset)?;
+        if let Some(region) = &mut self.region {
+            if range.end > size {
+                region.resize(&self.content, range.end)?;
+            }
+            region.write(&self.content, offset, bytes)?;
+        }
+        // Also what memory holds: a commit that is being made takes all of the write or nothing.
+        self.content.write(sink, range, source)?;
+        Ok(offset)
+    }
+
+    /// Stores bytes to the mapping, as the program would.
+    pub(crate) fn store_mapped(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        self.region.as_mut().ok_or(Error::Closed)?.write(&self.content, offset, bytes)
+    }
+
+    pub(crate) fn set_len(&mut self, size: u64) -> Result<()> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::invalid(format!("a size of {size} bytes is beyond the largest file")));
+        }
+        self.check_writable()?;
+        if let Some(region) = &mut self.region {
+            region.resize(&self.content, size)?;
+        }
+        match size >= self.content.size() {
+            true => self.content.grow(size),
+            false => self.content.write_set.truncate(size),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn zero(&mut self, offset: u64, len: u64) -> Result<()> {
+        let range = checked_range(offset, len)?;
+        self.check_writable()?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        if range.end > self.content.size() {
+            self.set_len(range.end)?;
+        }
+        if let Some(region) = self.region.as_mut().filter(|_| kept(Care::ZeroedAtOnce)) {
+            region.store_zeros(&self.content, range.clone())?;
+        }
+        self.content.write_set.insert(range, Source::Zero);
+        Ok(())
+    }
+
+    pub(crate) fn rollback(&mut self) -> Result<()> {
+        self.check_alive()?;
+        if self.txn.is_some() {
+            return Err(Error::InTransaction { path: self.path().to_owned() });
+        }
+        self.discard_changes()
+    }
+
+    /// Forgets uncommitted changes, also those that were stored to the mapping. After an error memory may still
+    /// show some of them; no commit goes through until a later call succeeds.
+    pub(crate) fn discard_changes(&mut self) -> Result<()> {
+        self.drop_unused_region();
+        match &mut self.region {
+            Some(region) => region.discard(&mut self.content),
+            None => {
+                self.content.discard();
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves what the program stored to the file's mapping into the write set. A mapping without maps ends with that.
+    pub(crate) fn stage_stores(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        if let Some(region) = self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
+            region.stage_stores(&mut self.content, sink, LINE_BYTES)?;
+        }
+        self.drop_unused_region();
+        Ok(())
+    }
+
+    fn drop_unused_region(&mut self) {
+        self.region.take_if(|region| region.maps == 0);
+    }
+
+    /// Drops pages of the mapping that the data file shows as well. Of a file that is gone no overlay tells which.
+    pub(crate) fn reclaim_pages(&mut self) -> Result<()> {
+        match self.region.as_mut().filter(|_| self.life != Life::Gone) {
+            Some(region) => region.reclaim(&self.content),
+            None => Ok(()),
+        }
+    }
+
+    /// A store to the mapping that came while a commit was on its way.
+    pub(crate) fn race(&mut self) -> Result<Option<Race>> {
+        match &mut self.region {
+            Some(region) => region.race(&self.content),
+            None => Ok(None),
+        }
+    }
+
+    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
+    pub(crate) fn finish_commit(&mut self) {
+        let overlay = self.content.committing.pop_front().expect("a commit on its way");
+        if self.life == Life::Named {
+            self.content.committed.merge(&overlay);
+        }
+    }
+
+    /// The oldest commit on its way may be in the journal or not: it shows, and is never applied.
+    pub(crate) fn finish_commit_unknown(&mut self) {
+        let overlay = self.content.committing.pop_front().expect("a commit on its way");
+        self.content.committed.merge(&overlay);
+        self.outcome_unknown = true;
+    }
+
+    /// The n-th commit on its way did not happen. Its changes become part of the next commit, or uncommitted
+    /// again; those of a transaction are gone.
+    pub(crate) fn uncommit(&mut self, sink: &dyn SpillSink, nth: usize, is_txn: bool) {
+        if !is_txn {
+            return self.content.uncommit(nth);
+        }
+        // What was stored over the failed commit since then is told apart by the byte.
+        let staged = match &mut self.region {
+            Some(region) => region.stage_stores(&mut self.content, sink, 1),
+            None => Ok(()),
+        };
+        let failed = self.content.committing.remove(nth).expect("a commit on its way");
+        if self.life == Life::Uncommitted {
+            return self.be_gone();
+        }
+        let undone = staged.and_then(|()| match &mut self.region {
+            Some(region) => region.undo_overlay(&self.content, &failed),
+            None => Ok(()),
+        });
+        if let Err(e) = undone {
+            tracing::error!(file = %self.path().display(), error = %e, "memory keeps changes that were aborted");
+        }
+    }
+
+    /// The file has no name any more, or never had one.
+    pub(crate) fn be_gone(&mut self) {
+        self.life = Life::Gone;
+        self.content.write_set = Layer::default();
+        self.content.committed = Layer::default();
+        self.content.data = None;
+    }
+
+    /// Another program wrote to, truncated, linked or replaced the data file since Untorn last wrote to it.
+    pub(crate) fn changed_outside(&self, storage: &dyn Storage) -> Result<Option<Error>> {
+        let content = &self.content;
+        let (Some(data), Some(last)) = (&content.data, content.last_stat) else { return Ok(None) };
+        let now = data.meta().context("look at", &content.path)?;
+        let conflict = |detail: &str| Ok(Some(content.conflict(detail)));
+        if edited(&now, &last) {
+            return conflict("another program changed the file while it was in use");
+        }
+        if now.links > 1 {
+            return conflict("another program gave the file a second name");
+        }
+        match storage.stat(&content.path) {
+            Ok(named) if named.inode == now.inode && named.device == now.device => Ok(None),
+            Ok(_) => conflict("another program replaced the file while it was in use"),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                conflict("another program removed the file while it was in use")
+            }
+            Err(e) => Err(Error::io("look at", &content.path, e)),
+        }
+    }
+}
+
+fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
+    match offset.checked_add(len) {
+        Some(end) if end <= FILE_BYTES_MAX => Ok(offset..end),
+        _ => Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the largest file"))),
+    }
+}
+
+/// Only regular files with one name are managed.
+pub(crate) fn check_kind(meta: &Meta, path: &Path) -> Result<()> {
+    let what = match meta.kind {
+        Kind::File if meta.links <= 1 => return Ok(()),
+        Kind::File => {
+            return Err(Error::Conflict {
+                path: path.to_owned(),
+                detail: format!("it has {} hard links; a managed file has one name", meta.links),
+            });
+        }
+        Kind::Directory => "a directory",
+        Kind::Symlink => "a symbolic link, which is never followed",
+        Kind::Other => "a device, a pipe or a socket",
+    };
+    Err(Error::invalid(format!("{} is {what}, not a regular file", path.display())))
+}

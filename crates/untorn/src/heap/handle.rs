@@ -1,0 +1,226 @@
+//! The handle of an open heap.
+
+use super::body::{Body, segments_of};
+use super::check::{Checker, HeapReport};
+use super::guard::{Mutating, Quiet};
+use super::in_heap::InHeap;
+use super::registry::{self, WeakHeap};
+use crate::file::File;
+use crate::ticket::Ticket;
+use parking_lot::MutexGuard;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use untorn_journal::care::{Care, kept};
+use untorn_journal::{Error, Result};
+
+/// What the handles of one heap share.
+struct Shared {
+    base: usize,
+    /// Before the body: once the address is free, it may be another opening's.
+    registration: Registration,
+    body: Arc<Body>,
+}
+
+/// A heap's entry in the registry, which goes with the heap.
+struct Registration(WeakHeap);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
+}
+
+/// Nobody changes the heap, nor allocates in it, as long as it lives.
+pub(super) struct Still<'a> {
+    _quiet: Quiet<'a>,
+    pub(super) live: MutexGuard<'a, Option<registry::Live>>,
+}
+
+/// An open heap. Cheap to clone; it closes when the last clone is gone, and discards what is not committed.
+#[derive(Clone)]
+pub struct Heap {
+    shared: Arc<Shared>,
+}
+
+impl Heap {
+    pub(super) fn new(base: usize, segments: usize, body: Body) -> Heap {
+        let body = Arc::new(body);
+        let registration = Registration(registry::insert(base, segments, body.clone()));
+        Heap { shared: Arc::new(Shared { base, registration, body }) }
+    }
+
+    /// An allocator for collections in this heap. It may be a part of what it allocates for.
+    pub fn allocator(&self) -> InHeap {
+        InHeap { base: self.shared.base }
+    }
+
+    /// Memory in the heap, of any contents. It is this heap's until [`Heap::free`], after a restart, too.
+    pub fn allocate(&self, layout: Layout) -> Result<NonNull<u8>> {
+        self.shared.registration.0.allocate(layout)
+    }
+
+    /// For those who cannot keep the heap itself: it may be closed.
+    #[doc(hidden)]
+    pub fn downgrade(&self) -> WeakHeap {
+        self.shared.registration.0
+    }
+
+    /// Ends an allocation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: not an allocation of this heap, or freed already.
+    ///
+    /// # Safety
+    /// Nobody uses what was there any more.
+    pub unsafe fn free(&self, address: NonNull<u8>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.registration.0.free(address) }
+    }
+
+    /// Bytes that an allocation has, which may be more than were asked for.
+    pub fn size_of(&self, address: NonNull<u8>) -> Result<usize> {
+        self.shared.registration.0.size_of(address)
+    }
+
+    /// As long as the guard lives, no commit takes place: for changes that belong together, where several threads
+    /// change the heap. It may be taken again by the thread that has it.
+    pub fn mutate(&self) -> Mutating<'_> {
+        self.shared.registration.0.entry.guard.mutate()
+    }
+
+    /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds
+    /// a guard of [`Heap::mutate`]; threads may change the heap again while the commit is being flushed.
+    ///
+    /// # Errors
+    /// Those of [`Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself.
+    pub fn commit(&self) -> Result<()> {
+        self.commit_with(&[])
+    }
+
+    /// Commits the heap and ordinary files of the same store as one.
+    pub fn commit_with(&self, files: &[&File]) -> Result<()> {
+        let (completion, after) = {
+            let _still = self.still()?;
+            let mut all = vec![&self.shared.body.file];
+            all.extend(files);
+            let completion = self.shared.body.file.store().gather(&all)?;
+            (completion, self.shared.body.map.after_commit())
+        };
+        // The commit takes place, whatever was found in memory.
+        self.shared.body.file.store.finish(&completion)?;
+        after
+    }
+
+    /// Commits without waiting: what was changed by now is the commit.
+    pub fn commit_async(&self) -> Result<Ticket> {
+        let _still = self.still()?;
+        self.shared.body.map.msync_async()
+    }
+
+    /// Back to the last commit. Pointers to what was allocated since are good no more.
+    pub fn rollback(&self) -> Result<()> {
+        let mut still = self.still()?;
+        let done = self.shared.body.map.rollback();
+        if let Some(live) = &mut *still.live
+            && kept(Care::HeapForgets)
+        {
+            live.blocks.forget(segments_of(&self.shared.body.map));
+        }
+        done
+    }
+
+    /// Drops memory that the file holds as well.
+    pub fn reclaim(&self) -> Result<()> {
+        let _still = self.still()?;
+        self.shared.body.map.reclaim()
+    }
+
+    /// Looks at every chunk, block and root, then at what the roots reach: what they do not has leaked. Sees what is
+    /// not committed, too. `progress` gets bytes done and bytes in all, first for the metadata and then for what is
+    /// in use. Nobody changes the heap meanwhile.
+    pub fn check(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        let _still = self.still()?;
+        Ok(self.check_all(progress)?.report)
+    }
+
+    /// Frees what no root reaches, which the next commit makes so; the report tells what that was. A pointer counts
+    /// if its eight bytes are in memory that is reached, at any place in it: pointers that the program alone has, or
+    /// that are stored in disguise (as a difference, with bits of something else in them), do not.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the heap is damaged. Nothing was freed then.
+    ///
+    /// # Safety
+    /// What is not reached is not used any more.
+    pub unsafe fn collect(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        self.free_leaks(progress)
+    }
+
+    /// Nobody points to what is not reached.
+    pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        let mut still = self.still()?;
+        let checker = self.check_all(progress)?;
+        let body = &*self.shared.body;
+        if let Some(problem) = checker.report.problems.first() {
+            return Err(body.corrupt(problem.clone()));
+        }
+        let live = still.live.as_mut().ok_or(Error::Closed)?;
+        for (offset, _) in checker.leaked() {
+            let address = (self.shared.base + offset as usize) as *mut u8;
+            live.blocks.free(address, body).map_err(|e| body.refused(e))?;
+        }
+        Ok(checker.report)
+    }
+
+    fn check_all(&self, progress: &dyn Fn(u64, u64)) -> Result<Checker<'_>> {
+        let file = &self.shared.body.file;
+        let mut checker = Checker::new(file, &file.path(), progress)?;
+        checker.find_leaks(progress)?;
+        Ok(checker)
+    }
+
+    pub(super) fn still(&self) -> Result<Still<'_>> {
+        // In a forked child the locks may be held for ever.
+        self.shared.body.file.store.check_fork()?;
+        let entry = self.shared.registration.0.entry;
+        let quiet = entry.guard.quiet().ok_or_else(|| {
+            Error::invalid(
+                "this thread holds a mutation guard of the heap; a commit waits for all of them to go".to_owned(),
+            )
+        })?;
+        Ok(Still { live: entry.live.lock(), _quiet: quiet })
+    }
+
+    /// The file that the heap is in.
+    pub fn file(&self) -> &File {
+        &self.shared.body.file
+    }
+
+    /// Where the heap is mapped, and how many bytes of it there are.
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        let base = NonNull::new(self.shared.base as *mut u8).expect("an address");
+        (base, self.shared.body.map.len() as usize)
+    }
+
+    /// Closes the heap, if this is its last clone. **What is not committed is discarded.** Pointers into it are good
+    /// no more.
+    pub fn close(self) -> Result<()> {
+        let Some(Shared { registration, body, .. }) = Arc::into_inner(self.shared) else { return Ok(()) };
+        drop(registration);
+        match Arc::into_inner(body) {
+            Some(Body { map, file }) => {
+                map.unmap()?;
+                file.close()
+            }
+            // In a forked child: the registry's entry is the parent's, and keeps the body.
+            None => Err(Error::Forked),
+        }
+    }
+}
+
+impl std::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Heap").field("base", &format_args!("{:#x}", self.shared.base)).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,161 @@
+//! An open store from its opening to its end.
+
+use crate::background;
+use crate::checkpoint::After;
+use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock};
+use crate::engine::{Engine, JournalState};
+use crate::options::StoreOptions;
+use crate::paths::error_in_store;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::home::{Home, Ownership};
+use untorn_journal::recovery::{OpenOptions, Opened, clear_flag, open};
+use untorn_journal::{Context, Result};
+use untorn_os::{Step, Storage, process_generation};
+
+/// What the handles of a store hold. When the last handle goes, the store closes then and there, whatever the
+/// background thread is doing.
+pub(crate) struct OpenStore {
+    engine: Arc<Engine>,
+    lock: Mutex<Option<Ownership>>,
+}
+
+impl Deref for OpenStore {
+    type Target = Engine;
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl OpenStore {
+    pub(crate) fn open(
+        storage: Arc<dyn Storage>,
+        home: Home,
+        path: PathBuf,
+        options: &StoreOptions,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Arc<OpenStore>> {
+        let how = OpenOptions {
+            journal: options.journal,
+            create: options.create,
+            wait: options.wait,
+            accept_unknown: options.accept_unknown,
+            salvage: options.salvage,
+            progress,
+        };
+        let Opened { journal, ownership, recovered, quarantined } =
+            open(&storage, &home, &how).map_err(|e| error_in_store(e, &path))?;
+        for q in &quarantined {
+            tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
+        }
+        let engine = Arc::new(Engine {
+            storage,
+            home,
+            path,
+            options: options.clone(),
+            session: journal.session(),
+            store_id: journal.store(),
+            generation: process_generation(),
+            recovered,
+            quarantined,
+            checkpoint_turn: Mutex::new(()),
+            journal: Mutex::new(JournalState::new(journal)),
+            closing: Mutex::new(()),
+            closed: AtomicBool::new(false),
+            shut_down: AtomicBool::new(false),
+            renaming: RwLock::default(),
+            queue: Mutex::default(),
+            queue_changed: Condvar::new(),
+            files: Mutex::default(),
+            wakeup: Arc::default(),
+            failed: AtomicBool::new(false),
+            next_txn: AtomicU64::new(1),
+            commits_waited: AtomicU64::new(0),
+            checkpoints: AtomicU64::new(0),
+        });
+        if options.background {
+            background::start(&engine)?;
+        }
+        Ok(Arc::new(OpenStore { engine, lock: Mutex::new(Some(ownership)) }))
+    }
+
+    /// Closes: finishes commits, checkpoints, leaves plain, whole files.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.check_fork()?;
+        let _closing = self.closing.lock();
+        if self.closed.swap(true, SeqCst) {
+            return Ok(());
+        }
+        self.drain();
+        self.wakeup.stop();
+        let done = {
+            let _turn = self.checkpoint_turn.lock();
+            let done = self.close_journal();
+            self.shut_down.store(true, SeqCst);
+            done
+        };
+        for file in std::mem::take(&mut *self.files.lock()).into_values() {
+            // Handles and maps may stay; the claims on the files end here.
+            let mut state = file.write();
+            state.content.data = None;
+            if let Some(region) = &mut state.region {
+                region.release();
+            }
+        }
+        // Whatever happened, the store is free for the next owner, who recovers it if need be.
+        if let (Some(lock), Ok(())) = (self.lock.lock().take(), &done) {
+            lock.release();
+        }
+        done
+    }
+
+    /// The caller has the checkpoints' turn.
+    fn close_journal(&self) -> Result<()> {
+        {
+            let state = self.journal.lock();
+            if let Some(e) = state.journal.failure() {
+                // The failed commits must not be applied: the journal stays pending.
+                return Err(e);
+            }
+            if !state.journal.is_dirty() {
+                return Ok(());
+            }
+        }
+        if let Some(checkpoint) = self.begin_checkpoint()? {
+            checkpoint.apply_before(After::Clean)?;
+        }
+        let with_attribute: Vec<_> = self.files.lock().values().filter(|f| f.read().attribute_set).cloned().collect();
+        if !self.is_durable() {
+            self.storage.sync_everything(Step::RecoverData).context("flush", &self.path)?;
+        }
+        self.journal.lock().journal.empty(true)?;
+        for file in with_attribute {
+            // A pending flag that stays is stale: its epoch is over.
+            if let Ok(state) = self.changeable(&file)
+                && let Some(data) = &state.content.data
+            {
+                clear_flag(&**data, self.store_id, file.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing of the store is left on disk: there is nothing to close.
+    pub(crate) fn forget(&self) {
+        self.closed.store(true, SeqCst);
+    }
+}
+
+impl Drop for OpenStore {
+    fn drop(&mut self) {
+        if self.check_fork().is_err() {
+            // In a forked child everything of the store is closed already.
+            return;
+        }
+        if let Err(e) = self.close() {
+            tracing::error!(store = %self.path.display(), error = %e, "closing failed");
+        }
+    }
+}

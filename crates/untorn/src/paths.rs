@@ -1,0 +1,36 @@
+//! Paths in messages, and directories that no store may be in.
+
+use std::path::{Path, PathBuf};
+use untorn_journal::{Context, Error, Result};
+
+/// Adds the store's path to an error that is about a path inside the store.
+pub(crate) fn error_in_store(e: Error, store: &Path) -> Error {
+    let inside = |path: PathBuf| if store.as_os_str().is_empty() { path } else { join(store, &path) };
+    match e {
+        Error::Busy { path, pid } => Error::Busy { path: inside(path), pid },
+        Error::Corrupt { path, detail, advice } => Error::Corrupt { path: inside(path), detail, advice },
+        Error::Foreign { path, detail } => Error::Foreign { path: inside(path), detail },
+        Error::Untrusted { path, detail } => Error::Untrusted { path: inside(path), detail },
+        Error::UnknownState { path } => Error::UnknownState { path: inside(path) },
+        Error::NewerVersion { path, found, supported } => Error::NewerVersion { path: inside(path), found, supported },
+        Error::Conflict { path, detail } => Error::Conflict { path: inside(path), detail },
+        Error::NeedsJournal { path, detail } => Error::NeedsJournal { path: inside(path), detail },
+        Error::Io { action, path, source } => Error::Io { action, path: inside(path), source },
+        other => other,
+    }
+}
+
+/// The path of a standalone store names its file; what is Untorn's stands beside that file.
+fn join(store: &Path, inside: &Path) -> PathBuf {
+    if store.is_dir() { store.join(inside) } else { store.parent().unwrap_or(Path::new("")).join(inside) }
+}
+
+/// Untorn's own directories hold no data.
+pub(crate) fn check_outside(dir: &Path) -> Result<()> {
+    let whole = std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+    let whole = whole.context("open", dir)?;
+    match whole.iter().find(|part| part.as_encoded_bytes().ends_with(b".untorn")) {
+        Some(_) => Err(Error::invalid(format!("{} is inside a directory of Untorn's own", dir.display()))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,31 @@
+//! Commits that wait to be written.
+
+use crate::completion::Completion;
+use crate::file_state::SharedFile;
+use crate::name_op::NameOp;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The queue of a store, and who writes from it.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub waiting: VecDeque<Request>,
+    /// A thread is writing a batch.
+    pub leading: bool,
+    /// Threads that wait for a commit of theirs now, and the most that did during the last batch.
+    pub waiters: usize,
+    pub waiters_max: usize,
+    /// How long the last batch took.
+    pub batch_took: Duration,
+}
+
+/// One commit.
+pub(crate) struct Request {
+    /// Files with changes: each has an overlay on its way for every request that names it, in order.
+    pub files: Vec<Arc<SharedFile>>,
+    pub names: Vec<NameOp>,
+    /// A transaction that fails is aborted; other changes become uncommitted ones again.
+    pub is_txn: bool,
+    pub completion: Arc<Completion>,
+}
