@@ -107,12 +107,12 @@ impl Heap {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("heap");
     /// # {
-    /// #     let heap = untorn::Heap::create(&path)?;
-    /// #     let accounts = heap.root_or("accounts", |alloc| untorn::HeapVec::<OldAccount>::new_in(alloc))?;
+    /// #     let heap = untorn::heap::Heap::open_or_create(&path)?;
+    /// #     let accounts = heap.root_or("accounts", |alloc| untorn::heap::HeapVec::<OldAccount>::new_in(alloc))?;
     /// #     unsafe { (*accounts.as_ptr()).push(OldAccount { cents: 250 }) };
     /// #     heap.commit()?;
     /// # }
-    /// use untorn::{Heap, HeapVec, RootOptions};
+    /// use untorn::heap::{Heap, HeapVec, RootOptions};
     ///
     /// #[repr(C)]
     /// struct OldAccount {
