@@ -58,8 +58,8 @@ impl Engine {
         if inline > self.inline_bytes_max() {
             // A large commit goes by reference.
             let shared = self.create_spill()?;
-            let with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
-            with_bytes.map(|state| state.content.spill_write_set(&shared)).collect::<Result<()>>()?;
+            let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
+            with_bytes.try_for_each(|state| state.content.spill_write_set(&shared))?;
         }
         let completion = Arc::new(Completion::default());
         let mut queue = self.queue.lock();

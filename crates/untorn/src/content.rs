@@ -165,7 +165,7 @@ impl Content {
         Ok(())
     }
 
-    /// Moves the write set's bytes to the file's own spill file, or to this one that several files share.
+    /// Moves the write set's bytes to the file's own spill file, or to a spill file that several files share.
     pub(crate) fn spill_write_set(&mut self, shared: &Arc<Extent>) -> Result<()> {
         let extent = self.spill.clone().unwrap_or_else(|| shared.clone());
         self.write_set.spill(&extent, 1)

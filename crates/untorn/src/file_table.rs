@@ -193,7 +193,7 @@ impl Engine {
         let idle = state.handles == 0 && !state.attribute_set && !content.is_pending() && content.write_set.is_empty();
         if idle && state.txn.is_none() && files.get(state.path()).is_some_and(|f| Arc::ptr_eq(f, shared)) {
             files.remove(state.path());
-            // Our claim on the file must not be in the way of whoever opens it anew.
+            // The claim on the file must not keep anybody from opening it anew.
             state.content.data = None;
         }
     }

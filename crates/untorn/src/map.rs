@@ -282,8 +282,8 @@ fn no_memory(content: &Content, detail: String) -> Error {
     Error::NoMemory { path: content.path.clone(), detail }
 }
 
-/// Pages that are stored to take memory until they are dropped. Whoever could store to more of them than
-/// there is memory says how many it will be: running out of memory kills, and names no limit.
+/// Pages that are stored to take memory until they are dropped. A program that could store to more pages than fit in
+/// memory has to say how many it will be: running out of memory kills the program, and names no limit.
 fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
     if !state.writable {
         return Ok(());

@@ -36,7 +36,7 @@ pub struct Inspection {
     pub format_version: u32,
     /// Nothing is pending: the data files are plain and whole.
     pub clean: bool,
-    /// The process that owns the store now (0: one that did not tell); the picture may then be stale.
+    /// The process that owns the store now (0: a process of unknown number); the other fields may then be stale.
     pub owner: Option<u32>,
     /// Class `process`, and the machine went down since.
     pub unknown_state: bool,
@@ -391,7 +391,7 @@ fn inspect_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result
     if leaks {
         checker.find_leaks(progress)?;
     }
-    // Whoever opened it meanwhile has changed it under our eyes.
+    // A program that opened the heap meanwhile may have changed it during the check.
     if let Some((home, header)) = before {
         free_of_owner(&*storage, home, path)?;
         let now = file.data.as_ref().map(|data| data.meta()).transpose().context("look at", path)?;
@@ -467,7 +467,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         Some(lone) => strip_attribute(&*storage, lone, &ours),
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
     }
-    // The lock file goes last, while we hold it: whoever waits for it sees that it is gone.
+    // The lock file goes last, while it is locked: a program that waits for the lock sees that the file is gone.
     for name in storage.list(&home.dir).context("list", &home.dir)? {
         if name != "lock" {
             let entry = home.dir.join(name);

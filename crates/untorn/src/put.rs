@@ -75,7 +75,7 @@ fn conflict(path: &Path, detail: &str) -> Error {
     Error::Conflict { path: path.to_owned(), detail: detail.to_owned() }
 }
 
-/// Who answers for the file's contents.
+/// Which store the file belongs to, if any.
 enum Home {
     /// Nobody but the file system.
     Plain,

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The queue of a store, and who writes from it.
+/// The queue of a store, and whether a thread writes from it.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub waiting: VecDeque<Request>,

@@ -1,4 +1,4 @@
-//! Many that change a heap, or one that commits it.
+//! The lock of a heap: many threads that change it, or one thread that commits it.
 
 use super::thread_local::LOCAL;
 use parking_lot::RawRwLock;
@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use untorn_journal::care::{Care, kept};
 
 thread_local! {
-    /// Guards that a thread holds beside the one that it took last.
+    /// Guards that a thread holds besides the last guard that it took.
     static OTHERS: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -33,7 +33,7 @@ impl Guard {
         if last == self.key() { depth } else { self.depth_in_turn() }
     }
 
-    /// The same for a guard that is not the last one, which it is from now on.
+    /// How often this thread holds a guard that is not the last one; from now on it is the last one.
     #[cold]
     fn depth_in_turn(&self) -> usize {
         // While a thread ends there is no list any more: then it holds what it took last.
@@ -51,8 +51,8 @@ impl Guard {
         depth
     }
 
-    /// One more that changes the heap. A thread that has one already never waits; others wait behind a commit that
-    /// waits, so that it has its turn.
+    /// Takes the guard to change the heap. A thread that holds it already never waits; other threads wait behind a
+    /// commit that waits, so that the commit has its turn.
     #[inline]
     pub(crate) fn mutate(&self) -> Mutating<'_> {
         self.enter();
@@ -83,7 +83,7 @@ impl Guard {
         true
     }
 
-    /// Waits until nobody changes the heap. None: this thread itself does.
+    /// Waits until no thread changes the heap. None: this thread itself does.
     pub(crate) fn quiet(&self) -> Option<Quiet<'_>> {
         if self.depth() > 0 {
             return None;
@@ -94,7 +94,7 @@ impl Guard {
         Some(Quiet { guard: self, thread: PhantomData })
     }
 
-    /// No thread holds it. Who takes it afterwards sees what this thread did before.
+    /// Whether no thread holds the guard. A thread that takes it afterwards sees what this thread did before.
     pub(crate) fn is_idle(&self) -> bool {
         let idle = self.lock.try_lock_exclusive();
         if idle {

@@ -31,7 +31,7 @@ impl Drop for Registration {
     }
 }
 
-/// Nobody changes the heap, nor allocates in it, as long as it lives.
+/// As long as it lives, no thread changes the heap or allocates in it.
 pub(super) struct Still<'a> {
     _quiet: Quiet<'a>,
     pub(super) live: MutexGuard<'a, Option<registry::Live>>,
@@ -60,7 +60,7 @@ impl Heap {
         self.shared.registration.0.allocate(layout)
     }
 
-    /// For those who cannot keep the heap itself: it may be closed.
+    /// A weak handle, which does not keep the heap open.
     #[doc(hidden)]
     pub fn downgrade(&self) -> WeakHeap {
         self.shared.registration.0
@@ -157,7 +157,7 @@ impl Heap {
         self.free_leaks(progress)
     }
 
-    /// Nobody points to what is not reached.
+    /// Frees what no root reaches; the caller knows that no pointer to it is left.
     pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
         let mut still = self.still()?;
         let checker = self.check_all(progress)?;

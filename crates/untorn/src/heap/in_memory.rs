@@ -10,7 +10,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use untorn_journal::{Error, Result};
 
-/// Zeros to grow in; what is not touched takes no room.
+/// Zeroed memory for a heap to grow in; pages that nothing touched take no room.
 pub(crate) struct Memory {
     base: NonNull<u8>,
     most: usize,

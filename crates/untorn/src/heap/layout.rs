@@ -92,7 +92,7 @@ impl Header {
         (!sound).then(|| format!("the heap's header makes no sense: {self:?}, {file_bytes} bytes"))
     }
 
-    /// The same with its checksum.
+    /// The header with its checksum.
     pub(crate) fn summed(mut self) -> Header {
         let Header { magic, version, segment_bytes, address, address_space, segments, .. } = self;
         let numbers = [u64::from(version), u64::from(segment_bytes), address, address_space, segments];

@@ -1,5 +1,4 @@
-//! Where open heaps are found: by the address that an allocator in a heap has, and by those who only know that it
-//! was open once.
+//! Where open heaps are found: by the address that an allocator in a heap has, and by weak handles.
 //!
 //! An entry is never freed. Its user locks it and sees whether the heap that is meant is still in it, so that
 //! finding a heap again costs a few loads, and a heap that another thread closes is an error.
@@ -55,8 +54,8 @@ pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap 
     let mut registry = REGISTRY.write();
     registry.openings += 1;
     let opening = registry.openings;
-    // Not one that a thread has left in a change that it never ended: no other heap shall wait for it. Who takes the
-    // guard after this sees that its heap is closed.
+    // An entry whose guard a thread took and never released is left alone: no other heap shall wait for that thread.
+    // A thread that takes the guard after this sees that its heap is closed.
     let entry = match registry.empty.iter().position(|entry| entry.guard.is_idle()) {
         Some(at) => registry.empty.swap_remove(at),
         None => Box::leak(Box::new(Entry { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) })),
@@ -89,8 +88,8 @@ pub(crate) fn is_open(base: usize) -> bool {
     REGISTRY.read().find(base).is_some()
 }
 
-/// A heap that others may close at any moment: then what it is asked for is refused. For those who can keep neither a
-/// [`super::Heap`] nor a guard of its.
+/// A weak handle of a heap: the heap may be closed at any moment, and calls are refused from then on. For callers that
+/// can keep neither a [`super::Heap`] nor a guard of it.
 #[derive(Clone, Copy)]
 pub struct WeakHeap {
     pub(super) entry: &'static Entry,

@@ -184,12 +184,12 @@ impl Heap {
         self.root_with(name, RootOptions::new())
     }
 
-    /// The same with a version.
+    /// Finds a root whose layout has a version.
     pub fn root_with<T>(&self, name: &str, options: RootOptions) -> Result<Option<NonNull<T>>> {
         Ok(self.find_root(name, &RootShape::of::<T>(options))?.map(NonNull::cast))
     }
 
-    /// The same for a type that this program has no name for.
+    /// Finds a root of a type that is known by its shape alone.
     pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
         let Some(entry) = self.entry(name)? else { return Ok(None) };
         let Some(found) = self.root_info(name)? else { return Ok(None) };
@@ -254,12 +254,12 @@ impl Heap {
         self.set_root_with(name, to, RootOptions::new())
     }
 
-    /// The same with a version.
+    /// Sets a root whose layout has a version, or removes it.
     pub fn set_root_with<T>(&self, name: &str, to: Option<NonNull<T>>, options: RootOptions) -> Result<()> {
         self.put_root(name, to.map(NonNull::cast), &RootShape::of::<T>(options))
     }
 
-    /// The same for a type that this program has no name for.
+    /// Sets a root of a type that is known by its shape alone, or removes it.
     pub fn put_root(&self, name: &str, to: Option<NonNull<u8>>, shape: &RootShape<'_>) -> Result<()> {
         let _mutating = self.mutate();
         let old = self.entry(name)?;
@@ -302,7 +302,7 @@ impl Heap {
         self.root_or_with(name, RootOptions::new(), make)
     }
 
-    /// The same with a version.
+    /// Finds a root whose layout has a version, or makes it.
     pub fn root_or_with<T>(
         &self,
         name: &str,
