@@ -4,14 +4,16 @@
 use crate::concurrency::thread;
 use crate::engine::Engine;
 use crate::wakeup::Wakeup;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use untorn_journal::{Error, Result};
 
 /// Without commits for this long, a durable mark is due.
 const IDLE: Duration = Duration::from_millis(100);
-/// After a failed checkpoint the next one waits.
-const RETRY: Duration = Duration::from_secs(1);
+/// After a failed checkpoint the next one waits, at first this long, then twice as long each time.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Starts the thread of a store.
 pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
@@ -26,7 +28,8 @@ pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
 
 fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     // The store may close while the thread waits: nothing of it is kept alive then.
-    while let Some(pause) = engine.upgrade().map(|engine| work(&engine)) {
+    let mut retry = RETRY_MIN;
+    while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {
         if !wakeup.wait(pause) {
             return;
         }
@@ -34,11 +37,11 @@ fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
 }
 
 /// Does what is due; returns how long to wait at most for more.
-fn work(engine: &Engine) -> Option<Duration> {
+fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
     while engine.has_waiting() {
         engine.write_one_batch();
     }
-    let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock());
+    let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock()) || engine.checkpoint_failed.load(Relaxed);
     let mut failed = false;
     if wants_checkpoint && let Err(e) = engine.checkpoint() {
         tracing::warn!(error = %e, "checkpoint failed");
@@ -48,8 +51,10 @@ fn work(engine: &Engine) -> Option<Duration> {
     if !busy && let Err(e) = engine.journal.lock().journal.mark() {
         tracing::warn!(error = %e, "mark failed");
     }
+    let pause = *retry;
+    *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };
     match (busy, failed) {
-        (_, true) => Some(RETRY),
+        (_, true) => Some(pause),
         (true, false) => Some(IDLE),
         (false, false) => None,
     }

@@ -56,10 +56,12 @@ impl Engine {
     pub(crate) fn checkpoint(&self) -> Result<()> {
         let _turn = self.checkpoint_turn.lock();
         self.check_not_shut_down()?;
-        match self.begin_checkpoint()? {
-            Some(checkpoint) => checkpoint.apply()?.truncate_log(),
+        let done = match self.begin_checkpoint()? {
+            Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
             None => Ok(()),
-        }
+        };
+        self.checkpoint_failed.store(done.is_err(), Relaxed);
+        done
     }
 
     /// Begins a checkpoint: everything committed so far is its part. The caller has the turn.
@@ -106,7 +108,12 @@ impl<'a> Checkpoint<'a> {
 
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
-        engine.apply_waiting_names(&mut engine.journal.lock());
+        // Names that are applied later than this, by a commit that needs them, may miss the flush below.
+        let names_applied = {
+            let mut journal = engine.journal.lock();
+            engine.apply_waiting_names(&mut journal);
+            journal.unapplied.is_empty()
+        };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
@@ -140,7 +147,7 @@ impl<'a> Checkpoint<'a> {
         if let Some(e) = first_error {
             return Err(e);
         }
-        if !engine.journal.lock().unapplied.is_empty() {
+        if !names_applied {
             return Err(Error::NoSpace { detail: "a committed change of names could not be made yet".into() });
         }
         self.done = true;

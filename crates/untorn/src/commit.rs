@@ -30,6 +30,10 @@ use untorn_os::Step;
 /// The longest wait for other threads to join a batch.
 const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 
+/// Commits that may wait in the queue. More than this make `commit_async` write a batch itself, or wait for one:
+/// each commit on its way is an overlay that reads go through.
+const QUEUE_MAX: usize = 256;
+
 /// What a transaction brings to its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
@@ -42,6 +46,10 @@ impl Engine {
     pub(crate) fn gather(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
+        if files.iter().any(|file| file.read().quarantine.is_some()) {
+            // The cause may be gone, as a full disk that has space again. Otherwise the commit is refused below.
+            let _ = self.checkpoint();
+        }
         // All of them are held until the commit is queued: what it takes is of one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
         in_order.sort_by_key(|file| file.id);
@@ -80,8 +88,9 @@ impl Engine {
         Ok(completion)
     }
 
-    /// Queues a commit that the background thread writes while the caller goes on.
+    /// Queues a commit that the background thread writes while the caller goes on. A full queue is shortened first.
     pub(crate) fn gather_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        self.shorten_queue();
         let completion = self.gather(files, txn)?;
         self.wakeup.wake();
         Ok(completion)
@@ -140,6 +149,18 @@ impl Engine {
                 self.queue_changed.wait(&mut queue);
             } else if queue.waiting.is_empty() {
                 return;
+            } else {
+                queue = self.lead(queue);
+            }
+        }
+    }
+
+    /// Waits until the queue is not full.
+    fn shorten_queue(&self) {
+        let mut queue = self.queue.lock();
+        while queue.waiting.len() >= QUEUE_MAX {
+            if queue.leading {
+                self.queue_changed.wait(&mut queue);
             } else {
                 queue = self.lead(queue);
             }
@@ -461,6 +482,9 @@ impl Engine {
                     e = with_unknown_outcome(e);
                 }
                 state.uncommit(self, *nth, request.is_txn);
+                drop(state);
+                // A file whose last handle closed meanwhile keeps nothing of what was refused.
+                self.forget_if_idle(file);
             }
             request.completion.complete(Err(e));
         }

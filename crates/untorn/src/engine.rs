@@ -57,6 +57,8 @@ pub(crate) struct Engine {
     pub next_txn: AtomicU64,
     pub commits_waited: AtomicU64,
     pub checkpoints: AtomicU64,
+    /// The last checkpoint failed: another one is due, whatever the journal holds.
+    pub checkpoint_failed: AtomicBool,
 }
 
 /// The files that are open, by name.

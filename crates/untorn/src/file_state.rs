@@ -269,7 +269,12 @@ impl FileState {
     /// again; those of a transaction are gone.
     pub(crate) fn uncommit(&mut self, sink: &dyn SpillSink, nth: usize, is_txn: bool) {
         if !is_txn {
-            return self.content.uncommit(nth);
+            self.content.uncommit(nth);
+            if self.handles == 0 && self.txn.is_none() {
+                // Closing the last handle discarded the uncommitted changes; these come too late to be kept.
+                self.content.discard();
+            }
+            return;
         }
         // What was stored over the failed commit since then is told apart by the byte.
         let staged = match &mut self.region {

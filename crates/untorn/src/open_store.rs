@@ -74,6 +74,7 @@ impl OpenStore {
             next_txn: AtomicU64::new(1),
             commits_waited: AtomicU64::new(0),
             checkpoints: AtomicU64::new(0),
+            checkpoint_failed: AtomicBool::new(false),
         });
         if options.background {
             background::start(&engine)?;
