@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
         std::printf("mutation guard, taken and given back: %.1f ns in C, %.1f ns in C++\n", in_c, in_cpp);
         for (std::size_t threads : {1, 2, 4}) {
             const double c_calls = each(threads, n, [&](std::size_t n) {
-                churn(n, [&](std::size_t bytes) { return untorn_malloc(c, bytes); }, [&](void *p) { untorn_free(c, p); });
+                churn(n, [&](std::size_t bytes) { return untorn_heap_malloc(c, bytes); }, [&](void *p) { untorn_heap_free(c, p); });
             });
             const double cpp = each(threads, n, [&](std::size_t n) {
                 auto memory = heap.allocator<char>();
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
             const double malloc_ = each(threads, n, [](std::size_t n) {
                 churn(n, [](std::size_t bytes) { return std::malloc(bytes); }, [](void *p) { std::free(p); });
             });
-            std::printf("%zu threads: a block made and one freed: %.1f ns by untorn_malloc, %.1f ns by "
+            std::printf("%zu threads: a block made and one freed: %.1f ns by untorn_heap_malloc, %.1f ns by "
                         "untorn::allocator, %.1f ns by malloc\n", threads, c_calls, cpp, malloc_);
         }
     }

@@ -2,7 +2,7 @@
  * Untorn: all-or-nothing updates of application data in files.
  *
  * Open a store (a directory, untorn_store_open) or a lone file (untorn_open), change files freely, by
- * calls or through maps (untorn_map_file), commit. After a crash of the process, the kernel or the
+ * calls or through maps (untorn_map_open), commit. After a crash of the process, the kernel or the
  * machine a file, or a set of files committed together, holds exactly what it held at its last
  * successful commit, or, whole, at the one that was in flight. Nothing uncommitted ever reaches the
  * files.
@@ -639,7 +639,7 @@ int64_t untorn_append(struct untorn_file *file, const void *buf, size_t len);
  * Sets the file's size, in bytes: cut off, or extended with zeros; uncommitted until commit. Returns
  * 0, or -1: EBADF, EINVAL …
  */
-int untorn_truncate(struct untorn_file *file, uint64_t size);
+int untorn_ftruncate(struct untorn_file *file, uint64_t size);
 
 /**
  * Like writing `len` zeros at `offset`, without the bytes; extends the file as needed. Returns 0, or
@@ -773,16 +773,16 @@ int untorn_map_options_init(struct untorn_map_options *options, size_t size);
  * file's handle is closed. No thread should store while a commit runs: a store that does is in it or
  * in the next one.
  *
- * `options` NULL: the whole file, as it grows. Give the map back with untorn_unmap(). NULL: ENOMEM
+ * `options` NULL: the whole file, as it grows. Give the map back with untorn_map_close(). NULL: ENOMEM
  * (memory or address space; the message names the limit), EINVAL (the range is behind the end of the
  * file, or the file is mapped in another way), EFBIG, EOPNOTSUPP (the tracker does not work here), EBADF …
  */
 UNTORN_MUST_USE
-struct untorn_map *untorn_map_file(struct untorn_file *file,
+struct untorn_map *untorn_map_open(struct untorn_file *file,
                                    const struct untorn_map_options *options);
 
 /**
- * Where the map begins in memory; the same until untorn_unmap(). NULL with EBADF. Behind
+ * Where the map begins in memory; the same until untorn_map_close(). NULL with EBADF. Behind
  * untorn_map_len() bytes, rounded up to whole pages, memory cannot be accessed (SIGSEGV).
  */
 void *untorn_map_address(const struct untorn_map *map);
@@ -816,7 +816,7 @@ UNTORN_MUST_USE struct untorn_ticket *untorn_map_sync_async(struct untorn_map *m
 int untorn_map_rollback(struct untorn_map *map);
 
 /**
- * Sets the file's size, in bytes, as untorn_truncate(). Addresses stay. Memory behind a smaller end
+ * Sets the file's size, in bytes, as untorn_ftruncate(). Addresses stay. Memory behind a smaller end
  * cannot be accessed any more; behind the old end of a larger one there are zeros. Returns 0, or -1:
  * ENOMEM (beyond the address space reserved), EINVAL, EBADF …
  */
@@ -827,14 +827,14 @@ int untorn_map_resize(struct untorn_map *map, uint64_t size);
  * device that writes to memory itself, as with registered io_uring buffers and O_DIRECT reads that
  * are on their way during a commit. Returns 0, or -1: EINVAL (not inside the map), EBADF.
  */
-int untorn_mark_dirty(struct untorn_map *map, uint64_t offset, uint64_t len);
+int untorn_map_mark_dirty(struct untorn_map *map, uint64_t offset, uint64_t len);
 
 /**
  * Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
  * as well. NO THREAD may store to the file's maps during this call: a store could be lost. Returns
  * 0, or -1 with an error as untorn_store_checkpoint().
  */
-int untorn_quiesce(struct untorn_map *map);
+int untorn_map_reclaim(struct untorn_map *map);
 
 /**
  * Ends the map; with the last map of a file its memory cannot be accessed any more. What was stored
@@ -842,7 +842,7 @@ int untorn_quiesce(struct untorn_map *map);
  * last handle. Waits for calls on this map that run in other threads. Returns 0, or -1 with an error;
  * the handle is closed in either case.
  */
-int untorn_unmap(struct untorn_map *map);
+int untorn_map_close(struct untorn_map *map);
 
 /**
  * Opens a heap in a file that has a store of its own beside it; makes it if there is none. `options`
@@ -874,28 +874,28 @@ int untorn_heap_close(struct untorn_heap *heap);
  * Memory in the heap, of any contents, aligned to 16 bytes. It stays allocated after a restart, if it
  * was committed: hang it on a root, or on something that is. NULL: ENOMEM, ENOSPC, EBADF …
  */
-UNTORN_MUST_USE void *untorn_malloc(struct untorn_heap *heap, size_t bytes);
+UNTORN_MUST_USE void *untorn_heap_malloc(struct untorn_heap *heap, size_t bytes);
 
 /** The same with an alignment: a power of two up to 4096. */
-UNTORN_MUST_USE void *untorn_aligned_alloc(struct untorn_heap *heap, size_t align, size_t bytes);
+UNTORN_MUST_USE void *untorn_heap_aligned_alloc(struct untorn_heap *heap, size_t align, size_t bytes);
 
-/** Memory for `n` elements, all zeros. NULL as untorn_malloc(). */
-UNTORN_MUST_USE void *untorn_calloc(struct untorn_heap *heap, size_t n, size_t bytes);
+/** Memory for `n` elements, all zeros. NULL as untorn_heap_malloc(). */
+UNTORN_MUST_USE void *untorn_heap_calloc(struct untorn_heap *heap, size_t n, size_t bytes);
 
 /**
  * Memory of another size with the same contents, as far as they fit; the old one is freed. `address`
- * NULL: as untorn_malloc(). NULL with an error: the old one is untouched.
+ * NULL: as untorn_heap_malloc(). NULL with an error: the old one is untouched.
  */
-UNTORN_MUST_USE void *untorn_realloc(struct untorn_heap *heap, void *address, size_t bytes);
+UNTORN_MUST_USE void *untorn_heap_realloc(struct untorn_heap *heap, void *address, size_t bytes);
 
 /**
  * Ends an allocation; NULL does nothing. Returns 0, or -1: EINVAL (not an allocation of this heap, or
  * freed already: nothing has changed), EBADF.
  */
-int untorn_free(struct untorn_heap *heap, void *address);
+int untorn_heap_free(struct untorn_heap *heap, void *address);
 
 /** Bytes that an allocation has, at least as many as were asked for. 0 with EINVAL or EBADF. */
-size_t untorn_malloc_size(struct untorn_heap *heap, void *address);
+size_t untorn_heap_malloc_usable_size(struct untorn_heap *heap, void *address);
 
 /**
  * Where the heap begins in memory: the same after every restart. NULL with EBADF. What lies in a heap
@@ -905,11 +905,11 @@ void *untorn_heap_base(const struct untorn_heap *heap);
 
 /**
  * Allocates in the open heap that begins at `base`: for allocators that lie in heaps themselves.
- * NULL as untorn_aligned_alloc(); EBADF: no heap is open there.
+ * NULL as untorn_heap_aligned_alloc(); EBADF: no heap is open there.
  */
 UNTORN_MUST_USE void *untorn_heap_allocate_at(const void *base, size_t align, size_t bytes);
 
-/** Frees what untorn_heap_allocate_at() gave. Returns 0, or -1 as untorn_free(). */
+/** Frees what untorn_heap_allocate_at() gave. Returns 0, or -1 as untorn_heap_free(). */
 int untorn_heap_free_at(const void *base, void *address);
 
 /**

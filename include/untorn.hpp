@@ -132,8 +132,8 @@ public:
     bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
 };
 
-/** A mapped file, or a part of it: untorn_map_file(). */
-class map : public detail::owner<untorn_map, untorn_unmap> {
+/** A mapped file, or a part of it: untorn_map_open(). */
+class map : public detail::owner<untorn_map, untorn_map_close> {
 public:
     explicit map(untorn_map *handle) : owner(handle), address_(detail::check(untorn_map_address(handle))) {}
 
@@ -154,12 +154,12 @@ public:
     void rollback() { detail::check(untorn_map_rollback(handle())); }
     /** Sets the file's size; addresses stay. */
     void resize(std::uint64_t bytes) { detail::check(untorn_map_resize(handle(), bytes)); }
-    /** Bytes may have changed in a way that no tracker sees: untorn_mark_dirty(). */
-    void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_mark_dirty(handle(), offset, len)); }
+    /** Bytes may have changed in a way that no tracker sees: untorn_map_mark_dirty(). */
+    void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_map_mark_dirty(handle(), offset, len)); }
     /** Gives memory back; nobody may store meanwhile. */
-    void quiesce() { detail::check(untorn_quiesce(handle())); }
+    void reclaim() { detail::check(untorn_map_reclaim(handle())); }
     /** Ends the map and reports errors. */
-    void close() { close_by(untorn_unmap); }
+    void close() { close_by(untorn_map_close); }
 
 private:
     void *address_;
@@ -198,7 +198,7 @@ public:
         return static_cast<std::uint64_t>(detail::check(untorn_append(handle(), bytes.data(), bytes.size())));
     }
     /** Sets the size. */
-    void truncate(std::uint64_t bytes) { detail::check(untorn_truncate(handle(), bytes)); }
+    void truncate(std::uint64_t bytes) { detail::check(untorn_ftruncate(handle(), bytes)); }
     /** Like writing zeros. */
     void zero(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_zero(handle(), offset, len)); }
     /** Size in bytes, uncommitted changes included. */
@@ -218,7 +218,7 @@ public:
     void set_commit_on_close(bool on) { detail::check(untorn_set_commit_on_close(handle(), on)); }
 
     /** Maps the file, which may be closed then. */
-    untorn::map map(const map_options &options = {}) { return untorn::map(untorn_map_file(handle(), &options)); }
+    untorn::map map(const map_options &options = {}) { return untorn::map(untorn_map_open(handle(), &options)); }
 
     /** Closes the handle and reports errors. */
     void close() { close_by(untorn_close); }

@@ -117,7 +117,7 @@ int untorn_fd_rollback(int fd);
  * discarded (0, the default). To be said once the file is managed, and again when it is so anew. */
 int untorn_fd_commit_on_close(int fd, int on);
 /* Gives memory back: pages that were stored to and synced. NO THREAD may store to the file meanwhile. */
-int untorn_fd_quiesce(int fd);
+int untorn_fd_reclaim(int fd);
 /* 1: a descriptor of a managed file; 0: of something else; -1: EBADF. */
 int untorn_fd_is_managed(int fd);
 

@@ -42,7 +42,7 @@ static void use_parents_handles(void *argument) {
     FORKED(untorn_ticket_free(p->ticket));
     FORKED(untorn_map_sync(p->map));
     FORKED(untorn_map_len(p->map));
-    FORKED(untorn_unmap(p->map));
+    FORKED(untorn_map_close(p->map));
     FORKED(untorn_close(p->file));
     FORKED(untorn_store_close(p->store));
     BAD_HANDLE(untorn_size(NULL));
@@ -63,7 +63,7 @@ static void forked_children(void) {
     write_text(p.file, "the parent's", 0);
     p.ticket = untorn_commit_async(p.file);
     p.txn = untorn_txn_begin(p.store);
-    p.map = untorn_map_file(p.file, NULL);
+    p.map = untorn_map_open(p.file, NULL);
     CHECK(p.ticket && p.txn && p.map);
     CHECK(in_child(use_parents_handles, &p) == 0);
     check_plain("childs/f", "the child's");
@@ -73,7 +73,7 @@ static void forked_children(void) {
     CHECK(untorn_txn_abort(p.txn) == 0);
     check_reads(p.file, "the parent's");
     memcpy((char *)untorn_map_address(p.map) + 4, "PARENT", 6);
-    CHECK(untorn_map_sync(p.map) == 0 && untorn_unmap(p.map) == 0);
+    CHECK(untorn_map_sync(p.map) == 0 && untorn_map_close(p.map) == 0);
     write_text(p.file, "THE", 0);
     CHECK(untorn_commit(p.file) == 0 && untorn_close(p.file) == 0 && untorn_store_close(p.store) == 0);
     check_plain("store/f", "THE PARENT's");

@@ -27,7 +27,7 @@ static void lone_file(void) {
     check_reads(file, "hello, world");
     FAILS(untorn_pwrite(file, "x", 1, 0), EBADF, UNTORN_E_INVALID);
     FAILS(untorn_append(file, "x", 1), EBADF, UNTORN_E_INVALID);
-    FAILS(untorn_truncate(file, 0), EBADF, UNTORN_E_INVALID);
+    FAILS(untorn_ftruncate(file, 0), EBADF, UNTORN_E_INVALID);
     FAILS(untorn_zero(file, 0, 1), EBADF, UNTORN_E_INVALID);
     CHECK(untorn_close(file) == 0);
 
@@ -52,7 +52,7 @@ static void changes(untorn_store *store) {
     write_text(file, "0123456789", 0);
     CHECK(untorn_append(file, "abc", 3) == 10);
     check_reads(file, "0123456789abc");
-    CHECK(untorn_truncate(file, 11) == 0);
+    CHECK(untorn_ftruncate(file, 11) == 0);
     check_reads(file, "0123456789a");
     CHECK(untorn_commit(file) == 0);
 
@@ -66,7 +66,7 @@ static void changes(untorn_store *store) {
     CHECK(untorn_rollback(file) == 0);
     check_reads(file, "0123456789a");
 
-    CHECK(untorn_truncate(file, 20) == 0 && untorn_size(file) == 20);
+    CHECK(untorn_ftruncate(file, 20) == 0 && untorn_size(file) == 20);
     CHECK(untorn_pread(file, buf, sizeof buf, 11) == 9 && memcmp(buf, "\0\0\0\0\0\0\0\0\0", 9) == 0);
     write_text(file, "z", 29);
     CHECK(untorn_size(file) == 30);
@@ -155,7 +155,7 @@ static void limits(untorn_store *store) {
     FAILS(untorn_pread(file, &byte, 1, max + 1), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_pread(file, NULL, 1, 0), EFAULT, UNTORN_E_NULL);
     CHECK(untorn_pread(file, &byte, 1, max) == 0 && untorn_pread(file, NULL, 0, 0) == 0);
-    FAILS(untorn_truncate(file, max + 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_ftruncate(file, max + 1), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_zero(file, 1, max), EFBIG, UNTORN_E_INVALID);
     FAILS(untorn_zero(file, 0, UINT64_MAX), EFBIG, UNTORN_E_INVALID);
     FAILS(untorn_zero(file, UINT64_MAX, 0), EINVAL, UNTORN_E_INVALID);

@@ -123,7 +123,7 @@ static void maps(void) {
     FAILS_WITH(msync(two, page, MS_SYNC | MS_ASYNC), EINVAL);
     strcpy(two, "rest");
     CHECK(madvise(two, page, MADV_DONTNEED) == 0 && strcmp(two, "rest") == 0);
-    CHECK(fsync(fd) == 0 && untorn_fd_quiesce(fd) == 0 && strcmp(two, "rest") == 0);
+    CHECK(fsync(fd) == 0 && untorn_fd_reclaim(fd) == 0 && strcmp(two, "rest") == 0);
     CHECK(munmap(two, 8 * page) == 0);
     CHECK(munmap(tail, page) == 0);
     CHECK(munmap(tail, page) == 0); /* nothing is there any more, which is no error */
@@ -159,7 +159,7 @@ static void refused(void) {
     FAILS_WITH(mmap((void *)page, page, rw, MAP_SHARED | MAP_FIXED, fd, 0), ENOTSUP);
     FAILS_WITH(mmap(NULL, page, rw, MAP_SHARED, -1, 0), EBADF);
     FAILS_WITH(untorn_fd_rollback(fd), EINVAL);
-    FAILS_WITH(untorn_fd_quiesce(fd), EINVAL);
+    FAILS_WITH(untorn_fd_reclaim(fd), EINVAL);
     FAILS_WITH(untorn_fd_is_managed(-1), EBADF);
     CHECK(untorn_fd_is_managed(fd) == 0); /* a refused map manages nothing */
     CHECK(flock(fd, LOCK_EX) == 0); /* passes over to Untorn */

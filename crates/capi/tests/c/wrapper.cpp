@@ -95,7 +95,7 @@ static void maps() {
     map.resize(1 << 20);
     map.mark_dirty(0, 8);
     map.sync_async().wait();
-    map.quiesce();
+    map.reclaim();
     CHECK(map.size() == 1 << 20 && map.data() == accounts && map.tracker() >= 1);
     file.close();
     map.close();
