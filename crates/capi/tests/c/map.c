@@ -134,8 +134,9 @@ static void refused(untorn_store *store) {
     CHECK(status.mapped_files == 1 && status.mapped_bytes == page && status.mapped_private_bytes == 0);
     *address(map) = 'x';
     CHECK(untorn_store_status(store, &status) == 0 && status.mapped_private_bytes == page);
-    char json[4096];
-    CHECK(untorn_store_status_json(store, json, sizeof json) > 0 && strstr(json, "\"tracker\""));
+    char *json = untorn_store_status_json(store);
+    CHECK(json && strstr(json, "\"tracker\""));
+    untorn_free(json);
     CHECK(untorn_map_close(map) == 0);
 
     /* Where the program says; but not over something else. */
@@ -164,7 +165,7 @@ static void killed(void) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        untorn_file *file = untorn_open("lone", UNTORN_CREATE, 0644, NULL);
+        untorn_file *file = untorn_open("standalone", UNTORN_CREATE, 0644, NULL);
         CHECK(file && untorn_ftruncate(file, page) == 0);
         char *at = address(map_file(file, NULL));
         strcpy(at, "committed");
@@ -174,7 +175,7 @@ static void killed(void) {
     }
     int status;
     CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    untorn_file *file = untorn_open("lone", 0, 0, NULL);
+    untorn_file *file = untorn_open("standalone", 0, 0, NULL);
     CHECK(file);
     untorn_map *map = map_file(file, NULL);
     CHECK(untorn_map_len(map) == (int64_t)page && strcmp(address(map), "committed") == 0);

@@ -57,15 +57,15 @@ static void syncv(untorn_store *store) {
     FAILS(untorn_syncv_async(files, 0), EINVAL, UNTORN_E_INVALID);
     untorn_file *with_null[2] = {files[0], NULL};
     BAD_HANDLE(untorn_syncv(with_null, 2));
-    untorn_file *lone = untorn_open("lone", UNTORN_CREATE, 0644, NULL);
-    CHECK(lone);
-    untorn_file *of_two_stores[2] = {files[0], lone};
+    untorn_file *standalone = untorn_open("standalone", UNTORN_CREATE, 0644, NULL);
+    CHECK(standalone);
+    untorn_file *of_two_stores[2] = {files[0], standalone};
     FAILS(untorn_syncv(of_two_stores, 2), EINVAL, UNTORN_E_INVALID);
     untorn_txn *txn = untorn_txn_begin(store);
     CHECK(txn);
-    FAILS(untorn_txn_add(txn, lone), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_txn_add(txn, standalone), EINVAL, UNTORN_E_INVALID);
     CHECK(untorn_txn_abort(txn) == 0);
-    CHECK(untorn_close(lone) == 0);
+    CHECK(untorn_close(standalone) == 0);
     for (int i = 0; i < 3; i++) CHECK(untorn_close(files[i]) == 0);
 }
 
