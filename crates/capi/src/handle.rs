@@ -325,7 +325,7 @@ mod tests {
         let numbers = [0, 1, 8, usize::MAX, isize::MAX as usize, 0x7fff_dead_beef];
         for bits in numbers.into_iter().chain([other_kind, unused, future].map(Token::pack)) {
             let raw: *const c_void = ptr::without_provenance(bits);
-            let failure = get::<Thing, _>(raw).err().expect("no such handle");
+            let failure = get::<Thing, _>(raw).expect_err("no such handle");
             assert_eq!((failure.kind, failure.errno), (UNTORN_E_BAD_HANDLE, libc::EBADF), "{bits:#x}");
             assert_eq!(take::<Thing, _>(raw).err().map(|f| f.errno), Some(libc::EBADF), "{bits:#x}");
         }

@@ -1,4 +1,4 @@
-/* What is to be done, whatever happens. cc todo.c $(pkg-config --cflags --libs untorn) -o todo
+/* A to-do list that survives crashes. cc todo.c $(pkg-config --cflags --libs untorn) -o todo
  * ./todo [list | add TEXT | done NUMBER | remove NUMBER] */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Heaps by the calls of C: memory, roots, commits, figures, races; what is NULL, stale, of another kind or
-   wrong is answered with errors. */
+/* Heaps by the calls of C: memory, roots, commits, statistics, races; NULL, closed handles, handles of another kind
+   and wrong arguments fail with errors. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -112,7 +112,7 @@ static void roots_and_commits(void) {
     FAILS(ROOT(heap, "list", struct node, 1, &none), EINVAL, UNTORN_E_LAYOUT_CHANGED);
     FAILS(untorn_heap_root(heap, "list", "struct node", 24, 8, 0, &none), EINVAL, UNTORN_E_LAYOUT_CHANGED);
     FAILS(untorn_heap_root(heap, "list", "struct node", 16, 16, 0, &none), EINVAL, UNTORN_E_LAYOUT_CHANGED);
-    /* A migration: what is there, then what shall be there, as one commit. */
+    /* A migration: describe the old root, set the new one, commit both as one. */
     untorn_heap_root_info info = {.size = sizeof info};
     CHECK(untorn_heap_get_root_info(heap, "list", &info) == 1);
     CHECK(info.address == found && info.bytes == sizeof *found && info.align == 8 && info.version == 0);
@@ -127,7 +127,7 @@ static void roots_and_commits(void) {
     size_t roots = 0;
     while (untorn_heap_nth_root_info(heap, roots, &info) == 1) roots++;
     CHECK(roots == 2 && stats_of(heap).roots == 2);
-    /* A caller of tomorrow gets zeros for what is not known today; one that set no size gets nothing. */
+    /* A newer caller gets zeros for unknown members; a caller that set no size gets an error. */
     struct {
         untorn_heap_root_info known;
         uint64_t newer;
@@ -166,7 +166,7 @@ static void changes(void) {
     CHECK(untorn_heap_end(heap) == 0 && untorn_heap_end(heap) == 0);
     FAILS(untorn_heap_end(heap), EINVAL, UNTORN_E_INVALID);
     CHECK(untorn_heap_commit(heap) == 0);
-    /* One that never ends is the closed heap's affair. */
+    /* Closing the heap ends changes that were not ended. */
     CHECK(untorn_heap_begin(heap) == 0 && untorn_heap_close(heap) == 0);
     BAD_HANDLE(untorn_heap_end(heap));
     heap = open_heap("changes", NULL);
@@ -270,7 +270,7 @@ static void null_and_stale(void) {
     bad_handles(NULL, NULL);
     CHECK(untorn_heap_close(heap) == 0);
     bad_handles(heap, base);
-    /* The next one, at the same address, is another one. */
+    /* The next heap, at the same address, is another heap. */
     untorn_heap *next = open_heap("stale", NULL);
     CHECK(untorn_heap_base(next) == base && untorn_heap_malloc(next, 1));
     BAD_HANDLE(untorn_heap_malloc(heap, 1));
@@ -282,7 +282,7 @@ static void null_and_stale(void) {
     CHECK(untorn_close(file) == 0);
 }
 
-/* In a forked child a heap is the parent's. */
+/* In a forked child, calls on the parent's heap fail. */
 static void forked(void) {
     untorn_heap *heap = open_heap("forked", NULL);
     void *base = untorn_heap_base(heap);

@@ -42,7 +42,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     CHECK(untorn_map_rollback(map) == 0);
     CHECK(strcmp(at + 100, "stored") == 0 && at[3 * page] == 0);
 
-    /* What is stored by now is the batch. */
+    /* The commit has all stores made so far. */
     strcpy(at + page, "batch");
     untorn_ticket *ticket = untorn_map_sync_async(map);
     CHECK(ticket);
@@ -50,7 +50,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     CHECK(untorn_ticket_wait(ticket) == 0 && untorn_ticket_free(ticket) == 0);
     CHECK(untorn_map_rollback(map) == 0 && strcmp(at + page, "batch") == 0);
 
-    /* The file's handle may go first; what is uncommitted goes with the last of both. */
+    /* The file's handle may be closed first; uncommitted changes are discarded with the last of both. */
     CHECK(untorn_close(file) == 0);
     strcpy(at + 2 * page, "kept");
     CHECK(untorn_map_mark_dirty(map, 2 * page, 4) == 0);
@@ -63,7 +63,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     CHECK(file && untorn_pread(file, buf, 5, 0) == 5 && memcmp(buf, "\0\0\0\0\0", 5) == 0);
     CHECK(untorn_pread(file, buf, 5, 2 * page) == 5 && memcmp(buf, "kept", 5) == 0);
 
-    /* With a handle left, it stays uncommitted. */
+    /* While another handle is open, the changes stay uncommitted. */
     map = map_file(file, &options);
     strcpy(address(map), "stays");
     CHECK(untorn_map_close(map) == 0);
@@ -114,7 +114,7 @@ static void refused(untorn_store *store) {
     REFUSED(EINVAL, UNTORN_E_INVALID, o.offset = UINT64_MAX);
     REFUSED(EFBIG, UNTORN_E_INVALID, o.len = UINT64_MAX);
     REFUSED(EFBIG, UNTORN_E_INVALID, o.len = UINT64_MAX; o.flags = UNTORN_MAP_BEYOND_END);
-    if (!getenv("UNDER_VALGRIND")) { /* which says EINVAL to what is too large */
+    if (!getenv("UNDER_VALGRIND")) { /* which fails with EINVAL for sizes that are too large */
         REFUSED(ENOMEM, UNTORN_E_NO_MEMORY, o.len = INT64_MAX; o.flags = UNTORN_MAP_BEYOND_END);
         REFUSED(ENOMEM, UNTORN_E_NO_MEMORY, o.address_space = UINT64_MAX);
     }
@@ -139,7 +139,7 @@ static void refused(untorn_store *store) {
     untorn_free(json);
     CHECK(untorn_map_close(map) == 0);
 
-    /* Where the program says; but not over something else. */
+    /* At the address that the program chooses, but not over another map. */
     o = (untorn_map_options){.size = sizeof o, .address_space = 1 << 20};
     map = map_file(file, &o);
     o.address = untorn_map_address(map);
@@ -182,7 +182,7 @@ static void killed(void) {
     CHECK(untorn_map_close(map) == 0 && untorn_close(file) == 0);
 }
 
-/* A map outlives its store, but is of no use then. */
+/* A map outlives its store, but cannot be committed any more. */
 static void closed_stores(untorn_store *store) {
     untorn_file *file = untorn_open_at(store, "stores", 0, 0);
     CHECK(file);

@@ -1,4 +1,4 @@
-/* Several files, and names, as one commit; commits that nobody waits for. */
+/* Several files, and names, as one commit; commits that no thread waits for. */
 #include "check.h"
 
 static untorn_file *create(untorn_store *store, const char *path) {
@@ -23,7 +23,7 @@ static void tickets(untorn_store *store) {
     BAD_HANDLE(untorn_ticket_poll(first));
     BAD_HANDLE(untorn_ticket_free(first));
 
-    /* A ticket that nobody wanted, of a file that is closed: the commit happens all the same. */
+    /* Ticket freed, file closed: the commit still happens. */
     write_text(file, "third", 0);
     untorn_ticket *third = untorn_commit_async(file);
     CHECK(third && untorn_ticket_free(third) == 0);
