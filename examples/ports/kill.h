@@ -39,7 +39,8 @@ static inline uint64_t now_us(void) {
 /* Runs `work` in a child process, from the step after the last one that is done, and kills the child after a
  * random time. Every other time the kill comes at the begin of a step, because a step mostly waits for the
  * disk. Returns 0 if the child ended by itself, because it found broken data. */
-static inline int kill_at(uint64_t chance, void (*work)(volatile struct progress *), volatile struct progress *progress) {
+static inline int kill_at(uint64_t chance, void (*work)(volatile struct progress *),
+                          volatile struct progress *progress) {
     fflush(NULL);
     const uint64_t first = progress->done + 1;
     pid_t pid = fork();
