@@ -1,4 +1,4 @@
-/* What the calls of a heap cost in C and C++, in nanoseconds; beside malloc. In Rust:
+/* Measures the calls of a heap in C and C++, in nanoseconds, compared with malloc. In Rust:
  * crates/untorn/examples/heap_cost.rs.
  * c++ -std=c++17 -O2 heap_cost.cpp $(pkg-config --cflags --libs untorn) -o heap_cost && ./heap_cost DIRECTORY */
 #include <untorn.hpp>
@@ -12,8 +12,8 @@
 /* Blocks that a thread has at a time: the oldest one is freed when a new one is made. */
 constexpr std::size_t LIVE = 1000;
 
-/* Nanoseconds that an operation takes the slowest of so many threads: the least of several runs; of one thread they
- * are so short that most of them are not interrupted. */
+/* Nanoseconds for each operation in the slowest of the threads, the least of several runs. Runs of one thread are so
+ * short that most of them are not interrupted. */
 template <class Work> static double each(std::size_t threads, std::size_t operations, Work work) {
     double least = 1e9;
     const std::size_t runs = threads == 1 ? 200 : 5, mine = operations / runs / threads;
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
         std::printf("mutation guard, taken and given back: %.1f ns in C, %.1f ns in C++\n", in_c, in_cpp);
         for (std::size_t threads : {1, 2, 4}) {
             const double c_calls = each(threads, n, [&](std::size_t n) {
-                churn(n, [&](std::size_t bytes) { return untorn_malloc(c, bytes); }, [&](void *p) { untorn_free(c, p); });
+                churn(n, [&](std::size_t bytes) { return untorn_heap_malloc(c, bytes); }, [&](void *p) { untorn_heap_free(c, p); });
             });
             const double cpp = each(threads, n, [&](std::size_t n) {
                 auto memory = heap.allocator<char>();
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
             const double malloc_ = each(threads, n, [](std::size_t n) {
                 churn(n, [](std::size_t bytes) { return std::malloc(bytes); }, [](void *p) { std::free(p); });
             });
-            std::printf("%zu threads: a block made and one freed: %.1f ns by untorn_malloc, %.1f ns by "
+            std::printf("%zu threads: a block made and one freed: %.1f ns by untorn_heap_malloc, %.1f ns by "
                         "untorn::allocator, %.1f ns by malloc\n", threads, c_calls, cpp, malloc_);
         }
     }

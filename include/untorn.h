@@ -1,49 +1,53 @@
 /*
  * Untorn: all-or-nothing updates of application data in files.
  *
- * Open a store (a directory, untorn_store_open) or a lone file (untorn_open), change files freely, by
- * calls or through maps (untorn_map_file), commit. After a crash of the process, the kernel or the
- * machine a file, or a set of files committed together, holds exactly what it held at its last
- * successful commit, or, whole, at the one that was in flight. Nothing uncommitted ever reaches the
- * files.
+ * Open a store (a directory, untorn_store_open()) or a standalone file (untorn_open()), change files by
+ * calls or through maps (untorn_map_open()), and commit. After a crash of the process, the kernel or the
+ * machine, a file, or a set of files committed together, holds exactly what it held at its last successful
+ * commit, or, whole, at the commit that was running. Uncommitted changes never reach the files.
  *
- * For C++ there is untorn.hpp; for programs that use open, mmap and msync, untorn_posix.h.
+ * untorn.hpp is for C++; untorn_posix.h is for programs that use open, mmap and msync.
  *
  * Generated from the sources in crates/capi by cbindgen; do not edit.
  *
- * UNITS. Sizes, lengths and offsets are bytes. The largest offset is INT64_MAX: beyond it EINVAL, or
- * EFBIG for a range that only ends beyond it. Paths are bytes that end in NUL.
+ * UNITS. Sizes, lengths and offsets are in bytes. The largest offset is INT64_MAX. A larger offset is
+ * EINVAL; a range that begins before that offset and ends behind it is EFBIG. Paths are bytes that end in
+ * NUL.
  *
- * ERRORS. A call that fails returns -1, or NULL where it returns a pointer, and sets errno;
- * untorn_last_error() tells kinds apart that share an errno, and untorn_error_message() says what
- * happened and what to do. All three belong to the calling thread, and are meaningless after a
- * success. A call that fails has changed nothing, unless its description says otherwise. No call
- * returns EINTR.
+ * ERRORS. A call that fails returns -1, or NULL if it returns a pointer, and sets errno.
+ * untorn_last_error() tells kinds apart that share an errno, and untorn_error_message() says what happened
+ * and what to do. All three belong to the calling thread, and are meaningless after a success. A call that
+ * fails has changed nothing, unless its description says otherwise. No call returns EINTR.
  *
- * HANDLES. The pointers that this library returns are tokens, not addresses: do not dereference or
- * compute with them. NULL, closed handles, handles of the wrong kind and made-up ones are answered
- * with EBADF, also when another thread closes the handle at the same moment. Handles that are not
- * closed are like those of a process that is killed: what was committed stays, the rest is gone.
+ * HANDLES. The handles that this library returns are tokens in the shape of pointers, not addresses: do not
+ * dereference or compute with handles. NULL, closed handles, handles of the wrong kind and made-up ones
+ * fail with EBADF, also when another thread closes the handle at the same moment. Handles that are still
+ * open at the end of the process are closed as if the process were killed: committed changes stay,
+ * uncommitted changes are lost.
  *
- * WHAT SURVIVES. A call that commits has returned 0, or a ticket has said that it is durable:
+ * STRINGS. A string that the caller must free is freed with untorn_free(), and its description says so. All
+ * other strings belong to the library.
+ *
+ * WHAT SURVIVES. A commit counts from the moment when the call has returned 0, or a ticket has said that
+ * the commit is durable:
  *
  *                            process killed   kernel crash, power cut
  *   UNTORN_CLASS_POWER       kept             kept
  *   UNTORN_CLASS_PROCESS     kept             UNTORN_E_UNKNOWN_STATE at the next opening
  *
- * Not committed: gone, in both classes, after any crash and after the last close. A commit in flight
- * at a crash is there whole or not at all, and never without every commit before it.
+ * Uncommitted changes are lost in any crash and when the last handle closes, in both classes. After a
+ * crash, a commit that was running is there whole or not at all, and never without all commits before it.
  *
- * THREADS. Every function may be called from any thread, with any handle. Calls on one file see each
- * other in some order; a transaction's calls wait for each other. Buffers belong to the call while it
- * runs.
+ * THREADS. Every function may be called from any thread, with any handle. Calls on one file take effect one
+ * after the other, in some order; calls on one transaction wait for each other. Buffers belong to the call
+ * while it runs.
  *
- * SIGNALS. Only untorn_version() may be called from a signal handler. Leaving a call by longjmp out
- * of a signal handler leaves its locks held.
+ * SIGNALS. Only untorn_version() may be called from a signal handler. A longjmp out of a signal handler that
+ * interrupts a call leaves the call's locks held.
  *
- * FORK. Handles stay with the parent: in a forked child they fail with ECHILD (UNTORN_E_FORKED), and
- * the child may open stores of its own. A child that lives on does not keep the parent's store busy.
- * Between fork and exec in a program with several threads, call nothing of this library.
+ * FORK. Handles belong to the parent. In a forked child they fail with ECHILD (UNTORN_E_FORKED); the child
+ * may open stores of its own. A living child does not keep the parent's store busy. In a program with
+ * several threads, call nothing of this library between fork and exec.
  */
 
 #ifndef UNTORN_H
@@ -69,30 +73,33 @@
 /** Patch version of this header. */
 #define UNTORN_VERSION_PATCH 0
 
-/** Failure class: commits survive also kernel crashes and power cuts; one flush each. The default. */
+/**
+ * Failure class: commits survive process, kernel and power failures. One flush for each commit. The
+ * default.
+ */
 #define UNTORN_CLASS_POWER 0
 
 /**
- * Failure class: commits survive the end of the process, however sudden, but not of the machine;
- * no flushes. After a machine crash such a store says UNTORN_E_UNKNOWN_STATE.
+ * Failure class: commits survive a crash of the process, but not of the machine. No flushes. After a
+ * machine crash the store cannot be opened (UNTORN_E_UNKNOWN_STATE).
  */
 #define UNTORN_CLASS_PROCESS 1
 
 /** Options flag: the store must exist; otherwise fail with ENOENT. */
 #define UNTORN_MUST_EXIST 1
 
-/** Options flag: wait until another owner has closed, instead of failing with EBUSY. */
+/** Options flag: wait until another owner has closed the store, instead of failing with EBUSY. */
 #define UNTORN_WAIT 2
 
 /**
- * Options flag: log the whole 4 KiB page at its first change after a checkpoint began, for disks that
- * may damage more than the sectors being written when the power fails. Costs journal space.
+ * Options flag: log the whole 4 KiB page at its first change after the begin of a checkpoint. For disks
+ * that, in a power failure, may damage more than the sectors being written. Costs journal space.
  */
 #define UNTORN_FULL_PAGE 4
 
 /**
- * Options flag: take the files of a store of UNTORN_CLASS_PROCESS as they are after a machine
- * crash, instead of failing with ENOTRECOVERABLE. They may be torn.
+ * Options flag: accept the files of a store of UNTORN_CLASS_PROCESS as they are after a machine crash,
+ * instead of failing with ENOTRECOVERABLE. The files may be torn.
  */
 #define UNTORN_ACCEPT_UNKNOWN 8
 
@@ -102,52 +109,52 @@
 /** Open flag: a handle that cannot change the file (EBADF). */
 #define UNTORN_RDONLY 1
 
-/** Open flag: create the file if it is missing, empty, at once and durably. */
+/** Open flag: create a missing file, empty, at once and durably. */
 #define UNTORN_CREATE 2
 
 /** Open flag, with UNTORN_CREATE: fail with EEXIST if the file exists. */
 #define UNTORN_EXCL 4
 
-/** Open flag: start at length 0; like every change, uncommitted until commit. */
+/** Open flag: truncate the file to length 0, which is an uncommitted change like any other. */
 #define UNTORN_TRUNC 8
 
-/** Tracker: the best that works here. The default. */
+/** Tracker: the best one that works on this system. The default. */
 #define UNTORN_TRACKER_ANY 0
 
 /**
  * Tracker: PAGEMAP_SCAN with an asynchronous userfaultfd; Linux 6.7 or newer, where userfaultfd is
- * permitted. A commit costs what was stored to.
+ * permitted. The cost of a commit follows the number of pages stored to since the last commit.
  */
 #define UNTORN_TRACKER_SCAN 1
 
 /**
- * Tracker: /proc/self/pagemap, on any kernel. A commit looks at all pages that were stored to since
- * they were last dropped.
+ * Tracker: /proc/self/pagemap, on any kernel. A commit compares all pages that were stored to since they
+ * were last dropped from memory.
  */
 #define UNTORN_TRACKER_PAGEMAP 2
 
 /**
- * Map flag: a promise that no thread stores to the file's maps during untorn_map_sync(). Commits may
- * then drop pages that the data file holds as well, and memory follows what is in use. The first map of
- * a file decides.
+ * Map flag: the program promises that no thread stores to the file's maps during untorn_map_sync().
+ * Commits may then drop pages that are also in the data file, and memory use follows the working set.
+ * Only the flag of a file's first map counts.
  */
 #define UNTORN_MAP_QUIET 1
 
 /**
- * Map flag, for finding bugs: untorn_map_sync() looks for stores that came while it committed, and
- * reports the first (UNTORN_E_RACING_STORE).
+ * Map flag, for debugging: untorn_map_sync() looks for stores that were made during the commit, and
+ * reports the first one (UNTORN_E_RACING_STORE).
  */
 #define UNTORN_MAP_DEBUG_RACES 2
 
-/** Map flag: read the file into memory now. */
+/** Map flag: read the file into memory at once. */
 #define UNTORN_MAP_POPULATE 4
 
 /** Map flag: ask for huge pages, where kernel and file system have them. */
 #define UNTORN_MAP_HUGE_PAGES 8
 
 /**
- * Map flag: the map may reach behind the end of the file. What is behind the end can be accessed when
- * the file has grown over it (until then: SIGSEGV).
+ * Map flag: the map may extend behind the end of the file. Memory behind the end can be accessed once the
+ * file has grown that far; until then an access is SIGSEGV.
  */
 #define UNTORN_MAP_BEYOND_END 16
 
@@ -155,8 +162,8 @@
 #define UNTORN_HEAP_MUST_EXIST 1
 
 /**
- * Heap flag, for finding bugs: a store to the heap during a commit is reported with its address
- * (UNTORN_E_RACING_STORE).
+ * Heap flag, for debugging: a commit reports a store that another thread made during the commit, with the
+ * store's address (UNTORN_E_RACING_STORE).
  */
 #define UNTORN_HEAP_DEBUG_RACES 2
 
@@ -167,151 +174,151 @@
 #define UNTORN_ROOT_TYPE_BYTES 112
 
 /**
- * What went wrong, told apart by what the caller should do. New kinds may be added: treat one that
- * you do not know like UNTORN_E_IO.
+ * Kinds of failures. Each kind asks for another reaction of the caller. Later versions may add kinds:
+ * treat an unknown kind like UNTORN_E_IO.
  */
 typedef enum untorn_error {
     /** No call has failed in this thread yet. */
     UNTORN_E_NONE = 0,
     /**
-     * errno EBUSY. Another process (the message names its pid, if known), or an earlier opening in
-     * this process, owns the store or file. Close it there, or open with UNTORN_WAIT.
+     * errno EBUSY. Another process (the message names its pid, if known), or an earlier opening in this
+     * process, owns the store or file. Close the store or file there, or open with UNTORN_WAIT.
      */
     UNTORN_E_BUSY = 1,
     /**
-     * errno EUCLEAN. On-disk state that no crash can explain. Nothing was changed. `untorn check`
-     * shows more, `untorn recover --salvage` keeps what is readable.
+     * errno EUCLEAN. The state on disk is damaged in a way that no crash can cause. Nothing was changed.
+     * `untorn check` shows details, `untorn recover --salvage` keeps what is readable.
      */
     UNTORN_E_CORRUPT = 2,
-    /** errno EMEDIUMTYPE. Not Untorn's, or another store's. Nothing was changed. */
+    /** errno EMEDIUMTYPE. The file is not one of Untorn's, or belongs to another store. Nothing was changed. */
     UNTORN_E_FOREIGN = 3,
     /** errno EPROTONOSUPPORT. Written by a newer Untorn. Nothing was changed. */
     UNTORN_E_NEWER_VERSION = 4,
     /**
-     * errno EEXIST. A file with pending commits was replaced, restored or changed by somebody else,
-     * or a transaction's names collide with what is there. Nothing was overwritten.
+     * errno EEXIST. Another program replaced, restored or changed a file with pending commits, or a
+     * transaction's names collide with existing names. Nothing was overwritten.
      */
     UNTORN_E_CONFLICT = 5,
     /**
-     * errno ESTALE. The file has committed changes in a journal that is not here (it was moved or
-     * copied away from its store before they were applied). Bring it back to its store.
+     * errno ESTALE. The file has committed changes in a journal that is not here: the file was moved or
+     * copied away from its store before the changes were applied. Move the file back to its store.
      */
     UNTORN_E_NEEDS_JOURNAL = 6,
     /**
-     * errno ENOTRECOVERABLE. The machine went down while the store was in use in failure class
-     * UNTORN_CLASS_PROCESS, which does not survive that. UNTORN_ACCEPT_UNKNOWN takes the files as
-     * they are.
+     * errno ENOTRECOVERABLE. The machine crashed while the store was in use in failure class
+     * UNTORN_CLASS_PROCESS, which does not survive machine crashes. UNTORN_ACCEPT_UNKNOWN accepts the
+     * files as they are.
      */
     UNTORN_E_UNKNOWN_STATE = 7,
     /**
-     * errno EIO. The journal could not be written or flushed. This change is not committed and will
-     * not come back. The store takes no more commits until it is reopened.
+     * errno EIO. The journal could not be written or flushed. This change is not committed, and will not
+     * appear after recovery. The store accepts no more commits until it is reopened.
      */
     UNTORN_E_SYNC_NOT_COMMITTED = 8,
     /**
-     * errno EIO. The journal could not be written or flushed. This change is committed whole or not
-     * at all; which, is known only after the store is reopened, and until then it takes no commits.
+     * errno EIO. The journal could not be written or flushed, and the outcome is unknown: the change is
+     * committed whole or not at all. Reopening the store decides; until then the store accepts no commits.
      */
     UNTORN_E_SYNC_UNKNOWN = 9,
-    /** errno ENOSPC. No space, quota or journal room. Nothing was committed; it can be tried again. */
+    /** errno ENOSPC. No space, quota or journal room. Nothing was committed; the call can be repeated. */
     UNTORN_E_NO_SPACE = 10,
-    /** errno EPERM. Ownership or permissions that would let somebody else write with our rights. */
+    /**
+     * errno EPERM. Owner or permissions of the files would let another user write with this process's
+     * rights.
+     */
     UNTORN_E_UNTRUSTED = 11,
-    /** errno ECHILD. The handle was made by the parent, before a fork. */
+    /** errno ECHILD. The parent process made the handle, before a fork. */
     UNTORN_E_FORKED = 12,
     /**
-     * errno EBADF. Not an open handle of the kind that the function takes: NULL, closed, closed by
-     * another thread just now, of another kind, or never a handle at all.
+     * errno EBADF. Not an open handle of the kind that the function expects: NULL, closed, closed by
+     * another thread during the call, of another kind, or no handle at all.
      */
     UNTORN_E_BAD_HANDLE = 13,
-    /** errno EBUSY. The file takes part in a transaction, which alone can commit or roll it back. */
+    /** errno EBUSY. The file is in a transaction: only the transaction can commit or roll back its changes. */
     UNTORN_E_IN_TRANSACTION = 14,
     /**
-     * errno EINVAL; EFBIG for a range that ends past the largest file; EBADF for a change through a
-     * read-only handle. An argument makes no sense; the message says which.
+     * errno EINVAL; EFBIG for a range that ends behind the largest offset; EBADF for a change through a
+     * read-only handle. An argument is invalid; the message says which.
      */
     UNTORN_E_INVALID = 15,
     /** errno EFAULT. A pointer that must not be NULL is NULL. */
     UNTORN_E_NULL = 16,
-    /** errno EOPNOTSUPP. The file system or the kernel here cannot do it; the message says what else. */
+    /** errno EOPNOTSUPP. The file system or the kernel lacks a feature; the message suggests what to do. */
     UNTORN_E_UNSUPPORTED = 17,
-    /**
-     * errno as the operating system gave it (ENOENT, EACCES, EISDIR, EEXIST, EMFILE …), EIO if it
-     * gave none.
-     */
+    /** errno of the failed system call (ENOENT, EACCES, EISDIR, EEXIST, EMFILE …), or EIO if there is none. */
     UNTORN_E_IO = 18,
-    /** errno EIO. A bug in Untorn, caught at its boundary. Close what you can and reopen. */
+    /** errno EIO. A bug in Untorn, caught at its boundary. Close all handles and reopen the store. */
     UNTORN_E_PANIC = 19,
     /**
-     * errno ENOMEM. A mapping would need more memory than there is, or than was allowed; the message
-     * names the limit and what to do.
+     * errno ENOMEM. A map needs more memory than the machine has, or than is allowed. The message names the
+     * limit and what to do.
      */
     UNTORN_E_NO_MEMORY = 20,
     /**
-     * errno EBUSY. A thread stored to a mapping while it was being committed (found in debug mode only;
-     * the message has the address). The commit happened, whole, without that store.
+     * errno EBUSY. A thread stored to a map during its commit (found in debug mode only; the message has the
+     * address). The commit was made, whole, without that store.
      */
     UNTORN_E_RACING_STORE = 21,
     /**
      * errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
-     * has now; the message tells both. Nothing was changed. untorn_heap_get_root_info() tells what is there.
+     * asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
      */
     UNTORN_E_LAYOUT_CHANGED = 22,
 } untorn_error;
 
-/** One handle of a file. All handles of one file share one view, uncommitted changes included. */
+/** A handle of a file. All handles of one file show the same contents, uncommitted changes included. */
 typedef struct untorn_file untorn_file;
 
 /**
- * A persistent heap: memory in a file that is always mapped at the same address, so that pointers in
- * it stay good after a restart.
+ * A persistent heap: memory in a file that is always mapped at the same address, so that pointers in the
+ * heap stay valid after a restart.
  */
 typedef struct untorn_heap untorn_heap;
 
 /**
- * A mapped file, or a part of it. All maps of one file, and its handles, share one view: what one
- * stores the others see at once.
+ * A map of a file, or of a part of a file. All maps and handles of one file show the same contents: a
+ * store through one map is seen at once through all others.
  */
 typedef struct untorn_map untorn_map;
 
-/** A store: a directory whose files change all-or-nothing. One process owns it while it is open. */
+/** A store: a directory whose files change all-or-nothing. One process owns an open store. */
 typedef struct untorn_store untorn_store;
 
-/** A commit on its way. Freeing the ticket does not cancel the commit. */
+/** A commit that was started and may not be durable yet. Freeing the ticket does not cancel the commit. */
 typedef struct untorn_ticket untorn_ticket;
 
 /** A transaction over files and names of one store. */
 typedef struct untorn_txn untorn_txn;
 
 /**
- * How to open a store. Zero is the default of everything but `size`, so both
- * untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof
- * options};` give defaults.
+ * How to open a store. Zero is the default of every member but `size`. So both
+ * untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
+ * set the defaults.
  */
 typedef struct untorn_options {
-    /** sizeof(untorn_options), as your compiler saw it: newer libraries may know more members. */
+    /** sizeof(untorn_options) of the header that the program was compiled with. */
     size_t size;
     /** UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS. */
     uint32_t failure_class;
     /** UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, or'ed. */
     uint32_t flags;
     /**
-     * Most bytes of journal before commits wait for a checkpoint. 0: the default, 64 MiB. Less than
-     * 64 KiB counts as 64 KiB.
+     * The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
+     * 64 MiB. The minimum is 64 KiB; smaller numbers mean 64 KiB.
      */
     uint64_t journal_bytes;
     /**
-     * Called now and then during a long recovery, perhaps in another thread; NULL: not wanted. It
-     * must return (no longjmp, no C++ exception) and must not call untorn_ functions.
+     * Called from time to time during a long recovery, possibly in another thread. NULL: no calls. The
+     * function must return (no longjmp, no C++ exception) and must not call untorn_ functions.
      */
     void (*progress)(uint64_t bytes_done, uint64_t bytes_all, void *context);
-    /** Handed to `progress`. */
+    /** Passed to `progress`. */
     void *progress_context;
 } untorn_options;
 
 /**
- * A store's condition. Counters count from when the store was opened. What has a name or a reason
- * (paths, quarantined files, the sticky failure) is in untorn_store_status_json().
+ * A store's status. Counters start at 0 when the store is opened. untorn_store_status_json() also has
+ * the texts: paths, quarantined files, the reason of a failure.
  */
 typedef struct untorn_status {
     /** Set it to sizeof(untorn_status) before the call; the call fills that many bytes. */
@@ -322,13 +329,13 @@ typedef struct untorn_status {
     uint32_t failure_class;
     /** 1 if whole pages are logged (UNTORN_FULL_PAGE). */
     uint32_t full_page;
-    /** 1 if the journal is written past the page cache. */
+    /** 1 if the journal is written with O_DIRECT, past the page cache. */
     uint32_t journal_direct;
     /** 1 after a failed sync: no more commits until the store is reopened. */
     uint32_t failed;
-    /** Most bytes of journal before commits wait for a checkpoint. */
+    /** The journal's largest size: at this size commits wait for a checkpoint. */
     uint64_t journal_bytes_max;
-    /** Bytes that the journal takes up on the disk. */
+    /** Bytes that the journal uses on the disk. */
     uint64_t journal_bytes_allocated;
     /** Journal bytes that the next checkpoint will free. */
     uint64_t journal_bytes_pending;
@@ -340,8 +347,8 @@ typedef struct untorn_status {
     uint64_t commits_waited;
     /** Checkpoints. */
     uint64_t checkpoints;
-    /** Number of the last commit, since the store was created. */
-    uint64_t sequence;
+    /** LSN of the last commit. LSNs count from the creation of the store. */
+    uint64_t lsn;
     /** Calls of fdatasync, fsync and syncfs. */
     uint64_t syncs;
     /** Bytes written to the journal and to data files. */
@@ -350,9 +357,9 @@ typedef struct untorn_status {
     uint64_t journal_bytes_written;
     /** Files open through the store. */
     uint64_t open_files;
-    /** Memory that uncommitted and unapplied changes take, in bytes. */
+    /** Memory that uncommitted and unapplied changes use, in bytes. */
     uint64_t memory_bytes;
-    /** Files set aside because they could not be brought up to date; everything else goes on. */
+    /** Quarantined files: recovery could not bring them up to date. All other files work as usual. */
     uint64_t quarantined;
     /** Commits that recovery found and applied when the store was opened. */
     uint64_t recovered_commits;
@@ -360,42 +367,43 @@ typedef struct untorn_status {
     uint64_t recovered_files;
     /** Bytes that recovery wrote. */
     uint64_t recovered_bytes;
-    /** 1 if recovery dropped a torn record, an unacknowledged commit, at the journal's end. */
+    /** 1 if recovery dropped a torn record at the journal's end: a commit that was never acknowledged. */
     uint64_t recovered_torn_tail;
-    /** Files that are mapped. How each of them is, the JSON says. */
+    /** Mapped files. untorn_store_status_json() describes each of them. */
     uint64_t mapped_files;
     /** Bytes of mapped files that can be accessed. */
     uint64_t mapped_bytes;
-    /** Bytes of mapped pages that were stored to and not dropped: memory or swap. */
+    /** Bytes of mapped pages that were stored to and not dropped. They use memory or swap. */
     uint64_t mapped_private_bytes;
-    /** Memory for copies of mapped pages that the next commits compare with, in bytes. */
+    /** Memory for copies of mapped pages, in bytes. The next commits compare pages with these copies. */
     uint64_t mapped_copies_bytes;
-    /** Mapped files of which more is private than their `dirty_max` allows. */
+    /** Mapped files with more changed bytes in memory than their `dirty_max` allows. */
     uint64_t mapped_files_over;
 } untorn_status;
 
 /**
- * How to map a file. Zero is the default of everything but `size`, so both
+ * How to map a file. Zero is the default of every member but `size`. So both
  * untorn_map_options_init(&options, sizeof options) and `untorn_map_options options = {.size = sizeof
- * options};` give defaults: the whole file, as it grows.
+ * options};` set the defaults: a map of the whole file, which grows with the file.
  */
 typedef struct untorn_map_options {
-    /** sizeof(untorn_map_options), as your compiler saw it: newer libraries may know more members. */
+    /** sizeof(untorn_map_options) of the header that the program was compiled with. */
     size_t size;
     /** Where in the file the map begins, in bytes. */
     uint64_t offset;
-    /** Bytes that the map covers. 0: to the end of the file, as it grows. */
+    /** Length of the map, in bytes. 0: to the end of the file, also when the file grows. */
     uint64_t len;
     /**
-     * Bytes of address space to reserve; the file cannot outgrow them while it is mapped. They cost no
-     * memory. 0: 64 GiB or four times the file's size, whichever is more, or as much as is to be had.
+     * Bytes of address space to reserve; a mapped file cannot grow larger. Address space costs no memory.
+     * 0: 64 GiB or four times the file's size, whichever is more, or less if the process cannot have as
+     * much.
      */
     uint64_t address_space;
-    /** Where in memory offset 0 of the file is to be, a multiple of the page size. NULL: anywhere. */
+    /** The address of the file's offset 0, a multiple of the page size. NULL: any address. */
     void *address;
     /**
-     * The most bytes of pages that the program will have stored to and not dropped; needed for files
-     * that are larger than memory. 0: the file's size.
+     * The most bytes of pages that are changed in memory at any time. Needed for files that are larger
+     * than memory. 0: the file's size.
      */
     uint64_t dirty_max;
     /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
@@ -409,22 +417,22 @@ typedef struct untorn_map_options {
 
 /** How to open a heap. Zero is the default of everything but `size`. */
 typedef struct untorn_heap_options {
-    /** sizeof(untorn_heap_options), as your compiler saw it: newer libraries may know more members. */
+    /** sizeof(untorn_heap_options) of the header that the program was compiled with. */
     size_t size;
     /**
-     * Bytes of address space that a new heap gets: it can never outgrow them, and they cost nothing. 0:
-     * 64 GiB.
+     * Bytes of address space that a new heap reserves. The heap can never grow larger. Address space costs
+     * no memory. 0: 64 GiB.
      */
     uint64_t address_space;
     /**
-     * Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB, for programs that have
-     * several heaps open at once, whose address spaces must not overlap. 0: a random one, at which two
-     * heaps meet once in 224 times.
+     * The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For programs that
+     * open several heaps at once: the address spaces of these must not overlap. 0: a random address; the
+     * probability that two heaps overlap is 1 in 224.
      */
     uint64_t address;
     /**
-     * As in untorn_map_options: the most bytes of pages that will have been stored to and not dropped;
-     * for heaps that are larger than memory. 0: the heap's size.
+     * The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
+     * heaps that are larger than memory. 0: the heap's size.
      */
     uint64_t dirty_max;
     /** UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, or'ed. */
@@ -433,41 +441,41 @@ typedef struct untorn_heap_options {
     uint32_t reserved;
 } untorn_heap_options;
 
-/** Numbers of a heap, in bytes unless they say otherwise. */
+/** Statistics of a heap. Sizes are in bytes. */
 typedef struct untorn_heap_stats {
     /** Set it to sizeof(untorn_heap_stats) before the call; the call fills that many bytes. */
     size_t size;
-    /** Length of the heap and of its file, which is sparse. */
+    /** Length of the heap and of its sparse file. */
     uint64_t heap_bytes;
-    /** What allocations take, with what they were rounded up to. */
+    /** Bytes in allocations, with the bytes that sizes were rounded up by. */
     uint64_t used_bytes;
-    /** What can be allocated before the heap grows, in blocks of any size. */
+    /** Bytes that can be allocated before the heap grows, in blocks of any size. */
     uint64_t free_bytes;
     /** Number of allocations. */
     uint64_t allocations;
     /** Number of named roots. */
     uint64_t roots;
-    /** Memory that changed pages take. */
+    /** Memory that changed pages use. */
     uint64_t private_bytes;
-    /** Address space: what the heap can grow to. */
+    /** Address space: the largest size that the heap can grow to. */
     uint64_t address_space_bytes;
 } untorn_heap_stats;
 
-/** What a root points to, as it was when it was set. */
+/** A root: its name, its address, and the type that was recorded when the root was set. */
 typedef struct untorn_heap_root_info {
     /** Set it to sizeof(untorn_heap_root_info) before the call; the call fills that many bytes. */
     size_t size;
-    /** Where it is. */
+    /** The address that the root points to. */
     void *address;
     /** The type's size in bytes. */
     uint64_t bytes;
     /** The type's alignment. */
     uint32_t align;
-    /** The program's own number of its layout. */
+    /** The program's own number for the type's layout. */
     uint32_t version;
     /** The root's name. */
     char name[UNTORN_ROOT_NAME_BYTES];
-    /** The type's name, as much as fits. */
+    /** The type's name, cut off if it is too long. */
     char type_name[UNTORN_ROOT_TYPE_BYTES];
 } untorn_heap_root_info;
 
@@ -476,32 +484,42 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * The kind of the last failure in the calling thread. Like errno, it is not reset by success: look
- * at it only after a call has returned -1 or NULL.
+ * Returns the kind of the last failure in the calling thread. As errno, the kind is not reset by a
+ * successful call: it is meaningful only after a call has returned -1 or NULL.
  */
 enum untorn_error untorn_last_error(void);
 
 /**
- * The last failure in the calling thread in words: what happened, what is still true, what to do.
- * Never NULL; empty if nothing has failed yet. Valid until the next untorn_ call that fails in this
- * thread, or until the thread ends. The text is for people and may change between versions.
+ * Returns a message about the last failure in the calling thread: what happened, and what to do. Never
+ * NULL; empty if no call has failed yet. The text is valid until the next untorn_ call that fails in this
+ * thread, or until the thread ends. Texts may change between versions.
  */
 const char *untorn_error_message(void);
 
-/** The version of the library that is running, such as "0.1.0". Static; never fails. */
+/**
+ * Returns the version of the running library, such as "0.1.0". The text is static, and the call never
+ * fails.
+ */
 const char *untorn_version(void);
 
 /**
- * Sets all members to their defaults. `size` is sizeof(untorn_options). 0, or -1 with EFAULT or
+ * Frees what a function of this library returned to be freed: the strings of untorn_path(),
+ * untorn_store_path() and untorn_store_status_json(). NULL does nothing. Memory in a heap is freed by
+ * untorn_heap_free(), and handles are closed by the functions for their kind.
+ */
+void untorn_free(void *memory);
+
+/**
+ * Sets all members to their defaults. `size` is sizeof(untorn_options). Returns 0, or -1 with EFAULT or
  * EINVAL.
  */
 int untorn_options_init(struct untorn_options *options, size_t size);
 
 /**
- * Opens the directory `path` as a store, which lives in `.untorn` in it. What is missing is made,
- * durably (not with UNTORN_MUST_EXIST): the store, and the directory itself (mode 0777 less the umask)
- * if its parent exists. After a crash this is where recovery happens: on return every file holds its
- * last committed contents. `options` NULL: defaults.
+ * Opens the directory `path` as a store. The store's own files are in the directory `.untorn` in it.
+ * A missing store is created, durably, unless UNTORN_MUST_EXIST is set; so is the directory itself (mode
+ * 0777 less the umask) if its parent exists. Recovery after a crash happens here: on return every file
+ * holds its last committed contents. `options` NULL: defaults.
  *
  * Returns a handle, or NULL: EBUSY, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT, ENOTRECOVERABLE, EPERM,
  * ENOSPC, ENOENT, ENOTDIR, EACCES …; see untorn_error.
@@ -511,31 +529,26 @@ struct untorn_store *untorn_store_open(const char *path,
                                        const struct untorn_options *options);
 
 /**
- * Another handle of the store that a file lives in; for a lone file, of its private store. Give it
- * back with untorn_store_release(), or close the store through it. NULL with EBADF.
- */
-UNTORN_MUST_USE struct untorn_store *untorn_store_of(const struct untorn_file *file);
-
-/**
- * Closes the store and all its handles: waits for commits on their way, applies and flushes
- * everything committed, and leaves plain, whole files. Uncommitted changes of open files are
- * DISCARDED; handles of its files answer EBADF afterwards, and still have to be closed.
+ * Closes the store and all its handles: waits for commits that were started, applies and flushes all
+ * committed changes, and leaves plain, whole files. Uncommitted changes of open files are DISCARDED.
+ * Calls on the store's files fail with EBADF afterwards; the handles of these files still have to be
+ * closed.
  *
- * Returns 0, or -1 with an error; the handle is closed in either case. What was committed stays
- * committed, and is recovered when the store is opened again.
+ * Returns 0, or -1 with an error; the handle is closed in either case. Committed changes stay committed
+ * also after an error: they are recovered when the store is opened again.
  */
 int untorn_store_close(struct untorn_store *store);
 
 /**
- * Gives a handle back without closing the store, which closes by itself after the last handle of
- * it and of its files; errors are lost then. Returns 0, or -1 with EBADF.
+ * Closes a handle without closing the store. The store closes with the last handle of itself and of its
+ * files; errors of that closing are not reported. Returns 0, or -1 with EBADF.
  */
 int untorn_store_release(struct untorn_store *store);
 
 /**
- * Applies and flushes everything committed so far to the data files, which are then plain and whole
- * for other programs, if nobody commits meanwhile. Commits do not need this to be durable. Returns
- * 0, or -1 with an error.
+ * Applies all committed changes to the data files and flushes these. Other programs then read plain,
+ * whole files, until the next commit. Commits are durable without a checkpoint. Returns 0, or -1 with an
+ * error.
  */
 int untorn_store_checkpoint(struct untorn_store *store);
 
@@ -545,35 +558,29 @@ int untorn_store_checkpoint(struct untorn_store *store);
  */
 int untorn_store_status(const struct untorn_store *store, struct untorn_status *status);
 
-/**
- * Writes the whole status as JSON. Like snprintf: at most `len` bytes go to `buf`, the last one a
- * NUL, and the length of the whole text, without NUL, is returned; `len` 0 only asks for it. -1
- * with EBADF or EFAULT.
- */
-ssize_t untorn_store_status_json(const struct untorn_store *store, char *buf, size_t len);
+/** Returns the whole status as a JSON text, to be freed with untorn_free(). NULL: EBADF, ENOMEM. */
+UNTORN_MUST_USE char *untorn_store_status_json(const struct untorn_store *store);
+
+/** Returns the path of the store's directory, to be freed with untorn_free(). NULL: EBADF, ENOMEM. */
+UNTORN_MUST_USE char *untorn_store_path(const struct untorn_store *store);
 
 /**
- * Writes the store's directory, as untorn_store_status_json() writes the status. -1 with EBADF or
- * EFAULT.
- */
-ssize_t untorn_store_path(const struct untorn_store *store, char *buf, size_t len);
-
-/**
- * Replaces the file `path` by `len` bytes, whole or not at all, durably on return, and keeps its
- * mode, owner, ACL and extended attributes. Needs no store; if the file is in one, the replacement
- * is a commit there (EBUSY if the store is open elsewhere). Returns 0, or -1 with an error: the old
- * contents are then still there.
+ * Replaces the contents of the file `path` by `len` bytes, whole or not at all, durably on return. The
+ * file keeps its mode, owner, ACL and extended attributes. No store is needed; if the file belongs to a
+ * store, the replacement is a commit of that store (EBUSY if the store is open elsewhere). Returns 0, or
+ * -1 with an error: the file then still has its old contents.
  */
 int untorn_put(const char *path, const void *buf, size_t len);
 
 /**
- * Opens one file with a private store beside it, the directory `<path>.untorn`, made when missing.
- * So several processes can each hold different files; files that must commit together belong in
- * one store (untorn_store_open). After a crash, recovery happens here.
+ * Opens a standalone file: a file with a private store beside it, the directory `<path>.untorn`. A missing
+ * private store is created. Several processes can each own different standalone files of one directory;
+ * files that are committed together belong in one store (untorn_store_open()). Recovery after a crash
+ * happens here.
  *
  * `flags`: UNTORN_RDONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_TRUNC, or'ed, or 0 to open an existing
  * file for reading and writing. `mode`: permissions of a created file, less the umask. `options` NULL:
- * defaults; UNTORN_MUST_EXIST asks for the private store to exist already.
+ * defaults; with UNTORN_MUST_EXIST the private store must exist.
  *
  * Returns a handle, or NULL with an error as untorn_store_open().
  */
@@ -584,9 +591,9 @@ struct untorn_file *untorn_open(const char *path,
                                 const struct untorn_options *options);
 
 /**
- * Opens a file of a store; `path` is relative to the store's directory. Links are not followed, and
+ * Opens a file of a store; `path` is relative to the store's directory. Symbolic links are not followed;
  * `..`, absolute paths and other file systems are refused. `flags` and `mode` as in untorn_open().
- * Creating a file is a commit of its own (within a transaction: untorn_txn_create).
+ * Creating a file is a commit of its own. untorn_txn_create() creates a file in a transaction.
  *
  * Returns a handle, or NULL: EBADF, ENOENT, EEXIST, EISDIR, EINVAL, ESTALE, EMEDIUMTYPE, EBUSY …
  */
@@ -596,68 +603,77 @@ struct untorn_file *untorn_open_at(struct untorn_store *store,
                                    uint32_t flags,
                                    uint32_t mode);
 
-/** Another handle of the same file, closed on its own. NULL with EBADF. */
+/** Duplicates a handle: both handles are of one file, and each is closed by itself. NULL with EBADF. */
 UNTORN_MUST_USE struct untorn_file *untorn_dup(const struct untorn_file *file);
 
 /**
- * Closes the handle. Changes that were not committed are DISCARDED when the file's last handle
- * closes, unless untorn_set_commit_on_close() asked for a commit. The last handle of a lone file closes
- * its private store, which leaves a plain, whole file.
+ * Closes the handle. Uncommitted changes are DISCARDED when the file's last handle closes, unless
+ * untorn_set_commit_on_close() asked for a commit. The last handle of a standalone file also closes the
+ * private store, and leaves a plain, whole file.
  *
- * Waits for calls on this handle that run in other threads. Returns 0, or -1 with an error; the
- * handle is closed in either case.
+ * Waits for calls on this handle that run in other threads. Returns 0, or -1 with an error; the handle
+ * is closed in either case.
  */
 int untorn_close(struct untorn_file *file);
 
 /**
- * Whether closing this handle commits the file's changes (`on` not 0), or leaves them to its other
- * handles, or to be discarded with the last one (0, the default). Returns 0, or -1 with EBADF, also
- * for a read-only handle.
+ * Sets whether closing this handle commits the file's changes (`on` not 0). With `on` 0, the default, the
+ * changes stay uncommitted, and are discarded with the file's last handle. Returns 0, or -1 with EBADF,
+ * also for a read-only handle.
  */
 int untorn_set_commit_on_close(struct untorn_file *file, int on);
 
 /**
- * Reads up to `len` bytes at `offset`, uncommitted changes included. Returns the bytes read, fewer
- * than `len` only at the end of the file, 0 behind it; or -1: EBADF, EFAULT, EINVAL, EIO …
+ * Reads up to `len` bytes at `offset`, uncommitted changes included. Returns the number of bytes read:
+ * fewer than `len` only at the end of the file, 0 behind the end. -1: EBADF, EFAULT, EINVAL, EIO …
  */
 ssize_t untorn_pread(const struct untorn_file *file, void *buf, size_t len, uint64_t offset);
 
 /**
- * Writes `len` bytes at `offset`, all or none; the file grows as needed, with zeros in between. The
- * change is seen by all handles at once, and by the disk at commit. Returns `len`, or -1: EBADF,
- * EFAULT, EINVAL, EFBIG, ENOSPC …
+ * Writes `len` bytes at `offset`, all or none. The file grows as needed, with zeros between its old end
+ * and `offset`. All handles of the file show the change at once; the disk has it after a commit. Returns
+ * `len`, or -1: EBADF, EFAULT, EINVAL, EFBIG, ENOSPC …
  */
 ssize_t untorn_pwrite(struct untorn_file *file, const void *buf, size_t len, uint64_t offset);
 
 /**
- * Writes `len` bytes at the end of the file, all or none; several threads' appends do not overlap.
- * Returns the offset at which they went, or -1 with an error as untorn_pwrite().
+ * Writes `len` bytes at the end of the file, all or none. Appends of several threads do not overlap.
+ * Returns the offset of the first byte written, or -1 with an error as untorn_pwrite().
  */
 int64_t untorn_append(struct untorn_file *file, const void *buf, size_t len);
 
 /**
- * Sets the file's size, in bytes: cut off, or extended with zeros; uncommitted until commit. Returns
- * 0, or -1: EBADF, EINVAL …
+ * Sets the file's size, in bytes, as an uncommitted change. A smaller size cuts the end off, a larger one
+ * adds zeros. Returns 0, or -1: EBADF, EINVAL …
  */
-int untorn_truncate(struct untorn_file *file, uint64_t size);
+int untorn_ftruncate(struct untorn_file *file, uint64_t size);
 
 /**
- * Like writing `len` zeros at `offset`, without the bytes; extends the file as needed. Returns 0, or
- * -1: EBADF, EINVAL, EFBIG …
+ * Writes `len` zeros at `offset`, without a buffer; the file grows as needed. Returns 0, or -1: EBADF,
+ * EINVAL, EFBIG …
  */
 int untorn_zero(struct untorn_file *file, uint64_t offset, uint64_t len);
 
-/** The file's size in bytes, uncommitted changes included; or -1 with an error. */
+/** Returns the file's size in bytes, uncommitted changes included, or -1 with an error. */
 int64_t untorn_size(const struct untorn_file *file);
 
-/** Writes the file's path, relative to its store's directory, as untorn_store_path() does. */
-ssize_t untorn_path(const struct untorn_file *file, char *buf, size_t len);
+/**
+ * Returns the file's path, relative to its store's directory, to be freed with untorn_free(). NULL: EBADF,
+ * ENOMEM.
+ */
+UNTORN_MUST_USE char *untorn_path(const struct untorn_file *file);
 
 /**
- * Commits all uncommitted changes of the file, made through whichever handle, as one. On return 0
- * they survive whatever the store's failure class names: UNTORN_CLASS_POWER kernel crashes and power
- * cuts, UNTORN_CLASS_PROCESS the end of the process. A crash before or during the call leaves all of
- * them or none.
+ * Another handle of the store that a file belongs to; for a standalone file, of its private store. Close
+ * the handle with untorn_store_release(), or the store with untorn_store_close(). NULL with EBADF.
+ */
+UNTORN_MUST_USE struct untorn_store *untorn_store_of(const struct untorn_file *file);
+
+/**
+ * Commits all uncommitted changes of the file, made through any handle, as one. After the call has
+ * returned 0 the changes survive the failures of the store's failure class: UNTORN_CLASS_POWER kernel
+ * crashes and power cuts, UNTORN_CLASS_PROCESS the end of the process. A crash before or during the call
+ * leaves all of the changes or none.
  *
  * Returns 0, or -1: ENOSPC (nothing committed, try again), EIO (untorn_last_error() tells "not
  * committed" from "unknown until reopened"), EBUSY (the file is in a transaction), EBADF …
@@ -665,13 +681,14 @@ ssize_t untorn_path(const struct untorn_file *file, char *buf, size_t len);
 UNTORN_MUST_USE int untorn_commit(struct untorn_file *file);
 
 /**
- * Starts a commit as untorn_commit(): what belongs to it is settled on return; the ticket tells when
- * it is durable. Commits become durable in the order in which they were started. NULL with an error.
+ * Starts a commit as of untorn_commit(). The changes made before the call belong to the commit, later
+ * changes do not. The ticket tells when the commit is durable. Commits become durable in the order in
+ * which they were started. NULL with an error.
  */
 UNTORN_MUST_USE struct untorn_ticket *untorn_commit_async(struct untorn_file *file);
 
 /**
- * Forgets all uncommitted changes of the file, made through whichever handle: it reads as at its last
+ * Discards all uncommitted changes of the file, made through any handle: the file is as of its last
  * commit. Returns 0, or -1: EBUSY (the file is in a transaction), EBADF …
  */
 int untorn_rollback(struct untorn_file *file);
@@ -683,14 +700,14 @@ int untorn_rollback(struct untorn_file *file);
 UNTORN_MUST_USE int untorn_ticket_wait(const struct untorn_ticket *ticket);
 
 /**
- * Asks without waiting. Returns 1: durable; 0: still on its way; -1: failed, as untorn_commit(), or
- * EBADF.
+ * Tells whether the commit is durable, without waiting. Returns 1: durable; 0: not yet; -1: the commit
+ * failed, with an error as untorn_commit(), or EBADF.
  */
 UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
 
 /**
- * Frees the ticket; the commit goes on. Threads that wait on it are not disturbed. Returns 0, or -1
- * with EBADF.
+ * Frees the ticket; the commit goes on. Threads that wait on the ticket are not disturbed. Returns 0,
+ * or -1 with EBADF.
  */
 int untorn_ticket_free(struct untorn_ticket *ticket);
 
@@ -698,22 +715,23 @@ int untorn_ticket_free(struct untorn_ticket *ticket);
 UNTORN_MUST_USE struct untorn_txn *untorn_txn_begin(struct untorn_store *store);
 
 /**
- * Adds a file of the same store: its uncommitted changes, past and future, belong to the transaction
- * until that ends. Returns 0, or -1: EBUSY (in another transaction), EINVAL (of another store), EBADF.
+ * Adds a file of the same store. All uncommitted changes of the file, made before and after this call,
+ * belong to the transaction until the transaction ends. Returns 0, or -1: EBUSY (the file is in another
+ * transaction), EINVAL (the file belongs to another store), EBADF.
  */
 int untorn_txn_add(struct untorn_txn *txn, struct untorn_file *file);
 
 /**
- * Creates a file as part of the transaction; its name appears at commit. `mode`: permissions, less
- * the umask. Write to it through the returned handle, which is good after the commit too. NULL:
- * EEXIST, EINVAL, EBADF …
+ * Creates a file as a part of the transaction; the file's name appears at commit. `mode`: permissions, less
+ * the umask. The returned handle writes to the file, and stays open after the commit. NULL: EEXIST,
+ * EINVAL, EBADF …
  */
 UNTORN_MUST_USE
 struct untorn_file *untorn_txn_create(struct untorn_txn *txn,
                                       const char *path,
                                       uint32_t mode);
 
-/** Renames a file at commit; a file of the new name is replaced. Returns 0, or -1 with an error. */
+/** Renames a file at commit; an existing file of the new name is replaced. Returns 0, or -1 with an error. */
 int untorn_txn_rename(struct untorn_txn *txn, const char *from, const char *to);
 
 /** Removes a file's name at commit. Returns 0, or -1 with an error. */
@@ -732,122 +750,126 @@ int untorn_txn_rmdir(struct untorn_txn *txn, const char *path);
 int untorn_txn_chmod(struct untorn_txn *txn, const char *path, uint32_t mode);
 
 /**
- * Commits everything in the transaction as one, with the promise of untorn_commit(). Returns 0, or -1
- * with an error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be,
- * and then nothing is committed. The handle is closed in either case, and a failure aborts the
- * transaction, unless its outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
+ * Commits all changes of the transaction as one, durable as by untorn_commit(). Returns 0, or -1 with an
+ * error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be, and then
+ * nothing is committed. The handle is closed in either case. A failure aborts the transaction, unless the
+ * outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
  */
 UNTORN_MUST_USE int untorn_txn_commit(struct untorn_txn *txn);
 
 /**
- * Starts the commit of a transaction, as untorn_commit_async(). NULL with an error. The handle is
- * closed in either case.
+ * Starts the commit of a transaction; the ticket is as of untorn_commit_async(). NULL with an error. The
+ * handle is closed in either case.
  */
 UNTORN_MUST_USE struct untorn_ticket *untorn_txn_commit_async(struct untorn_txn *txn);
 
 /**
- * Ends the transaction without a trace: uncommitted changes of its files are forgotten, its names stay
- * as they were. Returns 0, or -1 with an error; the handle is closed in either case.
+ * Aborts the transaction: uncommitted changes of its files are discarded, and all names stay as they were.
+ * Returns 0, or -1 with an error; the handle is closed in either case.
  */
 int untorn_txn_abort(struct untorn_txn *txn);
 
 /**
- * Commits the uncommitted changes of `n` files of one store as one: after a crash all of them are
- * there or none. Otherwise like untorn_commit(). Returns 0, or -1: EINVAL if `n` is 0 or the files are
- * of several stores, EFAULT if `files` is NULL, EBADF if any handle is bad, EBUSY …
+ * Commits the uncommitted changes of `n` files of one store as one: after a crash either all changes are
+ * there or none. Otherwise as untorn_commit(). Returns 0, or -1: EINVAL if `n` is 0 or the files belong
+ * to several stores, EFAULT if `files` is NULL, EBADF if any handle is bad, EBUSY …
  */
 UNTORN_MUST_USE int untorn_syncv(struct untorn_file *const *files, size_t n);
 
-/** Starts a commit of several files, as untorn_commit_async(). NULL with an error as untorn_syncv(). */
+/**
+ * Starts a commit of several files; the ticket is as of untorn_commit_async(). NULL with an error as
+ * untorn_syncv().
+ */
 UNTORN_MUST_USE struct untorn_ticket *untorn_syncv_async(struct untorn_file *const *files, size_t n);
 
 /**
- * Sets all members to their defaults. `size` is sizeof(untorn_map_options). 0, or -1 with EFAULT or
- * EINVAL.
+ * Sets all members to their defaults. `size` is sizeof(untorn_map_options). Returns 0, or -1 with EFAULT
+ * or EINVAL.
  */
 int untorn_map_options_init(struct untorn_map_options *options, size_t size);
 
 /**
- * Maps an open file: load from and store to untorn_map_address() as you like; nothing reaches the file
- * before a commit, and a commit is always of the whole file, all or nothing. The map stays when the
- * file's handle is closed. No thread should store while a commit runs: a store that does is in it or
- * in the next one.
+ * Maps an open file. The program loads from and stores to the memory at untorn_map_address(). No store
+ * reaches the file before a commit, and a commit is always of the whole file, all or nothing. The map stays
+ * open when the file's handle is closed. No thread should store while a commit runs: such a store belongs
+ * to that commit or to the next one.
  *
- * `options` NULL: the whole file, as it grows. Give the map back with untorn_unmap(). NULL: ENOMEM
- * (memory or address space; the message names the limit), EINVAL (the range is behind the end of the
- * file, or the file is mapped in another way), EFBIG, EOPNOTSUPP (the tracker does not work here), EBADF …
+ * `options` NULL: a map of the whole file, which grows with the file. Close the map with
+ * untorn_map_close(). NULL: ENOMEM (memory or address space; the message names the limit), EINVAL (the
+ * range is behind the end of the file, or the file is mapped in another way), EFBIG, EOPNOTSUPP (the
+ * tracker does not work on this system), EBADF …
  */
 UNTORN_MUST_USE
-struct untorn_map *untorn_map_file(struct untorn_file *file,
+struct untorn_map *untorn_map_open(struct untorn_file *file,
                                    const struct untorn_map_options *options);
 
 /**
- * Where the map begins in memory; the same until untorn_unmap(). NULL with EBADF. Behind
- * untorn_map_len() bytes, rounded up to whole pages, memory cannot be accessed (SIGSEGV).
+ * Returns the address of the map, which does not change until untorn_map_close(). NULL with EBADF. An
+ * access behind untorn_map_len() bytes, rounded up to whole pages, is SIGSEGV.
  */
 void *untorn_map_address(const struct untorn_map *map);
 
 /**
- * Bytes of the map that can be accessed now: those asked for, or up to the end of the file. -1 with
- * EBADF.
+ * Returns the number of bytes of the map that can be accessed now: its length, but not more than up to the
+ * end of the file. -1 with EBADF.
  */
 int64_t untorn_map_len(const struct untorn_map *map);
 
-/** How stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. -1 with EBADF. */
+/** Returns how stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. -1 with EBADF. */
 int untorn_map_tracker(const struct untorn_map *map);
 
 /**
- * Commits all uncommitted changes of the file, stores and writes alike, with the promise of
- * untorn_commit(). Returns 0, or -1 with an error as untorn_commit(); also EEXIST (another program
- * changed or truncated the file), EBUSY with UNTORN_E_RACING_STORE (see UNTORN_MAP_DEBUG_RACES).
+ * Commits all uncommitted changes of the file, stores and writes alike, durable as by untorn_commit().
+ * Returns 0, or -1 with an error as untorn_commit(); also EEXIST (another program changed or truncated the
+ * file), EBUSY with UNTORN_E_RACING_STORE (see UNTORN_MAP_DEBUG_RACES).
  */
 UNTORN_MUST_USE int untorn_map_sync(struct untorn_map *map);
 
 /**
- * Starts a commit as untorn_map_sync(): what is stored by now belongs to it; the ticket tells when it
- * is durable. NULL with an error.
+ * Starts a commit as of untorn_map_sync(). All stores made before the call belong to the commit. The
+ * ticket tells when the commit is durable. NULL with an error.
  */
 UNTORN_MUST_USE struct untorn_ticket *untorn_map_sync_async(struct untorn_map *map);
 
 /**
- * Forgets all uncommitted changes of the file, in memory, too: it is as at its last commit. Returns
- * 0, or -1: EBUSY (the file is in a transaction), EBADF …
+ * Discards all uncommitted changes of the file, also in memory: the file is as of its last commit.
+ * Returns 0, or -1: EBUSY (the file is in a transaction), EBADF …
  */
 int untorn_map_rollback(struct untorn_map *map);
 
 /**
- * Sets the file's size, in bytes, as untorn_truncate(). Addresses stay. Memory behind a smaller end
- * cannot be accessed any more; behind the old end of a larger one there are zeros. Returns 0, or -1:
- * ENOMEM (beyond the address space reserved), EINVAL, EBADF …
+ * Sets the file's size, in bytes, as untorn_ftruncate(). The map keeps its address. If the file shrinks,
+ * memory behind its new end can no longer be accessed; if it grows, the new bytes are zeros. Returns 0, or
+ * -1: ENOMEM (beyond the reserved address space), EINVAL, EBADF …
  */
 int untorn_map_resize(struct untorn_map *map, uint64_t size);
 
 /**
- * Says that `len` bytes at `offset` of the map may have changed in a way that no tracker sees: by a
- * device that writes to memory itself, as with registered io_uring buffers and O_DIRECT reads that
- * are on their way during a commit. Returns 0, or -1: EINVAL (not inside the map), EBADF.
+ * Marks `len` bytes at `offset` of the map as changed. Needed for changes that no tracker sees: those by
+ * a device that writes to memory itself, as with registered io_uring buffers, and with O_DIRECT reads
+ * that run during a commit. Returns 0, or -1: EINVAL (not inside the map), EBADF.
  */
-int untorn_mark_dirty(struct untorn_map *map, uint64_t offset, uint64_t len);
+int untorn_map_mark_dirty(struct untorn_map *map, uint64_t offset, uint64_t len);
 
 /**
- * Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
- * as well. NO THREAD may store to the file's maps during this call: a store could be lost. Returns
- * 0, or -1 with an error as untorn_store_checkpoint().
+ * Reclaims memory: applies all committed changes to the data file, then drops every page that the data
+ * file also holds. NO THREAD may store to the file's maps during this call: a store could be lost.
+ * Returns 0, or -1 with an error as untorn_store_checkpoint().
  */
-int untorn_quiesce(struct untorn_map *map);
+int untorn_map_reclaim(struct untorn_map *map);
 
 /**
- * Ends the map; with the last map of a file its memory cannot be accessed any more. What was stored
- * and not committed stays an uncommitted change of the file; it is DISCARDED if the map was the file's
- * last handle. Waits for calls on this map that run in other threads. Returns 0, or -1 with an error;
- * the handle is closed in either case.
+ * Closes the map. When the file's last map is closed, the memory can no longer be accessed. Uncommitted
+ * stores stay uncommitted changes of the file; they are DISCARDED if the map was the file's last handle.
+ * Waits for calls on this map that run in other threads. Returns 0, or -1 with an error; the handle is
+ * closed in either case.
  */
-int untorn_unmap(struct untorn_map *map);
+int untorn_map_close(struct untorn_map *map);
 
 /**
- * Opens a heap in a file that has a store of its own beside it; makes it if there is none. `options`
- * and `store_options` may be NULL. A heap is always at the same address: EINVAL if something else is
- * there, or if this heap or a copy of it is open in this process. NULL with an error, also as
+ * Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options`
+ * and `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use,
+ * or if this heap or a copy of the heap is already open in this process. NULL with an error, also as
  * untorn_open(); EMEDIUMTYPE: not a heap.
  */
 UNTORN_MUST_USE
@@ -856,8 +878,8 @@ struct untorn_heap *untorn_heap_open(const char *path,
                                      const struct untorn_options *store_options);
 
 /**
- * Opens a heap by its name in a store: it can commit together with the store's other files. Otherwise
- * as untorn_heap_open().
+ * Opens a heap by its name in a store. The heap and other files of the store can be committed together.
+ * Otherwise as untorn_heap_open().
  */
 UNTORN_MUST_USE
 struct untorn_heap *untorn_heap_open_at(struct untorn_store *store,
@@ -865,92 +887,34 @@ struct untorn_heap *untorn_heap_open_at(struct untorn_store *store,
                                         const struct untorn_heap_options *options);
 
 /**
- * Closes the heap. What is not committed is DISCARDED, and pointers into it are good no more. Returns
+ * Closes the heap. Uncommitted changes are DISCARDED, and pointers into the heap become invalid. Returns
  * 0, or -1 with an error; the handle is closed in either case.
  */
 int untorn_heap_close(struct untorn_heap *heap);
 
 /**
- * Memory in the heap, of any contents, aligned to 16 bytes. It stays allocated after a restart, if it
- * was committed: hang it on a root, or on something that is. NULL: ENOMEM, ENOSPC, EBADF …
- */
-UNTORN_MUST_USE void *untorn_malloc(struct untorn_heap *heap, size_t bytes);
-
-/** The same with an alignment: a power of two up to 4096. */
-UNTORN_MUST_USE void *untorn_aligned_alloc(struct untorn_heap *heap, size_t align, size_t bytes);
-
-/** Memory for `n` elements, all zeros. NULL as untorn_malloc(). */
-UNTORN_MUST_USE void *untorn_calloc(struct untorn_heap *heap, size_t n, size_t bytes);
-
-/**
- * Memory of another size with the same contents, as far as they fit; the old one is freed. `address`
- * NULL: as untorn_malloc(). NULL with an error: the old one is untouched.
- */
-UNTORN_MUST_USE void *untorn_realloc(struct untorn_heap *heap, void *address, size_t bytes);
-
-/**
- * Ends an allocation; NULL does nothing. Returns 0, or -1: EINVAL (not an allocation of this heap, or
- * freed already: nothing has changed), EBADF.
- */
-int untorn_free(struct untorn_heap *heap, void *address);
-
-/** Bytes that an allocation has, at least as many as were asked for. 0 with EINVAL or EBADF. */
-size_t untorn_malloc_size(struct untorn_heap *heap, void *address);
-
-/**
- * Where the heap begins in memory: the same after every restart. NULL with EBADF. What lies in a heap
- * may keep this address to allocate through untorn_heap_allocate_at().
+ * Returns the heap's address, which is the same after every restart. NULL with EBADF. Objects in a heap
+ * may keep this address, to allocate by untorn_heap_allocate_at().
  */
 void *untorn_heap_base(const struct untorn_heap *heap);
 
 /**
- * Allocates in the open heap that begins at `base`: for allocators that lie in heaps themselves.
- * NULL as untorn_aligned_alloc(); EBADF: no heap is open there.
- */
-UNTORN_MUST_USE void *untorn_heap_allocate_at(const void *base, size_t align, size_t bytes);
-
-/** Frees what untorn_heap_allocate_at() gave. Returns 0, or -1 as untorn_free(). */
-int untorn_heap_free_at(const void *base, void *address);
-
-/**
- * Finds a root: `*found` is what was hung on this name, or NULL. The type's name, size, alignment and
- * version must be those that it was set with: otherwise UNTORN_E_LAYOUT_CHANGED, and
- * untorn_heap_get_root_info() tells what it was. Build the new one of it, set the root, commit: that is one
- * change. Returns 1: found; 0: there is no such root; -1: EINVAL, EUCLEAN, EFAULT, EBADF.
- */
-int untorn_heap_root(const struct untorn_heap *heap,
-                     const char *name,
-                     const char *type_,
-                     size_t bytes,
-                     size_t align,
-                     uint32_t version,
-                     void **found);
-
-/**
- * Hangs something on a name (1 to 47 bytes); `address` NULL removes the root. What it was before is
- * not freed. Returns 0, or -1: EINVAL (outside of the heap, too many roots, no name), EBADF.
- */
-int untorn_heap_set_root(struct untorn_heap *heap,
-                         const char *name,
-                         void *address,
-                         const char *type_,
-                         size_t bytes,
-                         size_t align,
-                         uint32_t version);
-
-/**
- * Begins changes that belong together: no commit takes place before untorn_heap_end() in the same
- * thread. May be nested. Needed only where several threads use a heap. Returns 0, or -1 with EBADF.
+ * Begins changes that belong together: no commit takes place before the same thread calls
+ * untorn_heap_end(). Calls may be nested. Needed only where several threads use a heap. Returns 0, or -1
+ * with EBADF.
  */
 int untorn_heap_begin(struct untorn_heap *heap);
 
-/** Ends what untorn_heap_begin() began. Returns 0, or -1: EINVAL (this thread has begun nothing), EBADF. */
+/**
+ * Ends the changes that untorn_heap_begin() began. Returns 0, or -1: EINVAL (this thread has begun none),
+ * EBADF.
+ */
 int untorn_heap_end(struct untorn_heap *heap);
 
 /**
- * Commits all changes of the heap, with the promise of untorn_commit(). Waits until no thread is
- * between untorn_heap_begin() and untorn_heap_end(). Returns 0, or -1 with an error as
- * untorn_commit(); EINVAL if this thread is between them itself.
+ * Commits all changes of the heap, durable as by untorn_commit(). Waits until no thread is between
+ * untorn_heap_begin() and untorn_heap_end(). Returns 0, or -1 with an error as untorn_commit(); EINVAL if
+ * the calling thread is between these calls.
  */
 UNTORN_MUST_USE int untorn_heap_commit(struct untorn_heap *heap);
 
@@ -961,35 +925,107 @@ int untorn_heap_commit_with(struct untorn_heap *heap,
                             size_t n);
 
 /**
- * Starts a commit: what was changed by now belongs to it; the ticket tells when it is durable. NULL
- * with an error as untorn_heap_commit().
+ * Starts a commit of the heap. All changes made before the call belong to the commit. The ticket tells when
+ * the commit is durable. NULL with an error as untorn_heap_commit().
  */
 UNTORN_MUST_USE struct untorn_ticket *untorn_heap_commit_async(struct untorn_heap *heap);
 
 /**
- * Back to the last commit. Pointers to what was allocated since are good no more. Returns 0, or -1
- * with an error as untorn_heap_commit().
+ * Discards all changes since the last commit. Pointers to memory that was allocated since then become
+ * invalid. Returns 0, or -1 with an error as untorn_heap_commit().
  */
 int untorn_heap_rollback(struct untorn_heap *heap);
 
 /**
- * Fills `stats`, whose `size` the caller has set; reads the metadata of the whole heap. Returns 0, or
- * -1: EINVAL (also if this thread is in a change of the heap), EFAULT, EUCLEAN, EBADF.
+ * Fills `stats`, whose member `size` the caller has set. Reads the metadata of the whole heap. Returns 0,
+ * or -1: EINVAL (also if this thread is between untorn_heap_begin() and untorn_heap_end()), EFAULT,
+ * EUCLEAN, EBADF.
  */
 int untorn_heap_get_stats(const struct untorn_heap *heap, struct untorn_heap_stats *stats);
 
 /**
- * Tells what a root points to, whatever its type: for programs whose layout has changed. The member `size`
- * of `info` is set by the caller. Returns 1: told; 0: there is no such root; -1: EINVAL, EUCLEAN (it
- * points out of the heap), EFAULT, EBADF.
+ * Allocates memory in the heap, uninitialised, aligned to 16 bytes. A committed allocation stays allocated
+ * after a restart: make the memory reachable from a root. NULL: ENOMEM, ENOSPC, EBADF …
+ */
+UNTORN_MUST_USE void *untorn_heap_malloc(struct untorn_heap *heap, size_t bytes);
+
+/**
+ * Allocates aligned memory in the heap; `align` is a power of two up to 4096. Otherwise as
+ * untorn_heap_malloc().
+ */
+UNTORN_MUST_USE void *untorn_heap_aligned_alloc(struct untorn_heap *heap, size_t align, size_t bytes);
+
+/** Allocates memory for `n` elements of `bytes` bytes each, filled with zeros. NULL as untorn_heap_malloc(). */
+UNTORN_MUST_USE void *untorn_heap_calloc(struct untorn_heap *heap, size_t n, size_t bytes);
+
+/**
+ * Changes the size of an allocation, which may move: the contents are copied, as far as they fit, and the
+ * old memory is freed. `address` NULL: as untorn_heap_malloc(). NULL with an error: the old allocation is
+ * unchanged.
+ */
+UNTORN_MUST_USE void *untorn_heap_realloc(struct untorn_heap *heap, void *address, size_t bytes);
+
+/**
+ * Frees an allocation of the heap; NULL does nothing. Returns 0, or -1: EINVAL (not an allocation of this
+ * heap, or already freed: nothing was changed), EBADF.
+ */
+int untorn_heap_free(struct untorn_heap *heap, void *address);
+
+/**
+ * Returns the size of an allocation, which is at least the size that was requested. 0 with EINVAL or
+ * EBADF.
+ */
+size_t untorn_heap_malloc_usable_size(struct untorn_heap *heap, void *address);
+
+/**
+ * Allocates in the open heap whose address is `base`: for allocators that are stored in heaps. NULL as
+ * untorn_heap_aligned_alloc(); EBADF: no heap is open at that address.
+ */
+UNTORN_MUST_USE void *untorn_heap_allocate_at(const void *base, size_t align, size_t bytes);
+
+/** Frees an allocation in the open heap whose address is `base`. Returns 0, or -1 as untorn_heap_free(). */
+int untorn_heap_free_at(const void *base, void *address);
+
+/**
+ * Finds a root by its name: `*found` is the address that the root points to, or NULL. The type's name, size,
+ * alignment and version must be those that the root was set with. Otherwise the call fails with
+ * UNTORN_E_LAYOUT_CHANGED, and untorn_heap_get_root_info() tells the old type. A program then migrates in
+ * one commit: build the new object from the old one, set the root, commit. Returns 1: found; 0: there is no
+ * such root; -1: EINVAL, EUCLEAN, EFAULT, EBADF.
+ */
+int untorn_heap_root(const struct untorn_heap *heap,
+                     const char *name,
+                     const char *type_,
+                     size_t bytes,
+                     size_t align,
+                     uint32_t version,
+                     void **found);
+
+/**
+ * Sets the root of a name (1 to 47 bytes) to an address; `address` NULL removes the root. The object that
+ * the root pointed to before is not freed. Returns 0, or -1: EINVAL (address outside of the heap, too many
+ * roots, no name), EBADF.
+ */
+int untorn_heap_set_root(struct untorn_heap *heap,
+                         const char *name,
+                         void *address,
+                         const char *type_,
+                         size_t bytes,
+                         size_t align,
+                         uint32_t version);
+
+/**
+ * Describes a root of any type, for programs whose layout has changed. The caller has set the member `size`
+ * of `info`. Returns 1: `info` is filled; 0: there is no such root; -1: EINVAL, EUCLEAN (the root points
+ * out of the heap), EFAULT, EBADF.
  */
 int untorn_heap_get_root_info(const struct untorn_heap *heap,
                               const char *name,
                               struct untorn_heap_root_info *info);
 
 /**
- * The same for the root number `n`, in no certain order: for going through all of them, from 0 on, while
- * none is set. Returns 1: told; 0: there are not so many; -1: EINVAL, EFAULT, EBADF.
+ * Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set. The order is
+ * unspecified. Returns 1: `info` is filled; 0: there are not so many roots; -1: EINVAL, EFAULT, EBADF.
  */
 int untorn_heap_nth_root_info(const struct untorn_heap *heap, size_t n, struct untorn_heap_root_info *info);
 

@@ -1,5 +1,6 @@
 /*
- * Untorn for C++17: owners of the handles of untorn.h, and exceptions. Header-only; link with libuntorn.
+ * Untorn for C++17: classes that own the handles of untorn.h, and exceptions. Header-only; link with
+ * libuntorn.
  *
  *     untorn::store store("accounts");
  *     untorn::file a = store.create("a"), b = store.create("b");
@@ -7,7 +8,7 @@
  *     b.write("30 coins", 0);
  *     untorn::sync({a, b});                        // both, or neither, also after a crash
  *
- *     untorn::map map = a.map();                   // ordinary stores, then sync
+ *     untorn::map map = a.map();                   // ordinary stores to memory, then sync
  *     map.as<char>()[0] = '8';
  *     map.sync();
  *
@@ -16,11 +17,11 @@
  *     words.emplace("one", 1);
  *     heap.commit();
  *
- * Every object owns one handle: it moves, does not copy, and closes in its destructor. A destructor
- * reports nothing, and what was not committed is DISCARDED with the last handle of a file: call sync(),
- * and close() where you want to hear of errors. Whatever fails throws untorn::error; what the calls
- * promise, and in which units, is written in untorn.h. Calls on an object that was closed or moved from
- * throw with kind UNTORN_E_BAD_HANDLE.
+ * Every object owns one handle: the object can be moved but not copied, and its destructor closes the
+ * handle. A destructor reports no errors, and uncommitted changes are DISCARDED with the last handle of a
+ * file: call sync(), and close() where errors matter. Calls that fail throw untorn::error. untorn.h
+ * describes what the calls guarantee, and the units. Calls on an object that was closed or moved from throw
+ * with kind UNTORN_E_BAD_HANDLE.
  */
 
 #ifndef UNTORN_HPP
@@ -31,6 +32,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -41,10 +43,10 @@
 
 namespace untorn {
 
-/** Why a call failed: a kind, an errno, and words that say what happened and what to do. */
+/** A failed call: a kind, an errno, and a message that says what happened and what to do. */
 class error : public std::runtime_error {
 public:
-    /** The last failure of this thread. */
+    /** Describes the last failure of this thread. */
     error() : error(errno) {}
 
     untorn_error kind() const noexcept { return kind_; }
@@ -69,7 +71,7 @@ template <class Handle> Handle *check(Handle *handle) {
     return handle;
 }
 
-/** Owns one handle and closes it with `Close`. */
+/** Owns one handle, and closes the handle with `Close`. */
 template <class Handle, int (*Close)(Handle *)> class owner {
 public:
     owner(owner &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -82,10 +84,10 @@ public:
     }
     ~owner() { discard(); }
 
-    /** The handle, for calls of untorn.h; still owned here. */
+    /** The handle, for calls of untorn.h; the object stays its owner. */
     Handle *handle() const noexcept { return handle_; }
 
-    /** The handle, which is the caller's to close from now on. */
+    /** Gives up ownership: the caller closes the returned handle. */
     [[nodiscard]] Handle *release() noexcept { return std::exchange(handle_, nullptr); }
 
 protected:
@@ -102,11 +104,10 @@ private:
     Handle *handle_;
 };
 
-template <class Read> std::string text(Read read) {
-    std::string text(static_cast<std::size_t>(check(read(nullptr, 0))) + 1, '\0');
-    check(read(text.data(), text.size()));
-    text.pop_back();
-    return text;
+/** Copies a string that the library returned, and frees it. */
+inline std::string text(char *returned) {
+    const std::unique_ptr<char, void (*)(void *)> owned(check(returned), untorn_free);
+    return owned.get();
 }
 
 } // namespace detail
@@ -121,56 +122,56 @@ struct map_options : untorn_map_options {
     map_options() : untorn_map_options() { size = sizeof(untorn_map_options); }
 };
 
-/** A commit on its way. Destroying the ticket does not cancel the commit. */
+/** A commit that was started and may not be durable yet. Destroying the ticket does not cancel the commit. */
 class ticket : public detail::owner<untorn_ticket, untorn_ticket_free> {
 public:
     explicit ticket(untorn_ticket *handle) : owner(handle) {}
 
     /** Waits until the commit is durable. */
     void wait() const { detail::check(untorn_ticket_wait(handle())); }
-    /** Whether it is durable by now. */
+    /** Tells whether the commit is durable, without waiting. */
     bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
 };
 
-/** A mapped file, or a part of it: untorn_map_file(). */
-class map : public detail::owner<untorn_map, untorn_unmap> {
+/** A map of a file, or of a part of a file: untorn_map_open(). */
+class map : public detail::owner<untorn_map, untorn_map_close> {
 public:
     explicit map(untorn_map *handle) : owner(handle), address_(detail::check(untorn_map_address(handle))) {}
 
-    /** Where the map begins; what lies there may be stored to, up to size() bytes. */
+    /** The map's address: size() bytes of memory to load from and store to. */
     void *data() const noexcept { return address_; }
-    /** Bytes that can be accessed now. */
+    /** The number of bytes that can be accessed now. */
     std::size_t size() const { return static_cast<std::size_t>(detail::check(untorn_map_len(handle()))); }
-    /** The map as an array of trivially copyable things. Whether they fit, the caller knows. */
+    /** The map as an array of a trivially copyable type. The caller checks bounds. */
     template <class T> T *as() const noexcept { return static_cast<T *>(address_); }
-    /** UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
+    /** How stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
     int tracker() const { return detail::check(untorn_map_tracker(handle())); }
 
     /** Commits all changes of the file, durable on return. */
     void sync() { detail::check(untorn_map_sync(handle())); }
-    /** Starts a commit of what is stored by now. */
+    /** Starts a commit of all stores made so far. */
     ticket sync_async() { return ticket(untorn_map_sync_async(handle())); }
     /** Back to the last commit. */
     void rollback() { detail::check(untorn_map_rollback(handle())); }
-    /** Sets the file's size; addresses stay. */
+    /** Sets the file's size. The map keeps its address. */
     void resize(std::uint64_t bytes) { detail::check(untorn_map_resize(handle(), bytes)); }
-    /** Bytes may have changed in a way that no tracker sees: untorn_mark_dirty(). */
-    void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_mark_dirty(handle(), offset, len)); }
-    /** Gives memory back; nobody may store meanwhile. */
-    void quiesce() { detail::check(untorn_quiesce(handle())); }
-    /** Ends the map and reports errors. */
-    void close() { close_by(untorn_unmap); }
+    /** Marks bytes as changed, for changes that no tracker sees: untorn_map_mark_dirty(). */
+    void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_map_mark_dirty(handle(), offset, len)); }
+    /** Reclaims memory. No thread may store to the file's maps during the call. */
+    void reclaim() { detail::check(untorn_map_reclaim(handle())); }
+    /** Closes the map and reports errors. */
+    void close() { close_by(untorn_map_close); }
 
 private:
     void *address_;
 };
 
-/** One handle of a file: a lone one with a store of its own beside it, or one of a store. */
+/** A handle of a file: a standalone file with a private store beside it, or a file of a store. */
 class file : public detail::owner<untorn_file, untorn_close> {
 public:
     /** Takes over a handle of untorn.h. */
     explicit file(untorn_file *handle) : owner(handle) {}
-    /** Opens a lone file: untorn_open(). */
+    /** Opens a standalone file: untorn_open(). */
     explicit file(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666,
                   const options &options = {})
         : owner(untorn_open(path.c_str(), flags, mode, &options)) {}
@@ -182,31 +183,29 @@ public:
     std::size_t read(void *buf, std::size_t len, std::uint64_t offset) const {
         return static_cast<std::size_t>(detail::check(untorn_pread(handle(), buf, len, offset)));
     }
-    /** The same as a string. */
+    /** Reads up to `len` bytes into a string. */
     std::string read(std::size_t len, std::uint64_t offset) const {
         std::string bytes(len, '\0');
         bytes.resize(read(bytes.data(), len, offset));
         return bytes;
     }
-    /** Writes bytes; uncommitted. */
+    /** Writes bytes, as an uncommitted change. */
     void write(const void *bytes, std::size_t len, std::uint64_t offset) {
         detail::check(untorn_pwrite(handle(), bytes, len, offset));
     }
     void write(std::string_view bytes, std::uint64_t offset) { write(bytes.data(), bytes.size(), offset); }
-    /** Writes bytes at the end; returns where. */
+    /** Writes bytes at the end; returns their offset. */
     std::uint64_t append(std::string_view bytes) {
         return static_cast<std::uint64_t>(detail::check(untorn_append(handle(), bytes.data(), bytes.size())));
     }
-    /** Sets the size. */
-    void truncate(std::uint64_t bytes) { detail::check(untorn_truncate(handle(), bytes)); }
-    /** Like writing zeros. */
+    /** Sets the file's size. */
+    void truncate(std::uint64_t bytes) { detail::check(untorn_ftruncate(handle(), bytes)); }
+    /** Writes zeros. */
     void zero(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_zero(handle(), offset, len)); }
     /** Size in bytes, uncommitted changes included. */
     std::uint64_t size() const { return static_cast<std::uint64_t>(detail::check(untorn_size(handle()))); }
-    /** Its name in the store. */
-    std::string path() const {
-        return detail::text([this](char *buf, std::size_t len) { return untorn_path(handle(), buf, len); });
-    }
+    /** The file's path in its store. */
+    std::string path() const { return detail::text(untorn_path(handle())); }
 
     /** Commits all changes of the file, durable on return. */
     void sync() { detail::check(untorn_commit(handle())); }
@@ -214,24 +213,24 @@ public:
     ticket sync_async() { return ticket(untorn_commit_async(handle())); }
     /** Back to the last commit. */
     void rollback() { detail::check(untorn_rollback(handle())); }
-    /** Whether closing this handle commits, instead of discarding. */
+    /** Sets whether closing this handle commits the file's changes instead of discarding them. */
     void set_commit_on_close(bool on) { detail::check(untorn_set_commit_on_close(handle(), on)); }
 
-    /** Maps the file, which may be closed then. */
-    untorn::map map(const map_options &options = {}) { return untorn::map(untorn_map_file(handle(), &options)); }
+    /** Maps the file. The map stays open when the file is closed. */
+    untorn::map map(const map_options &options = {}) { return untorn::map(untorn_map_open(handle(), &options)); }
 
     /** Closes the handle and reports errors. */
     void close() { close_by(untorn_close); }
 };
 
-/** A transaction over files and names of one store. Ends by commit(); destroying it aborts. */
+/** A transaction over files and names of one store, to be committed by commit(). The destructor aborts. */
 class txn : public detail::owner<untorn_txn, untorn_txn_abort> {
 public:
     explicit txn(untorn_txn *handle) : owner(handle) {}
 
-    /** The file's uncommitted changes, past and future, belong to the transaction. */
+    /** Adds a file: all its uncommitted changes, made before and after this call, belong to the transaction. */
     void add(file &file) { detail::check(untorn_txn_add(handle(), file.handle())); }
-    /** Creates a file at commit. */
+    /** Creates a file, whose name appears at commit. */
     file create(const std::string &path, std::uint32_t mode = 0666) {
         return file(untorn_txn_create(handle(), path.c_str(), mode));
     }
@@ -247,32 +246,32 @@ public:
         detail::check(untorn_txn_chmod(handle(), path.c_str(), mode));
     }
 
-    /** Commits everything as one, durable on return. The object is of no use afterwards. */
+    /** Commits all changes as one, durable on return. The object is closed in any case. */
     void commit() { close_by(untorn_txn_commit); }
-    /** Starts that. */
+    /** Starts a commit of all changes as one. The object is closed in any case. */
     ticket commit_async() { return ticket(untorn_txn_commit_async(release())); }
-    /** Ends the transaction without a trace. */
+    /** Aborts the transaction: all its changes are discarded. */
     void abort() { close_by(untorn_txn_abort); }
 };
 
-/** A store: a directory whose files change all or nothing. Closes when its last handle and file go. */
+/** A store: a directory whose files change all or nothing. The store closes with its last handle and file. */
 class store : public detail::owner<untorn_store, untorn_store_release> {
 public:
     /** Takes over a handle of untorn.h. */
     explicit store(untorn_store *handle) : owner(handle) {}
-    /** Opens a directory, recovering it if need be: untorn_store_open(). */
+    /** Opens a directory, with recovery if needed: untorn_store_open(). */
     explicit store(const std::string &path, const options &options = {})
         : owner(untorn_store_open(path.c_str(), &options)) {}
 
-    /** Opens a file, with flags as UNTORN_RDONLY. */
+    /** Opens a file; `flags` are UNTORN_RDONLY and others, or'ed. */
     file open(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666) {
         return file(untorn_open_at(handle(), path.c_str(), flags, mode));
     }
-    /** The same; makes it if it is missing. */
+    /** Opens a file for reading and writing; a missing file is created. */
     file create(const std::string &path, std::uint32_t mode = 0666) { return open(path, UNTORN_CREATE, mode); }
     /** Begins a transaction. */
     txn begin() { return txn(untorn_txn_begin(handle())); }
-    /** Brings the data files up to what is committed. */
+    /** Applies all committed changes to the data files. */
     void checkpoint() { detail::check(untorn_store_checkpoint(handle())); }
 
     untorn_status status() const {
@@ -281,14 +280,10 @@ public:
         detail::check(untorn_store_status(handle(), &status));
         return status;
     }
-    std::string status_json() const {
-        return detail::text([this](char *buf, std::size_t len) { return untorn_store_status_json(handle(), buf, len); });
-    }
-    std::string path() const {
-        return detail::text([this](char *buf, std::size_t len) { return untorn_store_path(handle(), buf, len); });
-    }
+    std::string status_json() const { return detail::text(untorn_store_status_json(handle())); }
+    std::string path() const { return detail::text(untorn_store_path(handle())); }
 
-    /** Closes the store and all its files, and reports errors. DISCARDS what is uncommitted. */
+    /** Closes the store and all its files, and reports errors. DISCARDS uncommitted changes. */
     void close() { close_by(untorn_store_close); }
 };
 
@@ -308,13 +303,13 @@ inline void sync(std::initializer_list<std::reference_wrapper<file>> files) {
     detail::check(untorn_syncv(handles.data(), handles.size()));
 }
 
-/** Starts that. */
+/** Starts a commit of the changes of several files of one store as one. */
 inline ticket sync_async(std::initializer_list<std::reference_wrapper<file>> files) {
     const auto handles = detail::handles(files);
     return ticket(untorn_syncv_async(handles.data(), handles.size()));
 }
 
-/** Replaces a file by these bytes, whole or not at all: untorn_put(). */
+/** Replaces a file's contents by these bytes, whole or not at all: untorn_put(). */
 inline void put(const std::string &path, std::string_view bytes) {
     detail::check(untorn_put(path.c_str(), bytes.data(), bytes.size()));
 }

@@ -1,21 +1,22 @@
 /*
- * The heap part of untorn.hpp, which includes it: the standard containers in a file.
+ * Persistent heaps for C++17: the standard containers in a file. untorn.hpp includes this header.
  *
  *     untorn::heap heap("words");
  *     using words = untorn::in_heap::unordered_map<untorn::string, long>;
  *     words &all = *heap.root_or<words>("words");      // found again after a restart
  *     all.emplace("one", 1);
- *     heap.commit();                                   // all of it, or nothing, also after a crash
+ *     heap.commit();                                   // all changes or none, also after a crash
  *
- * A heap is always mapped at the same address, so that pointers in it stay good. What cannot work, as it
- * points out of the heap: classes with virtual functions, std::string and other containers with an
- * allocator that is not untorn's, std::pmr, std::function, std::shared_ptr, pointers to functions. They are
- * refused at compile time where they can be seen, as elements, roots and in make(): what the members of
- * your own classes are, the compiler does not tell.
+ * A heap is always mapped at the same address, so that pointers in the heap stay valid. Types that point out
+ * of the heap cannot be stored in it: classes with virtual functions, std::string and other containers with
+ * an allocator that is not Untorn's, std::pmr, std::function, std::shared_ptr, pointers to functions. The
+ * compiler refuses these types as elements, as roots and in make(). It cannot check the members of your own
+ * classes.
  *
- * Containers in containers get the heap's allocator handed down; those of untorn::in_heap do that by
- * themselves, a class of yours by an allocator_type and constructors that take one. A container keeps the
- * heap that it was made in, also when it is assigned to; swap containers of one heap only.
+ * A container passes the heap's allocator on to the containers in it. Those of untorn::in_heap do so by
+ * themselves; a class of yours receives the allocator by an allocator_type and constructors that take one.
+ * A container always stays in the heap that it was made in, also when it is assigned to. Swap containers of
+ * one heap only.
  */
 
 #ifndef UNTORN_HEAP_HPP
@@ -49,7 +50,7 @@ namespace untorn {
 class heap;
 template <class T> class allocator;
 
-/** Your own number of a type's layout: specialise it, and raise it whenever members change their meaning. */
+/** The program's own number for a type's layout: specialise it, and raise it whenever members change. */
 template <class T> inline constexpr std::uint32_t layout_version = 0;
 
 namespace detail {
@@ -62,8 +63,8 @@ struct in_a_heap<std::scoped_allocator_adaptor<A, Inner...>> : std::conjunction<
 } // namespace detail
 
 /**
- * Whether a type may lie in a heap, as far as can be seen. Specialise it for a type of yours that is judged
- * wrongly, or that shall never lie there.
+ * Whether a type may be stored in a heap, as far as the compiler can tell. Specialise the template for a type
+ * of yours where the answer is wrong.
  */
 template <class T, class = void>
 struct storable
@@ -91,7 +92,7 @@ template <class T> constexpr void check_storable() {
 
 } // namespace detail
 
-/** The heap has no memory to give, or is closed. What it says is what untorn::error would. */
+/** Thrown by allocators if the heap is full or closed; why() is the untorn::error. */
 class bad_alloc : public std::bad_alloc {
 public:
     const char *what() const noexcept override { return why_.what(); }
@@ -102,14 +103,14 @@ private:
 };
 
 /**
- * Allocates in the heap that begins at an address: the same after a restart, so it may lie in the heap
- * itself. There is none without a heap: a static container that would allocate before its heap is open does
- * not compile, and a static heap that is used before it was opened throws.
+ * Allocates in one heap. The allocator is only the heap's address, which is the same after a restart, so the
+ * allocator may be stored in the heap itself. There is no default constructor: a static container without a
+ * heap does not compile. A static heap that is used before it was opened throws.
  */
 template <class T> class allocator {
 public:
     using value_type = T;
-    // A container in a heap stays with it, whatever is assigned to it.
+    // A container stays in its heap, whatever is assigned to it.
     using propagate_on_container_copy_assignment = std::false_type;
     using propagate_on_container_move_assignment = std::false_type;
     using propagate_on_container_swap = std::false_type;
@@ -144,10 +145,10 @@ template <class T, class U> bool operator!=(const allocator<T> &a, const allocat
     return a.base() != b.base();
 }
 
-/** The same, handed down to what is in containers. */
+/** An allocator that a container passes on to the containers in it. */
 template <class T> using scoped_allocator = std::scoped_allocator_adaptor<allocator<T>>;
 
-/** Destroys what heap::make_unique() made. It lies in the heap with its pointer. */
+/** Destroys objects made by heap::make_unique(). Stored in the heap, with the pointer. */
 template <class T> class deleter {
 public:
     explicit deleter(const heap &of) : memory_(of) {}
@@ -160,12 +161,12 @@ private:
     allocator<T> memory_;
 };
 
-/** Owns one object in a heap, and may lie there itself. */
+/** Owns one object in a heap, and may be stored there itself. */
 template <class T> using unique_ptr = std::unique_ptr<T, deleter<T>>;
 /** A string in a heap. */
 using string = std::basic_string<char, std::char_traits<char>, allocator<char>>;
 
-/** Hashes strings in heaps as std::hash does others. */
+/** Hashes strings in heaps as std::hash hashes std::string. */
 struct string_hash {
     std::size_t operator()(const string &text) const noexcept { return std::hash<std::string_view>()(text); }
 };
@@ -176,7 +177,7 @@ template <> struct std::hash<untorn::string> : untorn::string_hash {};
 
 namespace untorn {
 
-/** The standard containers with the heap's allocator; trees find what compares with their keys. */
+/** The standard containers with the heap's allocator. Trees can be searched by any type that compares with the key. */
 namespace in_heap {
 
 using string = untorn::string;
@@ -204,11 +205,11 @@ struct heap_options : untorn_heap_options {
     heap_options() : untorn_heap_options() { size = sizeof(untorn_heap_options); }
 };
 
-/** What a root points to, as it was when it was set: untorn_heap_root_info. */
+/** A root's address, and the type recorded when the root was set: untorn_heap_root_info. */
 struct root_info : untorn_heap_root_info {
     root_info() : untorn_heap_root_info() { size = sizeof(untorn_heap_root_info); }
 
-    /** The same as the class that it was. Throws if that has another size or alignment. */
+    /** The object that the root points to. Throws if `T` has another size or alignment. */
     template <class T> T &as() const {
         if (bytes != sizeof(T) || align != alignof(T)) {
             throw std::logic_error(std::string("the root ") + name + " is not of the type that it is read as");
@@ -220,16 +221,16 @@ struct root_info : untorn_heap_root_info {
 /** A persistent heap: untorn_heap_open(). */
 class heap : public detail::owner<untorn_heap, untorn_heap_close> {
 public:
-    /** A heap file with a store of its own beside it; made if there is none. */
+    /** Opens a heap in a standalone file, with a private store beside it; a missing heap is created. */
     explicit heap(const std::string &path, const heap_options &how = {}, const options &store_options = {})
         : owner(untorn_heap_open(path.c_str(), &how, &store_options)) {}
-    /** A heap in a store, by its name. */
+    /** Opens a heap in a store, by its name; a missing heap is created. */
     heap(const store &in, const std::string &name, const heap_options &how = {})
         : owner(untorn_heap_open_at(in.handle(), name.c_str(), &how)) {}
 
     template <class T> untorn::allocator<T> allocator() const { return untorn::allocator<T>(*this); }
 
-    /** Makes an object in the heap. A container, and what else takes an allocator, gets the heap's. */
+    /** Makes an object in the heap. Containers, and other types that take an allocator, get the heap's. */
     template <class T, class... Arguments> T *make(Arguments &&...arguments) {
         untorn::allocator<T> memory(*this);
         T *place = memory.allocate(1);
@@ -241,19 +242,19 @@ public:
         }
         return place;
     }
-    /** Ends one that make() made. */
+    /** Destroys an object that make() made. */
     template <class T> void destroy(T *object) {
         if (object) deleter<T>{*this}(object);
     }
-    /** The same as make(), with an owner that may lie in the heap. */
+    /** Makes an object in the heap, with an owner that may be stored in the heap. */
     template <class T, class... Arguments> untorn::unique_ptr<T> make_unique(Arguments &&...arguments) {
         deleter<T> end(*this);
         return untorn::unique_ptr<T>(make<T>(std::forward<Arguments>(arguments)...), end);
     }
 
     /**
-     * Finds a root; nullptr: there is none. Throws with UNTORN_E_LAYOUT_CHANGED if it was set as another type or
-     * version.
+     * Finds a root by its name; nullptr: there is none. Throws with UNTORN_E_LAYOUT_CHANGED if the root was set
+     * with another type or version.
      */
     template <class T> T *root(const char *name, std::uint32_t version = layout_version<T>) const {
         void *found;
@@ -261,9 +262,10 @@ public:
         return static_cast<T *>(found);
     }
     /**
-     * The same for a root that older programs may have set: `migrate` gets a root_info and returns the new
-     * object, made in this heap; what it was is its to destroy. All that it does is one commit. If it throws,
-     * the heap is rolled back. What is not committed yet goes with it, either way.
+     * Finds a root that an older program may have set with another layout. In that case `migrate` gets the
+     * root_info, makes the new object in this heap, destroys the old one, and returns the new one. All of this
+     * is one commit, together with changes that were not committed before the call. If `migrate` throws, the
+     * heap is rolled back, and these changes are lost, too.
      */
     template <class T, class Migrate> T *root(const char *name, std::uint32_t version, Migrate &&migrate) {
         try {
@@ -283,13 +285,13 @@ public:
         commit();
         return made;
     }
-    /** Hangs an object on a name; nullptr removes the root. */
+    /** Sets the root of a name to an object; nullptr removes the root. */
     template <class T> void set_root(const char *name, T *object, std::uint32_t version = layout_version<T>) {
         detail::check_storable<T>();
         detail::check(
             untorn_heap_set_root(handle(), name, object, typeid(T).name(), sizeof(T), alignof(T), version));
     }
-    /** Finds a root, or makes it. */
+    /** Finds a root; if there is none, makes the object and sets the root. */
     template <class T, class... Arguments> T *root_or(const char *name, Arguments &&...arguments) {
         if (T *found = root<T>(name)) return found;
         const mutation guard(*this);
@@ -297,13 +299,13 @@ public:
         set_root(name, made.get());
         return made.release();
     }
-    /** What a root points to, whatever its type. */
+    /** Describes a root of any type; nullopt: there is none. */
     std::optional<root_info> info(const char *name) const {
         root_info info;
         if (detail::check(untorn_heap_get_root_info(handle(), name, &info)) == 0) return std::nullopt;
         return info;
     }
-    /** All roots. */
+    /** Describes all roots. */
     std::vector<root_info> roots() const {
         std::vector<root_info> all;
         for (root_info info; detail::check(untorn_heap_nth_root_info(handle(), all.size(), &info)) == 1;) {
@@ -325,12 +327,12 @@ public:
         const auto handles = detail::handles(files);
         detail::check(untorn_heap_commit_with(handle(), handles.data(), handles.size()));
     }
-    /** Starts a commit of what was changed by now. */
+    /** Starts a commit of all changes made so far. */
     ticket commit_async() { return ticket(untorn_heap_commit_async(handle())); }
-    /** Back to the last commit; pointers to what was made since are good no more. */
+    /** Discards all changes since the last commit. Pointers to objects made since then become invalid. */
     void rollback() { detail::check(untorn_heap_rollback(handle())); }
 
-    /** As long as it lives, no commit takes place: for heaps that several threads change. */
+    /** A guard: while it exists, no commit takes place. For heaps that several threads change. */
     class mutation {
     public:
         explicit mutation(heap &of) : heap_(of.handle()) { detail::check(untorn_heap_begin(heap_)); }
@@ -343,7 +345,7 @@ public:
     };
     [[nodiscard]] mutation mutate() { return mutation(*this); }
 
-    /** Closes the heap, and throws if that fails. What is not committed is DISCARDED. */
+    /** Closes the heap and reports errors. Uncommitted changes are DISCARDED. */
     void close() { close_by(untorn_heap_close); }
 
 private:

@@ -1,19 +1,21 @@
 /*
- * Untorn for programs that use open, mmap and msync: include this header FIRST in a source file, and its
- * calls of the functions below become calls of Untorn's. Nothing else in the file changes, in C or C++;
- * or change no file, and give the compiler `-include untorn_posix.h`.
+ * Untorn for programs that use open, mmap and msync. Include this header FIRST in a source file, in C or C++:
+ * calls of the functions below become calls of Untorn's functions. Nothing else in the file changes. To
+ * change no source file at all, pass `-include untorn_posix.h` to the compiler.
  *
- * A file is managed from its first mmap with MAP_SHARED and PROT_WRITE (or from its opening, if it has a
- * store beside it already, `<path>.untorn`) until the last of its descriptors and maps is gone. Then:
+ * A file is managed from its first mmap with MAP_SHARED and PROT_WRITE (or from its opening, if the file
+ * already has a store beside it, `<path>.untorn`) until the last of its descriptors and maps is gone. While a
+ * file is managed:
  *
- *   - what is stored and written reaches the file at msync(MS_SYNC), fsync or fdatasync, through whichever
- *     descriptor or map: all changes of the file at once, all or nothing, also after a crash;
- *   - what was not synced when the process ends, or the last descriptor and map go, is gone;
- *   - another process that opens the file this way gets EBUSY.
+ *   - stores and writes reach the file at msync(MS_SYNC), fsync or fdatasync on any descriptor or map of the
+ *     file: all changes of the file at once, all or nothing, also after a crash;
+ *   - changes that were not synced are lost when the process ends, or when the last descriptor and map are
+ *     gone;
+ *   - another process that opens the file by these functions gets EBUSY.
  *
- * Descriptors of other files, sockets, pipes, private and anonymous maps are the C library's business, as
- * ever. What differs from POSIX is listed in docs/PORTING.md. Failures set errno, and
- * untorn_error_message() of untorn.h has words for them.
+ * Calls on other files, sockets, pipes, private and anonymous maps go to the C library unchanged.
+ * docs/PORTING.md lists the differences from POSIX. Failures set errno; untorn_error_message() of untorn.h
+ * has a message.
  */
 
 #ifndef UNTORN_POSIX_H
@@ -27,8 +29,9 @@
 #endif
 
 #ifndef UNTORN_POSIX_NO_RENAMING
-/* Both make system headers give these functions names of their own, before which the pragmas below give
- * way. The first means nothing on 64 bits. Who defines them again later is warned by the compiler. */
+/* Each of these two macros makes system headers rename these functions themselves, which would override the
+ * pragmas below. _FILE_OFFSET_BITS has no meaning on 64-bit systems. A later definition of one of the macros
+ * gets a compiler warning. */
 #if defined(__USE_FILE_OFFSET64) || (defined(__USE_FORTIFY_LEVEL) && __USE_FORTIFY_LEVEL > 0)
 #error "untorn_posix.h must be included before any system header"
 #endif
@@ -80,8 +83,9 @@ extern "C" {
 struct iovec;
 struct stat;
 
-/* In the place of the calls of the same name, which everything that is not managed still goes to. Types
- * are spelled out (`long` is off_t and ssize_t), as a header that comes first must include no other. */
+/* Replacements of the POSIX calls of the same name. Calls on files that are not managed go to the C library.
+ * Types are spelled out (`long` is off_t and ssize_t), because a header that comes first must include no
+ * other header. */
 int untorn_fd_open(const char *path, int flags, unsigned mode);
 int untorn_fd_close(int fd);
 long untorn_fd_read(int fd, void *buf, unsigned long len);
@@ -108,17 +112,20 @@ int untorn_madvise(void *address, unsigned long len, int advice);
 
 /* What POSIX has no call for. On descriptors of files that are not managed: -1 with EINVAL. */
 
-/* Manages a regular file, opened for reading and writing, from now on: for programs that map it later, or
- * never. 0, or -1 with an errno as mmap has. */
+/* Manages a regular file, open for reading and writing, from now on: for programs that map the file later or
+ * never. Returns 0, or -1 with an errno as mmap. */
 int untorn_fd_manage(int fd);
-/* Forgets all uncommitted changes of the file, in memory, too: it is as at its last sync. */
+/* Discards all uncommitted changes of the file, also in memory: the file is as of its last sync. Returns 0, or
+ * -1. */
 int untorn_fd_rollback(int fd);
-/* Whether what is uncommitted when the last descriptor and map go is committed then (`on` not 0), or
- * discarded (0, the default). To be said once the file is managed, and again when it is so anew. */
+/* Sets what happens to uncommitted changes when the last descriptor and map are gone: they are committed (`on`
+ * not 0), or discarded (0, the default). Call it after the file has become managed, each time. Returns 0, or
+ * -1. */
 int untorn_fd_commit_on_close(int fd, int on);
-/* Gives memory back: pages that were stored to and synced. NO THREAD may store to the file meanwhile. */
-int untorn_fd_quiesce(int fd);
-/* 1: a descriptor of a managed file; 0: of something else; -1: EBADF. */
+/* Reclaims memory: drops pages that were stored to and synced. NO THREAD may store to the file's maps during the
+ * call. Returns 0, or -1. */
+int untorn_fd_reclaim(int fd);
+/* Tells whether a descriptor is of a managed file. Returns 1: it is; 0: it is not; -1: EBADF. */
 int untorn_fd_is_managed(int fd);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-"""What the examples share: `SCRIPT setup|run|check DIR ...`, and how a result is judged."""
+"""Shared by the examples: the commands `SCRIPT setup|run|check DIR ...`, and the oracle for results."""
 import os, sys
 
 ROUNDS = 60
@@ -9,14 +9,14 @@ def acknowledge(n):
     print(n, flush=True)
 
 
-def judge(numbers):
-    """All numbers that one transaction wrote are the same, and not less than what was acknowledged."""
-    said = open(os.environ["UNTORN_ACKED"]).read().split()
-    least = int(said[-1]) if said else 0
+def oracle(numbers):
+    """Checks that one transaction wrote all numbers, and not an older one than the last acknowledged."""
+    acknowledged = open(os.environ["UNTORN_ACKED"]).read().split()
+    least = int(acknowledged[-1]) if acknowledged else 0
     if len(set(numbers)) != 1:
         sys.exit(f"half a transaction: {sorted(set(numbers))}, and {least} was acknowledged")
     if numbers[0] < least:
-        sys.exit(f"{least} was acknowledged, {numbers[0]} is there")
+        sys.exit(f"{least} was acknowledged, {numbers[0]} was found")
 
 
 def main(**parts):

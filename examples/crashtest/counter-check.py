@@ -1,4 +1,4 @@
-"""The counter is whole, and at least what was acknowledged last."""
+"""Checks that the counter is whole, and not less than the last acknowledged number."""
 import os, sys
 
 said = open(os.environ["UNTORN_ACKED"]).read().split()

@@ -1,4 +1,4 @@
-"""Counts in a file that is replaced by rename, as is often advised. What is missing?"""
+"""Counts in a file that is replaced by rename, without the fsyncs that this needs."""
 import os, sys
 
 dir = sys.argv[1]

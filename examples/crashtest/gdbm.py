@@ -1,6 +1,6 @@
-"""gdbm, opened to flush after each write (`s`): one key at a time, no transactions asked of it."""
+"""GDBM, opened to flush after each write (`s`): one key at a time, without transactions."""
 import dbm.gnu, os, sys
-from common import KEYS, ROUNDS, acknowledge, judge, main
+from common import KEYS, ROUNDS, acknowledge, oracle, main
 
 
 def setup(dir):
@@ -22,10 +22,10 @@ def check(dir):
     with dbm.gnu.open(dir + "/db", "w") as db:
         for key in range(KEYS):
             if db[f"key-{key}"] != b"0" * 300:
-                sys.exit(f"key-{key}, which nobody has changed, is damaged")
+                sys.exit(f"key-{key}, which was not changed, is damaged")
         if said:
             n = int(db["counter"].split()[0])
-            judge([n])
+            oracle([n])
 
 
 main(setup=setup, run=run, check=check)

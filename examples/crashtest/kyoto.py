@@ -1,6 +1,6 @@
 """Kyoto Cabinet's hash database: twenty keys, in a hard transaction (`tran`) or with auto-sync alone (`sync`)."""
 import ctypes, sys
-from common import KEYS, ROUNDS, acknowledge, judge, main
+from common import KEYS, ROUNDS, acknowledge, oracle, main
 
 kc = ctypes.CDLL("libkyotocabinet.so.16")
 kc.kcdbnew.restype = ctypes.c_void_p
@@ -53,7 +53,7 @@ def check(dir, how):
         name, size = b"key-%d" % key, ctypes.c_size_t()
         value = kc.kcdbget(db, name, len(name), ctypes.byref(size))
         found.append(int(ctypes.string_at(value, size.value).split()[0]) if value else -1)
-    judge(found)
+    oracle(found)
 
 
 main(setup=setup, run=run, check=check)

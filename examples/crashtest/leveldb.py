@@ -1,6 +1,6 @@
 """LevelDB with `sync`: one batch puts twenty keys."""
 import plyvel
-from common import KEYS, ROUNDS, acknowledge, judge, main
+from common import KEYS, ROUNDS, acknowledge, oracle, main
 
 
 def put(db, n):
@@ -22,7 +22,7 @@ def run(dir):
 
 def check(dir):
     db = plyvel.DB(dir + "/db")
-    judge([int((db.get(b"key-%d" % key) or b"-1").split()[0]) for key in range(KEYS)])
+    oracle([int((db.get(b"key-%d" % key) or b"-1").split()[0]) for key in range(KEYS)])
 
 
 main(setup=setup, run=run, check=check)

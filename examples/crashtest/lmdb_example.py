@@ -1,6 +1,6 @@
 """LMDB with its defaults: one transaction puts twenty keys."""
 import lmdb
-from common import KEYS, ROUNDS, acknowledge, judge, main
+from common import KEYS, ROUNDS, acknowledge, oracle, main
 
 
 def open_(dir):
@@ -26,7 +26,7 @@ def run(dir):
 
 def check(dir):
     with open_(dir).begin() as txn:
-        judge([int(txn.get(b"key-%d" % key).split()[0]) for key in range(KEYS)])
+        oracle([int(txn.get(b"key-%d" % key).split()[0]) for key in range(KEYS)])
 
 
 main(setup=setup, run=run, check=check)

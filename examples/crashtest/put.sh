@@ -1,5 +1,5 @@
 #!/bin/sh
-# The same settings file, replaced by `untorn put`: `setup|run|check DIR`.
+# A settings file that is replaced by `untorn put`: `setup|run|check DIR`.
 set -u
 file=$2/settings
 case $1 in

@@ -1,6 +1,6 @@
 """SQLite: one transaction updates twenty rows on as many pages. `DIR JOURNAL_MODE SYNCHRONOUS`"""
 import sqlite3, sys
-from common import KEYS, ROUNDS, acknowledge, judge, main
+from common import KEYS, ROUNDS, acknowledge, oracle, main
 
 
 def open_(dir, mode, synchronous):
@@ -31,7 +31,7 @@ def check(dir, mode, synchronous):
     whole = db.execute("PRAGMA integrity_check").fetchone()[0]
     if whole != "ok":
         sys.exit(f"the database is damaged: {whole}")
-    judge([n for (n,) in db.execute("SELECT n FROM t ORDER BY key")])
+    oracle([n for (n,) in db.execute("SELECT n FROM t ORDER BY key")])
 
 
 main(setup=setup, run=run, check=check)

@@ -1,5 +1,5 @@
 /* Kills a program that stores batches of records in a GDBM database, each batch ended by gdbm_sync, many
- * times, and compares the database with an oracle after each: gdbm_kill FILE ROUNDS SEED. */
+ * times, and compares the database with an oracle after each kill: gdbm_kill FILE ROUNDS SEED. */
 #include <gdbm.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ static datum key_of(uint64_t key, char *buf) {
     return (datum){buf, sprintf(buf, "key %llu", (unsigned long long)key)};
 }
 
-/* What step n stores to a key. Each key's value has a length of its own at each step. */
+/* The value that step n stores to a key. The length differs between keys and between steps. */
 static datum value_of(uint64_t n, uint64_t key, char *buf) {
     int len = sprintf(buf, "%llu ", (unsigned long long)n), pad = (int)(mix(n ^ key << 20) % 400);
     memset(buf + len, 'x', (size_t)pad);
@@ -33,12 +33,12 @@ static void take(model m, uint64_t n) {
     for (int i = 0; i < BATCH; i++) m[key_in(n, i)] = removes(n, i) ? 0 : n;
 }
 
-static void work(volatile struct told *told) {
+static void work(volatile struct progress *progress) {
     char key[32], value[512];
     GDBM_FILE db = open_database();
     if (!db) _exit(2);
-    for (uint64_t n = told->done + 1;; n++) {
-        told->begun = n;
+    for (uint64_t n = progress->done + 1;; n++) {
+        progress->begun = n;
         for (int i = 0; i < BATCH; i++) {
             uint64_t k = key_in(n, i);
             if (removes(n, i)) {
@@ -48,11 +48,11 @@ static void work(volatile struct told *told) {
             }
         }
         if (gdbm_sync(db) != 0) _exit(5);
-        told->done = n;
+        progress->done = n;
     }
 }
 
-/* Whether the database holds exactly what the oracle says. */
+/* Whether the database holds exactly the contents of the oracle. */
 static int holds(GDBM_FILE db, const model m) {
     char key[32], value[512];
     gdbm_count_t count, expected = 0;
@@ -73,17 +73,17 @@ int main(int argc, char **argv) {
     path = argv[1];
     int rounds = atoi(argv[2]);
     uint64_t seed = strtoull(argv[3], NULL, 0), known = 0, torn = 0, in_flight = 0, steps = 0;
-    volatile struct told *told = tell();
+    volatile struct progress *progress = shared_progress();
     model now = {0}, next;
     for (int round = 0; round < rounds; round++) {
         if (known == 0) { /* GDBM writes a new file before it maps it */
             GDBM_FILE db = open_database();
             if (!db || gdbm_sync(db) != 0 || gdbm_close(db) != 0) return 2;
         }
-        int killed = kill_at(mix(seed + (uint64_t)round), work, told);
-        for (; known < told->done; known++) take(now, known + 1);
+        int killed = kill_at(mix(seed + (uint64_t)round), work, progress);
+        for (; known < progress->done; known++) take(now, known + 1);
         memcpy(next, now, sizeof now);
-        if (told->begun > known) take(next, told->begun);
+        if (progress->begun > known) take(next, progress->begun);
         GDBM_FILE db = open_database();
         int is_now = killed && db && holds(db, now), is_next = killed && db && holds(db, next);
         if (db) gdbm_close(db);
@@ -92,11 +92,11 @@ int main(int argc, char **argv) {
             unlink(path);
             memset(now, 0, sizeof now);
             steps += known;
-            known = told->begun = told->done = 0;
+            known = progress->begun = progress->done = 0;
         } else if (!is_now) {
             in_flight++;
             memcpy(now, next, sizeof now);
-            known = told->done = told->begun;
+            known = progress->done = progress->begun;
         }
     }
     printf("gdbm: %d kills, %llu batches, %llu finished by recovery, %llu torn (seed %#llx)\n", rounds,

@@ -1,5 +1,5 @@
-/* What both kill tests share: a child that works, dies by SIGKILL at a random moment, and has told its
- * parent by then how far it was. */
+/* Shared by both kill tests: a child process that works, reports its progress to its parent, and is killed at a
+ * random moment. */
 #ifndef KILL_H
 #define KILL_H
 
@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Steps are numbered from 1. This one has begun, and is done if they are the same. */
-struct told {
+/* Steps are numbered from 1. The last step that has begun, and the last one that is done. */
+struct progress {
     uint64_t begun, done;
 };
 
@@ -24,10 +24,10 @@ static inline uint64_t mix(uint64_t n) {
     return n ^ (n >> 31);
 }
 
-static inline volatile struct told *tell(void) {
-    void *page = mmap(NULL, sizeof(struct told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+static inline volatile struct progress *shared_progress(void) {
+    void *page = mmap(NULL, sizeof(struct progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) abort();
-    return (volatile struct told *)page;
+    return (volatile struct progress *)page;
 }
 
 static inline uint64_t now_us(void) {
@@ -36,23 +36,24 @@ static inline uint64_t now_us(void) {
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* Runs `work` in a child, from the step after the last one that is done, and kills it: after a while, or,
- * every other time, in the first moments of some step, as most of the time goes into waiting for the disk.
- * Returns 0 if it ended by itself, because it found the data broken. */
-static inline int kill_at(uint64_t chance, void (*work)(volatile struct told *), volatile struct told *told) {
+/* Runs `work` in a child process, from the step after the last one that is done, and kills the child after a
+ * random time. Every other time the kill comes at the begin of a step, because a step mostly waits for the
+ * disk. Returns 0 if the child ended by itself, because it found broken data. */
+static inline int kill_at(uint64_t chance, void (*work)(volatile struct progress *),
+                          volatile struct progress *progress) {
     fflush(NULL);
-    const uint64_t first = told->done + 1;
+    const uint64_t first = progress->done + 1;
     pid_t pid = fork();
     if (pid < 0) abort();
     if (pid == 0) {
-        work(told);
+        work(progress);
         _exit(1);
     }
     if (chance & 1) {
         usleep((useconds_t)((chance >> 8) % 25000));
     } else {
         const uint64_t step = first + (chance >> 8) % 8, give_up = now_us() + 50000;
-        while (told->begun < step && now_us() < give_up) {}
+        while (progress->begun < step && now_us() < give_up) {}
         const uint64_t moment = now_us() + (chance >> 32) % 100;
         while (now_us() < moment) {}
     }

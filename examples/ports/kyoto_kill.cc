@@ -1,6 +1,6 @@
 /* Kills a program that uses Kyoto Cabinet with automatic synchronization and without transactions, many
- * times, and compares the database with an oracle after each: kyoto_kill hash|tree FILE ROUNDS SEED.
- * The database is opened with ONOREPAIR: nobody but Untorn makes it whole. */
+ * times, and compares the database with an oracle after each kill: kyoto_kill hash|tree FILE ROUNDS SEED.
+ * The database is opened with ONOREPAIR: only Untorn recovers it. */
 #include <kchashdb.h>
 #include <kcplantdb.h>
 
@@ -22,7 +22,7 @@ static std::unique_ptr<BasicDB> open_database() {
     if (tree) {
         auto made = std::make_unique<TreeDB>();
         made->tune_buckets(500);
-        made->tune_page(512); /* so that pages split and are joined all the time */
+        made->tune_page(512); /* so that pages split and merge often */
         db = std::move(made);
     } else {
         auto made = std::make_unique<HashDB>();
@@ -33,7 +33,7 @@ static std::unique_ptr<BasicDB> open_database() {
     return db->open(path, mode) ? std::move(db) : nullptr;
 }
 
-/* Step n as it is done to the database and to the oracle. */
+/* Makes the changes of step n, to the database or to the oracle. */
 template <class Set, class Remove> static void step(uint64_t n, Set set, Remove remove) {
     const uint64_t chance = mix(n);
     const std::string key = "key " + std::to_string(chance % 700);
@@ -48,11 +48,11 @@ static void take(Model &model, uint64_t n) {
     step(n, [&](const auto &key, const auto &value) { model[key] = value; }, [&](const auto &key) { model.erase(key); });
 }
 
-static void work(volatile struct told *told) {
+static void work(volatile struct progress *progress) {
     auto db = open_database();
     if (!db) _exit(2);
-    for (uint64_t n = told->done + 1;; n++) {
-        told->begun = n;
+    for (uint64_t n = progress->done + 1;; n++) {
+        progress->begun = n;
         auto set = [&](const auto &key, const auto &value) {
             if (!db->set(key, value)) _exit(3);
         };
@@ -60,11 +60,11 @@ static void work(volatile struct told *told) {
             if (!db->remove(key) && db->error() != BasicDB::Error::NOREC) _exit(4);
         };
         step(n, set, remove);
-        told->done = n;
+        progress->done = n;
     }
 }
 
-/* Everything in the database, or nothing if it is broken. */
+/* All records of the database; none if it is broken. */
 static bool contents(Model &found) {
     auto db = open_database();
     if (!db) return false;
@@ -84,26 +84,26 @@ int main(int argc, char **argv) {
     path = argv[2];
     const int rounds = std::atoi(argv[3]);
     const uint64_t seed = std::strtoull(argv[4], nullptr, 0);
-    volatile struct told *told = tell();
+    volatile struct progress *progress = shared_progress();
     Model model;
     uint64_t known = 0, torn = 0, in_flight = 0, steps = 0;
     for (int round = 0; round < rounds; round++) {
-        const bool killed = kill_at(mix(seed + round), work, told);
-        for (; known < told->done; known++) take(model, known + 1);
+        const bool killed = kill_at(mix(seed + round), work, progress);
+        for (; known < progress->done; known++) take(model, known + 1);
         Model next = model, found;
-        if (told->begun > known) take(next, told->begun);
+        if (progress->begun > known) take(next, progress->begun);
         if (!killed || !contents(found) || (found != model && found != next)) {
             torn++;
             File::remove(path);
             model.clear();
             steps += known;
-            known = told->begun = told->done = 0;
+            known = progress->begun = progress->done = 0;
             continue;
         }
-        if (found == next && told->begun > known) {
+        if (found == next && progress->begun > known) {
             in_flight++;
             model = next;
-            known = told->done = told->begun;
+            known = progress->done = progress->begun;
         }
     }
     std::printf("%s: %d kills, %llu steps, %llu finished by recovery, %llu torn (seed %#llx)\n", argv[1], rounds,

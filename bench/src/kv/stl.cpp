@@ -1,5 +1,5 @@
 /* std::map and std::unordered_map as key-value stores, on Untorn's heap and, without durability, in ordinary
-   memory; built and called by the benchmark. Every function returns 0 or NULL if it failed; kv_error() says why. */
+   memory; built and called by the benchmark. A function that fails returns 0 or NULL; kv_error() returns the reason. */
 
 #include "untorn_heap.hpp"
 
@@ -20,7 +20,7 @@ struct key_hash {
 
 const key &key_at(const unsigned char *bytes) { return *reinterpret_cast<const key *>(bytes); }
 
-/* The same work for each value that is read, whoever reads it. */
+/* The work done for each value that is read, equal for all stores. */
 std::uint64_t taste(std::string_view value) {
     if (value.empty()) return 0;
     return value.size() + static_cast<unsigned char>(value.front()) + static_cast<unsigned char>(value.back());
@@ -45,7 +45,7 @@ struct kv_store {
     virtual counters count() { return {}; }
 };
 
-/* What all four have in common: any map, and a way to make it durable. */
+/* Operations on any map, and a way to make the map durable. */
 template <class Map> class store : public kv_store {
 public:
     void put(const entry *entries, std::size_t n) override {

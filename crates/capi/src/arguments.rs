@@ -25,7 +25,7 @@ pub(crate) unsafe fn path<'a>(path: *const c_char, what: &str) -> Result<&'a Pat
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
-/// Bytes to be read by us. NULL will do for none.
+/// Bytes that the call reads. NULL is allowed if `len` is 0.
 ///
 /// # Safety
 /// Unless `len` is 0, `buf` is NULL or points to `len` bytes that stay unchanged during `'a`.
@@ -37,10 +37,10 @@ pub(crate) unsafe fn bytes<'a>(buf: *const c_void, len: usize) -> Result<&'a [u8
     }
 }
 
-/// Bytes to be written by us. NULL will do for none.
+/// Bytes that the call writes. NULL is allowed if `len` is 0.
 ///
 /// # Safety
-/// Unless `len` is 0, `buf` is NULL or points to `len` bytes that nobody else uses during `'a`.
+/// Unless `len` is 0, `buf` is NULL or points to `len` bytes that no other code uses during `'a`.
 pub(crate) unsafe fn bytes_mut<'a>(buf: *mut c_void, len: usize) -> Result<&'a mut [u8]> {
     match checked_len(buf, len)? {
         0 => Ok(&mut []),
@@ -84,22 +84,6 @@ pub(crate) fn mode(mode: u32) -> Result<u32> {
     Ok(mode)
 }
 
-/// Copies a string out as `snprintf` does: as much as fits, always ended by NUL if there is any
-/// room; returns the length of the whole.
-///
-/// # Safety
-/// `buf` is NULL or points to `len` writable bytes.
-pub(crate) unsafe fn copy_out(text: &[u8], buf: *mut c_char, len: usize) -> Result<libc::ssize_t> {
-    // SAFETY: the caller's promise.
-    let buf = unsafe { bytes_mut(buf.cast(), len) }?;
-    if let Some(room) = buf.len().checked_sub(1) {
-        let copied = room.min(text.len());
-        buf[..copied].copy_from_slice(&text[..copied]);
-        buf[copied] = 0;
-    }
-    Ok(text.len() as libc::ssize_t)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,22 +97,5 @@ mod tests {
         assert_eq!(errno(1, u64::MAX), libc::EFBIG);
         assert_eq!(errno(OFFSET_MAX + 1, 0), libc::EINVAL);
         assert_eq!(errno(u64::MAX, 1), libc::EINVAL);
-    }
-
-    #[test]
-    fn strings_are_cut_as_snprintf_cuts_them() {
-        let copy = |room: usize| {
-            let mut buf = [b'x'; 8];
-            // SAFETY: `room` is at most the length of `buf`.
-            let len = unsafe { copy_out(b"hello", buf.as_mut_ptr().cast(), room) }.unwrap();
-            (len, buf)
-        };
-        assert_eq!(copy(8), (5, *b"hello\0xx"));
-        assert_eq!(copy(6), (5, *b"hello\0xx"));
-        assert_eq!(copy(5), (5, *b"hell\0xxx"));
-        assert_eq!(copy(1), (5, *b"\0xxxxxxx"));
-        assert_eq!(copy(0), (5, *b"xxxxxxxx"));
-        // SAFETY: a length of 0 allows NULL.
-        assert_eq!(unsafe { copy_out(b"hello", std::ptr::null_mut(), 0) }.unwrap(), 5);
     }
 }

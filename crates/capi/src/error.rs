@@ -8,77 +8,77 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use untorn::{Error, Outcome};
 
-/// What went wrong, told apart by what the caller should do. New kinds may be added: treat one that
-/// you do not know like UNTORN_E_IO.
+/// Kinds of failures. Each kind asks for another reaction of the caller. Later versions may add kinds:
+/// treat an unknown kind like UNTORN_E_IO.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
 pub enum untorn_error {
     /// No call has failed in this thread yet.
     UNTORN_E_NONE = 0,
-    /// errno EBUSY. Another process (the message names its pid, if known), or an earlier opening in
-    /// this process, owns the store or file. Close it there, or open with UNTORN_WAIT.
+    /// errno EBUSY. Another process (the message names its pid, if known), or an earlier opening in this
+    /// process, owns the store or file. Close the store or file there, or open with UNTORN_WAIT.
     UNTORN_E_BUSY = 1,
-    /// errno EUCLEAN. On-disk state that no crash can explain. Nothing was changed. `untorn check`
-    /// shows more, `untorn recover --salvage` keeps what is readable.
+    /// errno EUCLEAN. The state on disk is damaged in a way that no crash can cause. Nothing was changed.
+    /// `untorn check` shows details, `untorn recover --salvage` keeps what is readable.
     UNTORN_E_CORRUPT = 2,
-    /// errno EMEDIUMTYPE. Not Untorn's, or another store's. Nothing was changed.
+    /// errno EMEDIUMTYPE. The file is not one of Untorn's, or belongs to another store. Nothing was changed.
     UNTORN_E_FOREIGN = 3,
     /// errno EPROTONOSUPPORT. Written by a newer Untorn. Nothing was changed.
     UNTORN_E_NEWER_VERSION = 4,
-    /// errno EEXIST. A file with pending commits was replaced, restored or changed by somebody else,
-    /// or a transaction's names collide with what is there. Nothing was overwritten.
+    /// errno EEXIST. Another program replaced, restored or changed a file with pending commits, or a
+    /// transaction's names collide with existing names. Nothing was overwritten.
     UNTORN_E_CONFLICT = 5,
-    /// errno ESTALE. The file has committed changes in a journal that is not here (it was moved or
-    /// copied away from its store before they were applied). Bring it back to its store.
+    /// errno ESTALE. The file has committed changes in a journal that is not here: the file was moved or
+    /// copied away from its store before the changes were applied. Move the file back to its store.
     UNTORN_E_NEEDS_JOURNAL = 6,
-    /// errno ENOTRECOVERABLE. The machine went down while the store was in use in failure class
-    /// UNTORN_CLASS_PROCESS, which does not survive that. UNTORN_ACCEPT_UNKNOWN takes the files as
-    /// they are.
+    /// errno ENOTRECOVERABLE. The machine crashed while the store was in use in failure class
+    /// UNTORN_CLASS_PROCESS, which does not survive machine crashes. UNTORN_ACCEPT_UNKNOWN accepts the
+    /// files as they are.
     UNTORN_E_UNKNOWN_STATE = 7,
-    /// errno EIO. The journal could not be written or flushed. This change is not committed and will
-    /// not come back. The store takes no more commits until it is reopened.
+    /// errno EIO. The journal could not be written or flushed. This change is not committed, and will not
+    /// appear after recovery. The store accepts no more commits until it is reopened.
     UNTORN_E_SYNC_NOT_COMMITTED = 8,
-    /// errno EIO. The journal could not be written or flushed. This change is committed whole or not
-    /// at all; which, is known only after the store is reopened, and until then it takes no commits.
+    /// errno EIO. The journal could not be written or flushed, and the outcome is unknown: the change is
+    /// committed whole or not at all. Reopening the store decides; until then the store accepts no commits.
     UNTORN_E_SYNC_UNKNOWN = 9,
-    /// errno ENOSPC. No space, quota or journal room. Nothing was committed; it can be tried again.
+    /// errno ENOSPC. No space, quota or journal room. Nothing was committed; the call can be repeated.
     UNTORN_E_NO_SPACE = 10,
-    /// errno EPERM. Ownership or permissions that would let somebody else write with our rights.
+    /// errno EPERM. Owner or permissions of the files would let another user write with this process's
+    /// rights.
     UNTORN_E_UNTRUSTED = 11,
-    /// errno ECHILD. The handle was made by the parent, before a fork.
+    /// errno ECHILD. The parent process made the handle, before a fork.
     UNTORN_E_FORKED = 12,
-    /// errno EBADF. Not an open handle of the kind that the function takes: NULL, closed, closed by
-    /// another thread just now, of another kind, or never a handle at all.
+    /// errno EBADF. Not an open handle of the kind that the function expects: NULL, closed, closed by
+    /// another thread during the call, of another kind, or no handle at all.
     UNTORN_E_BAD_HANDLE = 13,
-    /// errno EBUSY. The file takes part in a transaction, which alone can commit or roll it back.
+    /// errno EBUSY. The file is in a transaction: only the transaction can commit or roll back its changes.
     UNTORN_E_IN_TRANSACTION = 14,
-    /// errno EINVAL; EFBIG for a range that ends past the largest file; EBADF for a change through a
-    /// read-only handle. An argument makes no sense; the message says which.
+    /// errno EINVAL; EFBIG for a range that ends behind the largest offset; EBADF for a change through a
+    /// read-only handle. An argument is invalid; the message says which.
     UNTORN_E_INVALID = 15,
     /// errno EFAULT. A pointer that must not be NULL is NULL.
     UNTORN_E_NULL = 16,
-    /// errno EOPNOTSUPP. The file system or the kernel here cannot do it; the message says what else.
+    /// errno EOPNOTSUPP. The file system or the kernel lacks a feature; the message suggests what to do.
     UNTORN_E_UNSUPPORTED = 17,
-    /// errno as the operating system gave it (ENOENT, EACCES, EISDIR, EEXIST, EMFILE …), EIO if it
-    /// gave none.
+    /// errno of the failed system call (ENOENT, EACCES, EISDIR, EEXIST, EMFILE …), or EIO if there is none.
     UNTORN_E_IO = 18,
-    /// errno EIO. A bug in Untorn, caught at its boundary. Close what you can and reopen.
+    /// errno EIO. A bug in Untorn, caught at its boundary. Close all handles and reopen the store.
     UNTORN_E_PANIC = 19,
-    /// errno ENOMEM. A mapping would need more memory than there is, or than was allowed; the message
-    /// names the limit and what to do.
+    /// errno ENOMEM. A map needs more memory than the machine has, or than is allowed. The message names the
+    /// limit and what to do.
     UNTORN_E_NO_MEMORY = 20,
-    /// errno EBUSY. A thread stored to a mapping while it was being committed (found in debug mode only;
-    /// the message has the address). The commit happened, whole, without that store.
+    /// errno EBUSY. A thread stored to a map during its commit (found in debug mode only; the message has the
+    /// address). The commit was made, whole, without that store.
     UNTORN_E_RACING_STORE = 21,
     /// errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
-    /// has now; the message tells both. Nothing was changed. untorn_heap_get_root_info() tells what is there.
+    /// asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
     UNTORN_E_LAYOUT_CHANGED = 22,
 }
 
 use untorn_error::*;
 
-/// An error on its way to C.
+/// An error that is to be reported to C.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: untorn_error,
@@ -86,11 +86,11 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// What every function's body returns.
+/// The result of every function's body.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// An argument that makes no sense.
+    /// An invalid argument.
     pub(crate) fn invalid(message: impl Into<String>) -> Failure {
         Failure { kind: UNTORN_E_INVALID, errno: libc::EINVAL, message: message.into() }
     }
@@ -116,7 +116,7 @@ impl Failure {
         Error::Forked.into()
     }
 
-    /// The last resort of [`guard`].
+    /// A panic that [`guard`] caught.
     fn panicked(payload: Box<dyn Any + Send>) -> Failure {
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
@@ -150,14 +150,14 @@ impl From<Error> for Failure {
             Error::Invalid { .. } => (UNTORN_E_INVALID, libc::EINVAL),
             Error::Unsupported { .. } => (UNTORN_E_UNSUPPORTED, libc::EOPNOTSUPP),
             Error::Io { source, .. } => (UNTORN_E_IO, errno_of(source)),
-            // The Rust enum may grow; until the new kind has a name here it is an I/O error.
+            // The Rust enum may grow: a kind without a number here is reported as an I/O error.
             _ => (UNTORN_E_IO, libc::EIO),
         };
         Failure { kind, errno, message: error.to_string() }
     }
 }
 
-/// The system's number, or the one that the library's own reason is closest to.
+/// The system call's errno; for an error of another origin the errno closest to its kind.
 fn errno_of(error: &io::Error) -> c_int {
     use io::ErrorKind::*;
     error.raw_os_error().unwrap_or(match error.kind() {
@@ -183,27 +183,27 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// What `f` makes of the calling thread's last failure, if it has one.
+/// Applies `f` to the calling thread's last failure, if there is one.
 fn last<T>(f: impl FnOnce(&Last) -> T) -> Option<T> {
     LAST.try_with(|last| last.borrow().as_ref().map(f)).ok().flatten()
 }
 
-/// Remembers a failure for this thread and sets `errno`, last, so that nothing disturbs it.
+/// Stores a failure as this thread's last one, and then sets `errno`.
 #[cold]
 fn report(failure: Failure) {
     let mut bytes = failure.message.into_bytes();
     bytes.retain(|&byte| byte != 0);
     let message = CString::new(bytes).unwrap_or_default();
-    // While a thread is being torn down its storage is gone; `errno` then has to do.
+    // A thread that is ending has no thread-local storage any more; `errno` is then all that is reported.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some(Last { kind: failure.kind, message }));
-    // SAFETY: the C library gives each thread an `errno` that is valid while the thread runs.
+    // SAFETY: each thread has an `errno` of its own, which is valid while the thread runs.
     unsafe { *libc::__errno_location() = failure.errno };
 }
 
-/// Runs the body of an exported function: a failure is reported and becomes `failed`, and so does a
-/// panic, because unwinding into C is undefined.
+/// Runs the body of an exported function. A failure is reported, and the result is then `failed`. A panic is
+/// reported in the same way, because unwinding into C is undefined behaviour.
 pub(crate) fn guard<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    // Whatever a panic leaves half done is behind the library's own locks, which know how to tell.
+    // State that a panic may leave inconsistent is guarded by the library's own locks, which notice that.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => {
@@ -217,26 +217,27 @@ pub(crate) fn guard<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
-/// The same for calls that are made millions of times a second and only say whether they worked. As a `c_int`, the
-/// result would be stored in four bytes and loaded as eight, for which a processor waits longer than for all the rest.
+/// [`guard`] for calls that are made millions of times a second and return only a status. The body's result is an
+/// `isize`: a `c_int` would be stored in four bytes and loaded as eight, and the processor would wait longer for that
+/// load than for the rest of the call.
 pub(crate) fn guard_status(body: impl FnOnce() -> Result<()>) -> c_int {
     guard(-1isize, || body().map(|()| 0)) as c_int
 }
 
-/// The kind of the last failure in the calling thread. Like errno, it is not reset by success: look
-/// at it only after a call has returned -1 or NULL.
+/// Returns the kind of the last failure in the calling thread. As errno, the kind is not reset by a
+/// successful call: it is meaningful only after a call has returned -1 or NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_last_error() -> untorn_error {
     guard(UNTORN_E_PANIC, || Ok(last(|last| last.kind).unwrap_or(UNTORN_E_NONE)))
 }
 
-/// The last failure in the calling thread in words: what happened, what is still true, what to do.
-/// Never NULL; empty if nothing has failed yet. Valid until the next untorn_ call that fails in this
-/// thread, or until the thread ends. The text is for people and may change between versions.
+/// Returns a message about the last failure in the calling thread: what happened, and what to do. Never
+/// NULL; empty if no call has failed yet. The text is valid until the next untorn_ call that fails in this
+/// thread, or until the thread ends. Texts may change between versions.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_error_message() -> *const c_char {
     guard(c"".as_ptr(), || {
-        // The pointer stays good after the borrow ends: only `report`, in this thread, replaces it.
+        // The pointer stays valid after the borrow ends: only `report`, in this thread, replaces the text.
         Ok(last(|last| last.message.as_ptr()).unwrap_or(c"".as_ptr()))
     })
 }
@@ -246,7 +247,8 @@ const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_V
     Err(_) => panic!("a version has no NUL in it"),
 };
 
-/// The version of the library that is running, such as "0.1.0". Static; never fails.
+/// Returns the version of the running library, such as "0.1.0". The text is static, and the call never
+/// fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_version() -> *const c_char {
     VERSION.as_ptr()
@@ -259,7 +261,7 @@ pub const UNTORN_VERSION_MINOR: u32 = 1;
 /// Patch version of this header.
 pub const UNTORN_VERSION_PATCH: u32 = 0;
 
-// cbindgen needs literals; this keeps them equal to the crate's version.
+// cbindgen needs literals; these assertions keep them equal to the crate's version.
 const _: () = {
     const fn is(number: u32, text: &str) -> bool {
         matches!(u32::from_str_radix(text, 10), Ok(n) if n == number)

@@ -3,18 +3,19 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use untorn::{File, FileOptions, Store};
 
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result, guard};
-use crate::handle;
+use crate::handle::{self, Handle, Handles, Kind};
 use crate::options::{self, untorn_options};
 use crate::store::untorn_store;
+use crate::text;
 use crate::ticket::untorn_ticket;
 
-/// One handle of a file. All handles of one file share one view, uncommitted changes included.
+/// A handle of a file. All handles of one file show the same contents, uncommitted changes included.
 #[allow(non_camel_case_types)]
 pub struct untorn_file {
     _opaque: (),
@@ -22,11 +23,11 @@ pub struct untorn_file {
 
 /// Open flag: a handle that cannot change the file (EBADF).
 pub const UNTORN_RDONLY: u32 = 1;
-/// Open flag: create the file if it is missing, empty, at once and durably.
+/// Open flag: create a missing file, empty, at once and durably.
 pub const UNTORN_CREATE: u32 = 2;
 /// Open flag, with UNTORN_CREATE: fail with EEXIST if the file exists.
 pub const UNTORN_EXCL: u32 = 4;
-/// Open flag: start at length 0; like every change, uncommitted until commit.
+/// Open flag: truncate the file to length 0, which is an uncommitted change like any other.
 pub const UNTORN_TRUNC: u32 = 8;
 
 /// Open flags, checked.
@@ -64,21 +65,30 @@ impl Flags {
     }
 }
 
-/// What a file handle stands for. Calls share the lock while they run; close takes it for itself,
-/// so that it returns only after the calls that it races with.
+/// What a file handle stands for. Calls share the lock while they run. Close takes the lock exclusively,
+/// and so returns only after the calls that run in other threads.
 pub(crate) struct OpenFile {
     file: RwLock<Option<File>>,
     read_only: bool,
 }
 
+impl Handle for OpenFile {
+    const KIND: Kind = Kind::File;
+    fn handles() -> &'static Handles<OpenFile> {
+        static OPEN: Handles<OpenFile> = Handles::new();
+        &OPEN
+    }
+}
+
 impl OpenFile {
+    /// Makes a handle.
     pub(crate) fn handle(file: File, read_only: bool) -> Result<*mut untorn_file> {
         handle::insert(OpenFile { file: RwLock::new(Some(file)), read_only })
     }
 
-    /// The file, for one call. Only close ever excludes others, so whoever would have to wait is
-    /// late, and not waiting also means that a call may hold any number of files.
-    pub(crate) fn lock(&self) -> Result<RwLockReadGuard<'_, Option<File>>> {
+    /// The file, for one call. Only close takes the lock exclusively, so a call that would have to wait
+    /// has a handle that is being closed. As no call waits, one call may lock any number of files.
+    fn lock(&self) -> Result<RwLockReadGuard<'_, Option<File>>> {
         let guard = match self.file.try_read() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -88,7 +98,7 @@ impl OpenFile {
     }
 }
 
-/// Makes one call on an open file, which gets to know whether the handle is for reading only.
+/// Makes one call on an open file, and tells the call whether the handle is read-only.
 pub(crate) fn with_open<R>(raw: *const untorn_file, call: impl FnOnce(&File, bool) -> Result<R>) -> Result<R> {
     let entry = handle::get::<OpenFile, _>(raw)?;
     let guard = entry.lock()?;
@@ -100,7 +110,7 @@ pub(crate) fn with_file<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> 
     with_open(raw, |file, _| call(file))
 }
 
-/// The same, for a call that changes the file.
+/// Makes one call that changes an open file; a read-only handle is refused.
 fn with_writable<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
     with_open(raw, |file, read_only| match read_only {
         true => Err(Failure { errno: libc::EBADF, ..Failure::invalid("the file was opened with UNTORN_RDONLY") }),
@@ -108,13 +118,37 @@ fn with_writable<R>(raw: *const untorn_file, call: impl FnOnce(&File) -> Result<
     })
 }
 
-/// Opens one file with a private store beside it, the directory `<path>.untorn`, made when missing.
-/// So several processes can each hold different files; files that must commit together belong in
-/// one store (untorn_store_open). After a crash, recovery happens here.
+/// Makes one call on several open files, and on the store of the first.
+///
+/// # Safety
+/// `files` is NULL or points to `n` handles.
+pub(crate) unsafe fn with_files<R>(
+    files: *const *mut untorn_file,
+    n: usize,
+    call: impl FnOnce(&Store, &[&File]) -> Result<R>,
+) -> Result<R> {
+    if n == 0 || n > isize::MAX as usize / size_of::<*mut untorn_file>() {
+        return Err(Failure::invalid(format!("a commit of {n} files")));
+    }
+    if files.is_null() {
+        return Err(Failure::null("the array of files"));
+    }
+    // SAFETY: not NULL, not longer than a slice may be; the rest is the caller's promise.
+    let raw = unsafe { std::slice::from_raw_parts(files, n) };
+    let entries = raw.iter().map(|&file| handle::get::<OpenFile, _>(file)).collect::<Result<Vec<Arc<OpenFile>>>>()?;
+    let guards = entries.iter().map(|entry| entry.lock()).collect::<Result<Vec<_>>>()?;
+    let files: Vec<&File> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
+    call(&files[0].store(), &files)
+}
+
+/// Opens a standalone file: a file with a private store beside it, the directory `<path>.untorn`. A missing
+/// private store is created. Several processes can each own different standalone files of one directory;
+/// files that are committed together belong in one store (untorn_store_open()). Recovery after a crash
+/// happens here.
 ///
 /// `flags`: UNTORN_RDONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_TRUNC, or'ed, or 0 to open an existing
 /// file for reading and writing. `mode`: permissions of a created file, less the umask. `options` NULL:
-/// defaults; UNTORN_MUST_EXIST asks for the private store to exist already.
+/// defaults; with UNTORN_MUST_EXIST the private store must exist.
 ///
 /// Returns a handle, or NULL with an error as untorn_store_open().
 ///
@@ -136,9 +170,9 @@ pub unsafe extern "C" fn untorn_open(
     })
 }
 
-/// Opens a file of a store; `path` is relative to the store's directory. Links are not followed, and
+/// Opens a file of a store; `path` is relative to the store's directory. Symbolic links are not followed;
 /// `..`, absolute paths and other file systems are refused. `flags` and `mode` as in untorn_open().
-/// Creating a file is a commit of its own (within a transaction: untorn_txn_create).
+/// Creating a file is a commit of its own. untorn_txn_create() creates a file in a transaction.
 ///
 /// Returns a handle, or NULL: EBADF, ENOENT, EEXIST, EISDIR, EINVAL, ESTALE, EMEDIUMTYPE, EBUSY …
 ///
@@ -161,19 +195,19 @@ pub unsafe extern "C" fn untorn_open_at(
     })
 }
 
-/// Another handle of the same file, closed on its own. NULL with EBADF.
+/// Duplicates a handle: both handles are of one file, and each is closed by itself. NULL with EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_dup(file: *const untorn_file) -> *mut untorn_file {
     guard(null_mut(), || with_open(file, |file, read_only| OpenFile::handle(file.duplicate()?, read_only)))
 }
 
-/// Closes the handle. Changes that were not committed are DISCARDED when the file's last handle
-/// closes, unless untorn_set_commit_on_close() asked for a commit. The last handle of a lone file closes
-/// its private store, which leaves a plain, whole file.
+/// Closes the handle. Uncommitted changes are DISCARDED when the file's last handle closes, unless
+/// untorn_set_commit_on_close() asked for a commit. The last handle of a standalone file also closes the
+/// private store, and leaves a plain, whole file.
 ///
-/// Waits for calls on this handle that run in other threads. Returns 0, or -1 with an error; the
-/// handle is closed in either case.
+/// Waits for calls on this handle that run in other threads. Returns 0, or -1 with an error; the handle
+/// is closed in either case.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_close(file: *mut untorn_file) -> c_int {
     guard(-1, || {
@@ -184,9 +218,9 @@ pub extern "C" fn untorn_close(file: *mut untorn_file) -> c_int {
     })
 }
 
-/// Whether closing this handle commits the file's changes (`on` not 0), or leaves them to its other
-/// handles, or to be discarded with the last one (0, the default). Returns 0, or -1 with EBADF, also
-/// for a read-only handle.
+/// Sets whether closing this handle commits the file's changes (`on` not 0). With `on` 0, the default, the
+/// changes stay uncommitted, and are discarded with the file's last handle. Returns 0, or -1 with EBADF,
+/// also for a read-only handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_set_commit_on_close(file: *mut untorn_file, on: c_int) -> c_int {
     guard(-1, || {
@@ -197,8 +231,8 @@ pub extern "C" fn untorn_set_commit_on_close(file: *mut untorn_file, on: c_int) 
     })
 }
 
-/// Reads up to `len` bytes at `offset`, uncommitted changes included. Returns the bytes read, fewer
-/// than `len` only at the end of the file, 0 behind it; or -1: EBADF, EFAULT, EINVAL, EIO …
+/// Reads up to `len` bytes at `offset`, uncommitted changes included. Returns the number of bytes read:
+/// fewer than `len` only at the end of the file, 0 behind the end. -1: EBADF, EFAULT, EINVAL, EIO …
 ///
 /// # Safety
 /// `buf` points to `len` bytes that no other thread uses during the call.
@@ -214,16 +248,16 @@ pub unsafe extern "C" fn untorn_pread(
             // SAFETY: the caller's promise.
             let buf = unsafe { arguments::bytes_mut(buf, len) }?;
             let offset = arguments::offset(offset)?;
-            // Behind the largest size there is nothing to read, and no need to ask.
+            // No file has bytes behind the largest offset.
             let len = buf.len().min((OFFSET_MAX - offset).try_into().unwrap_or(usize::MAX));
             Ok(file.read_at(&mut buf[..len], offset)? as libc::ssize_t)
         })
     })
 }
 
-/// Writes `len` bytes at `offset`, all or none; the file grows as needed, with zeros in between. The
-/// change is seen by all handles at once, and by the disk at commit. Returns `len`, or -1: EBADF,
-/// EFAULT, EINVAL, EFBIG, ENOSPC …
+/// Writes `len` bytes at `offset`, all or none. The file grows as needed, with zeros between its old end
+/// and `offset`. All handles of the file show the change at once; the disk has it after a commit. Returns
+/// `len`, or -1: EBADF, EFAULT, EINVAL, EFBIG, ENOSPC …
 ///
 /// # Safety
 /// `buf` points to `len` bytes that no other thread changes during the call.
@@ -245,8 +279,8 @@ pub unsafe extern "C" fn untorn_pwrite(
     })
 }
 
-/// Writes `len` bytes at the end of the file, all or none; several threads' appends do not overlap.
-/// Returns the offset at which they went, or -1 with an error as untorn_pwrite().
+/// Writes `len` bytes at the end of the file, all or none. Appends of several threads do not overlap.
+/// Returns the offset of the first byte written, or -1 with an error as untorn_pwrite().
 ///
 /// # Safety
 /// `buf` points to `len` bytes that no other thread changes during the call.
@@ -262,10 +296,10 @@ pub unsafe extern "C" fn untorn_append(file: *mut untorn_file, buf: *const c_voi
     })
 }
 
-/// Sets the file's size, in bytes: cut off, or extended with zeros; uncommitted until commit. Returns
-/// 0, or -1: EBADF, EINVAL …
+/// Sets the file's size, in bytes, as an uncommitted change. A smaller size cuts the end off, a larger one
+/// adds zeros. Returns 0, or -1: EBADF, EINVAL …
 #[unsafe(no_mangle)]
-pub extern "C" fn untorn_truncate(file: *mut untorn_file, size: u64) -> c_int {
+pub extern "C" fn untorn_ftruncate(file: *mut untorn_file, size: u64) -> c_int {
     guard(-1, || {
         with_writable(file, |file| {
             file.truncate(arguments::offset(size)?)?;
@@ -274,8 +308,8 @@ pub extern "C" fn untorn_truncate(file: *mut untorn_file, size: u64) -> c_int {
     })
 }
 
-/// Like writing `len` zeros at `offset`, without the bytes; extends the file as needed. Returns 0, or
-/// -1: EBADF, EINVAL, EFBIG …
+/// Writes `len` zeros at `offset`, without a buffer; the file grows as needed. Returns 0, or -1: EBADF,
+/// EINVAL, EFBIG …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_zero(file: *mut untorn_file, offset: u64, len: u64) -> c_int {
     guard(-1, || {
@@ -287,30 +321,32 @@ pub extern "C" fn untorn_zero(file: *mut untorn_file, offset: u64, len: u64) -> 
     })
 }
 
-/// The file's size in bytes, uncommitted changes included; or -1 with an error.
+/// Returns the file's size in bytes, uncommitted changes included, or -1 with an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_size(file: *const untorn_file) -> i64 {
     guard(-1, || with_file(file, |file| Ok(file.size()? as i64)))
 }
 
-/// Writes the file's path, relative to its store's directory, as untorn_store_path() does.
-///
-/// # Safety
-/// `buf` is NULL or points to `len` writable bytes.
+/// Returns the file's path, relative to its store's directory, to be freed with untorn_free(). NULL: EBADF,
+/// ENOMEM.
+#[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn untorn_path(file: *const untorn_file, buf: *mut c_char, len: usize) -> libc::ssize_t {
-    guard(-1, || {
-        with_file(file, |file| {
-            // SAFETY: the caller's promise.
-            unsafe { arguments::copy_out(file.path().as_os_str().as_bytes(), buf, len) }
-        })
-    })
+pub extern "C" fn untorn_path(file: *const untorn_file) -> *mut c_char {
+    guard(null_mut(), || with_file(file, |file| text::to_caller(file.path().as_os_str().as_bytes())))
 }
 
-/// Commits all uncommitted changes of the file, made through whichever handle, as one. On return 0
-/// they survive whatever the store's failure class names: UNTORN_CLASS_POWER kernel crashes and power
-/// cuts, UNTORN_CLASS_PROCESS the end of the process. A crash before or during the call leaves all of
-/// them or none.
+/// Another handle of the store that a file belongs to; for a standalone file, of its private store. Close
+/// the handle with untorn_store_release(), or the store with untorn_store_close(). NULL with EBADF.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_store_of(file: *const untorn_file) -> *mut untorn_store {
+    guard(null_mut(), || with_file(file, |file| handle::insert(file.store())))
+}
+
+/// Commits all uncommitted changes of the file, made through any handle, as one. After the call has
+/// returned 0 the changes survive the failures of the store's failure class: UNTORN_CLASS_POWER kernel
+/// crashes and power cuts, UNTORN_CLASS_PROCESS the end of the process. A crash before or during the call
+/// leaves all of the changes or none.
 ///
 /// Returns 0, or -1: ENOSPC (nothing committed, try again), EIO (untorn_last_error() tells "not
 /// committed" from "unknown until reopened"), EBUSY (the file is in a transaction), EBADF …
@@ -325,15 +361,16 @@ pub extern "C" fn untorn_commit(file: *mut untorn_file) -> c_int {
     })
 }
 
-/// Starts a commit as untorn_commit(): what belongs to it is settled on return; the ticket tells when
-/// it is durable. Commits become durable in the order in which they were started. NULL with an error.
+/// Starts a commit as of untorn_commit(). The changes made before the call belong to the commit, later
+/// changes do not. The ticket tells when the commit is durable. Commits become durable in the order in
+/// which they were started. NULL with an error.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_commit_async(file: *mut untorn_file) -> *mut untorn_ticket {
     guard(null_mut(), || with_writable(file, |file| handle::insert(file.commit_async()?)))
 }
 
-/// Forgets all uncommitted changes of the file, made through whichever handle: it reads as at its last
+/// Discards all uncommitted changes of the file, made through any handle: the file is as of its last
 /// commit. Returns 0, or -1: EBUSY (the file is in a transaction), EBADF …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_rollback(file: *mut untorn_file) -> c_int {

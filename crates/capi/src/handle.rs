@@ -1,8 +1,8 @@
 //! Handles: numbers in the shape of pointers.
 //!
-//! C code closes things twice, uses them afterwards, mixes them up, and races with itself. If a
-//! handle were an address, each of these would be undefined behaviour in here. So a handle is a
-//! token (kind, process, slot, generation) that is looked up in a table and never followed:
+//! C code closes handles twice, uses closed ones, mixes kinds up, and races with itself. If a handle
+//! were an address, each of these mistakes would be undefined behaviour inside the library. So a handle
+//! is a token (kind, process, slot, generation) that is looked up in a table and never followed:
 //!
 //! ```text
 //! bit 63        48 47          24 23           4 3    0
@@ -10,21 +10,22 @@
 //! ```
 //!
 //! *Kind* is odd, so that a token is never a plausible aligned address and never NULL. *Generation*
-//! counts the uses of a slot; a slot whose generation runs out is retired. *Process* counts forks:
-//! a forked child starts with fresh tables, because it may have inherited the old ones locked by a
-//! thread that it did not inherit, and knows its parent's tokens by the smaller number.
+//! counts the uses of a slot; a slot whose generations run out is not used again. *Process* counts forks:
+//! a forked child starts with empty tables, because a thread that the child does not have may have locked
+//! the parent's tables. The child recognises its parent's tokens by the smaller number.
 //!
 //! A lookup costs a read lock on one of several shards and one reference count.
+//!
+//! This module knows no concrete types. Each module that exports functions on a kind of handle
+//! implements [`Handle`] for the type behind that kind, and owns the static [`Handles`] of that kind.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::error::untorn_error::UNTORN_E_IO;
 use crate::error::{Failure, Result};
-use crate::file::OpenFile;
-use crate::map::OpenMap;
-use crate::txn::OpenTxn;
 
 const KIND_BITS: u32 = 4;
 const SLOT_BITS: u32 = 20;
@@ -61,77 +62,81 @@ impl Token {
     }
 }
 
+/// A kind of handle, as it stands in a token: odd, and different for each kind.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+pub(crate) enum Kind {
+    Store = 0b0001,
+    File = 0b0011,
+    Txn = 0b0101,
+    Ticket = 0b0111,
+    Map = 0b1001,
+    Heap = 0b1011,
+}
+
+impl Kind {
+    /// For messages.
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Store => "store",
+            Kind::File => "file",
+            Kind::Txn => "transaction",
+            Kind::Ticket => "ticket",
+            Kind::Map => "map",
+            Kind::Heap => "heap",
+        }
+    }
+}
+
 /// Something that C can hold a handle of.
 pub(crate) trait Handle: Send + Sync + Sized + 'static {
-    /// Odd, and different for each kind.
-    const KIND: usize;
-    /// For messages.
-    const NAME: &'static str;
-    /// Its table.
-    fn table(tables: &Tables) -> &Table<Self>;
+    /// No other type has this kind.
+    const KIND: Kind;
+    /// The handles of this kind: always the same static.
+    fn handles() -> &'static Handles<Self>;
 }
 
-macro_rules! handles {
-    ($($field:ident: $type:ty = $kind:literal $name:literal;)*) => {
-        /// All tables of one process.
-        pub(crate) struct Tables {
-            process: u64,
-            $($field: Table<$type>,)*
-        }
-
-        impl Tables {
-            fn new(process: u64) -> Tables {
-                Tables { process, $($field: Table::new(),)* }
-            }
-        }
-
-        $(impl Handle for $type {
-            const KIND: usize = $kind;
-            const NAME: &'static str = $name;
-            fn table(tables: &Tables) -> &Table<Self> {
-                &tables.$field
-            }
-        })*
-    };
+/// All handles of one kind, in a table for each process.
+pub(crate) struct Handles<T> {
+    /// NULL, or a leaked box.
+    current: AtomicPtr<Table<T>>,
 }
 
-handles! {
-    stores: untorn::Store = 0b0001 "store";
-    files: OpenFile = 0b0011 "file";
-    txns: OpenTxn = 0b0101 "transaction";
-    tickets: untorn::Ticket = 0b0111 "ticket";
-    heaps: untorn::Heap = 0b1011 "heap";
-    maps: OpenMap = 0b1001 "map";
-}
-
-/// This process's tables; a forked child gets new ones at its first call.
-fn tables() -> &'static Tables {
-    static CURRENT: AtomicPtr<Tables> = AtomicPtr::new(ptr::null_mut());
-    let process = untorn_os::process_generation();
-    let current = CURRENT.load(Acquire);
-    // SAFETY: only leaked boxes are ever stored there; NULL becomes None.
-    if let Some(tables) = unsafe { current.as_ref() }
-        && tables.process == process
-    {
-        return tables;
+impl<T: Handle> Handles<T> {
+    pub(crate) const fn new() -> Handles<T> {
+        Handles { current: AtomicPtr::new(ptr::null_mut()) }
     }
-    // The parent's tables are left as they are, forever: their locks may be held by threads that do
-    // not exist here, and what they own is the parent's to close.
-    let fresh = Box::into_raw(Box::new(Tables::new(process)));
-    let winner = match CURRENT.compare_exchange(current, fresh, AcqRel, Acquire) {
-        Ok(_) => fresh,
-        Err(theirs) => {
-            // SAFETY: `fresh` was made above, and nobody else has seen it.
-            drop(unsafe { Box::from_raw(fresh) });
-            theirs
+
+    /// This process's table; a forked child gets an empty one at its first call.
+    fn of_this_process(&self) -> &'static Table<T> {
+        let process = untorn_os::process_generation();
+        let current = self.current.load(Acquire);
+        // SAFETY: only leaked boxes are ever stored there; NULL becomes None.
+        if let Some(table) = unsafe { current.as_ref() }
+            && table.process == process
+        {
+            return table;
         }
-    };
-    // SAFETY: either `fresh`, or what another thread of this process leaked in its place.
-    unsafe { &*winner }
+        // The parent's table is left as it is, forever: its locks may be held by threads that do not
+        // exist in the child, and its values are the parent's to close.
+        let fresh = Box::into_raw(Box::new(Table::new(process)));
+        let winner = match self.current.compare_exchange(current, fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(theirs) => {
+                // SAFETY: `fresh` was made above, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                theirs
+            }
+        };
+        // SAFETY: either `fresh`, or what another thread of this process leaked in its place.
+        unsafe { &*winner }
+    }
 }
 
-/// Everything of one kind that is open.
-pub(crate) struct Table<T> {
+/// The open handles of one kind in one process.
+struct Table<T> {
+    /// Which process, as forks are counted.
+    process: u64,
     shards: [RwLock<Slots<T>>; SHARDS],
     /// Spreads new handles over the shards.
     next: AtomicUsize,
@@ -160,9 +165,9 @@ impl<T> Slots<T> {
 }
 
 impl<T> Table<T> {
-    fn new() -> Table<T> {
+    fn new(process: u64) -> Table<T> {
         let shard = || RwLock::new(Slots { all: Vec::new(), free: Vec::new() });
-        Table { shards: std::array::from_fn(|_| shard()), next: AtomicUsize::new(0) }
+        Table { process, shards: std::array::from_fn(|_| shard()), next: AtomicUsize::new(0) }
     }
 
     /// The slot number and generation of a new entry; None: too many handles are open.
@@ -199,15 +204,15 @@ impl<T> Table<T> {
     }
 }
 
-/// Makes a handle. `R` is only the opaque type that C knows it by.
+/// Makes a handle. `R` is only the opaque type that C knows the handle by.
 pub(crate) fn insert<T: Handle, R>(value: T) -> Result<*mut R> {
-    let tables = tables();
-    let Some((slot, generation)) = T::table(tables).insert(value) else {
-        let message = format!("too many open {} handles", T::NAME);
-        return Err(Failure { kind: crate::error::untorn_error::UNTORN_E_IO, errno: libc::EMFILE, message });
+    let table = T::handles().of_this_process();
+    let Some((slot, generation)) = table.insert(value) else {
+        let message = format!("too many open {} handles", T::KIND.name());
+        return Err(Failure { kind: UNTORN_E_IO, errno: libc::EMFILE, message });
     };
-    let process = truncated(tables.process);
-    Ok(ptr::without_provenance_mut(Token { kind: T::KIND, slot, generation, process }.pack()))
+    let token = Token { kind: T::KIND as usize, slot, generation, process: truncated(table.process) };
+    Ok(ptr::without_provenance_mut(token.pack()))
 }
 
 /// What an open handle stands for.
@@ -215,7 +220,7 @@ pub(crate) fn get<T: Handle, R>(raw: *const R) -> Result<Arc<T>> {
     find(raw.cast(), Table::get)
 }
 
-/// The same, and the handle is closed: of several threads that close one handle, one gets it.
+/// Closes a handle and returns what it stood for: of several threads that close one handle, one gets it.
 pub(crate) fn take<T: Handle, R>(raw: *const R) -> Result<Arc<T>> {
     find(raw.cast(), Table::take)
 }
@@ -224,16 +229,17 @@ fn find<T: Handle>(
     raw: *const c_void,
     look_up: impl FnOnce(&Table<T>, usize, usize) -> Option<Arc<T>>,
 ) -> Result<Arc<T>> {
+    let bad_handle = || Failure::bad_handle(T::KIND.name());
     let token = Token::unpack(raw.addr());
-    let tables = tables();
-    let process = truncated(tables.process);
-    if token.kind != T::KIND || token.process > process || token.process == 0 {
-        return Err(Failure::bad_handle(T::NAME));
+    let table = T::handles().of_this_process();
+    let process = truncated(table.process);
+    if token.kind != T::KIND as usize || token.process > process || token.process == 0 {
+        return Err(bad_handle());
     }
     if token.process < process {
         return Err(Failure::forked());
     }
-    look_up(T::table(tables), token.slot, token.generation).ok_or_else(|| Failure::bad_handle(T::NAME))
+    look_up(table, token.slot, token.generation).ok_or_else(bad_handle)
 }
 
 /// The part of a process generation that fits into a token; never 0, so that small numbers are no tokens.
@@ -244,7 +250,7 @@ fn truncated(process: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::untorn_error::*;
+    use crate::error::untorn_error::UNTORN_E_BAD_HANDLE;
 
     #[test]
     fn tokens_come_apart_as_they_were_put_together() {
@@ -260,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_closed_handle_stays_closed_when_its_slot_is_used_again() {
-        let table = Table::new();
+        let table = Table::new(1);
         let old: Vec<_> = (0..SHARDS).map(|i| table.insert(i).unwrap()).collect();
         for &(slot, generation) in &old {
             assert_eq!(*table.take(slot, generation).unwrap(), slot);
@@ -275,8 +281,8 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_whose_generations_run_out_is_retired() {
-        let table = Table::new();
+    fn a_slot_whose_generations_run_out_is_not_used_again() {
+        let table = Table::new(1);
         let (slot, generation) = table.insert('a').unwrap();
         table.take(slot, generation).unwrap();
         table.shards[slot].write().unwrap().all[0].generation = (1 << GENERATION_BITS) - 1;
@@ -290,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_full_table_says_so_and_recovers() {
-        let table = Table::new();
+        let table = Table::new(1);
         let all: Vec<_> = (0..1 << SLOT_BITS).map(|_| table.insert(()).unwrap()).collect();
         assert!(table.insert(()).is_none());
         let (slot, generation) = all[SHARDS];
@@ -298,19 +304,30 @@ mod tests {
         assert_eq!(table.insert(()), Some((slot, generation + 1)));
     }
 
+    #[derive(Debug)]
+    struct Thing;
+
+    impl Handle for Thing {
+        const KIND: Kind = Kind::Store;
+        fn handles() -> &'static Handles<Thing> {
+            static OPEN: Handles<Thing> = Handles::new();
+            &OPEN
+        }
+    }
+
     /// Neither made-up numbers nor another kind's tokens are ever followed.
     #[test]
     fn made_up_handles_are_bad_handles() {
         let process = truncated(untorn_os::process_generation());
-        let other_kind = Token { kind: <untorn::Ticket as Handle>::KIND, slot: 0, generation: 0, process };
-        let unused = Token { kind: <untorn::Store as Handle>::KIND, slot: 999, generation: 0, process };
+        let other_kind = Token { kind: Kind::Ticket as usize, slot: 0, generation: 0, process };
+        let unused = Token { kind: Kind::Store as usize, slot: 999, generation: 0, process };
         let future = Token { process: process + 1, ..unused };
         let numbers = [0, 1, 8, usize::MAX, isize::MAX as usize, 0x7fff_dead_beef];
         for bits in numbers.into_iter().chain([other_kind, unused, future].map(Token::pack)) {
             let raw: *const c_void = ptr::without_provenance(bits);
-            let failure = get::<untorn::Store, _>(raw).err().expect("no such handle");
+            let failure = get::<Thing, _>(raw).expect_err("no such handle");
             assert_eq!((failure.kind, failure.errno), (UNTORN_E_BAD_HANDLE, libc::EBADF), "{bits:#x}");
-            assert_eq!(take::<untorn::Store, _>(raw).err().map(|f| f.errno), Some(libc::EBADF), "{bits:#x}");
+            assert_eq!(take::<Thing, _>(raw).err().map(|f| f.errno), Some(libc::EBADF), "{bits:#x}");
         }
     }
 }

@@ -1,24 +1,37 @@
-//! `libuntorn`: the C face of Untorn.
+//! `libuntorn`: the C interface of Untorn.
 //!
-//! Every exported function does the same three things: check its arguments, make one call of the
-//! Rust library, and turn the result into what C expects. The header `include/untorn.h` is
-//! generated from these files by cbindgen, documentation included, so what is written on an
-//! exported item is written for the C programmer.
+//! Every exported function checks its arguments, makes one call of the Rust library, and converts the
+//! result for C. cbindgen generates the header `include/untorn.h` from these files, documentation
+//! included. So the documentation of an exported item is written for the C programmer.
 //!
-//! Two rules make the boundary safe. A handle is a number in the shape of a pointer, looked up in a
-//! table and never followed ([`handle`]); and every body runs inside [`error::guard`], which lets
-//! no panic out.
+//! Two rules make the boundary safe. A handle is a number in the shape of a pointer, looked up in a table
+//! and never followed ([`handle`]). And every function body runs inside [`error::guard`], which catches
+//! panics.
+//!
+//! Imports run down this list only:
+//!
+//! 1. [`posix`]; [`heap_memory`], [`heap_roots`]
+//! 2. [`heap`], [`map`], [`txn`]
+//! 3. [`file`]: file handles
+//! 4. [`store`], [`ticket`]
+//! 5. [`status`]
+//! 6. [`options`], [`handle`], [`text`]
+//! 7. [`versioned`], [`arguments`]: checks on arguments
+//! 8. [`error`]
 
 mod arguments;
 mod error;
 mod file;
 mod handle;
 mod heap;
+mod heap_memory;
+mod heap_roots;
 mod map;
 mod options;
 mod posix;
 mod status;
 mod store;
+mod text;
 mod ticket;
 mod txn;
 mod versioned;

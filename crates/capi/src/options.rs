@@ -8,45 +8,46 @@ use untorn::{FailureClass, StoreOptions};
 use crate::error::{Failure, Result, guard};
 use crate::versioned::{self, Versioned};
 
-/// Failure class: commits survive also kernel crashes and power cuts; one flush each. The default.
+/// Failure class: commits survive process, kernel and power failures. One flush for each commit. The
+/// default.
 pub const UNTORN_CLASS_POWER: u32 = 0;
-/// Failure class: commits survive the end of the process, however sudden, but not of the machine;
-/// no flushes. After a machine crash such a store says UNTORN_E_UNKNOWN_STATE.
+/// Failure class: commits survive a crash of the process, but not of the machine. No flushes. After a
+/// machine crash the store cannot be opened (UNTORN_E_UNKNOWN_STATE).
 pub const UNTORN_CLASS_PROCESS: u32 = 1;
 
 /// Options flag: the store must exist; otherwise fail with ENOENT.
 pub const UNTORN_MUST_EXIST: u32 = 1;
-/// Options flag: wait until another owner has closed, instead of failing with EBUSY.
+/// Options flag: wait until another owner has closed the store, instead of failing with EBUSY.
 pub const UNTORN_WAIT: u32 = 2;
-/// Options flag: log the whole 4 KiB page at its first change after a checkpoint began, for disks that
-/// may damage more than the sectors being written when the power fails. Costs journal space.
+/// Options flag: log the whole 4 KiB page at its first change after the begin of a checkpoint. For disks
+/// that, in a power failure, may damage more than the sectors being written. Costs journal space.
 pub const UNTORN_FULL_PAGE: u32 = 4;
-/// Options flag: take the files of a store of UNTORN_CLASS_PROCESS as they are after a machine
-/// crash, instead of failing with ENOTRECOVERABLE. They may be torn.
+/// Options flag: accept the files of a store of UNTORN_CLASS_PROCESS as they are after a machine crash,
+/// instead of failing with ENOTRECOVERABLE. The files may be torn.
 pub const UNTORN_ACCEPT_UNKNOWN: u32 = 8;
 
 const ALL_FLAGS: u32 = UNTORN_MUST_EXIST | UNTORN_WAIT | UNTORN_FULL_PAGE | UNTORN_ACCEPT_UNKNOWN;
 
-/// How to open a store. Zero is the default of everything but `size`, so both
-/// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof
-/// options};` give defaults.
+/// How to open a store. Zero is the default of every member but `size`. So both
+/// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
+/// set the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct untorn_options {
-    /// sizeof(untorn_options), as your compiler saw it: newer libraries may know more members.
+    /// sizeof(untorn_options) of the header that the program was compiled with.
     pub size: usize,
     /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
     pub failure_class: u32,
     /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, or'ed.
     pub flags: u32,
-    /// Most bytes of journal before commits wait for a checkpoint. 0: the default, 64 MiB. Less than
-    /// 64 KiB counts as 64 KiB.
+    /// The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
+    /// 64 MiB. The minimum is 64 KiB; smaller numbers mean 64 KiB.
     pub journal_bytes: u64,
-    /// Called now and then during a long recovery, perhaps in another thread; NULL: not wanted. It
-    /// must return (no longjmp, no C++ exception) and must not call untorn_ functions.
+    /// Called from time to time during a long recovery, possibly in another thread. NULL: no calls. The
+    /// function must return (no longjmp, no C++ exception) and must not call untorn_ functions.
     pub progress: Option<extern "C" fn(bytes_done: u64, bytes_all: u64, context: *mut c_void)>,
-    /// Handed to `progress`.
+    /// Passed to `progress`.
     pub progress_context: *mut c_void,
 }
 
@@ -58,7 +59,7 @@ unsafe impl Versioned for untorn_options {
     const SIZE_MIN: usize = 40;
 }
 
-/// Sets all members to their defaults. `size` is sizeof(untorn_options). 0, or -1 with EFAULT or
+/// Sets all members to their defaults. `size` is sizeof(untorn_options). Returns 0, or -1 with EFAULT or
 /// EINVAL.
 ///
 /// # Safety
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn untorn_options_init(options: *mut untorn_options, size:
     })
 }
 
-/// Reads a caller's options, of whatever version; NULL means defaults.
+/// Reads a caller's options, of any version; NULL means defaults.
 ///
 /// # Safety
 /// `options` is NULL or points to as many bytes as its first member, `size`, says.
@@ -107,7 +108,7 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
     Ok(result)
 }
 
-/// The caller's pointer, only ever handed back.
+/// The caller's pointer, which is only passed back to the caller.
 struct Context(*mut c_void);
 
 // SAFETY: the pointer is never followed here, and the header tells the caller that the callback may

@@ -1,4 +1,4 @@
-//! A store's condition as a C struct.
+//! A store's status as a C struct.
 
 use std::ffi::c_char;
 use std::mem::{offset_of, size_of};
@@ -11,8 +11,8 @@ use crate::versioned::{self, Versioned};
 /// Bytes of `untorn_status.store_id`, NUL included.
 pub const UNTORN_STORE_ID_BYTES: usize = 48;
 
-/// A store's condition. Counters count from when the store was opened. What has a name or a reason
-/// (paths, quarantined files, the sticky failure) is in untorn_store_status_json().
+/// A store's status. Counters start at 0 when the store is opened. untorn_store_status_json() also has
+/// the texts: paths, quarantined files, the reason of a failure.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -25,13 +25,13 @@ pub struct untorn_status {
     pub failure_class: u32,
     /// 1 if whole pages are logged (UNTORN_FULL_PAGE).
     pub full_page: u32,
-    /// 1 if the journal is written past the page cache.
+    /// 1 if the journal is written with O_DIRECT, past the page cache.
     pub journal_direct: u32,
     /// 1 after a failed sync: no more commits until the store is reopened.
     pub failed: u32,
-    /// Most bytes of journal before commits wait for a checkpoint.
+    /// The journal's largest size: at this size commits wait for a checkpoint.
     pub journal_bytes_max: u64,
-    /// Bytes that the journal takes up on the disk.
+    /// Bytes that the journal uses on the disk.
     pub journal_bytes_allocated: u64,
     /// Journal bytes that the next checkpoint will free.
     pub journal_bytes_pending: u64,
@@ -43,8 +43,8 @@ pub struct untorn_status {
     pub commits_waited: u64,
     /// Checkpoints.
     pub checkpoints: u64,
-    /// Number of the last commit, since the store was created.
-    pub sequence: u64,
+    /// LSN of the last commit. LSNs count from the creation of the store.
+    pub lsn: u64,
     /// Calls of fdatasync, fsync and syncfs.
     pub syncs: u64,
     /// Bytes written to the journal and to data files.
@@ -53,9 +53,9 @@ pub struct untorn_status {
     pub journal_bytes_written: u64,
     /// Files open through the store.
     pub open_files: u64,
-    /// Memory that uncommitted and unapplied changes take, in bytes.
+    /// Memory that uncommitted and unapplied changes use, in bytes.
     pub memory_bytes: u64,
-    /// Files set aside because they could not be brought up to date; everything else goes on.
+    /// Quarantined files: recovery could not bring them up to date. All other files work as usual.
     pub quarantined: u64,
     /// Commits that recovery found and applied when the store was opened.
     pub recovered_commits: u64,
@@ -63,17 +63,17 @@ pub struct untorn_status {
     pub recovered_files: u64,
     /// Bytes that recovery wrote.
     pub recovered_bytes: u64,
-    /// 1 if recovery dropped a torn record, an unacknowledged commit, at the journal's end.
+    /// 1 if recovery dropped a torn record at the journal's end: a commit that was never acknowledged.
     pub recovered_torn_tail: u64,
-    /// Files that are mapped. How each of them is, the JSON says.
+    /// Mapped files. untorn_store_status_json() describes each of them.
     pub mapped_files: u64,
     /// Bytes of mapped files that can be accessed.
     pub mapped_bytes: u64,
-    /// Bytes of mapped pages that were stored to and not dropped: memory or swap.
+    /// Bytes of mapped pages that were stored to and not dropped. They use memory or swap.
     pub mapped_private_bytes: u64,
-    /// Memory for copies of mapped pages that the next commits compare with, in bytes.
+    /// Memory for copies of mapped pages, in bytes. The next commits compare pages with these copies.
     pub mapped_copies_bytes: u64,
-    /// Mapped files of which more is private than their `dirty_max` allows.
+    /// Mapped files with more changed bytes in memory than their `dirty_max` allows.
     pub mapped_files_over: u64,
 }
 
@@ -103,7 +103,7 @@ fn convert(status: &Status) -> untorn_status {
         commit_groups: status.commit_groups,
         commits_waited: status.commits_waited,
         checkpoints: status.checkpoints,
-        sequence: status.sequence,
+        lsn: status.sequence,
         syncs: status.syncs,
         bytes_written: status.bytes_written,
         journal_bytes_written: status.journal_bytes_written,
@@ -128,7 +128,7 @@ unsafe impl Versioned for untorn_status {
     const SIZE_MIN: usize = offset_of!(untorn_status, store_id);
 }
 
-/// Fills `size` bytes of a caller's struct, of whatever version.
+/// Fills `size` bytes of a caller's struct, of any version.
 ///
 /// # Safety
 /// `to` points to `size` writable bytes.

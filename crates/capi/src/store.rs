@@ -2,27 +2,36 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
+use std::ptr::null_mut;
 
 use untorn::Store;
 
-use crate::arguments::{self, copy_out};
+use crate::arguments;
 use crate::error::{Failure, guard};
-use crate::file::{untorn_file, with_file};
-use crate::handle;
+use crate::handle::{self, Handle, Handles, Kind};
 use crate::options::{self, untorn_options};
 use crate::status::{self, untorn_status};
+use crate::text;
 use crate::versioned;
 
-/// A store: a directory whose files change all-or-nothing. One process owns it while it is open.
+/// A store: a directory whose files change all-or-nothing. One process owns an open store.
 #[allow(non_camel_case_types)]
 pub struct untorn_store {
     _opaque: (),
 }
 
-/// Opens the directory `path` as a store, which lives in `.untorn` in it. What is missing is made,
-/// durably (not with UNTORN_MUST_EXIST): the store, and the directory itself (mode 0777 less the umask)
-/// if its parent exists. After a crash this is where recovery happens: on return every file holds its
-/// last committed contents. `options` NULL: defaults.
+impl Handle for Store {
+    const KIND: Kind = Kind::Store;
+    fn handles() -> &'static Handles<Store> {
+        static OPEN: Handles<Store> = Handles::new();
+        &OPEN
+    }
+}
+
+/// Opens the directory `path` as a store. The store's own files are in the directory `.untorn` in it.
+/// A missing store is created, durably, unless UNTORN_MUST_EXIST is set; so is the directory itself (mode
+/// 0777 less the umask) if its parent exists. Recovery after a crash happens here: on return every file
+/// holds its last committed contents. `options` NULL: defaults.
 ///
 /// Returns a handle, or NULL: EBUSY, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT, ENOTRECOVERABLE, EPERM,
 /// ENOSPC, ENOENT, ENOTDIR, EACCES …; see untorn_error.
@@ -32,27 +41,20 @@ pub struct untorn_store {
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_store_open(path: *const c_char, options: *const untorn_options) -> *mut untorn_store {
-    guard(std::ptr::null_mut(), || {
+    guard(null_mut(), || {
         // SAFETY: the caller's promise.
         let (path, options) = unsafe { (arguments::path(path, "the path")?, options::read(options)?) };
         handle::insert(options.open(path)?)
     })
 }
 
-/// Another handle of the store that a file lives in; for a lone file, of its private store. Give it
-/// back with untorn_store_release(), or close the store through it. NULL with EBADF.
-#[must_use]
-#[unsafe(no_mangle)]
-pub extern "C" fn untorn_store_of(file: *const untorn_file) -> *mut untorn_store {
-    guard(std::ptr::null_mut(), || with_file(file, |file| handle::insert(file.store())))
-}
-
-/// Closes the store and all its handles: waits for commits on their way, applies and flushes
-/// everything committed, and leaves plain, whole files. Uncommitted changes of open files are
-/// DISCARDED; handles of its files answer EBADF afterwards, and still have to be closed.
+/// Closes the store and all its handles: waits for commits that were started, applies and flushes all
+/// committed changes, and leaves plain, whole files. Uncommitted changes of open files are DISCARDED.
+/// Calls on the store's files fail with EBADF afterwards; the handles of these files still have to be
+/// closed.
 ///
-/// Returns 0, or -1 with an error; the handle is closed in either case. What was committed stays
-/// committed, and is recovered when the store is opened again.
+/// Returns 0, or -1 with an error; the handle is closed in either case. Committed changes stay committed
+/// also after an error: they are recovered when the store is opened again.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_store_close(store: *mut untorn_store) -> c_int {
     guard(-1, || {
@@ -62,8 +64,8 @@ pub extern "C" fn untorn_store_close(store: *mut untorn_store) -> c_int {
     })
 }
 
-/// Gives a handle back without closing the store, which closes by itself after the last handle of
-/// it and of its files; errors are lost then. Returns 0, or -1 with EBADF.
+/// Closes a handle without closing the store. The store closes with the last handle of itself and of its
+/// files; errors of that closing are not reported. Returns 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_store_release(store: *mut untorn_store) -> c_int {
     guard(-1, || {
@@ -72,9 +74,9 @@ pub extern "C" fn untorn_store_release(store: *mut untorn_store) -> c_int {
     })
 }
 
-/// Applies and flushes everything committed so far to the data files, which are then plain and whole
-/// for other programs, if nobody commits meanwhile. Commits do not need this to be durable. Returns
-/// 0, or -1 with an error.
+/// Applies all committed changes to the data files and flushes these. Other programs then read plain,
+/// whole files, until the next commit. Commits are durable without a checkpoint. Returns 0, or -1 with an
+/// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_store_checkpoint(store: *mut untorn_store) -> c_int {
     guard(-1, || {
@@ -100,45 +102,29 @@ pub unsafe extern "C" fn untorn_store_status(store: *const untorn_store, status:
     })
 }
 
-/// Writes the whole status as JSON. Like snprintf: at most `len` bytes go to `buf`, the last one a
-/// NUL, and the length of the whole text, without NUL, is returned; `len` 0 only asks for it. -1
-/// with EBADF or EFAULT.
-///
-/// # Safety
-/// `buf` is NULL or points to `len` writable bytes.
+/// Returns the whole status as a JSON text, to be freed with untorn_free(). NULL: EBADF, ENOMEM.
+#[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn untorn_store_status_json(
-    store: *const untorn_store,
-    buf: *mut c_char,
-    len: usize,
-) -> libc::ssize_t {
-    guard(-1, || {
+pub extern "C" fn untorn_store_status_json(store: *const untorn_store) -> *mut c_char {
+    guard(null_mut(), || {
         let status = handle::get::<Store, _>(store)?.status();
         // Only a path that is not UTF-8 has no JSON form.
         let json = serde_json::to_vec(&status).map_err(|e| Failure::invalid(format!("no JSON for the status: {e}")))?;
-        // SAFETY: the caller's promise.
-        unsafe { copy_out(&json, buf, len) }
+        text::to_caller(&json)
     })
 }
 
-/// Writes the store's directory, as untorn_store_status_json() writes the status. -1 with EBADF or
-/// EFAULT.
-///
-/// # Safety
-/// `buf` is NULL or points to `len` writable bytes.
+/// Returns the path of the store's directory, to be freed with untorn_free(). NULL: EBADF, ENOMEM.
+#[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn untorn_store_path(store: *const untorn_store, buf: *mut c_char, len: usize) -> libc::ssize_t {
-    guard(-1, || {
-        let path = handle::get::<Store, _>(store)?.path();
-        // SAFETY: the caller's promise.
-        unsafe { copy_out(path.as_os_str().as_bytes(), buf, len) }
-    })
+pub extern "C" fn untorn_store_path(store: *const untorn_store) -> *mut c_char {
+    guard(null_mut(), || text::to_caller(handle::get::<Store, _>(store)?.path().as_os_str().as_bytes()))
 }
 
-/// Replaces the file `path` by `len` bytes, whole or not at all, durably on return, and keeps its
-/// mode, owner, ACL and extended attributes. Needs no store; if the file is in one, the replacement
-/// is a commit there (EBUSY if the store is open elsewhere). Returns 0, or -1 with an error: the old
-/// contents are then still there.
+/// Replaces the contents of the file `path` by `len` bytes, whole or not at all, durably on return. The
+/// file keeps its mode, owner, ACL and extended attributes. No store is needed; if the file belongs to a
+/// store, the replacement is a commit of that store (EBUSY if the store is open elsewhere). Returns 0, or
+/// -1 with an error: the file then still has its old contents.
 ///
 /// # Safety
 /// `path` ends in NUL; `buf` points to `len` bytes.

@@ -1,16 +1,24 @@
-//! Exported functions: tickets of commits on their way.
+//! Exported functions: tickets of asynchronous commits.
 
 use std::ffi::c_int;
 
 use untorn::Ticket;
 
 use crate::error::guard;
-use crate::handle;
+use crate::handle::{self, Handle, Handles, Kind};
 
-/// A commit on its way. Freeing the ticket does not cancel the commit.
+/// A commit that was started and may not be durable yet. Freeing the ticket does not cancel the commit.
 #[allow(non_camel_case_types)]
 pub struct untorn_ticket {
     _opaque: (),
+}
+
+impl Handle for Ticket {
+    const KIND: Kind = Kind::Ticket;
+    fn handles() -> &'static Handles<Ticket> {
+        static OPEN: Handles<Ticket> = Handles::new();
+        &OPEN
+    }
 }
 
 /// Waits until the commit is durable (in the store's failure class) or has failed. May be called
@@ -24,8 +32,8 @@ pub extern "C" fn untorn_ticket_wait(ticket: *const untorn_ticket) -> c_int {
     })
 }
 
-/// Asks without waiting. Returns 1: durable; 0: still on its way; -1: failed, as untorn_commit(), or
-/// EBADF.
+/// Tells whether the commit is durable, without waiting. Returns 1: durable; 0: not yet; -1: the commit
+/// failed, with an error as untorn_commit(), or EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
@@ -36,8 +44,8 @@ pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
     })
 }
 
-/// Frees the ticket; the commit goes on. Threads that wait on it are not disturbed. Returns 0, or -1
-/// with EBADF.
+/// Frees the ticket; the commit goes on. Threads that wait on the ticket are not disturbed. Returns 0,
+/// or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_ticket_free(ticket: *mut untorn_ticket) -> c_int {
     guard(-1, || {

@@ -3,14 +3,14 @@
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use untorn::{File, Store, Ticket, Txn};
+use untorn::{Store, Ticket, Txn};
 
 use crate::arguments;
 use crate::error::{Failure, Result, guard};
-use crate::file::{OpenFile, untorn_file, with_file};
-use crate::handle;
+use crate::file::{OpenFile, untorn_file, with_file, with_files};
+use crate::handle::{self, Handle, Handles, Kind};
 use crate::store::untorn_store;
 use crate::ticket::untorn_ticket;
 
@@ -20,8 +20,16 @@ pub struct untorn_txn {
     _opaque: (),
 }
 
-/// What a transaction handle stands for; its calls come one at a time.
-pub(crate) struct OpenTxn(Mutex<Option<Txn>>);
+/// What a transaction handle stands for; the lock makes calls on one transaction wait for each other.
+struct OpenTxn(Mutex<Option<Txn>>);
+
+impl Handle for OpenTxn {
+    const KIND: Kind = Kind::Txn;
+    fn handles() -> &'static Handles<OpenTxn> {
+        static OPEN: Handles<OpenTxn> = Handles::new();
+        &OPEN
+    }
+}
 
 /// Makes one call on an open transaction.
 fn with_txn<R>(raw: *mut untorn_txn, call: impl FnOnce(&mut Txn) -> Result<R>) -> Result<R> {
@@ -30,7 +38,7 @@ fn with_txn<R>(raw: *mut untorn_txn, call: impl FnOnce(&mut Txn) -> Result<R>) -
     call(txn.as_mut().ok_or_else(|| Failure::bad_handle("transaction"))?)
 }
 
-/// Closes the handle and hands the transaction to its last call.
+/// Closes the handle and returns the transaction, for the call that ends it.
 fn end_txn(raw: *mut untorn_txn) -> Result<Txn> {
     let entry = handle::take::<OpenTxn, _>(raw)?;
     let txn = entry.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -47,8 +55,9 @@ pub extern "C" fn untorn_txn_begin(store: *mut untorn_store) -> *mut untorn_txn 
     })
 }
 
-/// Adds a file of the same store: its uncommitted changes, past and future, belong to the transaction
-/// until that ends. Returns 0, or -1: EBUSY (in another transaction), EINVAL (of another store), EBADF.
+/// Adds a file of the same store. All uncommitted changes of the file, made before and after this call,
+/// belong to the transaction until the transaction ends. Returns 0, or -1: EBUSY (the file is in another
+/// transaction), EINVAL (the file belongs to another store), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_txn_add(txn: *mut untorn_txn, file: *mut untorn_file) -> c_int {
     guard(-1, || {
@@ -61,9 +70,9 @@ pub extern "C" fn untorn_txn_add(txn: *mut untorn_txn, file: *mut untorn_file) -
     })
 }
 
-/// Creates a file as part of the transaction; its name appears at commit. `mode`: permissions, less
-/// the umask. Write to it through the returned handle, which is good after the commit too. NULL:
-/// EEXIST, EINVAL, EBADF …
+/// Creates a file as a part of the transaction; the file's name appears at commit. `mode`: permissions, less
+/// the umask. The returned handle writes to the file, and stays open after the commit. NULL: EEXIST,
+/// EINVAL, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL.
@@ -79,7 +88,7 @@ pub unsafe extern "C" fn untorn_txn_create(txn: *mut untorn_txn, path: *const c_
     })
 }
 
-/// Renames a file at commit; a file of the new name is replaced. Returns 0, or -1 with an error.
+/// Renames a file at commit; an existing file of the new name is replaced. Returns 0, or -1 with an error.
 ///
 /// # Safety
 /// Both paths end in NUL.
@@ -170,10 +179,10 @@ unsafe fn on_path_with_mode(
     })
 }
 
-/// Commits everything in the transaction as one, with the promise of untorn_commit(). Returns 0, or -1
-/// with an error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be,
-/// and then nothing is committed. The handle is closed in either case, and a failure aborts the
-/// transaction, unless its outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
+/// Commits all changes of the transaction as one, durable as by untorn_commit(). Returns 0, or -1 with an
+/// error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be, and then
+/// nothing is committed. The handle is closed in either case. A failure aborts the transaction, unless the
+/// outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_txn_commit(txn: *mut untorn_txn) -> c_int {
@@ -183,16 +192,16 @@ pub extern "C" fn untorn_txn_commit(txn: *mut untorn_txn) -> c_int {
     })
 }
 
-/// Starts the commit of a transaction, as untorn_commit_async(). NULL with an error. The handle is
-/// closed in either case.
+/// Starts the commit of a transaction; the ticket is as of untorn_commit_async(). NULL with an error. The
+/// handle is closed in either case.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_txn_commit_async(txn: *mut untorn_txn) -> *mut untorn_ticket {
     guard(null_mut(), || handle::insert(end_txn(txn)?.commit_async()?))
 }
 
-/// Ends the transaction without a trace: uncommitted changes of its files are forgotten, its names stay
-/// as they were. Returns 0, or -1 with an error; the handle is closed in either case.
+/// Aborts the transaction: uncommitted changes of its files are discarded, and all names stay as they were.
+/// Returns 0, or -1 with an error; the handle is closed in either case.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_txn_abort(txn: *mut untorn_txn) -> c_int {
     guard(-1, || {
@@ -201,9 +210,9 @@ pub extern "C" fn untorn_txn_abort(txn: *mut untorn_txn) -> c_int {
     })
 }
 
-/// Commits the uncommitted changes of `n` files of one store as one: after a crash all of them are
-/// there or none. Otherwise like untorn_commit(). Returns 0, or -1: EINVAL if `n` is 0 or the files are
-/// of several stores, EFAULT if `files` is NULL, EBADF if any handle is bad, EBUSY …
+/// Commits the uncommitted changes of `n` files of one store as one: after a crash either all changes are
+/// there or none. Otherwise as untorn_commit(). Returns 0, or -1: EINVAL if `n` is 0 or the files belong
+/// to several stores, EFAULT if `files` is NULL, EBADF if any handle is bad, EBUSY …
 ///
 /// # Safety
 /// `files` points to `n` handles.
@@ -221,7 +230,8 @@ pub unsafe extern "C" fn untorn_syncv(files: *const *mut untorn_file, n: usize) 
     })
 }
 
-/// Starts a commit of several files, as untorn_commit_async(). NULL with an error as untorn_syncv().
+/// Starts a commit of several files; the ticket is as of untorn_commit_async(). NULL with an error as
+/// untorn_syncv().
 ///
 /// # Safety
 /// `files` points to `n` handles.
@@ -233,27 +243,4 @@ pub unsafe extern "C" fn untorn_syncv_async(files: *const *mut untorn_file, n: u
         let ticket: Ticket = unsafe { with_files(files, n, |store, files| Ok(store.syncv_async(files)?)) }?;
         handle::insert(ticket)
     })
-}
-
-/// Makes one call on several open files, and on the store of the first.
-///
-/// # Safety
-/// `files` is NULL or points to `n` handles.
-pub(crate) unsafe fn with_files<R>(
-    files: *const *mut untorn_file,
-    n: usize,
-    call: impl FnOnce(&Store, &[&File]) -> Result<R>,
-) -> Result<R> {
-    if n == 0 || n > isize::MAX as usize / size_of::<*mut untorn_file>() {
-        return Err(Failure::invalid(format!("a commit of {n} files")));
-    }
-    if files.is_null() {
-        return Err(Failure::null("the array of files"));
-    }
-    // SAFETY: not NULL, not longer than a slice may be; the rest is the caller's promise.
-    let raw = unsafe { std::slice::from_raw_parts(files, n) };
-    let entries = raw.iter().map(|&file| handle::get::<OpenFile, _>(file)).collect::<Result<Vec<Arc<OpenFile>>>>()?;
-    let guards = entries.iter().map(|entry| entry.lock()).collect::<Result<Vec<_>>>()?;
-    let files: Vec<&File> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
-    call(&files[0].store(), &files)
 }

@@ -1,4 +1,4 @@
-//! Structs that begin with their size, as the caller's compiler saw it, so that they may grow.
+//! Structs that begin with their size in the caller's header, so that later versions can add members.
 
 use std::mem::size_of;
 
@@ -11,11 +11,11 @@ use crate::error::{Failure, Result};
 pub(crate) unsafe trait Versioned: Copy {
     /// For messages.
     const NAME: &'static str;
-    /// Bytes of its first version: no caller can have fewer.
+    /// Bytes of the struct's first version: no caller can have fewer.
     const SIZE_MIN: usize = size_of::<Self>();
 }
 
-/// Larger than any version will be: such a size was never initialised.
+/// No version is larger: a larger size was never initialised.
 const SIZE_MAX: usize = 4096;
 
 fn check_size<T: Versioned>(size: usize) -> Result<()> {
@@ -25,7 +25,7 @@ fn check_size<T: Versioned>(size: usize) -> Result<()> {
     Ok(())
 }
 
-/// The size of a caller's struct, checked before anything is done for it.
+/// The size of a caller's struct, checked.
 ///
 /// # Safety
 /// `of` is NULL or points to a `size_t`.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn init<T: Versioned>(to: *mut T, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Reads a caller's struct, of whatever version; None: NULL. What only newer versions know must be zero.
+/// Reads a caller's struct, of any version; None: NULL. Members that only newer versions know must be zero.
 ///
 /// # Safety
 /// `from` is NULL or points to as many bytes as its first member says.
@@ -81,7 +81,8 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T) -> Result<Option<T>> {
     }
 }
 
-/// Fills `size` bytes of a caller's struct, of whatever version: with zeros what is not known here.
+/// Fills `size` bytes of a caller's struct, of any version. Members that this version does not know get
+/// zeros.
 ///
 /// # Safety
 /// `to` points to `size` writable bytes; `from` has no padding.

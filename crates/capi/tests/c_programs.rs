@@ -17,10 +17,10 @@ use common::{
 
 const PROGRAMS: [&str; 12] =
     ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "malloc", "wrapper", "heap", "heap_kill"];
-/// Those in C++.
+/// The programs in C++.
 const CPP: [&str; 3] = ["wrapper", "heap", "heap_kill"];
 
-/// Only definite leaks count: Rust's maps are reached by pointers into their middle.
+/// Only definite leaks count, because Rust's maps are reachable only by pointers into their middle.
 const VALGRIND: [&str; 7] = [
     "valgrind",
     "--quiet",
@@ -133,8 +133,8 @@ fn heap_kill() {
     shared("heap_kill");
 }
 
-/// Killed again and again, the standard containers are those of the last acknowledged commit, or of the one after it.
-/// Each start compares them with their twins.
+/// After each of many kills, the standard containers are as of the last acknowledged commit, or of the next one. Each
+/// start of the program compares the containers with a model.
 #[test]
 fn containers_survive_sigkill_whole() {
     build_library();
@@ -154,7 +154,7 @@ fn containers_survive_sigkill_whole() {
         let delay_us = (seed + kills).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47;
         acknowledged = acknowledged.max(run_and_kill(&mut program(0), std::time::Duration::from_micros(delay_us)));
         kills += 1;
-        // It compares, and says what it goes on to: the commit after the last.
+        // The program compares, and prints the number of its first commit, which is the one after the last.
         let next = acknowledged + 2;
         let out = output_of(&mut program(next));
         let first: u64 = out.lines().find_map(|line| line.strip_prefix("ack ")?.parse().ok()).unwrap_or(next + 1);
@@ -179,7 +179,7 @@ fn crash() {
     shared("crash");
 }
 
-/// The C side is instrumented; the allocator is, for both sides, so that leaks and stray frees show.
+/// The C code is instrumented. The allocator is instrumented for C and Rust, so leaks and invalid frees are found.
 #[test]
 fn all_under_sanitizers() {
     build_library();
@@ -240,8 +240,7 @@ fn the_example_runs() {
     assert!(!nowhere.status.success() && !nowhere.stderr.is_empty());
 }
 
-/// The tutorial's program before and after: both do their work; the second one, killed again and again,
-/// never loses a coin.
+/// Both programs of the tutorial work; the second one never loses a coin, however often it is killed.
 #[test]
 fn the_tutorials_programs_run() {
     build_library();
@@ -298,11 +297,11 @@ fn the_headers_are_c99_and_cpp() {
     let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"];
     output_of(Command::new("cc").args(["-std=c99"]).args(warnings).arg(&include).arg(&source));
     run(Command::new("c++").args(["-std=c++17", "-x", "c++"]).args(warnings).arg(&include).arg(&source));
-    // Newer C++ compares in other ways.
+    // C++20 has other rules for comparisons.
     run(Command::new("c++").arg("-std=c++20").args(warnings).arg(&include).arg(crate_dir().join("tests/c/heap.cpp")));
 }
 
-/// What system headers do to the names of these calls must not keep them from being renamed.
+/// Calls are renamed also if system headers give them other names.
 #[test]
 fn calls_are_renamed_whatever_the_system_headers_do() {
     let build = tempfile::tempdir().expect("a build directory");
@@ -320,7 +319,7 @@ fn calls_are_renamed_whatever_the_system_headers_do() {
         }
         assert!(names.contains(&"untorn_mmap") && names.contains(&"untorn_fd_open"), "{names:?}");
     }
-    // Too late is an error, not a silence.
+    // An include after system headers is an error.
     let late = build.path().join("late.c");
     fs::write(&late, "#include <unistd.h>\n#include <untorn_posix.h>\n").expect("a source");
     let refused = cc().args(["-D_FILE_OFFSET_BITS=64", "-fsyntax-only"]).arg(&late).output().expect("cc");

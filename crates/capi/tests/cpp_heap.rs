@@ -1,4 +1,4 @@
-//! What the C++ header refuses at compile time, and what static objects may do with a heap.
+//! Types that the C++ header refuses at compile time, and heaps in static objects.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{build_library, cxx, libcxx, link_with, output_of};
 
-/// Each by a name, with what the compiler must say.
+/// Name, code, and a part of the expected compiler error.
 const REFUSED: [(&str, &str, &str); 20] = [
     ("virtual_functions", "heap.make<shape>();", OUT),
     ("virtual_functions_in_a_vector", "in_heap::vector<circle>(heap.allocator<circle>());", OUT),
@@ -46,7 +46,7 @@ struct secret {};
 template <> struct untorn::storable<secret> : std::false_type {};
 ";
 
-/// One program with everything in it: each has to be refused for its own reason, at its own place.
+/// One program with all cases: each must be refused for its own reason, at its own place.
 #[test]
 fn what_points_out_of_the_heap_is_refused_by_the_compiler() {
     let build = tempfile::tempdir().expect("a build directory");

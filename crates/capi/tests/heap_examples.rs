@@ -1,5 +1,5 @@
-//! The examples of `examples/heap`, built as their readers build them, killed again and again: what they have
-//! answered is there. The tutorial's programs, too.
+//! The examples of `examples/heap` and the programs of the tutorial, built as a reader builds them and killed many
+//! times: everything that they have acknowledged is kept.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn build(source: &str, directory: &Path) -> PathBuf {
     binary
 }
 
-/// Numbers by chance, the same ones for the same seed.
+/// Random numbers, the same for the same seed.
 struct Chance(u64);
 
 impl Chance {
@@ -43,11 +43,11 @@ impl Chance {
     }
 }
 
-/// A client of the service, which has been started.
+/// A running service and a client connected to it.
 struct Service {
     child: Child,
     send: UnixStream,
-    answers: BufReader<UnixStream>,
+    replies: BufReader<UnixStream>,
 }
 
 impl Service {
@@ -60,35 +60,35 @@ impl Service {
             .spawn()
             .expect("the service");
         let mut said = String::new();
-        // It says how many words there are when it can be reached.
+        // The service prints the number of words when it accepts clients.
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("a line");
         assert!(said.ends_with(" words\n"), "{said}");
         let send = UnixStream::connect(socket).expect("a connection");
-        let answers = BufReader::new(send.try_clone().expect("a copy"));
-        Service { child, send, answers }
+        let replies = BufReader::new(send.try_clone().expect("a copy"));
+        Service { child, send, replies }
     }
 
-    fn answer(&mut self) -> Option<String> {
+    fn reply(&mut self) -> Option<String> {
         let mut line = String::new();
-        self.answers.read_line(&mut line).ok().filter(|_| line.pop() == Some('\n')).map(|_| line)
+        self.replies.read_line(&mut line).ok().filter(|_| line.pop() == Some('\n')).map(|_| line)
     }
 
     fn ask(&mut self, line: &str) -> String {
-        writeln!(self.send, "{line}").expect("a question");
-        self.answer().expect("an answer")
+        writeln!(self.send, "{line}").expect("a request");
+        self.reply().expect("a reply")
     }
 
-    /// Kills it; what it had answered by then.
+    /// Kills the service; returns the replies received until then.
     fn kill(mut self) -> Vec<String> {
         self.child.kill().expect("a child to kill");
         self.child.wait().expect("its end");
-        std::iter::from_fn(|| self.answer()).collect()
+        std::iter::from_fn(|| self.reply()).collect()
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Also of a test that fails nothing is left.
+        // No process is left, also after a failed test.
         let _ = self.child.kill().and_then(|()| self.child.wait());
     }
 }
@@ -100,7 +100,7 @@ fn count(counts: &mut Counts, text: &str) {
 }
 
 #[test]
-fn the_word_count_service_forgets_nothing_that_it_has_answered() {
+fn the_word_count_service_keeps_everything_that_it_has_acknowledged() {
     let dir = tempfile::tempdir().expect("a directory");
     let binary = build("wordcount/wordcount.cpp", dir.path());
     let mut chance = Chance::new();
@@ -122,10 +122,10 @@ fn the_word_count_service_forgets_nothing_that_it_has_answered() {
             assert_eq!(service.ask(&format!("add {line}")), words);
             count(&mut counts, &line);
         }
-        // Several at once, and then the end, at some moment of it.
+        // Several requests at once, and then a kill at a random moment.
         let last: Vec<String> = (0..1 + chance.below(4)).map(|_| text(&mut chance)).collect();
         let all: String = last.iter().map(|line| format!("add {line}\n")).collect();
-        service.send.write_all(all.as_bytes()).expect("a question");
+        service.send.write_all(all.as_bytes()).expect("a request");
         std::thread::sleep(Duration::from_micros(chance.below(1200)));
         let acknowledged = service.kill().len();
         let mut states = vec![counts.clone()];
@@ -136,7 +136,7 @@ fn the_word_count_service_forgets_nothing_that_it_has_answered() {
         let mut service = Service::start(&binary, dir.path());
         let mut top = vec![service.ask("top 1000")];
         while top.last().is_some_and(|line| line != ".") {
-            top.push(service.answer().expect("an answer"));
+            top.push(service.reply().expect("a reply"));
         }
         let lines = top.iter().filter_map(|line| line.split_once(' '));
         let found: Counts = lines.map(|(n, word)| (word.to_owned(), n.parse().expect("a number"))).collect();
@@ -210,7 +210,7 @@ fn the_to_do_list_is_forty_lines_and_keeps_what_it_has_printed() {
     assert_eq!(refused.status.code(), Some(1));
 }
 
-/// What a program of the tutorial answers to these lines, as far as it comes; it is killed when `moment_us` is over.
+/// Runs a program of the tutorial with these input lines, kills it after `moment_us`, and returns its output.
 fn play(binary: &Path, dir: &Path, lines: &str, moment_us: Option<u64>) -> Vec<String> {
     let mut command = Command::new(binary);
     let mut child = command.current_dir(dir).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program");
@@ -240,19 +240,19 @@ fn the_tutorials_programs_run() {
         [refused.clone(), anna(3, 1), refused, anna(4, 2)]
     );
     let mut chance = Chance::new();
-    // So many games are sure, and as many runs since then were killed: each may have had one on its way.
+    // `games` are known to be kept. `unknown` runs were killed since then, and each may have committed one more.
     let (mut games, mut unknown) = (2, 0);
     for round in 0..31 {
         let moment_us = (round < 30).then(|| 1000 + chance.below(12_000));
         let lines = if round < 30 { 50 } else { 1 };
-        let answers = play(&after, dir.path(), &"anna 2\n".repeat(lines), moment_us);
-        let count = answers.len() as u64;
+        let lines = play(&after, dir.path(), &"anna 2\n".repeat(lines), moment_us);
+        let count = lines.len() as u64;
         let from = |first: u64| (first..first + count).map(|n| anna(2 * n, n)).collect::<Vec<_>>();
-        let on_its_way = (0..=unknown).find(|more| answers == from(games + more + 1));
-        let on_its_way = on_its_way.unwrap_or_else(|| panic!("{games} games, {unknown} unknown, {answers:?}"));
+        let in_flight = (0..=unknown).find(|more| lines == from(games + more + 1));
+        let in_flight = in_flight.unwrap_or_else(|| panic!("{games} games, {unknown} unknown, {lines:?}"));
         unknown += 1;
         if count > 0 {
-            games += on_its_way + count;
+            games += in_flight + count;
             unknown = 1;
         }
     }

@@ -1,4 +1,4 @@
-//! `scripts/install.sh` gives what a plain compiler call and a small CMake project can use.
+//! A plain compiler call and a small CMake project can use what `scripts/install.sh` installs.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use common::{crate_dir, have, output_of, profile, run, target_dir};
 
 fn install(prefix: &Path, destdir: &str) {
-    // A careless umask must not leave a library that others cannot read.
+    // Other users must be able to read the library, whatever the umask.
     let mut script = Command::new("sh");
     script.args(["-c", "umask 077; exec sh \"$0\" \"$@\""]).arg(crate_dir().join("../../scripts/install.sh"));
     script.args(["--library-only", "--profile", profile()]);
@@ -31,7 +31,7 @@ fn runs(binary: &Path, prefix: &Path) {
 #[test]
 fn an_installation_can_be_used() {
     let temp = tempfile::tempdir().expect("a temporary directory");
-    // The prefix moves after installing, as a package's does: nothing may remember the old place.
+    // The prefix is moved after installing, as that of a package is: no file may contain the old path.
     let (built, prefix) = (temp.path().join("built here"), temp.path().join("moved"));
     install(&built, "");
     fs::rename(&built, &prefix).expect("a prefix that can be moved");
@@ -57,7 +57,7 @@ fn with_pkg_config(prefix: &Path, temp: &Path) {
     let fixed = temp.join("static");
     let mut libs = flags(&["--cflags", "--libs", "--static"]);
     libs.iter_mut().filter(|lib| *lib == "-luntorn").for_each(|lib| *lib = "-l:libuntorn.a".into());
-    // Names that a dependency of ours has for itself stay free for the program.
+    // Names that a dependency of the library uses internally stay free for the program.
     let own = temp.join("own.c");
     fs::write(&own, "int digest_new(void); int digest_new(void) { return 1; }\n").expect("a source");
     run(Command::new("cc").arg(example()).arg(own).args(libs).arg("-o").arg(&fixed));

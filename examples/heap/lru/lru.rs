@@ -1,16 +1,16 @@
-//! A cache that is warm again after a restart: the most recently used values, in a heap.
+//! A cache in a heap, which keeps the most recently used values across restarts.
 //! `lru HEAP CAPACITY`, then lines on standard input: `put KEY VALUE`, `get KEY`, `list`.
 
 use hashbrown::HashTable;
 use std::io::{BufRead, BufReader, Write};
 use untorn::{Heap, HeapVec, InHeap, RootOptions};
 
-/// The layout of everything below, and of hashbrown's table: a new number for each that differs.
+/// The version of the layout of all types below and of hashbrown's table: raise it whenever one of them changes.
 const VERSION: u32 = 1;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// Entries are linked by their places, from the one used last to the one to go next.
+/// Entries are linked by their places, from the most to the least recently used.
 struct Cache {
     /// Places of entries, by their keys.
     table: HashTable<u32, InHeap>,
@@ -26,7 +26,7 @@ struct Entry {
     after: u32,
 }
 
-/// FNV-1a. A table in a heap outlives the program: the standard library's hash may be another one tomorrow.
+/// FNV-1a. A table in a heap outlives the program, and the standard library's hash function may change.
 fn hash(key: &[u8]) -> u64 {
     key.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
@@ -82,7 +82,7 @@ impl Cache {
                 self.entries.push(entry);
                 self.entries.len() as u32 - 1
             } else {
-                // The one that was not used for longest makes room.
+                // The least recently used entry makes room.
                 let last = self.last;
                 self.unlink(last);
                 let gone = hash(&self.entries[last as usize].key);
@@ -131,11 +131,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let heap = Heap::create(path)?;
     let version = RootOptions::new().version(VERSION);
     let root = heap.root_or_with("cache", version, Cache::new)?;
-    // SAFETY: this thread alone uses the root.
+    // SAFETY: only this thread uses the root.
     let cache = unsafe { &mut *root.as_ptr() };
     heap.commit()?;
 
-    // What has come by now is one commit; only then is it answered.
+    // All requests received so far are one commit; the replies are sent after the commit.
     let (mut input, mut output, mut answers) = (BufReader::new(std::io::stdin()), std::io::stdout(), Vec::new());
     let mut line = Vec::new();
     while input.read_until(b'\n', &mut line)? > 0 {

@@ -1,4 +1,4 @@
-/* Points of players, whatever happens to the program.
+/* Points of players, in a heap: they survive crashes of the program.
  * c++ -std=c++17 after.cpp $(pkg-config --cflags --libs untorn) -o after && ./after */
 #include <iostream>
 #include <untorn.hpp>

@@ -1,4 +1,4 @@
-/* Points of players, as long as the program runs.
+/* Points of players, in memory: they are lost when the program ends.
  * c++ -std=c++17 before.cpp -o before && ./before */
 #include <iostream>
 #include <map>

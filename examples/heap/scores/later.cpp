@@ -1,4 +1,4 @@
-/* Points of players: a later version of the program, which finds what the first one left.
+/* Points of players: a later version of the program, which migrates the data of the first version.
  * c++ -std=c++17 later.cpp $(pkg-config --cflags --libs untorn) -o later && ./later */
 #include <algorithm>
 #include <iostream>

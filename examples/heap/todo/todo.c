@@ -1,4 +1,4 @@
-/* What is to be done, whatever happens. cc todo.c $(pkg-config --cflags --libs untorn) -o todo
+/* A to-do list that survives crashes. cc todo.c $(pkg-config --cflags --libs untorn) -o todo
  * ./todo [list | add TEXT | done NUMBER | remove NUMBER] */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,12 +15,12 @@ int main(int argc, char **argv) {
     untorn_heap *heap = untorn_heap_open("todo.heap", NULL, NULL);
     struct list *list;
     if (untorn_heap_root(heap, "list", "struct list", sizeof *list, 8, 1, (void **)&list) < 0) return fail("open");
-    if (!list && (!(list = untorn_calloc(heap, 1, sizeof *list)) ||
+    if (!list && (!(list = untorn_heap_calloc(heap, 1, sizeof *list)) ||
                   untorn_heap_set_root(heap, "list", list, "struct list", sizeof *list, 8, 1) != 0)) return fail("make");
     struct item **at = &list->first, *item;
     if (strcmp(command, "add") == 0) {
         while (*at) at = &(*at)->next;
-        if (!(item = untorn_calloc(heap, 1, sizeof *item + strlen(what) + 1))) return fail("add");
+        if (!(item = untorn_heap_calloc(heap, 1, sizeof *item + strlen(what) + 1))) return fail("add");
         item->number = ++list->last_number;
         strcpy(item->text, what);
         *at = item;
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
         item->done = 1;
         if (strcmp(command, "remove") == 0) {
             *at = item->next;
-            if (untorn_free(heap, item) != 0) return fail("remove");
+            if (untorn_heap_free(heap, item) != 0) return fail("remove");
         }
     } else if (strcmp(command, "list") != 0) return fprintf(stderr, "list, add, done or remove\n"), 2;
     if (untorn_heap_commit(heap) != 0) return fail("commit");

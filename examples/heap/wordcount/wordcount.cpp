@@ -1,4 +1,4 @@
-/* Counts words for many clients, and never forgets what it has answered.
+/* Counts words for many clients; every count that it has replied to survives crashes.
  * c++ -std=c++17 wordcount.cpp $(pkg-config --cflags --libs untorn) -o wordcount && ./wordcount HEAP SOCKET */
 #include <untorn.hpp>
 
@@ -12,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* All that there is: a table like any other, but for where it lies. */
+/* All data of the service: an ordinary table, stored in the heap. */
 using table = untorn::in_heap::unordered_map<untorn::string, long>;
 
 struct client {
@@ -75,7 +75,7 @@ static int listen_at(const char *path) {
     return bound && listen(socket, 64) == 0 ? socket : -1;
 }
 
-/* Everything that has come by now is one commit; only then is it answered. */
+/* Commits all requests received so far as one, and then sends the replies. */
 static void serve(untorn::heap &heap, table &words, int door) {
     std::vector<client> clients;
     for (;;) {
@@ -126,7 +126,7 @@ int main(int argc, char **argv) try {
     std::fflush(stdout);
     serve(heap, words, door);
 } catch (const std::exception &e) {
-    // Nobody was told of what is not committed.
+    // No reply was sent for uncommitted changes.
     std::fprintf(stderr, "wordcount: %s\n", e.what());
     return 1;
 }

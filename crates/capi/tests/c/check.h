@@ -1,4 +1,4 @@
-/* What every test program needs: checks that say where they failed, and a place for files. */
+/* Shared by all test programs: checks that report where they failed, and a directory for files. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -20,7 +20,7 @@ static inline void report_and_exit(const char *file, int line, const char *what)
 
 #define CHECK(condition) ((condition) ? (void)0 : report_and_exit(__FILE__, __LINE__, "not true: " #condition))
 
-/* The call fails, in exactly this way, and says something. */
+/* The call fails with this errno and kind, and with a message. */
 #define FAILS(call, expected_errno, expected_kind)                                                                     \
     do {                                                                                                               \
         errno = 0;                                                                                                     \
@@ -37,13 +37,13 @@ static inline int failed_pointer(const void *result) { return result == NULL; }
 
 #define BAD_HANDLE(call) FAILS(call, EBADF, UNTORN_E_BAD_HANDLE)
 
-/* Enters the directory that the test was given, which is empty. */
+/* Changes to the empty directory that the test was started with. */
 static inline void enter_scratch(int argc, char **argv) {
     CHECK(argc == 2);
     CHECK(chdir(argv[1]) == 0);
 }
 
-/* Opens a store in a directory that is made if need be. */
+/* Opens a store in a directory, which is created if it is missing. */
 static inline untorn_store *open_store(const char *path, const untorn_options *options) {
     CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
     untorn_store *store = untorn_store_open(path, options);
@@ -51,7 +51,7 @@ static inline untorn_store *open_store(const char *path, const untorn_options *o
     return store;
 }
 
-/* The file's contents are exactly these, as this library shows them. */
+/* The library reads exactly these contents. */
 static inline void check_reads(untorn_file *file, const char *expected) {
     char buf[256];
     size_t len = strlen(expected);
@@ -60,7 +60,7 @@ static inline void check_reads(untorn_file *file, const char *expected) {
     CHECK(memcmp(buf, expected, len) == 0);
 }
 
-/* The same, as every other program sees them. */
+/* Every other program reads exactly these contents. */
 static inline void check_plain(const char *path, const char *expected) {
     char buf[256];
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-/* Runs a function in a forked child and returns how that ended. */
+/* Runs a function in a forked child and returns the child's wait status. */
 static int in_child(void (*f)(void *), void *argument) {
     fflush(NULL);
     pid_t pid = fork();
@@ -42,11 +42,11 @@ static void use_parents_handles(void *argument) {
     FORKED(untorn_ticket_free(p->ticket));
     FORKED(untorn_map_sync(p->map));
     FORKED(untorn_map_len(p->map));
-    FORKED(untorn_unmap(p->map));
+    FORKED(untorn_map_close(p->map));
     FORKED(untorn_close(p->file));
     FORKED(untorn_store_close(p->store));
     BAD_HANDLE(untorn_size(NULL));
-    /* The parent still owns its store; another one is the child's to open, handles and all. */
+    /* The parent still owns its store; the child may open another store. */
     FAILS(untorn_store_open("store", NULL), EBUSY, UNTORN_E_BUSY);
     untorn_store *own = open_store("childs", NULL);
     untorn_file *file = untorn_open_at(own, "f", UNTORN_CREATE, 0644);
@@ -63,17 +63,17 @@ static void forked_children(void) {
     write_text(p.file, "the parent's", 0);
     p.ticket = untorn_commit_async(p.file);
     p.txn = untorn_txn_begin(p.store);
-    p.map = untorn_map_file(p.file, NULL);
+    p.map = untorn_map_open(p.file, NULL);
     CHECK(p.ticket && p.txn && p.map);
     CHECK(in_child(use_parents_handles, &p) == 0);
     check_plain("childs/f", "the child's");
 
-    /* Nothing of that has disturbed the parent. */
+    /* The child has not disturbed the parent. */
     CHECK(untorn_ticket_wait(p.ticket) == 0 && untorn_ticket_free(p.ticket) == 0);
     CHECK(untorn_txn_abort(p.txn) == 0);
     check_reads(p.file, "the parent's");
     memcpy((char *)untorn_map_address(p.map) + 4, "PARENT", 6);
-    CHECK(untorn_map_sync(p.map) == 0 && untorn_unmap(p.map) == 0);
+    CHECK(untorn_map_sync(p.map) == 0 && untorn_map_close(p.map) == 0);
     write_text(p.file, "THE", 0);
     CHECK(untorn_commit(p.file) == 0 && untorn_close(p.file) == 0 && untorn_store_close(p.store) == 0);
     check_plain("store/f", "THE PARENT's");
@@ -124,11 +124,11 @@ static int ready[2], enough[2];
 
 static void hold_store(void) {
     char byte;
-    close(enough[1]); /* so that a parent that failed is noticed */
+    close(enough[1]); /* so that the child notices a failed parent */
     untorn_store *store = open_store("held", NULL);
     CHECK(write(ready[1], "r", 1) == 1);
     CHECK(read(enough[0], &byte, 1) == 1);
-    usleep(100 * 1000); /* so that the parent really waits, most of the time */
+    usleep(100 * 1000); /* so that most of the time the parent has to wait */
     CHECK(untorn_store_close(store) == 0);
 }
 

@@ -1,5 +1,5 @@
-/* The standard containers in a heap: random programs in step with twins in ordinary memory, compared after every
-   roll-back and restart; roots, migrations, owners, guards, errors. heap DIRECTORY [SEED] */
+/* The standard containers in a heap: random operations on the containers and on models in ordinary memory, compared
+   after every rollback and restart; roots, migrations, owners, guards, errors. heap DIRECTORY [SEED] */
 
 #include <untorn.hpp>
 
@@ -21,8 +21,8 @@ using row = std::deque<int, untorn::allocator<int>>;
 using chain = in_heap::list<untorn::string>;
 using nested = in_heap::multimap<std::pair<int, int>, in_heap::map<untorn::string, in_heap::forward_list<int>>>;
 
-struct world {
-    explicit world(const untorn::heap &heap)
+struct fixture {
+    explicit fixture(const untorn::heap &heap)
         : by_number(heap.allocator<char>()), by_name(heap.allocator<char>()), all(heap.allocator<long>()),
           ends(heap.allocator<int>()), order(heap.allocator<char>()), deep(heap.allocator<char>()) {}
     tree by_number;
@@ -34,7 +34,7 @@ struct world {
     std::optional<untorn::string> last;
 };
 
-struct twin {
+struct model {
     std::map<int, std::vector<std::string>> by_number;
     std::map<std::string, int> by_name;
     std::set<long> all;
@@ -44,24 +44,24 @@ struct twin {
     std::optional<std::string> last;
 };
 
-static void compare(const world &world, const twin &twin) {
-    assert(world.by_number.size() == twin.by_number.size());
-    auto mine = world.by_number.begin();
-    for (auto &[number, texts] : twin.by_number) {
+static void compare(const fixture &fixture, const model &model) {
+    assert(fixture.by_number.size() == model.by_number.size());
+    auto mine = fixture.by_number.begin();
+    for (auto &[number, texts] : model.by_number) {
         assert(mine->first == number && mine->second.size() == texts.size());
         for (std::size_t i = 0; i < texts.size(); i++) assert(std::string_view(mine->second[i]) == texts[i]);
         ++mine;
     }
-    assert(world.by_name.size() == twin.by_name.size());
-    for (auto &[name, number] : world.by_name) assert(twin.by_name.at(std::string(name)) == number);
-    assert(std::equal(world.all.begin(), world.all.end(), twin.all.begin(), twin.all.end()));
-    assert(std::equal(world.ends.begin(), world.ends.end(), twin.ends.begin(), twin.ends.end()));
-    assert(world.order.size() == twin.order.size());
-    auto text = world.order.begin();
-    for (auto &wanted : twin.order) assert(std::string_view(*text++) == wanted);
-    assert(world.deep.size() == twin.deep.size());
-    auto outer = world.deep.begin();
-    for (auto &[pair, maps] : twin.deep) {
+    assert(fixture.by_name.size() == model.by_name.size());
+    for (auto &[name, number] : fixture.by_name) assert(model.by_name.at(std::string(name)) == number);
+    assert(std::equal(fixture.all.begin(), fixture.all.end(), model.all.begin(), model.all.end()));
+    assert(std::equal(fixture.ends.begin(), fixture.ends.end(), model.ends.begin(), model.ends.end()));
+    assert(fixture.order.size() == model.order.size());
+    auto text = fixture.order.begin();
+    for (auto &wanted : model.order) assert(std::string_view(*text++) == wanted);
+    assert(fixture.deep.size() == model.deep.size());
+    auto outer = fixture.deep.begin();
+    for (auto &[pair, maps] : model.deep) {
         assert(outer->first == pair && outer->second.size() == maps.size());
         auto inner = outer->second.begin();
         for (auto &[name, list] : maps) {
@@ -71,8 +71,8 @@ static void compare(const world &world, const twin &twin) {
         }
         ++outer;
     }
-    assert(world.last.has_value() == twin.last.has_value());
-    if (twin.last) assert(std::string_view(*world.last) == *twin.last);
+    assert(fixture.last.has_value() == model.last.has_value());
+    if (model.last) assert(std::string_view(*fixture.last) == *model.last);
 }
 
 template <class Call> static void fails(untorn_error kind, Call call) {
@@ -93,9 +93,9 @@ static void random_programs(const std::string &path, unsigned seed, int steps) {
     auto text = [&] { return std::string(below(60), static_cast<char>('a' + below(26))); };
 
     auto heap = std::make_unique<untorn::heap>(path);
-    world *here = heap->root_or<world>("world", *heap);
+    fixture *here = heap->root_or<fixture>("fixture", *heap);
     heap->commit();
-    twin now, committed;
+    model now, committed;
     for (int step = 0; step < steps; step++) {
         auto in_heap = [&](const std::string &text) { return untorn::string(text, heap->allocator<char>()); };
         const std::string word = text();
@@ -174,7 +174,7 @@ static void random_programs(const std::string &path, unsigned seed, int steps) {
             if (below(20) == 0) {
                 heap->close();
                 heap = std::make_unique<untorn::heap>(path);
-                here = heap->root<world>("world");
+                here = heap->root<fixture>("fixture");
                 assert(here);
                 now = committed;
                 compare(*here, now);
@@ -184,14 +184,14 @@ static void random_programs(const std::string &path, unsigned seed, int steps) {
         if (step % 50 == 0) compare(*here, now);
     }
     compare(*here, now);
-    heap->set_root<world>("world", nullptr);
+    heap->set_root<fixture>("fixture", nullptr);
     heap->destroy(here);
     assert(heap->stats().allocations == 0 && heap->stats().roots == 0);
     heap->commit();
     heap->close();
 }
 
-/* What refers to itself, and owners that lie in the heap. */
+/* Containers that refer to themselves, and owners that are stored in the heap. */
 struct folder {
     using allocator_type = untorn::allocator<char>;
     explicit folder(const allocator_type &memory) : name(memory), folders(memory) {}
@@ -223,7 +223,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
         a->swap(*b);
         *c = std::move(*a);
         a->emplace_back("moved from, and good for more");
-        // Across heaps: every container keeps its own, whatever is assigned to it.
+        // Across heaps: every container stays in its own heap, whatever is assigned to it.
         words *far = other.root_or<words>("far");
         *far = *c;
         *b = std::move(*far);
@@ -260,7 +260,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
     assert(heap.root<table>("empty")->count(untorn::string(text, heap.allocator<char>())) == 1);
     assert(heap.root<in_heap::multiset<int>>("multiset")->count(3) == 2);
 
-    // All of it can go, and nothing is left.
+    // Everything can be freed, and nothing is left.
     auto end = [&](auto *object, const char *name) {
         heap.set_root(name, static_cast<decltype(object)>(nullptr));
         heap.destroy(object);
@@ -302,7 +302,7 @@ static void migrations(const std::string &directory) {
         fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap.root<account>("first"); });
         fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap.root_or<account>("first", heap, 0); });
         fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap.root<account_1>("first", 1); });
-        // What the function did is undone if it fails.
+        // If the function fails, its changes are undone.
         const auto blocks = heap.stats().allocations;
         fails(UNTORN_E_INVALID, [&] {
             heap.root<account>("first", 2, [&](const untorn::root_info &) -> account * {
@@ -319,7 +319,7 @@ static void migrations(const std::string &directory) {
         }
     }
     for (int run = 0; run < 2; run++) {
-        // It ends without a commit of its own: the migration is one.
+        // The program ends without a commit of its own: the migration is a commit.
         untorn::heap heap(path);
         account *first = heap.root<account>("first", 2, [&](const untorn::root_info &old) {
             assert(run == 0 && old.version == 0 && std::string_view(old.name) == "first");
@@ -394,7 +394,7 @@ static void errors_and_guards(const std::string &directory) {
     fails(UNTORN_E_IO, [&] { untorn::heap nowhere(directory + "/nowhere", must); });
 }
 
-/* Many threads that change, one that commits; the heap and a file in one commit. */
+/* Many threads change the heap, and one commits; the heap and a file in one commit. */
 static void threads_and_files(const std::string &directory) {
     untorn::store store(directory + "/store");
     untorn::heap heap(store, "heap");

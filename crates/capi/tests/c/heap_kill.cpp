@@ -1,6 +1,6 @@
-/* The standard containers in a heap that is killed and opened again: what commit number n does follows from the seed
-   and n alone, so that the twin of any commit can be made in ordinary memory, and compared with what is found.
-   heap_kill DIRECTORY [SEED [COMMITS]]; prints "ack n" after each commit, and ends after so many; 0: never. */
+/* The standard containers in a heap whose program is killed and started again. Commit number n depends only on the
+   seed and on n. So the model of any commit can be made in ordinary memory, and compared with the heap.
+   heap_kill DIRECTORY [SEED [COMMITS]]; prints "ack n" after each commit, and ends after COMMITS commits; 0: never. */
 
 #include "untorn_heap.hpp"
 
@@ -24,8 +24,8 @@ using table = std::unordered_map<int, untorn::string, std::hash<int>, std::equal
 using row = std::deque<int, untorn::allocator<int>>;
 using chain = std::list<untorn::string, scoped<untorn::string>>;
 
-struct world {
-    explicit world(const untorn::heap &heap)
+struct fixture {
+    explicit fixture(const untorn::heap &heap)
         : by_name(heap.allocator<char>()), by_number(heap.allocator<char>()), ends(heap.allocator<int>()),
           order(heap.allocator<char>()) {}
     unsigned long commits = 0;
@@ -35,7 +35,7 @@ struct world {
     chain order;
 };
 
-struct twin {
+struct model {
     unsigned long commits = 0;
     std::map<std::string, std::vector<std::string>> by_name;
     std::unordered_map<int, std::string> by_number;
@@ -43,7 +43,7 @@ struct twin {
     std::list<std::string> order;
 };
 
-/* What commit number n does, to the containers or to their twins; `text` makes their strings. */
+/* Makes the changes of commit number n, to the containers or to a model; `text` makes their strings. */
 template <class Containers, class Text>
 static void change(Containers &all, unsigned seed, unsigned long n, const Text &text) {
     std::mt19937 random(seed * 2654435761u + static_cast<unsigned>(n));
@@ -94,22 +94,22 @@ template <class A, class B> static bool same_texts(const A &a, const B &b) {
 #define MUST(condition)                                                                                                \
     ((condition) ? (void)0 : (std::fprintf(stderr, "commit %lu: not true: %s\n", all.commits, #condition), std::abort()))
 
-static void compare(const world &all, const twin &twin) {
-    MUST(all.by_name.size() == twin.by_name.size());
+static void compare(const fixture &all, const model &model) {
+    MUST(all.by_name.size() == model.by_name.size());
     auto mine = all.by_name.begin();
-    for (auto &[name, texts] : twin.by_name) {
+    for (auto &[name, texts] : model.by_name) {
         MUST(std::string_view(mine->first) == name);
         MUST(same_texts(mine->second, texts));
         ++mine;
     }
-    MUST(all.by_number.size() == twin.by_number.size());
-    for (auto &[number, text] : twin.by_number) {
+    MUST(all.by_number.size() == model.by_number.size());
+    for (auto &[number, text] : model.by_number) {
         auto found = all.by_number.find(number);
         MUST(found != all.by_number.end());
         MUST(std::string_view(found->second) == text);
     }
-    MUST(std::equal(all.ends.begin(), all.ends.end(), twin.ends.begin(), twin.ends.end()));
-    MUST(same_texts(all.order, twin.order));
+    MUST(std::equal(all.ends.begin(), all.ends.end(), model.ends.begin(), model.ends.end()));
+    MUST(same_texts(all.order, model.order));
 }
 
 int main(int argc, char **argv) {
@@ -122,13 +122,13 @@ int main(int argc, char **argv) {
     auto heap = std::make_unique<untorn::heap>(path);
     auto in_heap = [&](const std::string &text) { return untorn::string(text, heap->allocator<char>()); };
     auto outside = [](const std::string &text) { return text; };
-    world *all = heap->root_or<world>("world", *heap);
-    twin now;
+    fixture *all = heap->root_or<fixture>("fixture", *heap);
+    model now;
     for (unsigned long n = 1; n <= all->commits; n++) change(now, seed, n, outside);
     compare(*all, now);
     for (unsigned long n = all->commits + 1; commits_max == 0 || n <= commits_max; n++) {
         if (n > 1 && n % 7 == 0) {
-            // Done, and never committed.
+            // A change that is never committed.
             change(*all, ~seed, n, in_heap);
             heap->rollback();
         }
@@ -144,7 +144,7 @@ int main(int argc, char **argv) {
             compare(*all, now);
             heap->close();
             heap = std::make_unique<untorn::heap>(path);
-            all = heap->root<world>("world");
+            all = heap->root<fixture>("fixture");
             assert(all);
         }
         if (n % 10 == 0) compare(*all, now);

@@ -1,5 +1,5 @@
-/* Heaps by the calls of C: memory, roots, commits, figures, races; what is NULL, stale, of another kind or
-   wrong is answered with errors. */
+/* Heaps by the calls of C: memory, roots, commits, statistics, races; NULL, closed handles, handles of another kind
+   and wrong arguments fail with errors. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -30,24 +30,24 @@ static untorn_heap_stats stats_of(untorn_heap *heap) {
 
 static void memory(void) {
     untorn_heap *heap = open_heap("memory", NULL);
-    char *block = untorn_malloc(heap, 100);
-    CHECK(block && (uintptr_t)block % 16 == 0 && untorn_malloc_size(heap, block) >= 100);
+    char *block = untorn_heap_malloc(heap, 100);
+    CHECK(block && (uintptr_t)block % 16 == 0 && untorn_heap_malloc_usable_size(heap, block) >= 100);
     memset(block, 'x', 100);
-    char *larger = untorn_realloc(heap, block, 5000);
+    char *larger = untorn_heap_realloc(heap, block, 5000);
     CHECK(larger && larger != block && larger[0] == 'x' && larger[99] == 'x');
-    CHECK(untorn_realloc(heap, larger, 4900) == larger);
-    char *smaller = untorn_realloc(heap, larger, 50);
-    CHECK(smaller && smaller[49] == 'x' && untorn_malloc_size(heap, smaller) < 100);
-    CHECK(untorn_free(heap, smaller) == 0);
+    CHECK(untorn_heap_realloc(heap, larger, 4900) == larger);
+    char *smaller = untorn_heap_realloc(heap, larger, 50);
+    CHECK(smaller && smaller[49] == 'x' && untorn_heap_malloc_usable_size(heap, smaller) < 100);
+    CHECK(untorn_heap_free(heap, smaller) == 0);
     /* Zeros, also in a block that was used before. */
-    char *zeros = untorn_calloc(heap, 25, 4);
+    char *zeros = untorn_heap_calloc(heap, 25, 4);
     CHECK(zeros);
     for (int i = 0; i < 100; i++) CHECK(zeros[i] == 0);
     for (size_t align = 1; align <= 4096; align *= 2) {
-        void *aligned = untorn_aligned_alloc(heap, align, 10);
-        CHECK(aligned && (uintptr_t)aligned % align == 0 && untorn_free(heap, aligned) == 0);
+        void *aligned = untorn_heap_aligned_alloc(heap, align, 10);
+        CHECK(aligned && (uintptr_t)aligned % align == 0 && untorn_heap_free(heap, aligned) == 0);
     }
-    char *huge = untorn_malloc(heap, 10 << 20);
+    char *huge = untorn_heap_malloc(heap, 10 << 20);
     CHECK(huge);
     huge[(10 << 20) - 1] = 'h';
     void *base = untorn_heap_base(heap);
@@ -59,21 +59,21 @@ static void memory(void) {
     CHECK(stats.allocations == 2 && stats.roots == 0 && stats.address_space_bytes == 64ull << 30);
     CHECK(stats.used_bytes >= (10 << 20) + 100 && stats.used_bytes + stats.free_bytes < stats.heap_bytes);
     CHECK(stats.private_bytes > 0);
-    CHECK(untorn_free(heap, NULL) == 0 && untorn_heap_free_at(base, NULL) == 0);
+    CHECK(untorn_heap_free(heap, NULL) == 0 && untorn_heap_free_at(base, NULL) == 0);
 
-    FAILS(untorn_free(heap, huge + 16), EINVAL, UNTORN_E_INVALID);
-    CHECK(untorn_free(heap, huge) == 0);
-    FAILS(untorn_free(heap, huge), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_free(heap, &stats), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_free(heap, huge + 16), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_heap_free(heap, huge) == 0);
+    FAILS(untorn_heap_free(heap, huge), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_free(heap, &stats), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_heap_free_at(base, &stats), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_realloc(heap, huge, 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_malloc(heap, SIZE_MAX), ENOMEM, UNTORN_E_NO_MEMORY);
-    FAILS(untorn_malloc(heap, (size_t)1 << 62), ENOMEM, UNTORN_E_NO_MEMORY);
-    FAILS(untorn_calloc(heap, SIZE_MAX / 2, 3), ENOMEM, UNTORN_E_NO_MEMORY);
-    FAILS(untorn_aligned_alloc(heap, 48, 100), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_aligned_alloc(heap, 8192, 100), EINVAL, UNTORN_E_INVALID);
-    CHECK(untorn_malloc_size(heap, huge) == 0 && errno == EINVAL);
-    CHECK(untorn_malloc_size(heap, NULL) == 0 && errno == EFAULT);
+    FAILS(untorn_heap_realloc(heap, huge, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_malloc(heap, SIZE_MAX), ENOMEM, UNTORN_E_NO_MEMORY);
+    FAILS(untorn_heap_malloc(heap, (size_t)1 << 62), ENOMEM, UNTORN_E_NO_MEMORY);
+    FAILS(untorn_heap_calloc(heap, SIZE_MAX / 2, 3), ENOMEM, UNTORN_E_NO_MEMORY);
+    FAILS(untorn_heap_aligned_alloc(heap, 48, 100), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_aligned_alloc(heap, 8192, 100), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_heap_malloc_usable_size(heap, huge) == 0 && errno == EINVAL);
+    CHECK(untorn_heap_malloc_usable_size(heap, NULL) == 0 && errno == EFAULT);
     CHECK(untorn_heap_close(heap) == 0);
 }
 
@@ -82,8 +82,8 @@ static void roots_and_commits(void) {
     struct node *list = NULL, *found;
     CHECK(ROOT(heap, "list", struct node, 0, &found) == 0 && !found);
     for (int i = 0; i < 100; i++) {
-        struct node *node = untorn_malloc(heap, sizeof *node);
-        CHECK(node && (node->text = untorn_malloc(heap, 20)));
+        struct node *node = untorn_heap_malloc(heap, sizeof *node);
+        CHECK(node && (node->text = untorn_heap_malloc(heap, 20)));
         snprintf(node->text, 20, "number %d", i);
         node->next = list;
         list = node;
@@ -112,12 +112,12 @@ static void roots_and_commits(void) {
     FAILS(ROOT(heap, "list", struct node, 1, &none), EINVAL, UNTORN_E_LAYOUT_CHANGED);
     FAILS(untorn_heap_root(heap, "list", "struct node", 24, 8, 0, &none), EINVAL, UNTORN_E_LAYOUT_CHANGED);
     FAILS(untorn_heap_root(heap, "list", "struct node", 16, 16, 0, &none), EINVAL, UNTORN_E_LAYOUT_CHANGED);
-    /* A migration: what is there, then what shall be there, as one commit. */
+    /* A migration: describe the old root, set the new one, commit both as one. */
     untorn_heap_root_info info = {.size = sizeof info};
     CHECK(untorn_heap_get_root_info(heap, "list", &info) == 1);
     CHECK(info.address == found && info.bytes == sizeof *found && info.align == 8 && info.version == 0);
     CHECK(strcmp(info.name, "list") == 0 && strcmp(info.type_name, "struct node") == 0);
-    int *count = untorn_malloc(heap, sizeof *count);
+    int *count = untorn_heap_malloc(heap, sizeof *count);
     CHECK(count);
     *count = nodes;
     CHECK(SET_ROOT(heap, "list", int, 1, count) == 0 && SET_ROOT(heap, "other", int, 0, count) == 0);
@@ -127,7 +127,7 @@ static void roots_and_commits(void) {
     size_t roots = 0;
     while (untorn_heap_nth_root_info(heap, roots, &info) == 1) roots++;
     CHECK(roots == 2 && stats_of(heap).roots == 2);
-    /* A caller of tomorrow gets zeros for what is not known today; one that set no size gets nothing. */
+    /* A newer caller gets zeros for unknown members; a caller that set no size gets an error. */
     struct {
         untorn_heap_root_info known;
         uint64_t newer;
@@ -162,11 +162,11 @@ static void changes(void) {
     FAILS(untorn_heap_commit_async(heap), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_heap_rollback(heap), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_heap_get_stats(heap, &stats), EINVAL, UNTORN_E_INVALID);
-    CHECK(untorn_malloc(heap, 100));
+    CHECK(untorn_heap_malloc(heap, 100));
     CHECK(untorn_heap_end(heap) == 0 && untorn_heap_end(heap) == 0);
     FAILS(untorn_heap_end(heap), EINVAL, UNTORN_E_INVALID);
     CHECK(untorn_heap_commit(heap) == 0);
-    /* One that never ends is the closed heap's affair. */
+    /* Closing the heap ends changes that were not ended. */
     CHECK(untorn_heap_begin(heap) == 0 && untorn_heap_close(heap) == 0);
     BAD_HANDLE(untorn_heap_end(heap));
     heap = open_heap("changes", NULL);
@@ -180,7 +180,7 @@ static void with_files(void) {
     untorn_file *file = untorn_open_at(store, "file", UNTORN_CREATE, 0644);
     untorn_file *alone = untorn_open("alone", UNTORN_CREATE, 0644, NULL);
     CHECK(heap && file && alone);
-    long *number = untorn_malloc(heap, sizeof *number);
+    long *number = untorn_heap_malloc(heap, sizeof *number);
     CHECK(number && SET_ROOT(heap, "number", long, 0, number) == 0);
     *number = 7;
     write_text(file, "seven", 0);
@@ -217,7 +217,7 @@ static void openings(void) {
     tomorrow.newer = 0, tomorrow.known.address_space = 8 << 20;
     untorn_heap *heap = open_heap("small", &tomorrow.known);
     CHECK(stats_of(heap).address_space_bytes == 8 << 20);
-    CHECK(!untorn_malloc(heap, 9 << 20) && *untorn_error_message());
+    CHECK(!untorn_heap_malloc(heap, 9 << 20) && *untorn_error_message());
     FAILS(untorn_heap_open("small", NULL, NULL), EBUSY, UNTORN_E_BUSY);
     CHECK(untorn_heap_commit(heap) == 0 && untorn_heap_close(heap) == 0);
     /* A copy of an open heap has its address. */
@@ -234,12 +234,12 @@ static void bad_handles(untorn_heap *heap, void *base) {
     untorn_heap_stats stats = {.size = sizeof stats};
     untorn_heap_root_info info = {.size = sizeof info};
     void *found;
-    BAD_HANDLE(untorn_malloc(heap, 1));
-    BAD_HANDLE(untorn_calloc(heap, 1, 1));
-    BAD_HANDLE(untorn_realloc(heap, NULL, 1));
-    BAD_HANDLE(untorn_aligned_alloc(heap, 16, 1));
-    BAD_HANDLE(untorn_free(heap, NULL));
-    CHECK(untorn_malloc_size(heap, &stats) == 0 && errno == EBADF);
+    BAD_HANDLE(untorn_heap_malloc(heap, 1));
+    BAD_HANDLE(untorn_heap_calloc(heap, 1, 1));
+    BAD_HANDLE(untorn_heap_realloc(heap, NULL, 1));
+    BAD_HANDLE(untorn_heap_aligned_alloc(heap, 16, 1));
+    BAD_HANDLE(untorn_heap_free(heap, NULL));
+    CHECK(untorn_heap_malloc_usable_size(heap, &stats) == 0 && errno == EBADF);
     BAD_HANDLE(untorn_heap_base(heap));
     BAD_HANDLE(untorn_heap_allocate_at(base, 16, 1));
     BAD_HANDLE(untorn_heap_free_at(base, &stats));
@@ -259,7 +259,7 @@ static void bad_handles(untorn_heap *heap, void *base) {
 static void null_and_stale(void) {
     untorn_heap *heap = open_heap("stale", NULL);
     void *base = untorn_heap_base(heap), *found;
-    CHECK(untorn_malloc(heap, 1) && untorn_heap_commit(heap) == 0);
+    CHECK(untorn_heap_malloc(heap, 1) && untorn_heap_commit(heap) == 0);
     FAILS(untorn_heap_root(heap, NULL, "t", 1, 1, 0, &found), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_heap_root(heap, "r", NULL, 1, 1, 0, &found), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_heap_root(heap, "r", "t", 1, 1, 0, NULL), EFAULT, UNTORN_E_NULL);
@@ -270,10 +270,10 @@ static void null_and_stale(void) {
     bad_handles(NULL, NULL);
     CHECK(untorn_heap_close(heap) == 0);
     bad_handles(heap, base);
-    /* The next one, at the same address, is another one. */
+    /* The next heap, at the same address, is another heap. */
     untorn_heap *next = open_heap("stale", NULL);
-    CHECK(untorn_heap_base(next) == base && untorn_malloc(next, 1));
-    BAD_HANDLE(untorn_malloc(heap, 1));
+    CHECK(untorn_heap_base(next) == base && untorn_heap_malloc(next, 1));
+    BAD_HANDLE(untorn_heap_malloc(heap, 1));
     BAD_HANDLE(untorn_heap_begin(heap));
     CHECK(untorn_heap_close(next) == 0);
     untorn_file *file = untorn_open("file", UNTORN_CREATE, 0644, NULL);
@@ -282,15 +282,15 @@ static void null_and_stale(void) {
     CHECK(untorn_close(file) == 0);
 }
 
-/* In a forked child a heap is the parent's. */
+/* In a forked child, calls on the parent's heap fail. */
 static void forked(void) {
     untorn_heap *heap = open_heap("forked", NULL);
     void *base = untorn_heap_base(heap);
-    CHECK(untorn_malloc(heap, 1) && untorn_heap_allocate_at(base, 8, 1));
+    CHECK(untorn_heap_malloc(heap, 1) && untorn_heap_allocate_at(base, 8, 1));
     pid_t pid = fork();
     if (pid == 0) {
         alarm(10);
-        FAILS(untorn_malloc(heap, 1), ECHILD, UNTORN_E_FORKED);
+        FAILS(untorn_heap_malloc(heap, 1), ECHILD, UNTORN_E_FORKED);
         FAILS(untorn_heap_begin(heap), ECHILD, UNTORN_E_FORKED);
         FAILS(untorn_heap_allocate_at(base, 8, 1), ECHILD, UNTORN_E_FORKED);
         FAILS(untorn_heap_free_at(base, base), ECHILD, UNTORN_E_FORKED);
@@ -314,7 +314,7 @@ static void *store_always(void *number) {
 static void races(void) {
     untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_DEBUG_RACES};
     untorn_heap *heap = open_heap("races", &options);
-    long *number = untorn_calloc(heap, 1, sizeof *number);
+    long *number = untorn_heap_calloc(heap, 1, sizeof *number);
     CHECK(number && untorn_heap_commit(heap) == 0);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, store_always, number) == 0);

@@ -1,4 +1,4 @@
-/* Handles that are none: every function answers EBADF, and nothing is ever followed. */
+/* Bad handles: every function fails with EBADF, and no handle is ever followed as an address. */
 #include "check.h"
 
 /* Every function that takes a handle, given one that is bad for it. */
@@ -9,8 +9,8 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         untorn_store *s = bad;
         BAD_HANDLE(untorn_store_checkpoint(s));
         BAD_HANDLE(untorn_store_status(s, &status));
-        BAD_HANDLE(untorn_store_status_json(s, buf, sizeof buf));
-        BAD_HANDLE(untorn_store_path(s, buf, sizeof buf));
+        BAD_HANDLE(untorn_store_status_json(s));
+        BAD_HANDLE(untorn_store_path(s));
         BAD_HANDLE(untorn_open_at(s, "f", UNTORN_CREATE, 0644));
         BAD_HANDLE(untorn_txn_begin(s));
         BAD_HANDLE(untorn_store_release(s));
@@ -23,17 +23,17 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_pread(f, buf, 1, 0));
         BAD_HANDLE(untorn_pwrite(f, buf, 1, 0));
         BAD_HANDLE(untorn_append(f, buf, 1));
-        BAD_HANDLE(untorn_truncate(f, 0));
+        BAD_HANDLE(untorn_ftruncate(f, 0));
         BAD_HANDLE(untorn_zero(f, 0, 1));
         BAD_HANDLE(untorn_size(f));
-        BAD_HANDLE(untorn_path(f, buf, sizeof buf));
+        BAD_HANDLE(untorn_path(f));
         BAD_HANDLE(untorn_commit(f));
         BAD_HANDLE(untorn_commit_async(f));
         BAD_HANDLE(untorn_rollback(f));
         BAD_HANDLE(untorn_set_commit_on_close(f, 1));
         BAD_HANDLE(untorn_syncv(&f, 1));
         BAD_HANDLE(untorn_syncv_async(&f, 1));
-        BAD_HANDLE(untorn_map_file(f, NULL));
+        BAD_HANDLE(untorn_map_open(f, NULL));
         BAD_HANDLE(untorn_close(f));
     }
     if (as_txn) {
@@ -64,9 +64,9 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_map_sync_async(m));
         BAD_HANDLE(untorn_map_rollback(m));
         BAD_HANDLE(untorn_map_resize(m, 0));
-        BAD_HANDLE(untorn_mark_dirty(m, 0, 1));
-        BAD_HANDLE(untorn_quiesce(m));
-        BAD_HANDLE(untorn_unmap(m));
+        BAD_HANDLE(untorn_map_mark_dirty(m, 0, 1));
+        BAD_HANDLE(untorn_map_reclaim(m));
+        BAD_HANDLE(untorn_map_close(m));
     }
 }
 
@@ -103,10 +103,10 @@ static void wrong_kind_and_closed(void) {
     /* A lookalike: one bit beside an open handle. */
     for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), 0, 1, 0, 0, 0);
 
-    untorn_map *map = untorn_map_file(file, NULL);
+    untorn_map *map = untorn_map_open(file, NULL);
     CHECK(map);
     try_everything(map, 1, 1, 1, 1, 0);
-    CHECK(untorn_unmap(map) == 0);
+    CHECK(untorn_map_close(map) == 0);
     try_everything(map, 1, 1, 1, 1, 1);
 
     CHECK(untorn_ticket_wait(ticket) == 0);

@@ -1,5 +1,5 @@
 /* An ordinary program, written for open, mmap and msync, that becomes failure-atomic by one include. The
- * program dies by SIGKILL at random moments; what it finds afterwards is what an oracle says. */
+ * program is killed at random moments; afterwards the file is compared with an oracle. */
 #include <untorn_posix.h>
 
 #include "check.h"
@@ -13,7 +13,7 @@
 
 static size_t page;
 
-/* Like FAILS, but errno alone counts: the C library may have answered. */
+/* As FAILS, but only errno is checked: the failed call may be one of the C library. */
 #define FAILS_WITH(call, expected_errno)                                                                               \
     do {                                                                                                               \
         errno = 0;                                                                                                     \
@@ -39,7 +39,7 @@ static off_t size_of(int fd) {
     return st.st_size;
 }
 
-/* What a program that knows nothing of Untorn reads. */
+/* Reads a file as a program without Untorn does. */
 static void check_on_disk(const char *path, const char *expected, off_t size) {
     char command[128];
     snprintf(command, sizeof command, "test \"$(head -c %zu %s)\" = '%s' && test $(stat -c %%s %s) = %ld",
@@ -61,10 +61,10 @@ static void one_view(void) {
     check_on_disk("view", "plain", 5);
     CHECK(msync(at, page, MS_SYNC) == 0);
     strcpy(at, "undone");
-    CHECK(msync(at, page, MS_INVALIDATE) == 0 && strcmp(at, "undone") == 0); /* refreshes a view; rolls nothing back */
+    CHECK(msync(at, page, MS_INVALIDATE) == 0 && strcmp(at, "undone") == 0); /* rolls nothing back */
     CHECK(untorn_fd_rollback(fd) == 0 && memcmp(at, "plain", 6) == 0);
 
-    /* Offsets, appending, other descriptors: all are the kernel's. */
+    /* Offsets, appending, other descriptors: all as the kernel has them. */
     int dupped = dup(fd), reader = open_file("view", O_RDONLY), appender = open_file("view", O_WRONLY | O_APPEND);
     CHECK(untorn_fd_is_managed(dupped) == 1 && untorn_fd_is_managed(reader) == 1);
     CHECK(lseek(fd, 0, SEEK_SET) == 0 && read(dupped, buf, 3) == 3 && memcmp(buf, "pla", 3) == 0);
@@ -94,9 +94,9 @@ static void one_view(void) {
     CHECK(fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)(5 * page)) == 0 && size_of(fd) == (off_t)(4 * page));
     CHECK(posix_fallocate(fd, -1, 1) == EINVAL && posix_fallocate(reader, 0, 1) == EBADF);
     FAILS_WITH(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, (off_t)page), EOPNOTSUPP);
-    CHECK(flock(fd, LOCK_EX) == 0); /* the file is this process's anyway */
+    CHECK(flock(fd, LOCK_EX) == 0); /* the process already owns the file */
 
-    /* Committed through one descriptor, closed through the others; the maps are the last to go. */
+    /* Committed through one descriptor, closed through the others; the maps are unmapped last. */
     strcpy(at, "final");
     CHECK(fdatasync(reader) == 0 && close(dupped) == 0 && close(reader) == 0 && close(appender) == 0);
     strcpy(at, "never");
@@ -105,7 +105,7 @@ static void one_view(void) {
     check_on_disk("view", "final", (off_t)(4 * page));
 }
 
-/* Several maps of a file, cut, grown, and one after the other taken away. */
+/* Several maps of a file: split, grown, and unmapped one after the other. */
 static void maps(void) {
     int fd = open_file("maps", O_RDWR | O_CREAT | O_TRUNC);
     CHECK(ftruncate(fd, (off_t)(8 * page)) == 0);
@@ -123,10 +123,10 @@ static void maps(void) {
     FAILS_WITH(msync(two, page, MS_SYNC | MS_ASYNC), EINVAL);
     strcpy(two, "rest");
     CHECK(madvise(two, page, MADV_DONTNEED) == 0 && strcmp(two, "rest") == 0);
-    CHECK(fsync(fd) == 0 && untorn_fd_quiesce(fd) == 0 && strcmp(two, "rest") == 0);
+    CHECK(fsync(fd) == 0 && untorn_fd_reclaim(fd) == 0 && strcmp(two, "rest") == 0);
     CHECK(munmap(two, 8 * page) == 0);
     CHECK(munmap(tail, page) == 0);
-    CHECK(munmap(tail, page) == 0); /* nothing is there any more, which is no error */
+    CHECK(munmap(tail, page) == 0); /* already unmapped, which is no error */
     CHECK(close(fd) == 0);
     check_on_disk("maps", "rest", (off_t)(8 * page));
 }
@@ -159,14 +159,14 @@ static void refused(void) {
     FAILS_WITH(mmap((void *)page, page, rw, MAP_SHARED | MAP_FIXED, fd, 0), ENOTSUP);
     FAILS_WITH(mmap(NULL, page, rw, MAP_SHARED, -1, 0), EBADF);
     FAILS_WITH(untorn_fd_rollback(fd), EINVAL);
-    FAILS_WITH(untorn_fd_quiesce(fd), EINVAL);
+    FAILS_WITH(untorn_fd_reclaim(fd), EINVAL);
     FAILS_WITH(untorn_fd_is_managed(-1), EBADF);
     CHECK(untorn_fd_is_managed(fd) == 0); /* a refused map manages nothing */
-    CHECK(flock(fd, LOCK_EX) == 0); /* passes over to Untorn */
+    CHECK(flock(fd, LOCK_EX) == 0); /* replaced by Untorn's lock when the file is managed */
     char *at = map_file(fd, page);
     FAILS_WITH(mmap(at, page, rw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), ENOTSUP);
     FAILS_WITH(mmap(NULL, page, rw, MAP_SHARED, reader, 0), EACCES);
-    /* Another process cannot have it meanwhile. */
+    /* Another process cannot open the file meanwhile. */
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
@@ -185,7 +185,7 @@ static void refused(void) {
     CHECK(close(gone) == 0);
 }
 
-/* What is not a managed file goes its ordinary way. */
+/* Calls on files that are not managed go to the C library. */
 static void everything_else(void) {
     int fd = open_file("view", O_RDWR); /* has a store, and is managed at once */
     CHECK(untorn_fd_is_managed(fd) == 1);
@@ -206,7 +206,7 @@ static void everything_else(void) {
     copy[0] = 'X';
     CHECK(pread(fd, buf, 1, 0) == 1 && buf[0] == 'f' && munmap(copy, page) == 0);
 
-    /* Asked for, a commit comes with the last close; truncation by open is a change like any other. */
+    /* With commit on close, the last close commits; truncation by open is a change like any other. */
     CHECK(pwrite(fd, "F", 1, 0) == 1 && untorn_fd_commit_on_close(fd, 1) == 0 && close(fd) == 0);
     check_on_disk("view", "Final", (off_t)(4 * page));
     fd = open_file("view", O_RDWR | O_TRUNC);
@@ -214,7 +214,7 @@ static void everything_else(void) {
     check_on_disk("view", "Final", (off_t)(4 * page));
 }
 
-/* Steps of a counter that fills the file with its number, each step ended by a sync; told to the parent. */
+/* Counts: each step fills the file with its number, syncs, and reports the number to the parent. */
 struct told {
     uint64_t begun, done;
 };

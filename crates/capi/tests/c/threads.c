@@ -1,4 +1,4 @@
-/* Threads: errors are each thread's own; handles close under others' calls; many commit at once. */
+/* Threads: each thread has its own errors; handles are closed during calls of other threads; many threads commit. */
 #include "check.h"
 #include <pthread.h>
 
@@ -22,7 +22,7 @@ static void errors_belong_to_threads(void) {
     free(before);
 }
 
-/* Uses a file until somebody closes its handle. */
+/* Uses a file until another thread closes its handle. */
 static void *use_until_closed(void *file) {
     char buf[8];
     for (;;) {
@@ -55,7 +55,7 @@ static void closing_races_with_everything(void) {
     }
 }
 
-/* Commits a file of its own, in every way there is. */
+/* Commits a file of its own, in every possible way. */
 static void *commit_own_file(void *number) {
     char name[16], text[32];
     snprintf(name, sizeof name, "own%d", *(int *)number);

@@ -1,4 +1,4 @@
-/* Several files, and names, as one commit; commits that nobody waits for. */
+/* Several files, and names, as one commit; commits that no thread waits for. */
 #include "check.h"
 
 static untorn_file *create(untorn_store *store, const char *path) {
@@ -23,7 +23,7 @@ static void tickets(untorn_store *store) {
     BAD_HANDLE(untorn_ticket_poll(first));
     BAD_HANDLE(untorn_ticket_free(first));
 
-    /* A ticket that nobody wanted, of a file that is closed: the commit happens all the same. */
+    /* Ticket freed, file closed: the commit still happens. */
     write_text(file, "third", 0);
     untorn_ticket *third = untorn_commit_async(file);
     CHECK(third && untorn_ticket_free(third) == 0);
@@ -57,15 +57,15 @@ static void syncv(untorn_store *store) {
     FAILS(untorn_syncv_async(files, 0), EINVAL, UNTORN_E_INVALID);
     untorn_file *with_null[2] = {files[0], NULL};
     BAD_HANDLE(untorn_syncv(with_null, 2));
-    untorn_file *lone = untorn_open("lone", UNTORN_CREATE, 0644, NULL);
-    CHECK(lone);
-    untorn_file *of_two_stores[2] = {files[0], lone};
+    untorn_file *standalone = untorn_open("standalone", UNTORN_CREATE, 0644, NULL);
+    CHECK(standalone);
+    untorn_file *of_two_stores[2] = {files[0], standalone};
     FAILS(untorn_syncv(of_two_stores, 2), EINVAL, UNTORN_E_INVALID);
     untorn_txn *txn = untorn_txn_begin(store);
     CHECK(txn);
-    FAILS(untorn_txn_add(txn, lone), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_txn_add(txn, standalone), EINVAL, UNTORN_E_INVALID);
     CHECK(untorn_txn_abort(txn) == 0);
-    CHECK(untorn_close(lone) == 0);
+    CHECK(untorn_close(standalone) == 0);
     for (int i = 0; i < 3; i++) CHECK(untorn_close(files[i]) == 0);
 }
 

@@ -1,4 +1,4 @@
-/* The C++ face, and the renaming header in a C++ source whose methods have the names of calls. */
+/* The C++ classes, and the renaming header in a C++ source whose methods have the names of calls. */
 #include <untorn_posix.h>
 
 #include <fcntl.h>
@@ -95,7 +95,7 @@ static void maps() {
     map.resize(1 << 20);
     map.mark_dirty(0, 8);
     map.sync_async().wait();
-    map.quiesce();
+    map.reclaim();
     CHECK(map.size() == 1 << 20 && map.data() == accounts && map.tracker() >= 1);
     file.close();
     map.close();
@@ -105,7 +105,7 @@ static void maps() {
     fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::file("accounts").map(missing); });
 }
 
-/* Methods of these names are nobody's business; the calls inside are Untorn's. */
+/* Methods of these names are not renamed; the calls in the methods are. */
 struct log {
     int fd;
     bool open(const char *path) { return (fd = ::open(path, O_RDWR | O_CREAT, 0644)) >= 0; }

@@ -43,7 +43,7 @@ pub fn run(command: &mut Command) {
     output_of(command);
 }
 
-/// The same, for its standard output.
+/// Runs a program that must succeed, and returns its standard output.
 pub fn output_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -51,7 +51,7 @@ pub fn output_of(command: &mut Command) -> String {
     out.into_owned()
 }
 
-/// Whether a tool is there to be run; says so loudly if not.
+/// Whether a tool is installed; prints a warning if not.
 pub fn have(tool: &str) -> bool {
     let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
     if !there {
@@ -60,7 +60,7 @@ pub fn have(tool: &str) -> bool {
     there
 }
 
-/// Says loudly what is not tested; the macros for printing would be swallowed in a test that passes.
+/// Warns that something is not tested. The test harness would hide the output of print macros in a test that passes.
 pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}, so part of the C interface is NOT tested");
 }
@@ -73,12 +73,12 @@ pub fn cc() -> Command {
     cc
 }
 
-/// The same for C++17.
+/// `c++` for C++17 with every warning an error, and the header's directory.
 pub fn cxx() -> Command {
     cxx_by("c++")
 }
 
-/// The same by clang with LLVM's standard library, if that is there.
+/// clang for C++17 with LLVM's standard library, if that is installed.
 pub fn libcxx() -> Option<Command> {
     let mut cxx = cxx_by("clang++");
     cxx.arg("-stdlib=libc++");
@@ -101,7 +101,7 @@ fn cxx_by(compiler: &str) -> Command {
 /// Adds what links a program with `libuntorn.so`, found at run time where cargo built it.
 pub fn link_with<'c>(command: &'c mut Command, to: &Path) -> &'c mut Command {
     let libraries = library_dir();
-    // The library answers to its SONAME, under which only an installation has it.
+    // Programs load the library by its SONAME, which only an installation has as a file name.
     let soname = to.with_file_name("libuntorn.so.0");
     if !soname.exists() {
         std::os::unix::fs::symlink(libraries.join("libuntorn.so"), soname).expect("a link to the library");
@@ -109,5 +109,5 @@ pub fn link_with<'c>(command: &'c mut Command, to: &Path) -> &'c mut Command {
     command.arg("-o").arg(to).arg("-L").arg(&libraries).args(["-luntorn", "-Wl,-rpath,$ORIGIN"])
 }
 
-/// What a static link of `libuntorn.a` needs besides.
+/// Libraries that a static link with `libuntorn.a` also needs.
 pub const STATIC_LIBS: [&str; 4] = ["-lgcc_s", "-lpthread", "-ldl", "-lm"];

@@ -5,9 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, ssize_t};
 use untorn::File;
 
-use super::open::on_managed;
-use super::table::{Managed, lock};
-use super::{check_readable, check_writable, failure, system};
+use super::descriptor::{self, check_readable, check_writable, failure, system};
+use super::managed_files::{Managed, lock, on_managed};
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result};
 
@@ -24,7 +23,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Result<off_t> {
     }
 }
 
-/// Reads into several buffers, one after the other, as far as the file goes.
+/// Reads into several buffers, one after the other, up to the end of the file.
 fn read_at(file: &File, buffers: &mut [&mut [u8]], mut at: u64) -> Result<ssize_t> {
     let mut done = 0;
     for buffer in buffers {
@@ -39,7 +38,7 @@ fn read_at(file: &File, buffers: &mut [&mut [u8]], mut at: u64) -> Result<ssize_
     Ok(done as ssize_t)
 }
 
-/// Writes buffers one after the other; with O_APPEND, as Linux does it, always at the end.
+/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does.
 fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u64, ssize_t)> {
     let len = buffers.iter().map(|b| b.len()).sum::<usize>();
     let at = if flags & libc::O_APPEND != 0 { file.size()? } else { at };
@@ -59,7 +58,7 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
     Ok((at, len as ssize_t))
 }
 
-/// Reads at the descriptor's own offset, and moves it.
+/// Reads at the descriptor's own offset, and advances the offset.
 fn read_on(managed: &Managed, fd: c_int, buffers: &mut [&mut [u8]]) -> Result<ssize_t> {
     check_readable(fd)?;
     managed.with(|file| {
@@ -71,7 +70,7 @@ fn read_on(managed: &Managed, fd: c_int, buffers: &mut [&mut [u8]]) -> Result<ss
     })
 }
 
-/// Writes at the descriptor's own offset, and moves it.
+/// Writes at the descriptor's own offset, and advances the offset.
 fn write_on(managed: &Managed, fd: c_int, buffers: &[&[u8]]) -> Result<ssize_t> {
     let flags = check_writable(fd)?;
     managed.with(|file| {
@@ -100,7 +99,7 @@ pub unsafe extern "C" fn untorn_fd_pread(fd: c_int, buf: *mut c_void, len: usize
     .unwrap_or_else(|| unsafe { libc::pread(fd, buf, len, at) })
 }
 
-/// `pwrite`: seen at once through every descriptor and map; uncommitted until a sync.
+/// `pwrite`. The bytes are seen at once through every descriptor and map, and are uncommitted until a sync.
 ///
 /// # Safety
 /// `buf` points to `len` bytes that no other thread changes during the call.
@@ -145,10 +144,10 @@ pub unsafe extern "C" fn untorn_fd_write(fd: c_int, buf: *const c_void, len: usi
     .unwrap_or_else(|| unsafe { libc::write(fd, buf, len) })
 }
 
-/// The buffers of a vector, checked.
+/// The members of a vector, checked.
 ///
 /// # Safety
-/// `vector` points to `count` members that nobody changes during `'a`.
+/// `vector` points to `count` members that no other code changes during `'a`.
 unsafe fn members<'a>(vector: *const libc::iovec, count: c_int) -> Result<&'a [libc::iovec]> {
     let most = usize::try_from(count).ok().filter(|count| *count <= libc::UIO_MAXIOV as usize);
     match most.ok_or_else(|| failure(libc::EINVAL, format!("a vector of {count} buffers")))? {
@@ -159,8 +158,10 @@ unsafe fn members<'a>(vector: *const libc::iovec, count: c_int) -> Result<&'a [l
     }
 }
 
+/// The buffers of a vector, to read into.
+///
 /// # Safety
-/// The vector and its buffers are as `readv` wants them, and nobody else uses them during `'a`.
+/// The vector and its buffers are valid for `readv`, and no other code uses them during `'a`.
 unsafe fn into<'a>(vector: *const libc::iovec, count: c_int) -> Result<Vec<&'a mut [u8]>> {
     // SAFETY: the caller's promise.
     let members = unsafe { members(vector, count) }?;
@@ -168,8 +169,10 @@ unsafe fn into<'a>(vector: *const libc::iovec, count: c_int) -> Result<Vec<&'a m
     members.iter().map(|v| unsafe { arguments::bytes_mut(v.iov_base, v.iov_len) }).collect()
 }
 
+/// The buffers of a vector, to write from.
+///
 /// # Safety
-/// The vector and its buffers are as `writev` wants them, and nobody changes them during `'a`.
+/// The vector and its buffers are valid for `writev`, and no other code changes them during `'a`.
 unsafe fn from<'a>(vector: *const libc::iovec, count: c_int) -> Result<Vec<&'a [u8]>> {
     // SAFETY: the caller's promise.
     let members = unsafe { members(vector, count) }?;
@@ -189,7 +192,7 @@ pub unsafe extern "C" fn untorn_fd_readv(fd: c_int, vector: *const libc::iovec, 
         .unwrap_or_else(|| unsafe { libc::readv(fd, vector, count) })
 }
 
-/// `writev`: the buffers as one, all or none.
+/// `writev`. All buffers are written as one, all or none.
 ///
 /// # Safety
 /// As for `writev`.
@@ -218,7 +221,7 @@ pub unsafe extern "C" fn untorn_fd_preadv(fd: c_int, vector: *const libc::iovec,
     .unwrap_or_else(|| unsafe { libc::preadv(fd, vector, count, at) })
 }
 
-/// `pwritev`: the buffers as one, all or none.
+/// `pwritev`. All buffers are written as one, all or none.
 ///
 /// # Safety
 /// As for `pwritev`.
@@ -235,7 +238,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev(fd: c_int, vector: *const libc::iovec
     .unwrap_or_else(|| unsafe { libc::pwritev(fd, vector, count, at) })
 }
 
-/// `lseek`: SEEK_END knows the size as it is now, uncommitted changes included; holes are not told.
+/// `lseek`. SEEK_END uses the current size, uncommitted changes included; holes are not reported.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t {
     let managed = |managed: &std::sync::Arc<Managed>| {
@@ -258,17 +261,17 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
     on_managed(fd, -1, managed).unwrap_or_else(|| unsafe { libc::lseek(fd, to, whence) })
 }
 
-/// `fstat`: the size is that of the file as it is now, uncommitted changes included.
+/// `fstat`. `st_size` is the current size, uncommitted changes included.
 ///
 /// # Safety
 /// `to` points to a `struct stat`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_fstat(fd: c_int, to: *mut libc::stat) -> c_int {
     on_managed(fd, -1, |managed| {
-        let mut stat = super::stat(fd).ok_or_else(|| system("look at the file"))?;
+        let mut stat = descriptor::stat(fd).ok_or_else(|| system("read the file's status"))?;
         stat.st_size = managed.with(|file| Ok(file.size()?))? as off_t;
         if to.is_null() {
-            return Err(Failure::null("the place for the answer"));
+            return Err(Failure::null("the pointer to the stat"));
         }
         // SAFETY: not NULL; the rest is the caller's promise.
         unsafe { to.write(stat) };
@@ -278,7 +281,7 @@ pub unsafe extern "C" fn untorn_fd_fstat(fd: c_int, to: *mut libc::stat) -> c_in
     .unwrap_or_else(|| unsafe { libc::fstat(fd, to) })
 }
 
-/// `ftruncate`: uncommitted until a sync.
+/// `ftruncate`. The new size is an uncommitted change until a sync.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_ftruncate(fd: c_int, size: off_t) -> c_int {
     on_managed(fd, -1, |managed| {
@@ -294,8 +297,8 @@ const ZERO: c_int = libc::FALLOC_FL_ZERO_RANGE;
 const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_INSIDE: c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// Makes the file as long and as zero as asked. Room on the disk is reserved by nobody: a commit that
-/// finds none is refused, whole.
+/// Sets a file's size and zeros for a mode of `fallocate`. No disk space is reserved: a commit that finds no
+/// space fails as a whole.
 fn allocate(file: &File, mode: c_int, at: off_t, len: off_t) -> Result<()> {
     if at < 0 || len <= 0 {
         return Err(failure(libc::EINVAL, format!("{len} bytes at offset {at} cannot be allocated")));
@@ -307,11 +310,11 @@ fn allocate(file: &File, mode: c_int, at: off_t, len: off_t) -> Result<()> {
         0 | libc::FALLOC_FL_KEEP_SIZE => Ok(()),
         ZERO => Ok(file.zero(at, len)?),
         PUNCH | ZERO_INSIDE => Ok(file.zero(at.min(size), len.min(size - at.min(size)))?),
-        _ => Err(failure(libc::EOPNOTSUPP, format!("fallocate's mode {mode:#x} is not for managed files"))),
+        _ => Err(failure(libc::EOPNOTSUPP, format!("fallocate's mode {mode:#x} is not supported for managed files"))),
     }
 }
 
-/// `fallocate`: makes the file longer, or a range of it zero; no room is reserved.
+/// `fallocate`. Extends the file, or zeros a range; no disk space is reserved.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: off_t) -> c_int {
     on_managed(fd, -1, |managed| {
@@ -322,7 +325,7 @@ pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: of
     .unwrap_or_else(|| unsafe { libc::fallocate(fd, mode, at, len) })
 }
 
-/// `posix_fallocate`: as untorn_fd_fallocate() with mode 0; returns an error number, as POSIX has it.
+/// `posix_fallocate`. Otherwise as untorn_fd_fallocate() with mode 0; returns an errno, as in POSIX.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_posix_fallocate(fd: c_int, at: off_t, len: off_t) -> c_int {
     let mut errno = 0;

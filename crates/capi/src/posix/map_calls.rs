@@ -1,4 +1,4 @@
-//! Exported functions: maps of descriptors.
+//! Exported functions: map descriptors, and sync and unmap these maps.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -7,23 +7,23 @@ use std::sync::Arc;
 use libc::off_t;
 use untorn::MapOptions;
 
-use super::table::{Window, add, extend, find, is_reserved, manage, mapped_in, undo, unmap};
-use super::{check_readable, check_writable, failure, is_regular, stat};
+use super::descriptor::{check_readable, check_writable, failure, is_regular, stat};
+use super::managed_files::{Window, add, extend, find, is_reserved, manage, mapped_in, undo, unmap};
 use crate::error::{Failure, Result, guard};
 
 fn page_bytes() -> usize {
-    // SAFETY: asks only.
+    // SAFETY: takes a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// The pages of a range of addresses. None: it makes no sense.
+/// The pages of a range of addresses. None: not a valid range.
 fn pages(address: *mut c_void, len: usize) -> Option<Range<usize>> {
     let (start, page) = (address.addr(), page_bytes());
     let end = start.checked_add(len)?.checked_next_multiple_of(page)?;
     (start.is_multiple_of(page) && start < end).then_some(start..end)
 }
 
-/// This call is for Untorn: a shared map of a regular file that is managed, or will be.
+/// Whether a map is Untorn's: a shared map of a regular file that is managed, or becomes managed by the map.
 fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
     let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
     if !shared || flags & libc::MAP_ANONYMOUS != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
@@ -33,7 +33,7 @@ fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
 }
 
 fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, at: off_t) -> Result<*mut c_void> {
-    // POSIX has EACCES where other calls have EBADF.
+    // For `mmap`, POSIX has EACCES where other calls have EBADF.
     let denied = |failure: Failure| Failure { errno: libc::EACCES, ..failure };
     check_readable(fd).map_err(denied)?;
     if prot & libc::PROT_WRITE != 0 {
@@ -68,12 +68,13 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     Ok(start.cast())
 }
 
-/// `mmap`. The first shared, writable map of a regular file has Untorn manage the file: its stores and
-/// writes then reach the disk at msync or fsync, all or nothing. Recovers the file if need be. May reach
-/// behind the end of the file, which grows into it. Everything else is mapped as ever.
+/// `mmap`. The first shared, writable map of a regular file makes the file managed: stores and writes then
+/// reach the disk at msync or fsync, all or nothing. The file is recovered if needed. The map may extend
+/// behind the end of the file, which may grow into the map. All other maps are made by the C library's
+/// `mmap`.
 ///
-/// MAP_FAILED with an errno: ENOTSUP (MAP_FIXED), EBUSY (another process has the file), ENOMEM, EACCES,
-/// EINVAL, and those of untorn_open().
+/// MAP_FAILED with an errno: ENOTSUP (MAP_FIXED), EBUSY (another process has the file open), ENOMEM, EACCES,
+/// EINVAL, and the errors of untorn_open().
 ///
 /// # Safety
 /// As for `mmap`.
@@ -97,9 +98,9 @@ pub unsafe extern "C" fn untorn_mmap(
     unsafe { libc::mmap(address, len, prot, flags, fd, at) }
 }
 
-/// `msync`. MS_SYNC commits all changes of the file, wherever they were made, durably on return, all or
-/// nothing. MS_ASYNC: what is stored by now is the commit, which the next fsync or MS_SYNC waits for.
-/// MS_INVALIDATE does nothing: all maps are one view (untorn_fd_rollback() rolls back).
+/// `msync`. MS_SYNC commits all changes of the whole file, durable on return, all or nothing. MS_ASYNC starts a
+/// commit of all stores made so far; the next fsync or MS_SYNC waits for that commit. MS_INVALIDATE does
+/// nothing: all maps show the same contents (untorn_fd_rollback() rolls back).
 ///
 /// # Safety
 /// As for `msync`.
@@ -129,8 +130,8 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
     })
 }
 
-/// `munmap`. What was stored and not committed stays an uncommitted change of the file, until the last
-/// of its descriptors and maps is gone. Its pages stay accessible until then.
+/// `munmap`. Uncommitted stores stay uncommitted changes of the file until the last of its descriptors and maps
+/// is gone. Until then the pages stay accessible.
 ///
 /// # Safety
 /// As for `munmap`.
@@ -143,10 +144,10 @@ pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_in
     }
 }
 
-/// `mremap`: a managed file's map grows and shrinks in its place, which is always free.
+/// `mremap`. The map of a managed file grows and shrinks at its address, where addresses are reserved.
 ///
 /// # Safety
-/// As for `mremap`. `to` is looked at with MREMAP_FIXED alone.
+/// As for `mremap`. `to` is read only with MREMAP_FIXED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_mremap(
     address: *mut c_void,
@@ -157,11 +158,11 @@ pub unsafe extern "C" fn untorn_mremap(
 ) -> *mut c_void {
     let old = pages(address, old_len.max(1));
     let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
-        // SAFETY: the caller's promise; the last argument is read with MREMAP_FIXED alone.
+        // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
         return unsafe { libc::mremap(address, old_len, new_len, flags, to) };
     };
     guard(libc::MAP_FAILED, || {
-        let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "a length that makes no sense"))?;
+        let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "an invalid length"))?;
         if old_len == 0 || flags & !libc::MREMAP_MAYMOVE != 0 {
             return Err(failure(libc::EINVAL, "the map of a managed file is neither doubled nor moved"));
         }
@@ -174,16 +175,15 @@ pub unsafe extern "C" fn untorn_mremap(
     })
 }
 
-/// `madvise`. Advice that drops pages (MADV_DONTNEED, MADV_FREE) is not taken on a managed file's maps,
-/// whose stores it would lose: see untorn_fd_quiesce().
+/// `madvise`. Advice that drops pages (MADV_DONTNEED, MADV_FREE) is ignored on maps of managed files: it would
+/// lose stores. Use untorn_fd_reclaim().
 ///
 /// # Safety
 /// As for `madvise`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
-    /// Since Linux 5.18.
-    const MADV_DONTNEED_LOCKED: c_int = 24;
-    let drops = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_DONTNEED_LOCKED);
+    let drops =
+        matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED);
     if drops && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {
         return match advice {
             libc::MADV_REMOVE => {

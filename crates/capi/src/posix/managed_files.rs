@@ -11,30 +11,30 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwL
 
 use untorn::{File, Map, MapOptions};
 
-use super::{Key, failure, is_regular, stat};
-use crate::error::{Failure, Result};
+use super::descriptor::{Key, failure, is_regular, stat};
+use crate::error::{Failure, Result, guard};
 
 /// A managed file.
 pub(super) struct Managed {
     key: Key,
     /// Which process manages it, as forks are counted.
     process: u64,
-    /// None: it is managed no more.
+    /// None: no longer managed.
     file: RwLock<Option<File>>,
-    /// Descriptors that calls have come through.
+    /// Descriptors of the file that calls were made on.
     descriptors: Mutex<BTreeSet<c_int>>,
-    /// Its mapping, from the first map of it on: programs that map a file anew whenever it grows find it
-    /// in its place.
+    /// The file's mapping, kept from the first map on: a program that maps the file again whenever it grows gets
+    /// the same address.
     place: Mutex<Option<Place>>,
     /// Held by calls that use a descriptor's offset.
     pub position: Mutex<()>,
 }
 
-/// Where a file is in memory.
+/// The mapping of a file in memory.
 struct Place {
-    /// Everything that the mapping may take up.
+    /// All addresses that the mapping may grow to.
     reserved: Range<usize>,
-    /// Keeps the mapping.
+    /// Keeps the mapping alive.
     _map: Map,
 }
 
@@ -42,7 +42,7 @@ struct Place {
 pub(super) struct Window {
     pub addresses: Range<usize>,
     pub file: Arc<Managed>,
-    /// What it shows, with its neighbours if it was cut.
+    /// The map that the window shows a part of. Windows that were split share one map.
     pub map: Arc<Map>,
 }
 
@@ -51,15 +51,15 @@ pub(super) struct Table {
     files: HashMap<Key, Arc<Managed>>,
     /// The newest last.
     pub windows: Vec<Window>,
-    /// Locks that the program took by `flock` on files that are not managed, by descriptor.
+    /// Locks that the program has taken by `flock` on files that are not managed, by descriptor.
     locks: HashMap<c_int, c_int>,
 }
 
 static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
-/// How many files are in the table, also those of a parent.
+/// The number of files in the table, including those of a parent process.
 static FILES: AtomicUsize = AtomicUsize::new(0);
-/// Held while a file becomes managed, or ceases to be. Comes before the table.
-static TURN: Mutex<()> = Mutex::new(());
+/// Held while a file starts or stops being managed. Taken before the table's lock.
+static MANAGING: Mutex<()> = Mutex::new(());
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,25 +73,25 @@ fn write() -> RwLockWriteGuard<'static, Table> {
     TABLE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-type Held = (MutexGuard<'static, ()>, RwLockWriteGuard<'static, Table>);
+type ForkLocks = (MutexGuard<'static, ()>, RwLockWriteGuard<'static, Table>);
 
 thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    static FORK_LOCKS: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
-/// A child must not inherit the table locked by a thread that it does not inherit.
+/// Takes all locks before a fork: in the child, no lock is held by a thread that the child does not have.
 extern "C" fn before_fork() {
-    let held = (lock(&TURN), write());
-    let _ = HELD.try_with(|slot| *slot.borrow_mut() = Some(held));
+    let locks = (lock(&MANAGING), write());
+    let _ = FORK_LOCKS.try_with(|slot| *slot.borrow_mut() = Some(locks));
 }
 
 extern "C" fn after_fork() {
-    let _ = HELD.try_with(|slot| slot.borrow_mut().take());
+    let _ = FORK_LOCKS.try_with(|slot| slot.borrow_mut().take());
 }
 
 fn watch_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: the handlers lock and unlock what nobody holds while calling `fork`.
+    // SAFETY: no thread calls `fork` while it holds the locks that the handlers take and release.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
     });
@@ -107,7 +107,7 @@ impl Managed {
         call(file.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
     }
 
-    /// In a forked child, its parent's files are of no use.
+    /// The file was managed by the parent process, before a fork; the child cannot use the file.
     pub fn is_parents(&self) -> bool {
         self.process != untorn_os::process_generation()
     }
@@ -119,7 +119,7 @@ impl Managed {
             let mut place = lock(&self.place);
             let mut map = file.map_with(options);
             if map.is_err() && unused && place.is_some() {
-                // Nobody sees if the mapping gets another place, or a larger one.
+                // The program has no map of the file, so the mapping may move or get a larger place.
                 *place = None;
                 map = file.map_with(options);
             }
@@ -142,7 +142,7 @@ impl Managed {
     }
 }
 
-/// The managed file that a descriptor is of. Whoever asks has seen the descriptor, which counts from now on.
+/// The managed file of a descriptor. From now on the file stays managed until this descriptor is closed, too.
 pub(super) fn find(fd: c_int) -> Option<Arc<Managed>> {
     if FILES.load(Acquire) == 0 {
         return None;
@@ -153,7 +153,13 @@ pub(super) fn find(fd: c_int) -> Option<Arc<Managed>> {
     Some(file)
 }
 
-/// Where a descriptor's file is.
+/// Makes a call on the managed file of a descriptor. None: the descriptor is not of a managed file.
+pub(super) fn on_managed<T>(fd: c_int, failed: T, call: impl FnOnce(&Arc<Managed>) -> Result<T>) -> Option<T> {
+    let file = find(fd)?;
+    Some(guard(failed, || call(&file)))
+}
+
+/// The path of a descriptor's file.
 pub(super) fn path_of(fd: c_int) -> Result<PathBuf> {
     let gone = || failure(libc::ENOENT, "the descriptor's file has no name any more");
     let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| gone())?;
@@ -164,15 +170,15 @@ pub(super) fn path_of(fd: c_int) -> Result<PathBuf> {
     }
 }
 
-/// The same as `find`, for a descriptor of a regular file, which is managed from now on.
+/// The managed file of a descriptor of a regular file, which is managed from now on if it was not before.
 pub(super) fn manage(fd: c_int) -> Result<Arc<Managed>> {
     watch_forks();
-    let _turn = lock(&TURN);
+    let _managing = lock(&MANAGING);
     if let Some(file) = find(fd).filter(|file| !file.is_parents()) {
         return Ok(file);
     }
     let path = path_of(fd)?;
-    // A lock of the program's own would keep Untorn out; from now on Untorn holds one.
+    // The program's own lock would make Untorn's fail; from now on Untorn holds the lock.
     let lock = write().locks.remove(&fd);
     if lock.is_some() {
         // SAFETY: takes numbers.
@@ -185,7 +191,7 @@ pub(super) fn manage(fd: c_int) -> Result<Arc<Managed>> {
             write().locks.insert(fd, lock);
         }
     })?;
-    // Recovery may have waited for another owner, who put another file there.
+    // While recovery waited for another owner, that owner may have replaced the file.
     if path_of(fd)? != path {
         return Err(failure(libc::ESTALE, format!("{} was replaced meanwhile", path.display())));
     }
@@ -204,7 +210,7 @@ pub(super) fn manage(fd: c_int) -> Result<Arc<Managed>> {
     Ok(managed)
 }
 
-/// Remembers a lock that the program took on a file that is not managed, or that it has none any more.
+/// Records that the program took or released a lock on a file that is not managed.
 pub(super) fn note_lock(fd: c_int, operation: c_int) {
     match operation & !libc::LOCK_NB {
         libc::LOCK_UN => drop(write().locks.remove(&fd)),
@@ -212,21 +218,21 @@ pub(super) fn note_lock(fd: c_int, operation: c_int) {
     }
 }
 
-/// Lets go of a file that could not be mapped after it had become managed for that.
+/// Stops managing a file that was managed only to be mapped, and could not be mapped.
 pub(super) fn undo(managed: &Arc<Managed>) {
     lock(&managed.descriptors).clear();
-    // It has no changes.
-    let _ = let_go(managed);
+    // The file has no changes, so closing it loses nothing.
+    let _ = release_if_unused(managed);
 }
 
-/// Lets go of a file if its last descriptor and map are gone. **Discards what is uncommitted**, unless the
-/// program wished otherwise.
-pub(super) fn let_go(managed: &Arc<Managed>) -> Result<()> {
-    let turn = lock(&TURN);
-    let_go_in_turn(managed, &turn)
+/// Stops managing a file if its last descriptor and map are gone. **Discards uncommitted changes**, unless the
+/// program asked for a commit on close.
+pub(super) fn release_if_unused(managed: &Arc<Managed>) -> Result<()> {
+    let managing = lock(&MANAGING);
+    release_if_unused_locked(managed, &managing)
 }
 
-fn let_go_in_turn(managed: &Arc<Managed>, _turn: &MutexGuard<'_, ()>) -> Result<()> {
+fn release_if_unused_locked(managed: &Arc<Managed>, _managing: &MutexGuard<'_, ()>) -> Result<()> {
     {
         let mut descriptors = lock(&managed.descriptors);
         descriptors.retain(|fd| managed.is_of(*fd));
@@ -247,32 +253,35 @@ fn let_go_in_turn(managed: &Arc<Managed>, _turn: &MutexGuard<'_, ()>) -> Result<
     }
 }
 
-/// Ends the newest windows that show a range of addresses, and lets go of their files. False: none does.
+/// Ends the newest windows that show a range of addresses, and stops managing their files if these are unused.
+/// False: no window shows the range.
 pub(super) fn unmap(addresses: Range<usize>) -> Result<bool> {
-    let turn = lock(&TURN);
-    let cut = cut(addresses);
-    let found = !cut.is_empty();
+    let managing = lock(&MANAGING);
+    let taken = take_windows(addresses);
+    let found = !taken.is_empty();
     let mut result = Ok(found);
-    for Window { file, map, .. } in cut {
+    for Window { file, map, .. } in taken {
         let unmapped = match Arc::into_inner(map) {
             Some(map) if !file.is_parents() => map.unmap().map_err(Failure::from),
             _ => Ok(()),
         };
-        result = result.and_then(|found| unmapped.and_then(|()| let_go_in_turn(&file, &turn)).map(|()| found));
+        result =
+            result.and_then(|found| unmapped.and_then(|()| release_if_unused_locked(&file, &managing)).map(|()| found));
     }
     result
 }
 
-fn meet(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
+/// The addresses that two ranges share.
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
     let both = a.start.max(b.start)..a.end.min(b.end);
     (both.start < both.end).then_some(both)
 }
 
-/// The files that are mapped in a range of addresses; empty: none is, and the range is not Untorn's.
+/// The managed files that are mapped in a range of addresses.
 pub(super) fn mapped_in(addresses: &Range<usize>) -> Vec<Arc<Managed>> {
     let mut files: Vec<Arc<Managed>> = Vec::new();
     if FILES.load(Acquire) > 0 {
-        for window in read().windows.iter().filter(|window| meet(&window.addresses, addresses).is_some()) {
+        for window in read().windows.iter().filter(|window| overlap(&window.addresses, addresses).is_some()) {
             if !files.iter().any(|file| Arc::ptr_eq(file, &window.file)) {
                 files.push(window.file.clone());
             }
@@ -281,49 +290,49 @@ pub(super) fn mapped_in(addresses: &Range<usize>) -> Vec<Arc<Managed>> {
     files
 }
 
-/// A range of addresses touches what some file's mapping reserved.
+/// Whether a range of addresses overlaps the reserved addresses of a managed file.
 pub(super) fn is_reserved(addresses: &Range<usize>) -> bool {
-    FILES.load(Acquire) > 0 && read().files.values().any(|file| meet(&file.reserved(), addresses).is_some())
+    FILES.load(Acquire) > 0 && read().files.values().any(|file| overlap(&file.reserved(), addresses).is_some())
 }
 
-/// One of a file's maps.
+/// A map of a file, if there is one.
 pub(super) fn map_of(file: &Arc<Managed>) -> Option<Arc<Map>> {
     read().windows.iter().find(|window| Arc::ptr_eq(&window.file, file)).map(|window| window.map.clone())
 }
 
-/// A new map of a part of a file.
+/// Adds the window of a new map.
 pub(super) fn add(window: Window) {
     write().windows.push(window);
 }
 
-/// What is left of ranges outside of another one.
-fn without(ranges: Vec<Range<usize>>, hole: &Range<usize>) -> Vec<Range<usize>> {
-    let outside = |r: Range<usize>| match meet(&r, hole) {
+/// Subtracts a range from several others.
+fn subtract(ranges: Vec<Range<usize>>, hole: &Range<usize>) -> Vec<Range<usize>> {
+    let outside = |r: Range<usize>| match overlap(&r, hole) {
         Some(both) => [r.start..both.start, both.end..r.end],
         None => [r, 0..0],
     };
     ranges.into_iter().flat_map(outside).filter(|r| !r.is_empty()).collect()
 }
 
-/// Takes a range of addresses out of the windows: each address out of the newest that shows it. Returns
-/// what was taken.
-fn cut(addresses: Range<usize>) -> Vec<Window> {
+/// Takes a range of addresses out of the windows: each address out of the newest window that shows it. Returns
+/// the parts taken out.
+fn take_windows(addresses: Range<usize>) -> Vec<Window> {
     let mut table = write();
     let (mut left, mut kept, mut taken) = (vec![addresses], Vec::new(), Vec::new());
     for window in std::mem::take(&mut table.windows).into_iter().rev() {
         let part = |addresses| Window { addresses, file: window.file.clone(), map: window.map.clone() };
-        let here: Vec<_> = left.iter().filter_map(|range| meet(range, &window.addresses)).collect();
-        let stays = here.iter().fold(vec![window.addresses.clone()], without);
+        let here: Vec<_> = left.iter().filter_map(|range| overlap(range, &window.addresses)).collect();
+        let stays = here.iter().fold(vec![window.addresses.clone()], subtract);
         kept.extend(stays.into_iter().map(part));
         taken.extend(here.into_iter().map(part));
-        left = without(left, &window.addresses);
+        left = subtract(left, &window.addresses);
     }
     kept.reverse();
     table.windows = kept;
     taken
 }
 
-/// Makes the window that shows exactly this range longer, as far as its file's reserved addresses go.
+/// Extends the window that shows exactly this range, within the reserved addresses of its file.
 pub(super) fn extend(addresses: &Range<usize>, end: usize) -> Result<()> {
     let mut table = write();
     let window = table.windows.iter_mut().rev().find(|window| window.addresses == *addresses);
@@ -340,12 +349,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut() {
-        let cut = |hole: Range<usize>| without(vec![0..10, 20..30], &hole);
-        assert_eq!(cut(5..25), [0..5, 25..30]);
-        assert_eq!(cut(3..4), [0..3, 4..10, 20..30]);
-        assert_eq!(cut(10..20), [0..10, 20..30]);
-        assert!(cut(0..30).is_empty());
-        assert_eq!(meet(&(0..5), &(5..9)), None);
+    fn ranges_are_subtracted() {
+        let left = |hole: Range<usize>| subtract(vec![0..10, 20..30], &hole);
+        assert_eq!(left(5..25), [0..5, 25..30]);
+        assert_eq!(left(3..4), [0..3, 4..10, 20..30]);
+        assert_eq!(left(10..20), [0..10, 20..30]);
+        assert!(left(0..30).is_empty());
+        assert_eq!(overlap(&(0..5), &(5..9)), None);
     }
 }

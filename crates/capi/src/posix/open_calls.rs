@@ -1,38 +1,32 @@
-//! Exported functions: descriptors of managed files begin, are committed, and end.
+//! Exported functions: open, close, sync and lock descriptors.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::data::untorn_fd_ftruncate;
-use super::table::{Managed, find, let_go, manage, map_of, note_lock, path_of};
-use super::{check_readable, check_writable, failure, is_regular, stat, system};
+use super::descriptor::{check_readable, check_writable, failure, is_regular, stat, system};
+use super::io_calls::untorn_fd_ftruncate;
+use super::managed_files::{Managed, find, manage, map_of, note_lock, on_managed, path_of, release_if_unused};
 use crate::error::{Failure, Result, guard};
 
-/// Makes a call on the managed file that a descriptor is of. None: it is of no managed file.
-pub(super) fn on_managed<T>(fd: c_int, failed: T, call: impl FnOnce(&Arc<Managed>) -> Result<T>) -> Option<T> {
-    let file = find(fd)?;
-    Some(guard(failed, || call(&file)))
-}
-
-/// The same for calls that only managed files have.
+/// Makes a call on the managed file of a descriptor; a descriptor of another file is refused.
 fn on_managed_only(fd: c_int, call: impl FnOnce(&Arc<Managed>) -> Result<()>) -> c_int {
-    let none = || Err(failure(libc::EINVAL, format!("descriptor {fd} is not one of a managed file: map it first")));
+    let none = || Err(failure(libc::EINVAL, format!("descriptor {fd} is not of a managed file: map the file first")));
     guard(-1, || match find(fd) {
         Some(file) => call(&file).map(|()| 0),
         None => none(),
     })
 }
 
-/// Whether a lone file has a store beside it.
+/// Whether a file has a private store beside it.
 fn has_store(path: &Path) -> bool {
     let mut store = path.as_os_str().to_owned();
     store.push(".untorn");
     PathBuf::from(store).is_dir()
 }
 
-/// A file that has a store beside it is recovered before anything is read from it. One opened for writing
-/// is managed from now on.
+/// Recovers a file that has a store beside it, before the program reads the file. A file opened for writing is
+/// managed from now on.
 fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     if find(fd).is_some_and(|file| !file.is_parents()) {
         return Ok(());
@@ -50,9 +44,9 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     Ok(())
 }
 
-/// `open`. A file that has a store beside it (`<path>.untorn`) is recovered if need be and, if it is
-/// opened for writing, managed from now on; O_TRUNC is then an uncommitted change. Other files are opened
-/// as ever.
+/// `open`. A file that has a store beside it (`<path>.untorn`) is recovered if needed. If the file is opened
+/// for writing, it is managed from now on, and O_TRUNC is an uncommitted change. Other files are opened by
+/// the C library's `open`.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
@@ -68,7 +62,7 @@ pub unsafe extern "C" fn untorn_fd_open(path: *const c_char, flags: c_int, mode:
     let opened = guard(-1, || {
         adopt(fd, flags)?;
         if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
-            // SAFETY: `open` has just taken it, so it ends in NUL.
+            // SAFETY: `open` has just accepted the path, so the path ends in NUL.
             let path = unsafe { CStr::from_ptr(path) };
             return Err(system(&format!("truncate {}", path.to_string_lossy())));
         }
@@ -77,22 +71,22 @@ pub unsafe extern "C" fn untorn_fd_open(path: *const c_char, flags: c_int, mode:
     if opened < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
         untorn_fd_close(fd);
-        // SAFETY: the C library gives each thread an `errno` that is valid while the thread runs.
+        // SAFETY: each thread has an `errno` of its own, which is valid while the thread runs.
         unsafe { *libc::__errno_location() = errno };
     }
     opened
 }
 
-/// `close`. With the last descriptor and map of a managed file, what is not committed is DISCARDED
-/// (unless untorn_fd_commit_on_close() asked for a commit), and the file becomes a plain one.
+/// `close`. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
+/// (unless untorn_fd_commit_on_close() asked for a commit), and the file becomes a plain file.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
     let file = find(fd);
-    // SAFETY: closes what the caller wants closed.
+    // SAFETY: closes the descriptor that the caller passed to be closed.
     let closed = unsafe { libc::close(fd) };
     match file {
         Some(file) if !file.is_parents() => {
-            if guard(-1, || let_go(&file).map(|()| 0)) < 0 {
+            if guard(-1, || release_if_unused(&file).map(|()| 0)) < 0 {
                 -1
             } else {
                 closed
@@ -106,8 +100,8 @@ fn commit(file: &Managed) -> Result<c_int> {
     file.with(|file| Ok(file.commit()?)).map(|()| 0)
 }
 
-/// `fsync`: commits all changes of a managed file, made through whichever descriptor or map, durable on
-/// return. What an MS_ASYNC began is waited for.
+/// `fsync`. Commits all changes of a managed file, made through any descriptor or map, durable on return.
+/// Also waits for commits that MS_ASYNC started.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fsync(fd: c_int) -> c_int {
     // SAFETY: takes a number.
@@ -121,8 +115,8 @@ pub extern "C" fn untorn_fd_fdatasync(fd: c_int) -> c_int {
     on_managed(fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fdatasync(fd) })
 }
 
-/// `flock`: who manages a file has it to himself, and holds such a lock already. One that was taken
-/// before the file became managed passes over to Untorn then.
+/// `flock`. A managed file is already locked by its process, so the call succeeds. A lock that was taken
+/// before the file became managed is replaced by Untorn's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_flock(fd: c_int, operation: c_int) -> c_int {
     on_managed(fd, -1, |file| file.with(|_| Ok(0))).unwrap_or_else(|| {
@@ -135,8 +129,9 @@ pub extern "C" fn untorn_fd_flock(fd: c_int, operation: c_int) -> c_int {
     })
 }
 
-/// Manages a file from now on, before anything of it is mapped; it is to be a regular one, opened for
-/// reading and writing. 0 (also if it is managed already), or -1: EINVAL, EBADF, and those of untorn_mmap().
+/// Manages a regular file from now on, before any map of the file. The descriptor must be open for reading and
+/// writing. Returns 0 (also if the file is already managed), or -1: EINVAL, EBADF, and the errors of
+/// untorn_mmap().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
     guard(-1, || {
@@ -150,15 +145,15 @@ pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
     })
 }
 
-/// Forgets all uncommitted changes of a managed file, in memory, too: it is as at its last commit. 0, or
-/// -1: EINVAL if the descriptor is of no managed file, ECHILD in a forked child …
+/// Discards all uncommitted changes of a managed file, also in memory: the file is as of its last commit.
+/// Returns 0, or -1: EINVAL if the descriptor is not of a managed file, ECHILD in a forked child …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_rollback(fd: c_int) -> c_int {
     on_managed_only(fd, |file| file.with(|file| Ok(file.rollback()?)))
 }
 
-/// Whether what is uncommitted when the last of a managed file's descriptors and maps goes is committed
-/// then (`on` not 0), or discarded (0, the default). 0, or -1 with EINVAL or ECHILD.
+/// Sets what happens to uncommitted changes when the last of a managed file's descriptors and maps is gone:
+/// they are committed (`on` not 0), or discarded (0, the default). Returns 0, or -1 with EINVAL or ECHILD.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
     on_managed_only(fd, |file| {
@@ -169,18 +164,19 @@ pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
     })
 }
 
-/// Gives memory back: pages that were stored to and are committed need not be kept. NO THREAD may store
-/// to the file's maps during this call: a store could be lost. 0, or -1: EINVAL if the descriptor is of
-/// no managed file or the file is not mapped, ECHILD, EIO …
+/// Reclaims memory: drops pages that were stored to and committed. NO THREAD may store to the file's maps
+/// during this call: a store could be lost. Returns 0, or -1: EINVAL if the descriptor is not of a managed
+/// file or the file is not mapped, ECHILD, EIO …
 #[unsafe(no_mangle)]
-pub extern "C" fn untorn_fd_quiesce(fd: c_int) -> c_int {
+pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
     on_managed_only(fd, |file| match map_of(file) {
         Some(map) => Ok(map.quiesce()?),
         None => Err(failure(libc::EINVAL, "the file is not mapped")),
     })
 }
 
-/// 1: a descriptor of a managed file; 0: of something else; -1: EBADF, no descriptor at all.
+/// Tells whether a descriptor is of a managed file. Returns 1: it is; 0: it is not; -1: EBADF, not an open
+/// descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_is_managed(fd: c_int) -> c_int {
     guard(-1, || match stat(fd) {
