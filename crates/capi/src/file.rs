@@ -56,12 +56,13 @@ impl Flags {
     }
 
     fn options(&self) -> FileOptions {
-        FileOptions {
-            read_only: self.has(UNTORN_RDONLY),
-            create: self.has(UNTORN_CREATE).then_some(self.mode),
-            exclusive: self.has(UNTORN_EXCL),
-            truncate: self.has(UNTORN_TRUNC),
-        }
+        let creates = self.has(UNTORN_CREATE);
+        FileOptions::new()
+            .read_only(self.has(UNTORN_RDONLY))
+            .create(creates)
+            .create_new(creates && self.has(UNTORN_EXCL))
+            .mode(self.mode)
+            .truncate(self.has(UNTORN_TRUNC))
     }
 }
 
@@ -166,7 +167,7 @@ pub unsafe extern "C" fn untorn_open(
         let flags = Flags::new(flags, mode)?;
         // SAFETY: the caller's promise.
         let (path, options) = unsafe { (arguments::path(path, "the path")?, options::read(options)?) };
-        OpenFile::handle(options.open_file_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
+        OpenFile::handle(options.open_standalone_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
     })
 }
 
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn untorn_open_at(
         let flags = Flags::new(flags, mode)?;
         // SAFETY: the caller's promise.
         let path = unsafe { arguments::path(path, "the path") }?;
-        OpenFile::handle(store.file_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
+        OpenFile::handle(store.open_file_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
     })
 }
 
@@ -199,7 +200,7 @@ pub unsafe extern "C" fn untorn_open_at(
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_dup(file: *const untorn_file) -> *mut untorn_file {
-    guard(null_mut(), || with_open(file, |file, read_only| OpenFile::handle(file.duplicate()?, read_only)))
+    guard(null_mut(), || with_open(file, |file, read_only| OpenFile::handle(file.try_clone()?, read_only)))
 }
 
 /// Closes the handle. Uncommitted changes are DISCARDED when the file's last handle closes, unless
@@ -273,7 +274,7 @@ pub unsafe extern "C" fn untorn_pwrite(
             // SAFETY: the caller's promise.
             let buf = unsafe { arguments::bytes(buf, len) }?;
             arguments::range(offset, len as u64)?;
-            file.write_at(buf, offset)?;
+            file.write_all_at(buf, offset)?;
             Ok(len as libc::ssize_t)
         })
     })
@@ -290,7 +291,7 @@ pub unsafe extern "C" fn untorn_append(file: *mut untorn_file, buf: *const c_voi
         with_writable(file, |file| {
             // SAFETY: the caller's promise.
             let buf = unsafe { arguments::bytes(buf, len) }?;
-            arguments::range(file.size()?, len as u64)?;
+            arguments::range(file.len()?, len as u64)?;
             Ok(file.append(buf)? as i64)
         })
     })
@@ -302,7 +303,7 @@ pub unsafe extern "C" fn untorn_append(file: *mut untorn_file, buf: *const c_voi
 pub extern "C" fn untorn_ftruncate(file: *mut untorn_file, size: u64) -> c_int {
     guard(-1, || {
         with_writable(file, |file| {
-            file.truncate(arguments::offset(size)?)?;
+            file.set_len(arguments::offset(size)?)?;
             Ok(0)
         })
     })
@@ -324,7 +325,7 @@ pub extern "C" fn untorn_zero(file: *mut untorn_file, offset: u64, len: u64) -> 
 /// Returns the file's size in bytes, uncommitted changes included, or -1 with an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_size(file: *const untorn_file) -> i64 {
-    guard(-1, || with_file(file, |file| Ok(file.size()? as i64)))
+    guard(-1, || with_file(file, |file| Ok(file.len()? as i64)))
 }
 
 /// Returns the file's path, relative to its store's directory, to be freed with untorn_free(). NULL: EBADF,

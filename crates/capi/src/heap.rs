@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
 use std::ptr::null_mut;
 
-use untorn::{Heap, HeapOptions, StoreOptions, WeakHeap};
+use untorn::StoreOptions;
+use untorn::heap::{Heap, HeapOptions, WeakHeap};
 
 use crate::arguments;
 use crate::error::{Failure, Result, guard, guard_status};

@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 
-use untorn::WeakHeap;
+use untorn::heap::WeakHeap;
 
 use crate::error::untorn_error::UNTORN_E_NO_MEMORY;
 use crate::error::{Failure, Result, guard, guard_status};

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::size_of;
 use std::ptr::{NonNull, null_mut};
 
-use untorn::{RootInfo, RootShape};
+use untorn::heap::{RootInfo, RootShape};
 
 use crate::error::{Failure, Result, guard};
 use crate::heap::{untorn_heap, with_heap};

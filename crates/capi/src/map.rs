@@ -297,7 +297,7 @@ pub extern "C" fn untorn_map_mark_dirty(map: *mut untorn_map, offset: u64, len: 
 pub extern "C" fn untorn_map_reclaim(map: *mut untorn_map) -> c_int {
     guard(-1, || {
         with_map(map, |map| {
-            map.quiesce()?;
+            map.reclaim()?;
             Ok(0)
         })
     })

@@ -41,7 +41,7 @@ fn read_at(file: &File, buffers: &mut [&mut [u8]], mut at: u64) -> Result<ssize_
 /// Writes buffers one after the other; with O_APPEND always at the end, as Linux does.
 fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u64, ssize_t)> {
     let len = buffers.iter().map(|b| b.len()).sum::<usize>();
-    let at = if flags & libc::O_APPEND != 0 { file.size()? } else { at };
+    let at = if flags & libc::O_APPEND != 0 { file.len()? } else { at };
     arguments::range(at, len as u64)?;
     let whole;
     let bytes = match buffers {
@@ -54,7 +54,7 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
     if flags & libc::O_APPEND != 0 {
         return Ok((file.append(bytes)?, len as ssize_t));
     }
-    file.write_at(bytes, at)?;
+    file.write_all_at(bytes, at)?;
     Ok((at, len as ssize_t))
 }
 
@@ -244,7 +244,7 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
     let managed = |managed: &std::sync::Arc<Managed>| {
         managed.with(|file| {
             let _position = lock(&managed.position);
-            let size = file.size()? as off_t;
+            let size = file.len()? as off_t;
             let inside = (0..size).contains(&to);
             let to = match whence {
                 libc::SEEK_END => size.checked_add(to),
@@ -269,7 +269,7 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
 pub unsafe extern "C" fn untorn_fd_fstat(fd: c_int, to: *mut libc::stat) -> c_int {
     on_managed(fd, -1, |managed| {
         let mut stat = descriptor::stat(fd).ok_or_else(|| system("read the file's status"))?;
-        stat.st_size = managed.with(|file| Ok(file.size()?))? as off_t;
+        stat.st_size = managed.with(|file| Ok(file.len()?))? as off_t;
         if to.is_null() {
             return Err(Failure::null("the pointer to the stat"));
         }
@@ -287,7 +287,7 @@ pub extern "C" fn untorn_fd_ftruncate(fd: c_int, size: off_t) -> c_int {
     on_managed(fd, -1, |managed| {
         check_writable(fd)?;
         let size = offset(size)?;
-        managed.with(|file| Ok(file.truncate(size)?)).map(|()| 0)
+        managed.with(|file| Ok(file.set_len(size)?)).map(|()| 0)
     })
     // SAFETY: takes numbers.
     .unwrap_or_else(|| unsafe { libc::ftruncate(fd, size) })
@@ -303,10 +303,10 @@ fn allocate(file: &File, mode: c_int, at: off_t, len: off_t) -> Result<()> {
     if at < 0 || len <= 0 {
         return Err(failure(libc::EINVAL, format!("{len} bytes at offset {at} cannot be allocated")));
     }
-    let (at, len, size) = (at as u64, len as u64, file.size()?);
+    let (at, len, size) = (at as u64, len as u64, file.len()?);
     arguments::range(at, len)?;
     match mode {
-        0 if at + len > size => Ok(file.truncate(at + len)?),
+        0 if at + len > size => Ok(file.set_len(at + len)?),
         0 | libc::FALLOC_FL_KEEP_SIZE => Ok(()),
         ZERO => Ok(file.zero(at, len)?),
         PUNCH | ZERO_INSIDE => Ok(file.zero(at.min(size), len.min(size - at.min(size)))?),

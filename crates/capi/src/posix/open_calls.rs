@@ -170,7 +170,7 @@ pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
     on_managed_only(fd, |file| match map_of(file) {
-        Some(map) => Ok(map.quiesce()?),
+        Some(map) => Ok(map.reclaim()?),
         None => Err(failure(libc::EINVAL, "the file is not mapped")),
     })
 }
