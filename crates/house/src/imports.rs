@@ -37,13 +37,13 @@ impl Imports {
         let mut found = Imports { files: source.files.clone(), edges: BTreeMap::new() };
         for (at, module) in source.modules.iter().enumerate() {
             let reexports = source.has_child_files(module.file);
-            for import in module.uses.iter().filter(|import| !(import.public && reexports)) {
+            for import in module.code.uses.iter().filter(|import| !(import.public && reexports)) {
                 found.add(source, at, source.resolve(at, &import.path, &mut Visited::new()));
             }
-            for named in &module.named {
+            for named in &module.code.named {
                 let target = match named {
                     Named::Path(path) => source.resolve(at, path, &mut Visited::new()),
-                    Named::Value(name) if module.bound.contains(name) => None,
+                    Named::Value(name) if module.code.bound.contains(name) => None,
                     Named::Value(name) => source.resolve(at, std::slice::from_ref(name), &mut Visited::new()),
                     Named::Macro(name) => {
                         source.macros.get(name).map(|m| Target::Item { module: *m, name: format!("{name}!") })
@@ -184,10 +184,10 @@ impl Crate {
         if !visited.insert((at, name.to_owned())) {
             return None;
         }
-        let imported = module.uses.iter().filter(|import| import.local.as_deref() == Some(name));
+        let imported = module.code.uses.iter().filter(|import| import.local.as_deref() == Some(name));
         let by_name = imported.filter_map(|import| self.resolve(at, &import.path, visited)).next();
         by_name.or_else(|| {
-            let globs = module.uses.iter().filter(|import| import.local.is_none());
+            let globs = module.code.uses.iter().filter(|import| import.local.is_none());
             globs
                 .filter_map(|glob| match self.resolve(at, &glob.path, visited)? {
                     Target::Module(module) if module != at => self.look_up(module, name, module_first, visited),

@@ -25,6 +25,7 @@
 //! consists of such calls alone is not found. What macros of other crates expand to is not seen either.
 
 pub mod arrows;
+pub mod attributes;
 pub mod habits;
 pub mod imports;
 pub mod listing;

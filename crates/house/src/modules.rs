@@ -2,12 +2,13 @@
 //!
 //! Modules behind `#[cfg(test)]` are left out. An inline module belongs to the file that it stands in.
 
-use crate::paths::{Named, named_in};
+use crate::attributes::{attributes, is_test, plain};
+use crate::paths::Code;
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use syn::{Attribute, Ident, Item, ItemMod, UseTree, Visibility};
+use syn::{Attribute, Ident, Item, ItemMod};
 
 /// One crate of the workspace, or rather one of its targets: a library or a program.
 #[derive(Debug)]
@@ -31,23 +32,8 @@ pub struct Module {
     pub children: BTreeMap<String, usize>,
     /// Names of what is defined here.
     pub items: BTreeSet<String>,
-    /// Every `use`, those inside functions included.
-    pub uses: Vec<Use>,
-    /// Every other path that the code of this module names.
-    pub named: Vec<Named>,
-    /// Names bound by patterns and parameters somewhere in this module.
-    pub bound: BTreeSet<String>,
-}
-
-/// One leaf of a `use` tree.
-#[derive(Debug, Clone)]
-pub struct Use {
-    /// The name that the module gets; `None` for a glob.
-    pub local: Option<String>,
-    /// The full path, globs without their star.
-    pub path: Vec<String>,
-    /// A re-export (`pub use`, `pub(crate) use`).
-    pub public: bool,
+    /// What its code names and imports.
+    pub code: Code,
 }
 
 impl Crate {
@@ -93,7 +79,7 @@ impl Crate {
                 }
             }
             if !matches!(item, Item::Mod(_)) {
-                named_in(item, &mut self.modules[module]);
+                self.modules[module].code.read(item);
             }
         }
         Ok(())
@@ -122,57 +108,6 @@ impl Crate {
     }
 }
 
-/// Splits a `use` tree into its leaves.
-pub fn leaves(tree: &UseTree, path: &mut Vec<String>, public: bool, found: &mut Vec<Use>) {
-    match tree {
-        UseTree::Path(step) => {
-            path.push(plain(&step.ident));
-            leaves(&step.tree, path, public, found);
-            path.pop();
-        }
-        UseTree::Name(name) if name.ident == "self" => {
-            found.push(Use { local: path.last().cloned(), path: path.clone(), public });
-        }
-        UseTree::Name(name) => {
-            let name = plain(&name.ident);
-            let path = [&path[..], &[name.clone()]].concat();
-            found.push(Use { local: Some(name), path, public });
-        }
-        UseTree::Rename(rename) => {
-            let step = plain(&rename.ident);
-            let path = if step == "self" { path.clone() } else { [&path[..], &[step]].concat() };
-            found.push(Use { local: Some(plain(&rename.rename)), path, public });
-        }
-        UseTree::Glob(_) => found.push(Use { local: None, path: path.clone(), public }),
-        UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, path, public, found)),
-    }
-}
-
-/// Whether the `use` names something anew for others.
-pub fn is_public(visibility: &Visibility) -> bool {
-    !matches!(visibility, Visibility::Inherited)
-}
-
-/// An identifier without the mark of a raw one.
-pub fn plain(ident: &Ident) -> String {
-    let name = ident.to_string();
-    name.strip_prefix("r#").map(str::to_owned).unwrap_or(name)
-}
-
-/// Whether something is there for tests alone: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test, …))]`.
-pub fn is_test(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        if attribute.path().is_ident("test") {
-            return true;
-        }
-        let syn::Meta::List(list) = &attribute.meta else { return false };
-        let text = list.tokens.to_string();
-        attribute.path().is_ident("cfg")
-            && (text == "test"
-                || text.starts_with("all") && text.split(|c: char| !c.is_alphanumeric()).any(|w| w == "test"))
-    })
-}
-
 fn path_attribute(attributes: &[Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| match &attribute.meta {
         syn::Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
@@ -196,26 +131,4 @@ fn name_of(item: &Item) -> Option<&Ident> {
         Item::Union(item) => &item.ident,
         _ => return None,
     })
-}
-
-/// Attributes of an item.
-pub fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::ExternCrate(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::ForeignMod(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::TraitAlias(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Union(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
 }

@@ -1,9 +1,10 @@
 //! Paths that code names: in expressions, types, patterns, and in the arguments of macros.
 
-use crate::modules::{Module, attributes, is_public, is_test, leaves, plain};
+use crate::attributes::{attributes, is_test, plain};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use std::collections::BTreeSet;
 use syn::visit::{self, Visit};
-use syn::{Expr, Item, Pat};
+use syn::{Expr, Item, Pat, UseTree, Visibility};
 
 /// A path as it is written, without generic arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,16 +17,34 @@ pub enum Named {
     Macro(String),
 }
 
-/// Adds to the module what one of its items names, imports and binds.
-pub fn named_in(item: &Item, module: &mut Module) {
-    Visitor { module }.visit_item(item);
+/// What the code of one module names.
+#[derive(Debug, Default)]
+pub struct Code {
+    /// Every `use`, those inside functions included.
+    pub uses: Vec<Use>,
+    /// Every other path.
+    pub named: Vec<Named>,
+    /// Names bound by patterns and parameters somewhere.
+    pub bound: BTreeSet<String>,
 }
 
-struct Visitor<'m> {
-    module: &'m mut Module,
+/// One leaf of a `use` tree.
+#[derive(Debug, Clone)]
+pub struct Use {
+    /// The name that the module gets; `None` for a glob.
+    pub local: Option<String>,
+    /// The full path, globs without their star.
+    pub path: Vec<String>,
+    /// A re-export (`pub use`, `pub(crate) use`).
+    pub public: bool,
 }
 
-impl Visitor<'_> {
+impl Code {
+    /// Adds what an item names, imports and binds.
+    pub fn read(&mut self, item: &Item) {
+        self.visit_item(item);
+    }
+
     fn tokens(&mut self, tokens: &TokenStream) {
         let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
         let is = |at: usize, wanted: char| matches!(tokens.get(at), Some(TokenTree::Punct(p)) if p.as_char() == wanted);
@@ -46,11 +65,11 @@ impl Visitor<'_> {
                     let called = is(at + 1, '!')
                         && [Delimiter::Parenthesis, Delimiter::Brace, Delimiter::Bracket].into_iter().any(arguments);
                     if path.len() > 1 {
-                        self.module.named.push(Named::Path(path));
+                        self.named.push(Named::Path(path));
                     } else if called {
-                        self.module.named.push(Named::Macro(path.remove(0)));
+                        self.named.push(Named::Macro(path.remove(0)));
                     } else if !field && !label {
-                        self.module.named.push(Named::Value(path.remove(0)));
+                        self.named.push(Named::Value(path.remove(0)));
                     }
                 }
                 _ => {}
@@ -60,7 +79,7 @@ impl Visitor<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Visitor<'_> {
+impl<'ast> Visit<'ast> for Code {
     fn visit_item(&mut self, item: &'ast Item) {
         if !is_test(attributes(item)) {
             visit::visit_item(self, item);
@@ -81,7 +100,7 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if item.leading_colon.is_none() {
-            leaves(&item.tree, &mut Vec::new(), is_public(&item.vis), &mut self.module.uses);
+            leaves(&item.tree, &mut Vec::new(), is_public(&item.vis), &mut self.uses);
         }
     }
 
@@ -96,9 +115,9 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
             let name = plain(&pat.ident);
             // A capital one is a constant or a variant that the pattern compares with.
             if name.starts_with(char::is_uppercase) {
-                self.module.named.push(Named::Value(name));
+                self.named.push(Named::Value(name));
             } else {
-                self.module.bound.insert(name);
+                self.bound.insert(name);
             }
         }
         visit::visit_pat(self, pat);
@@ -109,23 +128,54 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
             && path.qself.is_none()
             && let Some(name) = path.path.get_ident()
         {
-            return self.module.named.push(Named::Value(plain(name)));
+            return self.named.push(Named::Value(plain(name)));
         }
         visit::visit_expr(self, expr);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.leading_colon.is_none() {
-            self.module.named.push(Named::Path(path.segments.iter().map(|s| plain(&s.ident)).collect()));
+            self.named.push(Named::Path(path.segments.iter().map(|s| plain(&s.ident)).collect()));
         }
         visit::visit_path(self, path);
     }
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         match call.path.get_ident() {
-            Some(name) => self.module.named.push(Named::Macro(plain(name))),
+            Some(name) => self.named.push(Named::Macro(plain(name))),
             None => self.visit_path(&call.path),
         }
         self.tokens(&call.tokens);
     }
+}
+
+/// Splits a `use` tree into its leaves.
+fn leaves(tree: &UseTree, path: &mut Vec<String>, public: bool, found: &mut Vec<Use>) {
+    match tree {
+        UseTree::Path(step) => {
+            path.push(plain(&step.ident));
+            leaves(&step.tree, path, public, found);
+            path.pop();
+        }
+        UseTree::Name(name) if name.ident == "self" => {
+            found.push(Use { local: path.last().cloned(), path: path.clone(), public });
+        }
+        UseTree::Name(name) => {
+            let name = plain(&name.ident);
+            let path = [&path[..], std::slice::from_ref(&name)].concat();
+            found.push(Use { local: Some(name), path, public });
+        }
+        UseTree::Rename(rename) => {
+            let step = plain(&rename.ident);
+            let path = if step == "self" { path.clone() } else { [&path[..], &[step]].concat() };
+            found.push(Use { local: Some(plain(&rename.rename)), path, public });
+        }
+        UseTree::Glob(_) => found.push(Use { local: None, path: path.clone(), public }),
+        UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, path, public, found)),
+    }
+}
+
+/// Whether the `use` names something anew for others.
+fn is_public(visibility: &Visibility) -> bool {
+    !matches!(visibility, Visibility::Inherited)
 }
