@@ -1,4 +1,4 @@
-//! `cargo run -p untorn-house -- graph | check | api [--write]`
+//! `cargo run -p untorn-house -- graph | check | published | api [--write]`
 
 use anyhow::{Result, bail};
 use std::fs;
@@ -12,9 +12,10 @@ fn main() -> Result<()> {
     match arguments[..] {
         ["graph"] => graph(&workspace),
         ["check"] => check(&workspace),
+        ["published"] => published(&workspace),
         ["api"] => api(&workspace, false),
         ["api", "--write"] => api(&workspace, true),
-        _ => bail!("usage: untorn-house graph | check | api [--write]"),
+        _ => bail!("usage: untorn-house graph | check | published | api [--write]"),
     }
 }
 
@@ -44,6 +45,13 @@ fn check(workspace: &Path) -> Result<()> {
     if !found.is_empty() {
         bail!("{} violations", found.len());
     }
+    Ok(())
+}
+
+/// Prints the crates that may be published, as arguments for `cargo package`.
+fn published(workspace: &Path) -> Result<()> {
+    let packages = arrows::packages(workspace)?;
+    packages.iter().filter(|package| package.published).for_each(|package| println!("--package {}", package.name));
     Ok(())
 }
 
