@@ -33,13 +33,18 @@ pub fn make(workspace: &Path) -> Result<Listing> {
     command.env("RUSTDOC", workspace.join("scripts/rustdoc-json.sh")).env_remove("RUSTDOCFLAGS");
     let output = command.current_dir(workspace).output().context("cargo rustdoc")?;
     let trouble = String::from_utf8_lossy(&output.stderr).into_owned();
-    if trouble.contains("unstable-options") || trouble.contains("output-format") {
+    if trouble.contains("only accepted on the nightly compiler") || trouble.contains("unknown unstable option") {
         return Ok(Listing::Skipped(format!("rustdoc of this toolchain writes no JSON: {}", trouble.trim())));
     }
     ensure!(output.status.success(), "cargo rustdoc: {trouble}");
     let json = target_directory(workspace)?.join("doc/untorn.json");
-    let text = fs::read_to_string(&json).with_context(|| json.display().to_string())?;
-    let list = public_api::Builder::from_rustdoc_json(&json)
+    read(&json)
+}
+
+/// Makes the list from what rustdoc wrote.
+pub fn read(json: &Path) -> Result<Listing> {
+    let text = fs::read_to_string(json).with_context(|| json.display().to_string())?;
+    let list = public_api::Builder::from_rustdoc_json(json)
         .omit_blanket_impls(true)
         .omit_auto_trait_impls(true)
         .omit_auto_derived_impls(true)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use untorn_house::arrows::{Package, not_drawn, wrong_arrows};
 use untorn_house::habits::{bare_errors, first_lines_that_lean, repeated_names};
 use untorn_house::imports::{Imports, imports_of};
+use untorn_house::listing::{self, Listing};
 
 /// Imports of a crate with these files; the first is its root.
 fn crate_of(files: &[(&str, &str)]) -> Imports {
@@ -236,6 +237,22 @@ fn file_names_with_two_meanings() {
         repeated_names(&files(&[&fine[..], &["crates/os/src/map.rs", "crates/untorn/tests/map.rs"]].concat())),
         ["map.rs: crates/untorn/src/map.rs, crates/capi/src/map.rs, crates/os/src/map.rs"]
     );
+}
+
+#[test]
+fn rustdoc_of_another_format_is_skipped() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let json = dir.path().join("untorn.json");
+    fs::write(&json, "{\"format_version\":1}").expect("write");
+    match listing::read(&json).expect("a file that can be read") {
+        Listing::Skipped(why) => assert!(why.contains("of format 1"), "{why}"),
+        Listing::Made(list) => panic!("{list}"),
+    }
+}
+
+#[test]
+fn differences_of_two_lists() {
+    assert_eq!(listing::differences("a\nb\nc\n", "a\nc\nd\n"), ["- b", "+ d"]);
 }
 
 #[test]
