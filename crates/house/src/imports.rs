@@ -55,6 +55,33 @@ impl Imports {
         found
     }
 
+    /// Adds calls of methods whose `impl` block stands in another file than their type: calls that no path tells.
+    ///
+    /// Only names that one function of the crate has are known, and a method of another crate may have that name, too:
+    /// good for looking, not for a rule.
+    pub fn add_calls(&mut self, source: &Crate) {
+        let mut homes: BTreeMap<&str, Vec<Option<usize>>> = BTreeMap::new();
+        for (at, module) in source.modules.iter().enumerate() {
+            for (of, name) in &module.code.methods {
+                let away = match source.resolve(at, of, &mut Visited::new()) {
+                    Some(Target::Item { module: home, .. }) => source.modules[home].file != module.file,
+                    _ => false,
+                };
+                homes.entry(name).or_default().push(away.then_some(module.file));
+            }
+            module.code.of_traits.iter().for_each(|name| homes.entry(name).or_default().push(None));
+        }
+        for module in &source.modules {
+            for name in &module.code.calls {
+                if let Some([Some(home)]) = homes.get(name.as_str()).map(Vec::as_slice)
+                    && *home != module.file
+                {
+                    self.edges.entry((module.file, *home)).or_default().insert(format!(".{name}()"));
+                }
+            }
+        }
+    }
+
     fn add(&mut self, source: &Crate, from: usize, target: Option<Target>) {
         if let Some(Target::Item { module, name }) = target {
             let (from, to) = (source.modules[from].file, source.modules[module].file);

@@ -1,21 +1,22 @@
-//! `cargo run -p untorn-house -- graph | check | published | api [--write]`
+//! `cargo run -p untorn-house -- graph [--calls] | check | published | api [--write]`
 
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use untorn_house::{arrows, imports, listing, violations};
+use untorn_house::{arrows, imports, listing, modules, violations};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let workspace = workspace()?;
     match arguments[..] {
-        ["graph"] => graph(&workspace),
+        ["graph"] => graph(&workspace, false),
+        ["graph", "--calls"] => graph(&workspace, true),
         ["check"] => check(&workspace),
         ["published"] => published(&workspace),
         ["api"] => api(&workspace, false),
         ["api", "--write"] => api(&workspace, true),
-        _ => bail!("usage: untorn-house graph | check | published | api [--write]"),
+        _ => bail!("usage: untorn-house graph [--calls] | check | published | api [--write]"),
     }
 }
 
@@ -23,13 +24,17 @@ fn workspace() -> Result<PathBuf> {
     Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?)
 }
 
-/// Prints who imports what.
-fn graph(workspace: &Path) -> Result<()> {
+/// Prints who imports what; with calls of methods that stand in another file than their type, if asked.
+fn graph(workspace: &Path, calls: bool) -> Result<()> {
     let packages = arrows::packages(workspace)?;
     print!("crates\n{}", arrows::listing(&packages));
     for package in &packages {
         for root in &package.roots {
-            let found = imports::imports_of(root)?;
+            let source = modules::Crate::read(root)?;
+            let mut found = imports::Imports::of(&source);
+            if calls {
+                found.add_calls(&source);
+            }
             let dir = root.parent().and_then(|dir| dir.strip_prefix(workspace).ok()).unwrap_or(root);
             print!("\n{} ({})\n{}", package.name, dir.display(), found.listing());
             found.circles().iter().for_each(|circle| print!("  CIRCLE: {circle}"));

@@ -26,6 +26,12 @@ pub struct Code {
     pub named: Vec<Named>,
     /// Names bound by patterns and parameters somewhere.
     pub bound: BTreeSet<String>,
+    /// Methods that are called.
+    pub calls: BTreeSet<String>,
+    /// Functions of `impl` blocks without a trait: the path of the type, and the name.
+    pub methods: Vec<(Vec<String>, String)>,
+    /// Names of functions of traits, declared or implemented.
+    pub of_traits: BTreeSet<String>,
 }
 
 /// One leaf of a `use` tree.
@@ -96,6 +102,31 @@ impl<'ast> Visit<'ast> for Code {
         if !is_test(attributes) {
             visit::visit_impl_item(self, item);
         }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        let functions = item.items.iter().filter_map(|item| match item {
+            syn::ImplItem::Fn(function) => Some(plain(&function.sig.ident)),
+            _ => None,
+        });
+        match (&item.trait_, &*item.self_ty) {
+            (None, syn::Type::Path(of)) => {
+                let path: Vec<String> = of.path.segments.iter().map(|s| plain(&s.ident)).collect();
+                self.methods.extend(functions.map(|name| (path.clone(), name)));
+            }
+            _ => self.of_traits.extend(functions),
+        }
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        self.of_traits.insert(plain(&item.sig.ident));
+        visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        self.calls.insert(plain(&call.method));
+        visit::visit_expr_method_call(self, call);
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {

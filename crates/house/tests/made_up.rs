@@ -6,6 +6,7 @@ use untorn_house::arrows::{Package, not_drawn, wrong_arrows};
 use untorn_house::habits::{bare_errors, first_lines_that_lean, repeated_names};
 use untorn_house::imports::{Imports, imports_of};
 use untorn_house::listing::{self, Listing};
+use untorn_house::modules::Crate;
 
 /// Imports of a crate with these files; the first is its root.
 fn crate_of(files: &[(&str, &str)]) -> Imports {
@@ -168,6 +169,28 @@ fn macros_and_their_arguments() {
         ],
         &["rules.rs → b.rs: print", "a.rs → rules.rs: say!", "a.rs → b.rs: B, check"],
     );
+}
+
+#[test]
+fn calls_of_methods_away_from_their_type() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (name, text) in [
+        ("lib.rs", "mod a; mod b; mod c;"),
+        ("a.rs", "pub struct A; impl A { pub fn new() -> A { A } } fn f(a: &A) { a.flush_all(); a.len() }"),
+        ("b.rs", "impl crate::a::A { pub fn flush_all(&self) {} pub fn len(&self) {} }"),
+        ("c.rs", "struct C; impl C { fn len(&self) {} } fn f(a: &crate::a::A) { a.flush_all() }"),
+    ] {
+        fs::write(dir.path().join(name), text).expect("write");
+    }
+    let source = Crate::read(&dir.path().join("lib.rs")).expect("the crate");
+    let mut found = Imports::of(&source);
+    assert_eq!(found.circles(), Vec::<String>::new());
+    found.add_calls(&source);
+    assert_eq!(
+        lines(&found),
+        ["a.rs → b.rs: .flush_all()", "b.rs → a.rs: A", "c.rs → a.rs: A", "c.rs → b.rs: .flush_all()"]
+    );
+    assert_eq!(found.circles().len(), 1);
 }
 
 #[test]
