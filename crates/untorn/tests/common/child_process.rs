@@ -200,17 +200,17 @@ fn child_process() {
 }
 
 #[derive(Default)]
-struct Stage {
+struct Handles {
     store: Option<Store>,
     files: HashMap<String, File>,
 }
 
 fn obey() {
-    let mut stage = Stage::default();
+    let mut handles = Handles::default();
     for line in std::io::stdin().lines() {
         let line = line.expect("a command");
         let words: Vec<&str> = line.split('\t').collect();
-        let reply = match stage.perform(&words) {
+        let reply = match handles.perform(&words) {
             Ok(value) => format!("ok\t{value}"),
             Err(e) => {
                 let pid = if let Error::Busy { pid: Some(pid), .. } = e { pid.to_string() } else { String::new() };
@@ -223,7 +223,7 @@ fn obey() {
     }
 }
 
-impl Stage {
+impl Handles {
     fn perform(&mut self, words: &[&str]) -> Result<String, Error> {
         match words {
             ["open", path, options @ ..] => self.store = Some(store_options(options).open(path)?),
