@@ -14,6 +14,18 @@ step "lints"
 $cargo clippy --workspace --all-targets --locked -- -D warnings
 step "documentation"
 RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --locked --quiet
+# Imports, names and wording are held to their rules by the tests of `crates/house`.
+step "public API"
+$cargo run --quiet --locked --package untorn-house -- api
+step "packages for the registry"
+# Without a network: what is packed, and that its manifest is complete. `cargo publish --workspace --dry-run` builds
+# the packages, too.
+packages=$($cargo run --quiet --locked --package untorn-house -- published)
+# shellcheck disable=SC2086 # several words
+packed=$($cargo package $packages --no-verify --offline --locked --allow-dirty --quiet 2>&1) || {
+    echo "$packed" >&2
+    exit 1
+}
 
 if ! $cargo deny --version >/dev/null 2>&1; then
     step "installing cargo-deny (once, takes some minutes)"

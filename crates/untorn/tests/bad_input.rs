@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
-use untorn::{Error, File, Store, StoreOptions};
+use untorn::{Error, File, JOURNAL_BYTES_MAX, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// What no file can hold.
@@ -319,14 +319,24 @@ fn no_permission_is_told_as_such() {
         fs::write(dir.path().join("secret"), "x").unwrap();
         set_mode(dir.path(), 0o755);
         set_mode(dir.path().join("secret"), 0o600);
-        let mut puppet = puppet::Puppet::start();
-        puppet.ok(&["become", "65534"]);
+        let mut process = child_process::ChildProcess::start();
+        process.ok(&["become", "65534"]);
         let path = dir.path().join("secret");
-        puppet.refused(&["lone", path.to_str().unwrap()], &["io", "untrusted"]);
-        puppet.refused(&["open", dir.path().to_str().unwrap()], &["io", "untrusted"]);
+        process.refused(&["lone", path.to_str().unwrap()], &["io", "untrusted"]);
+        process.refused(&["open", dir.path().to_str().unwrap()], &["io", "untrusted"]);
         assert_eq!(picture(dir.path()).len(), 1, "nothing was made");
     } else {
         refused(Store::open("/"), &["io", "untrusted"]);
         refused(File::open("/etc/passwd"), &["io", "untrusted"]);
+    }
+}
+
+#[test]
+fn a_journal_is_no_larger_than_recovery_can_read() {
+    let dir = directory();
+    for asked in [JOURNAL_BYTES_MAX + 1, 5 << 40, u64::MAX] {
+        let store = StoreOptions::default().journal_bytes(asked).open(dir.path()).unwrap();
+        assert_eq!(store.status().journal_bytes_max, 4 << 30, "{asked} bytes were asked for");
+        store.close().unwrap();
     }
 }

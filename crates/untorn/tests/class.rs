@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::puppet::{Puppet, path_text};
+use common::child_process::{ChildProcess, path_text};
 use common::*;
 use untorn::{FailureClass, Store, StoreOptions};
 
@@ -15,14 +15,14 @@ fn open(path: &std::path::Path, class: FailureClass) -> Store {
 fn class_process_survives_a_killed_process() {
     let dir = directory();
     for version in ["one", "two"] {
-        let mut puppet = Puppet::start();
-        puppet.ok(&["open", path_text(dir.path()), "class=process"]);
-        puppet.ok(&["create", "a"]);
-        puppet.ok(&["create", "b"]);
-        puppet.commit("a", version);
-        puppet.commit("b", version);
-        puppet.ok(&["fill", "a", "uncommitted"]);
-        puppet.kill();
+        let mut process = ChildProcess::start();
+        process.ok(&["open", path_text(dir.path()), "class=process"]);
+        process.ok(&["create", "a"]);
+        process.ok(&["create", "b"]);
+        process.commit("a", version);
+        process.commit("b", version);
+        process.ok(&["fill", "a", "uncommitted"]);
+        process.kill();
         let store = open(dir.path(), FailureClass::Process);
         assert_same(&stored(&store, "a"), &text(version, "a"), "the last commit");
         assert_same(&stored(&store, "b"), &text(version, "b"), "the last commit");
@@ -33,12 +33,12 @@ fn class_process_survives_a_killed_process() {
 fn a_crashed_store_recovers_in_the_other_class() {
     for (before, after) in [("process", FailureClass::Power), ("power", FailureClass::Process)] {
         let dir = directory();
-        let mut puppet = Puppet::start();
+        let mut process = ChildProcess::start();
         let options: &[&str] = if before == "process" { &["class=process"] } else { &[] };
-        puppet.ok(&[&["open", path_text(dir.path())], options].concat());
-        puppet.ok(&["create", "a"]);
-        puppet.commit("a", "new");
-        puppet.kill();
+        process.ok(&[&["open", path_text(dir.path())], options].concat());
+        process.ok(&["create", "a"]);
+        process.commit("a", "new");
+        process.kill();
         let store = open(dir.path(), after);
         assert_eq!(store.status().class, after);
         assert_same(&stored(&store, "a"), &text("new", "a"), "the last commit");

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::puppet::{Puppet, close_clean_with, crash_in, crashed_store, path_text};
+use common::child_process::{ChildProcess, close_clean_with, crash_in, crashed_store, path_text};
 use common::*;
 use std::fs;
 use std::io::Write;
@@ -138,11 +138,11 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
     close_clean_with(dir, &["a"], "old");
-    let mut puppet = Puppet::owning(dir);
-    puppet.ok(&["file", "a"]);
-    puppet.commit("a", "new");
-    puppet.ok(&["many", "40"]);
-    puppet.kill();
+    let mut process = ChildProcess::owning(dir);
+    process.ok(&["file", "a"]);
+    process.commit("a", "new");
+    process.ok(&["many", "40"]);
+    process.kill();
     fill_up(dir);
     // It may do all, set files aside, or refuse; torn it must not be, and with room again all of it must be there.
     if let Ok(store) = Store::open(dir) {
@@ -180,16 +180,16 @@ fn no_room_for_a_store_is_told() {
 fn more_files_than_descriptors() {
     let dir = directory();
     for _ in 0..2 {
-        let mut puppet = Puppet::start();
-        puppet.ok(&["descriptors", "64"]);
-        puppet.ok(&["open", path_text(dir.path())]);
+        let mut process = ChildProcess::start();
+        process.ok(&["descriptors", "64"]);
+        process.ok(&["open", path_text(dir.path())]);
         if !dir.path().join("file 0").exists() {
-            puppet.ok(&["many", "500"]);
+            process.ok(&["many", "500"]);
         }
         // Recovery, in the second round, has no more descriptors than the commit had.
-        puppet.ok(&["file", "file 499"]);
-        assert_eq!(puppet.ok(&["read", "file 499"]).as_bytes(), &text("later", "499")[..20]);
-        puppet.kill();
+        process.ok(&["file", "file 499"]);
+        assert_eq!(process.ok(&["read", "file 499"]).as_bytes(), &text("later", "499")[..20]);
+        process.kill();
     }
     let store = Store::open(dir.path()).unwrap();
     for i in 0..500 {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::puppet::again;
+use common::child_process::again;
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;

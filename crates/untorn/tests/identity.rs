@@ -4,13 +4,17 @@
 
 mod common;
 
-use common::puppet::{Puppet, close_clean_with, crash_in, crashed_store, path_text};
+use common::child_process::{ChildProcess, close_clean_with, crash_in, crashed_store, path_text};
 use common::*;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 use tempfile::TempDir;
-use untorn::{Error, File, Store};
+use untorn::offline::{RecoverOptions, recover};
+use untorn::{Error, File, Store, StoreOptions};
+
+const SALVAGE: RecoverOptions = RecoverOptions { salvage: true, accept_unknown: false, wait: false };
 
 /// A file that is pending, and is not here or is somebody else's now.
 const LOST: &[&str] = &["needs-its-journal", "conflict", "foreign"];
@@ -299,10 +303,10 @@ fn pending_and_moved_into_another_store_is_refused() {
 fn a_lone_file_without_its_journal_is_refused() {
     let dir = directory();
     let (path, journal) = (dir.path().join("foo.db"), dir.path().join("foo.db.untorn"));
-    let mut puppet = Puppet::start();
-    puppet.ok(&["lone", path_text(&path)]);
-    puppet.commit("lone", "new");
-    puppet.kill();
+    let mut process = ChildProcess::start();
+    process.ok(&["lone", path_text(&path)]);
+    process.commit("lone", "new");
+    process.kill();
     // The file elsewhere, the journal elsewhere, and both back in place.
     fs::rename(&path, dir.path().join("bar.db")).unwrap();
     refused(File::open(dir.path().join("bar.db")), LOST);
@@ -320,10 +324,10 @@ fn a_lone_file_without_its_journal_is_refused() {
 fn a_lone_file_whose_name_was_lost_is_created_anew_by_its_journal() {
     let dir = directory();
     let path = dir.path().join("lone.db");
-    let mut puppet = Puppet::start();
-    puppet.ok(&["lone", path_text(&path)]);
-    puppet.commit("lone", "new");
-    puppet.kill();
+    let mut process = ChildProcess::start();
+    process.ok(&["lone", path_text(&path)]);
+    process.commit("lone", "new");
+    process.kill();
     fs::remove_file(&path).unwrap();
     let file = File::open(&path).unwrap();
     assert_same(&contents(&file), &text("new", "lone"), "created anew");
@@ -413,9 +417,9 @@ fn a_created_file_is_adopted_only_if_it_is_ours() {
     // Its creation and first contents are in the journal; the name holds a stranger's file after the crash.
     let dir: TempDir = directory();
     close_clean_with(dir.path(), &["b"], "new");
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["txn-create", "a", "644", "new"]);
-    puppet.kill();
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["txn-create", "a", "644", "new"]);
+    process.kill();
     replace(&dir.path().join("a"), b"a stranger's");
     only_this_one_is_refused(dir.path(), "a", "b");
     assert_same(&plain(dir.path().join("a")), b"a stranger's", "nothing was overwritten");
@@ -466,4 +470,87 @@ impl JoinMade for Path {
         fs::create_dir(&path).expect("mkdir");
         path
     }
+}
+
+/// A store whose owner lives, with a commit of "a" that is not in the data file yet.
+fn pending() -> (TempDir, Store, File) {
+    let dir = directory();
+    let store = StoreOptions::default().background(false).open(dir.path()).unwrap();
+    let a = store.create("a").unwrap();
+    a.write_at(&text("old", "a"), 0).unwrap();
+    a.commit().unwrap();
+    store.checkpoint().unwrap();
+    a.write_at(&text("new", "a"), 0).unwrap();
+    a.commit().unwrap();
+    (dir, store, a)
+}
+
+#[test]
+fn an_edit_in_place_that_was_noticed_is_never_written_over() {
+    let (dir, store, a) = pending();
+    let path = dir.path().join("a");
+    std::thread::sleep(Duration::from_millis(20));
+    fs::write(&path, "somebody else's").unwrap();
+    refused(store.close(), &["conflict"]);
+    drop(a);
+    for _ in 0..2 {
+        assert_same(&plain(&path), b"somebody else's", "not written over");
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.status().quarantined.len(), 1);
+        refused(store.file("a"), &["conflict"]);
+        let other = store.create("b").unwrap();
+        other.append(b"the rest goes on").unwrap();
+        other.commit().unwrap();
+        drop(other);
+        store.close().unwrap();
+    }
+    assert_same(&plain(&path), b"somebody else's", "not written over");
+    // Whoever wants that text keeps it.
+    recover(dir.path(), &SALVAGE, &|_, _| {}).unwrap();
+    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), b"somebody else's", "taken as it is");
+}
+
+#[test]
+fn a_file_that_only_moved_under_a_living_owner_recovers_when_it_is_back() {
+    let (dir, store, a) = pending();
+    let path = dir.path().join("a");
+    let aside = dir.path().join("aside");
+    fs::rename(&path, &aside).unwrap();
+    refused(store.close(), &["conflict"]);
+    drop(a);
+    fs::rename(&aside, &path).unwrap();
+    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "moved back");
+}
+
+#[test]
+fn a_second_name_given_under_a_living_owner_may_go_again() {
+    let (dir, store, a) = pending();
+    let second = dir.path().join("second");
+    fs::hard_link(dir.path().join("a"), &second).unwrap();
+    refused(store.close(), &["conflict"]);
+    drop(a);
+    fs::remove_file(&second).unwrap();
+    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "one name again");
+}
+
+#[test]
+fn the_name_of_a_file_that_waits_is_taken() {
+    let dir = crashed_store(&["a", "b"]);
+    let aside = directory();
+    fs::rename(dir.path().join("a"), aside.path().join("a")).unwrap();
+    let waits = &["needs-its-journal"];
+    let store = Store::open(dir.path()).unwrap();
+    assert_eq!(store.status().quarantined.len(), 1);
+    refused(store.create("a"), waits);
+    let mut txn = store.begin();
+    refused(txn.create("a", 0o644), waits);
+    refused(txn.mkdir("a", 0o755), waits);
+    refused(txn.rename("b", "a"), waits);
+    txn.abort().unwrap();
+    store.close().unwrap();
+    assert!(!dir.path().join("a").exists(), "its name is free for it");
+    fs::rename(aside.path().join("a"), dir.path().join("a")).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    assert_same(&stored(&store, "a"), &text("new", "a"), "moved back");
+    assert_same(&stored(&store, "b"), &text("new", "b"), "untouched");
 }

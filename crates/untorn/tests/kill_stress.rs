@@ -5,8 +5,8 @@
 
 mod common;
 
+use common::child_process::{again, path_text};
 use common::kill::run_and_kill;
-use common::puppet::{again, path_text};
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;

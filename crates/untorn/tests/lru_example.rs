@@ -1,4 +1,4 @@
-//! The cache of `examples/heap/lru`, killed again and again: what it has answered is in it.
+//! The cache of `examples/heap/lru`, killed again and again: what it has printed is in it.
 
 mod common;
 
@@ -26,10 +26,10 @@ fn example() -> PathBuf {
 
 /// A cache in memory, the one used last first.
 #[derive(Clone, Default)]
-struct Twin(VecDeque<(String, String)>);
+struct Model(VecDeque<(String, String)>);
 
-impl Twin {
-    fn answer(&mut self, line: &str) -> String {
+impl Model {
+    fn output(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         let at = words.get(1).and_then(|key| self.0.iter().position(|(k, _)| k == key));
         match words[..] {
@@ -61,24 +61,24 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
     let rng = &mut Rng::with_seed(seed);
     let (dir, example) = (directory(), example());
     let heap = dir.path().join("heap");
-    let mut twin = Twin::default();
-    let mut answered = 0;
+    let mut model = Model::default();
+    let mut lines_printed = 0;
     for round in 0..40 {
         let mut child = start(&example, &heap);
         let mut input = child.stdin.take().expect("a pipe");
-        let mut answers = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut printed = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let mut ask = |lines: &[String]| input.write_all((lines.join("\n") + "\n").as_bytes());
         ask(&["list".to_owned()]).expect("a question");
-        let first = answers.next().expect("an answer").expect("text");
-        assert_eq!(first, twin.answer("list"), "seed {seed}, round {round}");
+        let first = printed.next().expect("a line").expect("text");
+        assert_eq!(first, model.output("list"), "seed {seed}, round {round}");
         // The lines of each batch; the one that is on its way when the kill comes may be there up to any line.
         for _ in 0..rng.usize(..12) {
             let batch: Vec<String> = (0..rng.usize(1..6)).map(|_| line(rng)).collect();
             ask(&batch).expect("a question");
             for line in &batch {
-                let answer = answers.next().expect("an answer").expect("text");
-                assert_eq!(answer, twin.answer(line), "seed {seed}, round {round}: {line}");
-                answered += 1;
+                let output = printed.next().expect("a line").expect("text");
+                assert_eq!(output, model.output(line), "seed {seed}, round {round}: {line}");
+                lines_printed += 1;
             }
         }
         let last: Vec<String> = (0..rng.usize(1..6)).map(|_| line(rng)).collect();
@@ -86,11 +86,11 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
         std::thread::sleep(Duration::from_micros(rng.u64(..1500)));
         child.kill().expect("a child to kill");
         child.wait().expect("its end");
-        let acknowledged = answers.map_while(Result::ok).count();
-        let states: Vec<Twin> = std::iter::once(twin.clone())
+        let acknowledged = printed.map_while(Result::ok).count();
+        let states: Vec<Model> = std::iter::once(model.clone())
             .chain(last.iter().map(|line| {
-                twin.answer(line);
-                twin.clone()
+                model.output(line);
+                model.clone()
             }))
             .collect();
         // What is there now says which of them it was.
@@ -99,13 +99,13 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
         let output = child.wait_with_output().expect("its end");
         let found = String::from_utf8(output.stdout).expect("text");
         let mut allowed = states[acknowledged..].iter();
-        let state = allowed.find(|state| (*state).clone().answer("list") == found.trim_end_matches('\n'));
-        twin = state
+        let state = allowed.find(|state| (*state).clone().output("list") == found.trim_end_matches('\n'));
+        model = state
             .unwrap_or_else(|| panic!("seed {seed}, round {round}: after {acknowledged} of {last:?}: {found}"))
             .clone();
     }
-    println!("seed {seed}: {answered} answers before kills");
-    assert!(answered > 100);
+    println!("seed {seed}: {lines_printed} lines before kills");
+    assert!(lines_printed > 100);
 }
 
 fn line(rng: &mut Rng) -> String {

@@ -110,7 +110,7 @@ fn setup() -> impl Strategy<Value = Setup> {
     })
 }
 
-struct World {
+struct Fixture {
     setup: Setup,
     file: Option<File>,
     maps: Vec<Map>,
@@ -118,7 +118,7 @@ struct World {
     working: Vec<u8>,
 }
 
-impl World {
+impl Fixture {
     fn file(&self) -> &File {
         self.file.as_ref().expect("open")
     }
@@ -169,11 +169,7 @@ impl World {
     }
 
     /// Runs steps until the store is to be opened anew.
-    fn session<'a>(
-        &mut self,
-        store: &Store,
-        steps: &mut impl Iterator<Item = &'a Step>,
-    ) -> Result<bool, TestCaseError> {
+    fn epoch<'a>(&mut self, store: &Store, steps: &mut impl Iterator<Item = &'a Step>) -> Result<bool, TestCaseError> {
         let mut begun: Option<(Checkpoint<'_>, bool)> = None;
         for step in steps {
             let finish = |begun: &mut Option<(Checkpoint<'_>, bool)>| {
@@ -314,13 +310,13 @@ fn run(setup: Setup, start: usize, steps: &[Step]) -> Result<(), TestCaseError> 
     let dir = directory();
     let first: Vec<u8> = (0..start).map(|i| (i / 100) as u8 | 1).collect();
     std::fs::write(dir.path().join("f"), &first).expect("write");
-    let mut world = World { setup, file: None, maps: Vec::new(), committed: first.clone(), working: first };
+    let mut fixture = Fixture { setup, file: None, maps: Vec::new(), committed: first.clone(), working: first };
     let mut steps = steps.iter();
     loop {
-        let store = world.open(dir.path());
-        let again = world.session(&store, &mut steps)?;
-        world.close(store);
-        prop_assert!(plain(dir.path().join("f")) == world.committed, "the plain file after a clean close");
+        let store = fixture.open(dir.path());
+        let again = fixture.epoch(&store, &mut steps)?;
+        fixture.close(store);
+        prop_assert!(plain(dir.path().join("f")) == fixture.committed, "the plain file after a clean close");
         if !again {
             return Ok(());
         }

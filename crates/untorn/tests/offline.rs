@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::puppet::{Puppet, close_clean_with, crashed_store, path_text};
+use common::child_process::{ChildProcess, close_clean_with, crashed_store, path_text};
 use common::*;
+use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use untorn::offline::{RecoverOptions, eject, inspect, recover};
 use untorn::{File, Store};
 
@@ -44,12 +45,12 @@ fn inspecting_a_crashed_store_tells_what_is_pending() {
 #[test]
 fn inspecting_works_beside_an_owner() {
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "one");
-    assert_eq!(inspect(dir.path()).unwrap().owner, Some(puppet.pid()));
-    puppet.commit("a", "two");
-    puppet.ok(&["close"]);
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    assert_eq!(inspect(dir.path()).unwrap().owner, Some(process.pid()));
+    process.commit("a", "two");
+    process.ok(&["close"]);
     assert_same(&plain(dir.path().join("a")), &text("two", "a"), "the owner was not disturbed");
 }
 
@@ -86,10 +87,10 @@ fn recovering_by_path_leaves_plain_files() {
 #[test]
 fn recovering_an_owned_store_is_busy() {
     let dir = directory();
-    let puppet = Puppet::owning(dir.path());
+    let process = ChildProcess::owning(dir.path());
     refused(recover(dir.path(), &RecoverOptions::default(), &|_, _| {}), &["busy"]);
     refused(eject(dir.path(), &|_, _| {}), &["busy"]);
-    puppet.kill();
+    process.kill();
     recover(dir.path(), &RecoverOptions::default(), &|_, _| {}).unwrap();
 }
 
@@ -111,10 +112,10 @@ fn ejecting_leaves_plain_files_and_nothing_else() {
 fn ejecting_a_lone_file() {
     let dir = directory();
     let path = dir.path().join("foo.db");
-    let mut puppet = Puppet::start();
-    puppet.ok(&["lone", path_text(&path)]);
-    puppet.commit("lone", "new");
-    puppet.kill();
+    let mut process = ChildProcess::start();
+    process.ok(&["lone", path_text(&path)]);
+    process.commit("lone", "new");
+    process.kill();
     eject(&path, &|_, _| {}).unwrap();
     assert_same(&plain(&path), &text("new", "lone"), "recovered first");
     assert_eq!(attribute(&path), None);
@@ -130,4 +131,45 @@ fn ejecting_with_a_file_missing_loses_nothing() {
     assert!(eject(dir.path(), &|_, _| {}).is_err(), "its commits are in the journal, which must stay");
     std::fs::rename(aside.path().join("a"), dir.path().join("a")).unwrap();
     assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "moved back");
+}
+
+#[test]
+fn looking_at_a_store_never_keeps_it_from_an_opener() {
+    const OPENINGS: usize = 100;
+    let dir = directory();
+    let mut process = ChildProcess::start();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            // What is found in the middle of an opening does not matter here, only that somebody looks.
+            scope.spawn(|| {
+                while !done.load(SeqCst) {
+                    drop(inspect(dir.path()));
+                }
+            });
+        }
+        let mut refusals = Vec::new();
+        for _ in 0..OPENINGS {
+            if let Err(e) = process.ask(&["open", path_text(dir.path())]) {
+                refusals.push(e);
+                continue;
+            }
+            process.ok(&["close"]);
+            // As a killed owner leaves it: whoever finds this lock taken does not wait for it.
+            fs::write(dir.path().join(".untorn/lock"), "4194304\n").unwrap();
+        }
+        done.store(true, SeqCst);
+        assert!(refusals.is_empty(), "{} of {OPENINGS} openings were refused: {:?}", refusals.len(), refusals[0]);
+    });
+}
+
+#[test]
+fn two_who_look_do_not_take_each_other_for_the_owner() {
+    let dir = directory();
+    Store::open(dir.path()).unwrap().close().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..500).for_each(|_| assert_eq!(inspect(dir.path()).unwrap().owner, None)));
+        }
+    });
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::puppet::{Puppet, path_text, signal_process};
+use common::child_process::{ChildProcess, path_text, signal_process};
 use common::*;
 use rustix::process::Signal;
 use std::time::Duration;
@@ -23,9 +23,9 @@ fn busy<T>(result: untorn::Result<T>) -> Option<u32> {
 #[test]
 fn a_second_owner_is_told_who_the_first_is() {
     let dir = directory();
-    let puppet = Puppet::owning(dir.path());
-    assert_eq!(busy(Store::open(dir.path())), Some(puppet.pid()));
-    drop(puppet);
+    let process = ChildProcess::owning(dir.path());
+    assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
+    drop(process);
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(busy(Store::open(dir.path())), Some(std::process::id()), "even in the same process");
     store.close().unwrap();
@@ -35,11 +35,11 @@ fn a_second_owner_is_told_who_the_first_is() {
 fn a_killed_owner_frees_the_store() {
     let dir = directory();
     for version in ["one", "two", "three"] {
-        let mut puppet = Puppet::owning(dir.path());
-        puppet.ok(&["create", "a"]);
-        puppet.commit("a", version);
-        puppet.ok(&["fill", "a", "uncommitted"]);
-        puppet.kill();
+        let mut process = ChildProcess::owning(dir.path());
+        process.ok(&["create", "a"]);
+        process.commit("a", version);
+        process.ok(&["fill", "a", "uncommitted"]);
+        process.kill();
         let store = Store::open(dir.path()).unwrap();
         assert!(store.status().recovered.commits >= 1);
         assert_same(&stored(&store, "a"), &text(version, "a"), "the last commit");
@@ -49,41 +49,41 @@ fn a_killed_owner_frees_the_store() {
 #[test]
 fn a_stopped_owner_stays_the_owner() {
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "one");
-    puppet.signal(Signal::STOP);
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    process.signal(Signal::STOP);
     let path = dir.path().to_owned();
     let pid = within(LIMIT, "opening a stopped owner's store", move || busy(Store::open(path)));
-    assert_eq!(pid, Some(puppet.pid()));
-    puppet.signal(Signal::CONT);
-    puppet.commit("a", "two");
-    puppet.ok(&["close"]);
+    assert_eq!(pid, Some(process.pid()));
+    process.signal(Signal::CONT);
+    process.commit("a", "two");
+    process.ok(&["close"]);
     assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("two", "a"), "the last commit");
 }
 
 #[test]
 fn a_stopped_owner_may_be_killed() {
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "one");
-    puppet.signal(Signal::STOP);
-    puppet.kill();
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    process.signal(Signal::STOP);
+    process.kill();
     assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("one", "a"), "the last commit");
 }
 
 #[test]
 fn a_forked_child_that_outlives_the_owner_keeps_nothing() {
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "one");
-    let child: u32 = puppet.ok(&["fork"]).parse().unwrap();
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    let child: u32 = process.ok(&["fork"]).parse().unwrap();
     // While the owner lives it stays the owner, child or not.
-    assert_eq!(busy(Store::open(dir.path())), Some(puppet.pid()));
-    puppet.commit("a", "two");
-    puppet.kill();
+    assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
+    process.commit("a", "two");
+    process.kill();
     let store = Store::open(dir.path()).expect("the child must not hold the store");
     assert_same(&stored(&store, "a"), &text("two", "a"), "the last commit");
     let file = store.file("a").expect("the child must not hold the file");
@@ -96,11 +96,11 @@ fn a_forked_child_that_outlives_the_owner_keeps_nothing() {
 fn a_forked_child_keeps_no_lone_file() {
     let dir = directory();
     let path = dir.path().join("foo.db");
-    let mut puppet = Puppet::start();
-    puppet.ok(&["lone", path_text(&path)]);
-    puppet.commit("lone", "one");
-    let child: u32 = puppet.ok(&["fork"]).parse().unwrap();
-    puppet.kill();
+    let mut process = ChildProcess::start();
+    process.ok(&["lone", path_text(&path)]);
+    process.commit("lone", "one");
+    let child: u32 = process.ok(&["fork"]).parse().unwrap();
+    process.kill();
     assert_same(&contents(&File::open(&path).unwrap()), &text("one", "lone"), "the last commit");
     signal_process(child, Signal::KILL);
 }
@@ -136,16 +136,16 @@ fn a_program_started_meanwhile_keeps_nothing_locked() {
 #[test]
 fn a_handle_in_a_forked_child_says_so() {
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "one");
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
     for _ in 0..5 {
-        puppet.ok(&["fill", "a", "uncommitted"]);
-        assert_eq!(puppet.ok(&["fork-use", "a"]), "refused");
+        process.ok(&["fill", "a", "uncommitted"]);
+        assert_eq!(process.ok(&["fork-use", "a"]), "refused");
     }
     // The parent is none the worse for it.
-    puppet.commit("a", "two");
-    puppet.ok(&["close"]);
+    process.commit("a", "two");
+    process.ok(&["close"]);
     assert_same(&plain(dir.path().join("a")), &text("two", "a"), "after closing");
 }
 
@@ -153,12 +153,12 @@ fn a_handle_in_a_forked_child_says_so() {
 fn openers_that_race_at_creation_take_turns() {
     for _ in 0..3 {
         let dir = directory();
-        let mut racers: Vec<Puppet> = (0..6).map(|_| Puppet::start()).collect();
+        let mut racers: Vec<ChildProcess> = (0..6).map(|_| ChildProcess::start()).collect();
         for racer in &mut racers {
             racer.tell(&["race", path_text(dir.path()), "5"]);
         }
         for racer in &mut racers {
-            racer.answer().unwrap_or_else(|e| panic!("a racer failed: {}: {}", e.kind, e.message));
+            racer.reply().unwrap_or_else(|e| panic!("a racer failed: {}: {}", e.kind, e.message));
         }
         let store = Store::open(dir.path()).unwrap();
         assert_same(&stored(&store, "counter"), &30u64.to_le_bytes(), "each turn was counted once");
@@ -170,10 +170,10 @@ fn openers_killed_while_creating_leave_no_wreck() {
     let rng = &mut fastrand::Rng::with_seed(seed());
     for _ in 0..15 {
         let dir = directory();
-        let mut puppet = Puppet::start();
-        puppet.tell(&["open", path_text(dir.path())]);
+        let mut process = ChildProcess::start();
+        process.tell(&["open", path_text(dir.path())]);
         std::thread::sleep(Duration::from_micros(rng.u64(0..2000)));
-        puppet.kill();
+        process.kill();
         let store = Store::open(dir.path()).expect("the next one must be able to open it");
         let file = store.create("a").unwrap();
         file.append(b"x").unwrap();
@@ -186,30 +186,30 @@ fn who_waits_gets_it_when_the_owner_closes() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
     let file = store.create("a").unwrap();
-    let mut puppet = Puppet::start();
-    puppet.tell(&["open", path_text(dir.path()), "wait"]);
+    let mut process = ChildProcess::start();
+    process.tell(&["open", path_text(dir.path()), "wait"]);
     std::thread::sleep(Duration::from_millis(100));
     file.write_at(&text("one", "a"), 0).unwrap();
     file.commit().expect("the waiting one does not disturb the owner");
     drop(file);
     store.close().unwrap();
-    puppet.answer().expect("waiting ends when the owner closes");
-    puppet.ok(&["file", "a"]);
-    assert_eq!(puppet.ok(&["read", "a"]).as_bytes(), &text("one", "a")[..20]);
-    assert_eq!(busy(Store::open(dir.path())), Some(puppet.pid()));
+    process.reply().expect("waiting ends when the owner closes");
+    process.ok(&["file", "a"]);
+    assert_eq!(process.ok(&["read", "a"]).as_bytes(), &text("one", "a")[..20]);
+    assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
 }
 
 #[test]
 fn who_waits_gets_it_when_the_owner_is_killed() {
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "one");
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
     let path = dir.path().to_owned();
     let waiting = std::thread::spawn(move || StoreOptions::default().wait(true).open(path));
     std::thread::sleep(Duration::from_millis(100));
     assert!(!waiting.is_finished(), "the owner lives");
-    puppet.kill();
+    process.kill();
     let store = within(LIMIT, "waiting for a dead owner", move || waiting.join().unwrap()).unwrap();
     assert_same(&stored(&store, "a"), &text("one", "a"), "recovered");
 }
@@ -218,14 +218,14 @@ fn who_waits_gets_it_when_the_owner_is_killed() {
 fn a_lone_file_has_one_owner_too() {
     let dir = directory();
     let path = dir.path().join("foo.db");
-    let mut puppet = Puppet::start();
-    puppet.ok(&["lone", path_text(&path)]);
-    assert_eq!(busy(File::open(&path)), Some(puppet.pid()));
+    let mut process = ChildProcess::start();
+    process.ok(&["lone", path_text(&path)]);
+    assert_eq!(busy(File::open(&path)), Some(process.pid()));
     // Another file beside it is free.
     let other = File::create(dir.path().join("bar.db")).unwrap();
     other.append(b"x").unwrap();
     other.commit().unwrap();
-    puppet.kill();
+    process.kill();
     File::open(&path).unwrap();
 }
 

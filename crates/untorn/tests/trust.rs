@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::puppet::{Puppet, close_clean_with, crashed_store, path_text};
+use common::child_process::{ChildProcess, close_clean_with, crashed_store, path_text};
 use common::*;
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
@@ -29,10 +29,10 @@ fn two_users() -> bool {
 }
 
 /// A process of an ordinary user.
-fn puppet_of(uid: u32) -> Puppet {
-    let mut puppet = Puppet::start();
-    puppet.ok(&["become", &uid.to_string()]);
-    puppet
+fn process_of(uid: u32) -> ChildProcess {
+    let mut process = ChildProcess::start();
+    process.ok(&["become", &uid.to_string()]);
+    process
 }
 
 /// A directory that belongs to a user.
@@ -76,7 +76,7 @@ fn a_planted_store_is_refused_by_its_victim() {
     fs::write(shared.path().join("victim"), "precious").unwrap();
     chown(shared.path().join("victim"), Some(OTHER), Some(OTHER)).unwrap();
 
-    let mut victim = puppet_of(OTHER);
+    let mut victim = process_of(OTHER);
     victim.refused(&["open", path_text(shared.path())], UNTRUSTED);
     // Root is a victim like any other.
     refused(Store::open(shared.path()), UNTRUSTED);
@@ -90,10 +90,10 @@ fn a_planted_journal_of_a_lone_file_is_refused() {
     }
     let prepared = directory();
     let path = prepared.path().join("foo.db");
-    let mut puppet = Puppet::start();
-    puppet.ok(&["lone", path_text(&path)]);
-    puppet.commit("lone", "new");
-    puppet.kill();
+    let mut process = ChildProcess::start();
+    process.ok(&["lone", path_text(&path)]);
+    process.commit("lone", "new");
+    process.kill();
     let shared = directory_of(0, 0o1777);
     give(prepared.path(), NOBODY);
     fs::rename(prepared.path().join("foo.db.untorn"), shared.path().join("foo.db.untorn")).unwrap();
@@ -109,16 +109,16 @@ fn only_the_owner_creates_a_store() {
     }
     let shared = directory_of(0, 0o1777);
     fs::write(shared.path().join("of-root"), "plain").unwrap();
-    let mut nobody = puppet_of(NOBODY);
+    let mut nobody = process_of(NOBODY);
     nobody.refused(&["open", path_text(shared.path())], UNTRUSTED);
     nobody.refused(&["lone", path_text(&shared.path().join("of-root"))], &["untrusted", "io"]);
     assert_eq!(picture(shared.path()).len(), 1, "nothing was made");
     // A file of one's own in a shared directory is one's own.
-    let mut own = puppet_of(NOBODY);
+    let mut own = process_of(NOBODY);
     own.ok(&["lone", path_text(&shared.path().join("of-nobody"))]);
     own.commit("lone", "new");
     own.kill();
-    let mut own = puppet_of(NOBODY);
+    let mut own = process_of(NOBODY);
     own.ok(&["lone", path_text(&shared.path().join("of-nobody"))]);
     assert_eq!(own.ok(&["read", "lone"]).as_bytes(), &text("new", "lone")[..20]);
 }
@@ -157,13 +157,13 @@ fn a_store_that_others_can_write_to_is_refused() {
 #[test]
 fn untorns_own_files_are_private_whatever_the_umask() {
     let dir = directory();
-    let mut puppet = Puppet::start();
-    puppet.ok(&["umask", "000"]);
-    puppet.ok(&["open", path_text(dir.path()), "journal=65536"]);
-    puppet.ok(&["lone", path_text(&dir.path().join("foo.db"))]);
+    let mut process = ChildProcess::start();
+    process.ok(&["umask", "000"]);
+    process.ok(&["open", path_text(dir.path()), "journal=65536"]);
+    process.ok(&["lone", path_text(&dir.path().join("foo.db"))]);
     for version in 0..30 {
-        puppet.ok(&["create", "a"]);
-        puppet.commit("a", &version.to_string());
+        process.ok(&["create", "a"]);
+        process.commit("a", &version.to_string());
     }
     for name in [".untorn", "foo.db.untorn"] {
         let home = dir.path().join(name);
@@ -264,7 +264,7 @@ fn a_directory_swapped_for_a_link_before_recovery_is_not_followed() {
     let (dir, elsewhere) = (outer.path().join("store"), outer.path().join("elsewhere"));
     fs::create_dir_all(dir.join("sub")).unwrap();
     fs::create_dir(&elsewhere).unwrap();
-    common::puppet::crash_in(&dir, &["sub/a", "b"]);
+    common::child_process::crash_in(&dir, &["sub/a", "b"]);
     fs::rename(dir.join("sub"), outer.path().join("aside")).unwrap();
     fs::write(elsewhere.join("a"), "precious").unwrap();
     symlink(&elsewhere, dir.join("sub")).unwrap();
@@ -360,7 +360,7 @@ fn permissions_are_never_widened() {
     chown(dir.path().join("existing"), Some(NOBODY), Some(NOBODY)).unwrap();
 
     // A careful user creates, and is killed before the files' contents are applied …
-    let mut careful = puppet_of(NOBODY);
+    let mut careful = process_of(NOBODY);
     careful.ok(&["umask", "077"]);
     careful.ok(&["open", path]);
     careful.ok(&["create", "by create", "666"]);
@@ -371,7 +371,7 @@ fn permissions_are_never_widened() {
     careful.kill();
 
     // … and the recovery runs under a generous umask.
-    let mut generous = puppet_of(NOBODY);
+    let mut generous = process_of(NOBODY);
     generous.ok(&["umask", "000"]);
     generous.ok(&["open", path]);
     for name in ["by create", "by txn", "existing"] {
@@ -392,12 +392,12 @@ fn permissions_are_never_widened() {
 #[test]
 fn the_umask_narrows_what_is_created() {
     let dir = directory();
-    let mut puppet = Puppet::start();
-    puppet.ok(&["umask", "027"]);
-    puppet.ok(&["open", path_text(dir.path())]);
-    puppet.ok(&["create", "a"]);
-    puppet.ok(&["create", "b", "777"]);
-    puppet.ok(&["close"]);
+    let mut process = ChildProcess::start();
+    process.ok(&["umask", "027"]);
+    process.ok(&["open", path_text(dir.path())]);
+    process.ok(&["create", "a"]);
+    process.ok(&["create", "b", "777"]);
+    process.ok(&["close"]);
     assert_eq!(mode(dir.path().join("a")), 0o640);
     assert_eq!(mode(dir.path().join("b")), 0o750);
 }
@@ -410,7 +410,7 @@ fn a_file_without_write_permission_is_refused() {
     let dir = directory_of(NOBODY, 0o755);
     fs::write(dir.path().join("of-root"), text("plain", "of-root")).unwrap();
     set_mode(dir.path().join("of-root"), 0o644);
-    let mut nobody = puppet_of(NOBODY);
+    let mut nobody = process_of(NOBODY);
     nobody.ok(&["open", path_text(dir.path())]);
     let refusal = nobody.refused(&["file", "of-root"], &["io", "untrusted"]);
     assert!(refusal.message.contains("of-root"), "{refusal:?}");

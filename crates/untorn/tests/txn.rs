@@ -11,7 +11,7 @@ use untorn::{File, Store};
 /// A store with these files, each containing its [`text`] of version "old", and the directory that it is in.
 fn store_with(names: &[&str]) -> (tempfile::TempDir, Store) {
     let dir = directory();
-    puppet::close_clean_with(dir.path(), names, "old");
+    child_process::close_clean_with(dir.path(), names, "old");
     let store = Store::open(dir.path()).unwrap();
     (dir, store)
 }

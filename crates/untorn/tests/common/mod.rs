@@ -1,11 +1,12 @@
 //! What the behaviour tests share: directories on a real disk, contents that tell where they come
-//! from, assertions on errors, skipping aloud, and a second process to be killed ([`puppet`]).
+//! from, assertions on errors, skipping aloud, and a second process to be killed ([`child_process`]).
 
 // Every test program compiles this for itself and uses its part of it.
 #![allow(dead_code)]
 
+pub mod child_process;
 pub mod kill;
-pub mod puppet;
+pub mod mapping;
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,7 +1,7 @@
 //! A second process that opens stores, does what it is told, and is killed at the right moment.
 //!
-//! It is the test program itself, started again to run only [`puppet`], which then obeys commands from its
-//! standard input: one a line, words separated by tabs, one answer each.
+//! It is the test program itself, started again to run only [`child_process`], which then obeys commands from its
+//! standard input: one a line, words separated by tabs, one reply each.
 
 use super::{TempDir, directory, text};
 use std::collections::HashMap;
@@ -12,11 +12,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use untorn::{Error, FailureClass, File, FileOptions, Store, StoreOptions};
 
-const ENVIRONMENT: &str = "UNTORN_TEST_PUPPET";
-/// Marks answers among what the test runner prints to the same pipe.
+const ENVIRONMENT: &str = "UNTORN_TEST_CHILD_PROCESS";
+/// Marks replies among what the test runner prints to the same pipe.
 const MARK: &str = "> ";
 
-/// An Untorn error that came from a puppet.
+/// An Untorn error that came from a child process.
 #[derive(Debug)]
 pub struct Refusal {
     /// [`Error::kind`].
@@ -28,16 +28,16 @@ pub struct Refusal {
 }
 
 /// A process to be told what to do. Killed when dropped.
-pub struct Puppet {
+pub struct ChildProcess {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Puppet {
+impl ChildProcess {
     /// A fresh one, which owns nothing yet.
-    pub fn start() -> Puppet {
-        let mut child = again("common::puppet::puppet")
+    pub fn start() -> ChildProcess {
+        let mut child = again("common::child_process::child_process")
             .env(ENVIRONMENT, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -45,32 +45,32 @@ impl Puppet {
             .expect("cannot start a second process");
         let input = child.stdin.take().expect("piped");
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        Puppet { child, input, output }
+        ChildProcess { child, input, output }
     }
 
     /// A fresh one that owns the store.
     #[track_caller]
-    pub fn owning(store: impl AsRef<Path>) -> Puppet {
-        let mut puppet = Puppet::start();
-        puppet.ok(&["open", path_text(&store)]);
-        puppet
+    pub fn owning(store: impl AsRef<Path>) -> ChildProcess {
+        let mut process = ChildProcess::start();
+        process.ok(&["open", path_text(&store)]);
+        process
     }
 
-    /// Sends one command without waiting for its answer.
+    /// Sends one command without waiting for its reply.
     pub fn tell(&mut self, words: &[&str]) {
-        writeln!(self.input, "{}", words.join("\t")).expect("the puppet is gone");
+        writeln!(self.input, "{}", words.join("\t")).expect("the child process is gone");
     }
 
-    /// Waits for an answer.
+    /// Waits for a reply.
     #[track_caller]
-    pub fn answer(&mut self) -> Result<String, Refusal> {
+    pub fn reply(&mut self) -> Result<String, Refusal> {
         let mut line = String::new();
         loop {
             line.clear();
-            let bytes = self.output.read_line(&mut line).expect("the puppet's answer");
-            assert_ne!(bytes, 0, "the puppet died instead of answering");
-            let Some(answer) = line.trim_end_matches('\n').strip_prefix(MARK) else { continue };
-            let mut words = answer.splitn(4, '\t');
+            let bytes = self.output.read_line(&mut line).expect("the child process's reply");
+            assert_ne!(bytes, 0, "the child process died instead of replying");
+            let Some(reply) = line.trim_end_matches('\n').strip_prefix(MARK) else { continue };
+            let mut words = reply.splitn(4, '\t');
             let mut next = || words.next().unwrap_or_default().to_owned();
             return match next().as_str() {
                 "ok" => Ok(next().replace('\u{1}', "\n")),
@@ -79,17 +79,17 @@ impl Puppet {
         }
     }
 
-    /// One command and its answer.
+    /// One command and its reply.
     #[track_caller]
     pub fn ask(&mut self, words: &[&str]) -> Result<String, Refusal> {
         self.tell(words);
-        self.answer()
+        self.reply()
     }
 
     /// One command that must succeed.
     #[track_caller]
     pub fn ok(&mut self, words: &[&str]) -> String {
-        self.ask(words).unwrap_or_else(|e| panic!("the puppet was refused {words:?}: {}: {}", e.kind, e.message))
+        self.ask(words).unwrap_or_else(|e| panic!("the child process was refused {words:?}: {}: {}", e.kind, e.message))
     }
 
     /// One command that must be refused in one of these ways.
@@ -121,11 +121,11 @@ impl Puppet {
     pub fn kill(mut self) {
         self.child.kill().expect("kill");
         let status = self.child.wait().expect("wait");
-        assert_eq!(status.signal(), Some(9), "the puppet was to die by the signal, not before it");
+        assert_eq!(status.signal(), Some(9), "the child process was to die by the signal, not before it");
     }
 }
 
-impl Drop for Puppet {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -159,16 +159,16 @@ pub fn crashed_store(names: &[&str]) -> TempDir {
     dir
 }
 
-/// The same in a directory that is there.
+/// Makes such a store in a directory that is there.
 #[track_caller]
 pub fn crash_in(dir: &Path, names: &[&str]) {
     close_clean_with(dir, names, "old");
-    let mut puppet = Puppet::owning(dir);
+    let mut process = ChildProcess::owning(dir);
     for name in names {
-        puppet.ok(&["create", name]);
-        puppet.commit(name, "new");
+        process.ok(&["create", name]);
+        process.commit(name, "new");
     }
-    puppet.kill();
+    process.kill();
 }
 
 /// Commits the version to each file, creating what is missing, and closes.
@@ -183,34 +183,34 @@ pub fn close_clean_with(dir: &Path, names: &[&str], version: &str) {
     store.close().expect("close");
 }
 
-/// In a second process: obeys. Otherwise: sees that a second process obeys, answers with errors, and dies.
+/// In a second process: obeys. Otherwise: sees that a second process obeys, replies with errors, and dies.
 #[test]
-fn puppet() {
+fn child_process() {
     if std::env::var_os(ENVIRONMENT).is_some() {
         obey();
         return;
     }
     let dir = directory();
-    let mut puppet = Puppet::owning(dir.path());
-    puppet.ok(&["create", "a"]);
-    puppet.commit("a", "first");
-    assert_eq!(puppet.ok(&["read", "a"]).as_bytes(), &text("first", "a")[..20]);
-    puppet.refused(&["file", "b"], &["io"]);
-    puppet.kill();
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "first");
+    assert_eq!(process.ok(&["read", "a"]).as_bytes(), &text("first", "a")[..20]);
+    process.refused(&["file", "b"], &["io"]);
+    process.kill();
 }
 
 #[derive(Default)]
-struct Stage {
+struct Handles {
     store: Option<Store>,
     files: HashMap<String, File>,
 }
 
 fn obey() {
-    let mut stage = Stage::default();
+    let mut handles = Handles::default();
     for line in std::io::stdin().lines() {
         let line = line.expect("a command");
         let words: Vec<&str> = line.split('\t').collect();
-        let answer = match stage.perform(&words) {
+        let reply = match handles.perform(&words) {
             Ok(value) => format!("ok\t{value}"),
             Err(e) => {
                 let pid = if let Error::Busy { pid: Some(pid), .. } = e { pid.to_string() } else { String::new() };
@@ -218,12 +218,12 @@ fn obey() {
             }
         };
         // Straight to the pipe: the test runner may have left the line unfinished.
-        write!(std::io::stdout(), "\n{MARK}{answer}\n").expect("answer");
-        std::io::stdout().flush().expect("answer");
+        write!(std::io::stdout(), "\n{MARK}{reply}\n").expect("reply");
+        std::io::stdout().flush().expect("reply");
     }
 }
 
-impl Stage {
+impl Handles {
     fn perform(&mut self, words: &[&str]) -> Result<String, Error> {
         match words {
             ["open", path, options @ ..] => self.store = Some(store_options(options).open(path)?),
@@ -260,7 +260,7 @@ impl Stage {
             ["read", name] => {
                 let mut start = [0; 20];
                 let bytes = self.files[*name].read_at(&mut start, 0)?;
-                // An answer is one line.
+                // A reply is one line.
                 return Ok(String::from_utf8_lossy(&start[..bytes]).replace('\n', "\u{1}"));
             }
             ["checkpoint"] => self.store().checkpoint()?,

@@ -1,0 +1,116 @@
+//! Crates of the workspace, and which of them may depend on which.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What each crate may depend on, from the bottom up.
+pub const ALLOWED: &[(&str, &[&str])] = &[
+    ("untorn-os", &[]),
+    ("untorn-journal", &["untorn-os"]),
+    ("untorn", &["untorn-os", "untorn-journal"]),
+    ("untorn-capi", &["untorn-os", "untorn-journal", "untorn"]),
+    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn"]),
+    (CRASHLAB, &["untorn-os", "untorn-journal", "untorn"]),
+    ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", CRASHLAB]),
+    ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-bench", CRASHLAB, "untorn-crashtest"]),
+    ("untorn-house", &[]),
+];
+
+/// The crash laboratory: only programs import it, so that it cannot come into anybody's library.
+const CRASHLAB: &str = "untorn-crashlab";
+
+/// One crate of the workspace.
+#[derive(Debug, Clone, Default)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Crates of the workspace that it depends on, for whatever purpose (tests and build scripts included).
+    pub dependencies: Vec<String>,
+    /// Root files of its library and its programs.
+    pub roots: Vec<PathBuf>,
+    /// Whether it has a program.
+    pub program: bool,
+    /// Whether it may be published.
+    pub published: bool,
+}
+
+/// Crates of the workspace, as cargo sees them.
+pub fn packages(workspace: &Path) -> Result<Vec<Package>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]).current_dir(workspace);
+    let output = command.output().context("cargo metadata")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let described = list(&metadata["packages"]);
+    let names: Vec<String> = described.iter().map(|package| text(&package["name"])).collect();
+    let package = |described: &Value| {
+        let manifest = PathBuf::from(text(&described["manifest_path"]));
+        let targets = list(&described["targets"]);
+        let is =
+            |target: &Value, kinds: &[&str]| list(&target["kind"]).iter().any(|k| kinds.contains(&text(k).as_str()));
+        let of_source = |target: &&Value| is(target, &["lib", "rlib", "cdylib", "staticlib", "bin"]);
+        let dependencies = list(&described["dependencies"]);
+        Package {
+            name: text(&described["name"]),
+            dir: manifest.parent().unwrap_or(workspace).to_owned(),
+            dependencies: dependencies.iter().map(|d| text(&d["name"])).filter(|d| names.contains(d)).collect(),
+            roots: targets.iter().filter(of_source).map(|target| text(&target["src_path"]).into()).collect(),
+            program: targets.iter().any(|target| is(target, &["bin"])),
+            published: described["publish"].is_null(),
+        }
+    };
+    Ok(described.iter().map(package).collect())
+}
+
+/// Dependencies that point up or sideways; empty if there are none.
+pub fn wrong_arrows(packages: &[Package]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for package in packages {
+        let name = &package.name;
+        let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| known == name) else {
+            wrong.push(format!("{name} has no place among the crates: say in ALLOWED what it may depend on"));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            if !allowed.contains(&dependency.as_str()) {
+                wrong.push(format!("{name} depends on {dependency}, which is not below it"));
+            }
+            if dependency == CRASHLAB && !package.program {
+                wrong.push(format!("{name} depends on {CRASHLAB} and is no program"));
+            }
+            let published = |name: &str| packages.iter().any(|package| package.name == name && package.published);
+            if package.published && !published(dependency) {
+                wrong.push(format!("{name} may be published, but not {dependency}, which it depends on"));
+            }
+        }
+    }
+    wrong
+}
+
+/// Crates whose directory the drawing (the first block of code of the document) does not name.
+pub fn not_drawn(document: &str, workspace: &Path, packages: &[Package]) -> Vec<String> {
+    let drawing = document.split("```").nth(1).unwrap_or_default();
+    let words: Vec<&str> = drawing.split(|c: char| c.is_whitespace() || ",:;".contains(c)).collect();
+    let missing = packages.iter().filter_map(|package| {
+        let dir = package.dir.strip_prefix(workspace).unwrap_or(&package.dir).display().to_string();
+        (!words.contains(&dir.as_str())).then(|| format!("{dir} ({})", package.name))
+    });
+    missing.collect()
+}
+
+/// All crates and what they depend on.
+pub fn listing(packages: &[Package]) -> String {
+    let lines = packages.iter().map(|package| {
+        let below =
+            if package.dependencies.is_empty() { "nothing".to_owned() } else { package.dependencies.join(", ") };
+        format!("  {} → {below}\n", package.name)
+    });
+    lines.collect()
+}

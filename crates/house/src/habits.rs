@@ -1,0 +1,131 @@
+//! Habits of the source: file names, first lines of doc comments, numbers of errors.
+
+use anyhow::{Context, Result};
+use proc_macro2::{TokenStream, TokenTree};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Names that cargo or the language gives a meaning, the same everywhere.
+const COMMON: [&str; 6] = ["mod.rs", "lib.rs", "main.rs", "build.rs", "tests.rs", "error.rs"];
+
+/// Files that share a name because they are about one thing. Another file of that name needs another name.
+const ONE_CONCEPT: &[&[&str]] = &[
+    // The handles: in Rust, and the same handle for C.
+    &["crates/untorn/src/file.rs", "crates/capi/src/file.rs"],
+    &["crates/untorn/src/map.rs", "crates/capi/src/map.rs", "crates/capi/src/posix/map.rs"],
+    &["crates/untorn/src/options.rs", "crates/capi/src/options.rs"],
+    &["crates/untorn/src/status.rs", "crates/capi/src/status.rs", "crates/cli/src/commands/status.rs"],
+    &["crates/untorn/src/store.rs", "crates/capi/src/store.rs"],
+    &["crates/untorn/src/ticket.rs", "crates/capi/src/ticket.rs"],
+    &["crates/untorn/src/txn.rs", "crates/capi/src/txn.rs"],
+    // Subjects with a command of their own.
+    &["crates/untorn/src/checkpoint.rs", "crates/cli/src/commands/checkpoint.rs"],
+    &["crates/untorn/src/put.rs", "crates/cli/src/commands/put.rs"],
+    &["crates/untorn/src/heap/check.rs", "crates/cli/src/commands/check.rs"],
+    // The persistent heap: for C, as a command, as a workload.
+    &["crates/capi/src/heap.rs", "crates/cli/src/commands/heap.rs", "crates/crashlab/src/workloads/heap.rs"],
+];
+
+/// Every Rust file beneath a directory, in order; builds and hidden directories are left out.
+pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_dir() {
+                if name != "target" && !name.starts_with('.') {
+                    left.push(path);
+                }
+            } else if name.ends_with(".rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// File names with more than one meaning among source files (those beneath a `src`), given relative to the workspace.
+pub fn repeated_names(files: &[PathBuf]) -> Vec<String> {
+    let mut by_name: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.iter().any(|part| part == "src")) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !COMMON.contains(&name.as_str()) {
+            by_name.entry(name).or_default().push(file.display().to_string());
+        }
+    }
+    let one_concept =
+        |paths: &[String]| ONE_CONCEPT.iter().any(|known| paths.iter().all(|path| known.contains(&path.as_str())));
+    let repeated = by_name.into_iter().filter(|(_, paths)| paths.len() > 1 && !one_concept(paths));
+    repeated.map(|(name, paths)| format!("{name}: {}", paths.join(", "))).collect()
+}
+
+/// Doc comments whose first line begins with "The same": alone in an index it says nothing.
+pub fn first_lines_that_lean(text: &str) -> Vec<usize> {
+    let doc = |line: &str| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).map(|text| text.trim_start().to_owned())
+    };
+    let mut inside = false;
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let text = doc(line);
+        if !inside && text.as_deref().is_some_and(|text| text.starts_with("The same")) {
+            found.push(number + 1);
+        }
+        inside = text.is_some();
+    }
+    found
+}
+
+/// Lines that compare the number of an error of the system with a bare number.
+pub fn bare_errors(text: &str) -> Result<Vec<usize>> {
+    let tokens = text.parse::<TokenStream>().map_err(|e| anyhow::anyhow!("{e}"))?;
+    let mut found = Vec::new();
+    look_for_errors(tokens, &mut found);
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// Looks at each statement or argument that asks for the number of an error.
+fn look_for_errors(tokens: TokenStream, found: &mut Vec<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for token in &tokens {
+        if let TokenTree::Group(group) = token {
+            look_for_errors(group.stream(), found);
+        }
+    }
+    // `matches!(e.raw_os_error(), Some(5))` has a comma between the two.
+    let end = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == ';');
+    for statement in tokens.split(end) {
+        for (at, token) in statement.iter().enumerate() {
+            let asks = matches!(token, TokenTree::Ident(name) if name == "raw_os_error" || name == "os_error");
+            // A definition of that name asks for nothing.
+            let defines = at > 0 && matches!(&statement[at - 1], TokenTree::Ident(name) if name == "fn");
+            if asks && !defines && has_bare_number(&statement[at.saturating_sub(8)..statement.len().min(at + 10)]) {
+                found.push(token.span().start().line);
+            }
+        }
+    }
+}
+
+/// Whether a number stands after a comparison, or in a `Some(…)`.
+fn has_bare_number(tokens: &[TokenTree]) -> bool {
+    let number = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Literal(literal)) if literal.to_string().starts_with(|c: char| c.is_ascii_digit()));
+    let equals = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == '=');
+    tokens.iter().enumerate().any(|(at, token)| match token {
+        TokenTree::Punct(_) if equals(token) => number(tokens.get(at + 1)),
+        TokenTree::Ident(some) if some == "Some" => match tokens.get(at + 1) {
+            Some(TokenTree::Group(group)) => number(group.stream().into_iter().next().as_ref()),
+            _ => false,
+        },
+        TokenTree::Group(group) if group.delimiter() == proc_macro2::Delimiter::Brace => {
+            has_bare_number(&group.stream().into_iter().collect::<Vec<_>>())
+        }
+        _ => false,
+    })
+}

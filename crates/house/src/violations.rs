@@ -1,0 +1,65 @@
+//! All rules applied to the workspace: what `untorn-house check` prints.
+
+use crate::{arrows, habits, imports};
+use anyhow::Result;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Everything that is against a rule.
+pub fn all(workspace: &Path) -> Result<Vec<String>> {
+    Ok([circles(workspace)?, crates(workspace)?, file_names(workspace)?, wording(workspace)?, errors(workspace)?]
+        .concat())
+}
+
+/// Circles of imports between the files of a crate.
+pub fn circles(workspace: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for package in arrows::packages(workspace)? {
+        for root in &package.roots {
+            let circles = imports::imports_of(root)?.circles();
+            found.extend(circles.into_iter().map(|circle| format!("{}: {circle}", package.name)));
+        }
+    }
+    Ok(found)
+}
+
+/// Arrows between crates that point up, and crates that the drawing leaves out.
+pub fn crates(workspace: &Path) -> Result<Vec<String>> {
+    let packages = arrows::packages(workspace)?;
+    let document = fs::read_to_string(workspace.join("docs/ARCHITECTURE.md"))?;
+    let not_drawn = arrows::not_drawn(&document, workspace, &packages).into_iter();
+    let not_drawn = not_drawn.map(|name| format!("the drawing in docs/ARCHITECTURE.md does not name {name}"));
+    Ok(arrows::wrong_arrows(&packages).into_iter().chain(not_drawn).collect())
+}
+
+/// File names with two meanings.
+pub fn file_names(workspace: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for package in arrows::packages(workspace)? {
+        files.extend(habits::rust_files(&package.dir)?);
+    }
+    let relative: Vec<PathBuf> =
+        files.iter().map(|file| file.strip_prefix(workspace).unwrap_or(file).to_owned()).collect();
+    let repeated = habits::repeated_names(&relative).into_iter();
+    Ok(repeated.map(|repeated| format!("one file name, several meanings: {repeated}")).collect())
+}
+
+/// Doc comments whose first line does not stand alone.
+pub fn wording(workspace: &Path) -> Result<Vec<String>> {
+    in_each_file(workspace, "a doc comment begins with \"The same\"", |text| Ok(habits::first_lines_that_lean(text)))
+}
+
+/// Errors of the system that are compared with bare numbers.
+pub fn errors(workspace: &Path) -> Result<Vec<String>> {
+    in_each_file(workspace, "an error is compared with a bare number", habits::bare_errors)
+}
+
+fn in_each_file(workspace: &Path, what: &str, look: impl Fn(&str) -> Result<Vec<usize>>) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for path in habits::rust_files(workspace)? {
+        let lines = look(&fs::read_to_string(&path)?)?.into_iter();
+        let shown = path.strip_prefix(workspace).unwrap_or(&path).display();
+        found.extend(lines.map(|line| format!("{shown}:{line}: {what}")));
+    }
+    Ok(found)
+}

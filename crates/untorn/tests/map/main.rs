@@ -1,0 +1,15 @@
+//! Mapped files, one subject a module; each with every tracker that works here.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod closing;
+mod commit;
+mod growth;
+mod memory;
+mod outside;
+mod permissions;
+mod rollback;
+mod sharing;
+mod system_calls;
+mod transactions;
