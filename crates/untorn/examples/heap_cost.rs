@@ -6,7 +6,7 @@ use std::alloc::Layout;
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Instant;
-use untorn::Heap;
+use untorn::heap::Heap;
 
 /// Blocks that a thread has at a time: the oldest one is freed when a new one is made.
 const LIVE: usize = 1000;
@@ -16,7 +16,7 @@ fn main() -> Result<(), untorn::Error> {
     let dir = PathBuf::from(arguments.next().expect("a directory"));
     let n: usize = arguments.next().map_or(5_000_000, |n| n.parse().expect("a number of operations"));
     let path = dir.join("heap-cost");
-    let heap = Heap::create(&path)?;
+    let heap = Heap::open_or_create(&path)?;
 
     let guard = each(1, n, |n| (0..n).for_each(|_| drop(std::hint::black_box(heap.mutate()))));
     let nested = each(1, n, |n| {

@@ -3,9 +3,9 @@
 
 fn main() -> untorn::Result<()> {
     let store = untorn::Store::open(std::env::args().nth(1).unwrap_or(".".into()))?;
-    let (a, b) = (store.create("account-a")?, store.create("account-b")?);
-    a.write_at(b"70 coins\n", 0)?;
-    b.write_at(b"30 coins\n", 0)?;
+    let (a, b) = (store.open_or_create("account-a")?, store.open_or_create("account-b")?);
+    a.write_all_at(b"70 coins\n", 0)?;
+    b.write_all_at(b"30 coins\n", 0)?;
     store.syncv(&[&a, &b])?;
     store.close()
 }

@@ -2,9 +2,9 @@
 
 fn main() -> untorn::Result<()> {
     let path = std::env::args().nth(1).unwrap_or("counter".into());
-    let file = untorn::File::create(path)?;
-    if file.size()? == 0 {
-        file.truncate(4096)?;
+    let file = untorn::File::open_or_create(path)?;
+    if file.len()? == 0 {
+        file.set_len(4096)?;
     }
     let map = file.map()?;
     // SAFETY: this thread alone uses the map, and the file keeps its size.

@@ -19,46 +19,46 @@ const TOO_FAR: &[&str] = &["invalid", "no-space", "io"];
 fn offsets_at_the_limits() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(&text("old", "a"), 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
     let largest = i64::MAX as u64;
     for offset in [u64::MAX, u64::MAX - 1, u64::MAX - 5, largest + 1, largest] {
-        refused(file.write_at(b"beyond", offset), TOO_FAR);
+        refused(file.write_all_at(b"beyond", offset), TOO_FAR);
         refused(file.zero(offset, 6), TOO_FAR);
         assert_eq!(file.read_at(&mut [0; 6], offset).unwrap_or(0), 0, "nothing to read there");
     }
-    refused(file.write_at(b"beyond", largest - 5), TOO_FAR);
+    refused(file.write_all_at(b"beyond", largest - 5), TOO_FAR);
     refused(file.zero(0, u64::MAX), TOO_FAR);
     refused(file.zero(10, u64::MAX - 5), TOO_FAR);
-    refused(file.truncate(u64::MAX), TOO_FAR);
-    refused(file.truncate(largest + 1), TOO_FAR);
-    assert_eq!(file.size().unwrap(), TEXT_BYTES as u64, "what was refused left nothing behind");
+    refused(file.set_len(u64::MAX), TOO_FAR);
+    refused(file.set_len(largest + 1), TOO_FAR);
+    assert_eq!(file.len().unwrap(), TEXT_BYTES as u64, "what was refused left nothing behind");
     file.append(b"x").unwrap();
     file.commit().unwrap();
-    assert_eq!(file.size().unwrap(), TEXT_BYTES as u64 + 1);
+    assert_eq!(file.len().unwrap(), TEXT_BYTES as u64 + 1);
 }
 
 #[test]
 fn sizes_that_only_some_file_systems_can_do() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    let other = store.create("b").unwrap();
-    file.write_at(&text("old", "a"), 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    let other = store.open_or_create("b").unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
     // ext4 ends at 16 TiB, XFS at 8 EiB. Whichever answer comes, and when, it must be the truth.
     for size in [i64::MAX as u64, 1 << 62, 1 << 45] {
-        let done = file.truncate(size).and_then(|()| file.commit());
+        let done = file.set_len(size).and_then(|()| file.commit());
         if let Err(e) = &done {
             assert!(TOO_FAR.contains(&e.kind()), "{}: {e}", e.kind());
             let _ = file.rollback();
             assert_same(&contents(&file), &text("old", "a"), "a refused size changed nothing");
         } else {
-            assert_eq!(file.size().unwrap(), size);
-            file.truncate(TEXT_BYTES as u64).unwrap();
+            assert_eq!(file.len().unwrap(), size);
+            file.set_len(TEXT_BYTES as u64).unwrap();
             file.commit().unwrap();
         }
         other.append(b"x").unwrap();
@@ -75,11 +75,11 @@ fn sizes_that_only_some_file_systems_can_do() {
 fn empty_changes_change_nothing() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     file.append(b"contents").unwrap();
     file.commit().unwrap();
-    file.write_at(b"", 4).unwrap();
-    file.write_at(b"", 1000).unwrap();
+    file.write_all_at(b"", 4).unwrap();
+    file.write_all_at(b"", 1000).unwrap();
     file.zero(0, 0).unwrap();
     file.zero(1000, 0).unwrap();
     file.append(b"").unwrap();
@@ -96,10 +96,10 @@ fn not_a_file(dir: &Path, name: &str) {
     let name_owned = name.to_owned();
     within(LIMIT, name, move || {
         let kinds = &["invalid", "unsupported", "io"];
-        refused(store.file(&name_owned), kinds);
-        refused(store.create(&name_owned), kinds);
+        refused(store.open_file(&name_owned), kinds);
+        refused(store.open_or_create(&name_owned), kinds);
         refused(File::open(&path), kinds);
-        refused(File::create(&path), kinds);
+        refused(File::open_or_create(&path), kinds);
         store.close().unwrap();
     });
     let after: Vec<String> = picture(dir).into_iter().filter(|line| !line.contains(".untorn")).collect();
@@ -163,9 +163,9 @@ fn names_that_leave_the_store_are_refused() {
     let store = Store::open(&dir).unwrap();
     let absolute = outer.path().join("outside");
     for name in ["..", "../outside", "sub/../../outside", "../store/a", "sub/../a", absolute.to_str().unwrap(), "/"] {
-        let e = refused(store.file(name), &["invalid", "untrusted", "io"]);
+        let e = refused(store.open_file(name), &["invalid", "untrusted", "io"]);
         assert_ne!(e.os_error(), Some(libc::ENOENT), "{name}: the name is wrong, the file not missing");
-        refused(store.create(name), &["invalid", "untrusted", "io"]);
+        refused(store.open_or_create(name), &["invalid", "untrusted", "io"]);
     }
     assert_same(&plain(outer.path().join("outside")), b"plain", "left alone");
     assert!(attribute(outer.path().join("outside")).is_none());
@@ -177,13 +177,13 @@ fn names_that_are_no_names_are_refused() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
     for name in ["", ".", "./", "a\0b"] {
-        refused(store.file(name), &["invalid", "io"]);
-        refused(store.create(name), &["invalid", "io"]);
+        refused(store.open_file(name), &["invalid", "io"]);
+        refused(store.open_or_create(name), &["invalid", "io"]);
     }
     refused(store.begin().create("a\0b", 0o644), &["invalid", "io"]);
     refused(Store::open("a\0b"), &["invalid", "io"]);
-    refused(File::create("a\0b"), &["invalid", "io"]);
-    refused(File::create(""), &["invalid", "io"]);
+    refused(File::open_or_create("a\0b"), &["invalid", "io"]);
+    refused(File::open_or_create(""), &["invalid", "io"]);
 }
 
 #[test]
@@ -195,11 +195,11 @@ fn untorns_own_names_are_refused() {
     let within_it = fs::read_dir(dir.path().join(".untorn")).unwrap().next().expect("a file").unwrap().file_name();
     let within_it = format!(".untorn/{}", within_it.to_str().unwrap());
     for name in [".untorn", ".untorn/x", "sub/.untorn", "sub/.untorn/x", "./.untorn/x", &within_it] {
-        refused(store.file(name), &["invalid", "untrusted"]);
-        refused(store.create(name), &["invalid", "untrusted"]);
+        refused(store.open_file(name), &["invalid", "untrusted"]);
+        refused(store.open_or_create(name), &["invalid", "untrusted"]);
     }
     for name in [".untorn", "sub/.untorn"] {
-        refused(File::create(dir.path().join(name).join("x")), &["invalid", "untrusted"]);
+        refused(File::open_or_create(dir.path().join(name).join("x")), &["invalid", "untrusted"]);
         assert!(!dir.path().join(name).join("x").exists());
     }
 }
@@ -224,7 +224,7 @@ fn unusual_names_are_names() {
     }
     txn.commit().unwrap();
     for name in names {
-        let file = store.file(name).unwrap();
+        let file = store.open_file(name).unwrap();
         file.append(b" more").unwrap();
         file.commit().unwrap();
     }
@@ -232,7 +232,7 @@ fn unusual_names_are_names() {
     let store = Store::open(dir.path()).unwrap();
     for name in names {
         let wanted = [name.as_bytes(), b" more"].concat();
-        assert_same(&contents(&store.file(name).unwrap()), &wanted, "through the store");
+        assert_same(&contents(&store.open_file(name).unwrap()), &wanted, "through the store");
         assert_same(&plain(dir.path().join(name)), &wanted, "for other programs");
     }
 }
@@ -244,17 +244,17 @@ fn names_that_are_too_long_are_refused() {
     let long_name = "n".repeat(256);
     let long_path = "d/".repeat(2100) + "a";
     for name in [&long_name, &long_path] {
-        refused(store.create(name), &["invalid", "io"]);
+        refused(store.open_or_create(name), &["invalid", "io"]);
         let mut txn = store.begin();
         let done = txn.create(name, 0o644).map(drop).and_then(|()| txn.commit());
         refused(done, &["invalid", "io"]);
         // The private store's name is longer than the file's.
-        refused(File::create(dir.path().join(name)), &["invalid", "io"]);
+        refused(File::open_or_create(dir.path().join(name)), &["invalid", "io"]);
     }
     let almost = "n".repeat(252);
-    refused(File::create(dir.path().join(&almost)), &["invalid", "io", "unsupported"]);
+    refused(File::open_or_create(dir.path().join(&almost)), &["invalid", "io", "unsupported"]);
     assert!(!dir.path().join(&almost).exists(), "no room for its store's name: nothing is made");
-    store.create("a").unwrap().append(b"x").unwrap();
+    store.open_or_create("a").unwrap().append(b"x").unwrap();
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_journal_that_is_too_small_is_refused_or_made_large_enough() {
 fn refused_or_works(store: untorn::Result<Store>) {
     match store {
         Ok(store) => {
-            let file = store.create("a").unwrap();
+            let file = store.open_or_create("a").unwrap();
             file.append(b"x").unwrap();
             file.commit().unwrap();
         }

@@ -15,10 +15,10 @@ fn a_committed_file_is_there_after_reopening() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(fs::canonicalize(store.path()).unwrap(), fs::canonicalize(dir.path()).unwrap());
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     assert_eq!(file.path(), Path::new("a"));
     assert_eq!(file.store().path(), store.path());
-    file.write_at(&text("one", "a"), 0).unwrap();
+    file.write_all_at(&text("one", "a"), 0).unwrap();
     file.commit().unwrap();
     assert_same(&contents(&file), &text("one", "a"), "before closing");
     file.close().unwrap();
@@ -33,12 +33,12 @@ fn a_committed_file_is_there_after_reopening() {
 fn reads_see_own_uncommitted_writes_and_others_do_not() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(&text("old", "a"), 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
     store.checkpoint().unwrap();
 
-    file.write_at(b"changed", 4093).unwrap();
+    file.write_all_at(b"changed", 4093).unwrap();
     let mut wanted = text("old", "a");
     wanted[4093..4100].copy_from_slice(b"changed");
     assert_same(&contents(&file), &wanted, "through the handle");
@@ -51,8 +51,8 @@ fn reads_see_own_uncommitted_writes_and_others_do_not() {
 #[test]
 fn a_read_is_short_only_at_the_end() {
     let dir = directory();
-    let file = Store::open(dir.path()).unwrap().create("a").unwrap();
-    file.write_at(&[7; 5000], 0).unwrap();
+    let file = Store::open(dir.path()).unwrap().open_or_create("a").unwrap();
+    file.write_all_at(&[7; 5000], 0).unwrap();
     let mut bytes = [0; 100];
     assert_eq!(file.read_at(&mut bytes, 4950).unwrap(), 50);
     assert_eq!(file.read_at(&mut bytes, 5000).unwrap(), 0);
@@ -64,17 +64,17 @@ fn a_read_is_short_only_at_the_end() {
 fn several_handles_are_one_view() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let first = store.create("a").unwrap();
-    let second = store.file("a").unwrap();
-    let third = first.duplicate().unwrap();
-    first.write_at(b"first ", 0).unwrap();
+    let first = store.open_or_create("a").unwrap();
+    let second = store.open_file("a").unwrap();
+    let third = first.try_clone().unwrap();
+    first.write_all_at(b"first ", 0).unwrap();
     assert_eq!(second.append(b"second ").unwrap(), 6);
     assert_eq!(third.append(b"third").unwrap(), 13);
     for handle in [&first, &second, &third] {
         assert_same(&contents(handle), b"first second third", "each handle sees all");
     }
     second.commit().unwrap();
-    third.write_at(b"lost", 0).unwrap();
+    third.write_all_at(b"lost", 0).unwrap();
     first.rollback().unwrap();
     assert_same(&contents(&third), b"first second third", "one handle rolls all of it back");
 }
@@ -83,13 +83,13 @@ fn several_handles_are_one_view() {
 fn threads_share_a_handle() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let file = &file;
             scope.spawn(move || {
                 for i in 0..50u64 {
-                    file.write_at(&[thread + 1; 64], (i * 4 + u64::from(thread)) * 64).unwrap();
+                    file.write_all_at(&[thread + 1; 64], (i * 4 + u64::from(thread)) * 64).unwrap();
                     file.commit().unwrap();
                 }
             });
@@ -108,23 +108,23 @@ fn threads_share_a_handle() {
 fn closing_discards_what_was_not_committed() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(b"kept", 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(b"kept", 0).unwrap();
     file.commit().unwrap();
 
     file.append(b" and lost").unwrap();
-    let other = file.duplicate().unwrap();
+    let other = file.try_clone().unwrap();
     file.close().unwrap();
     assert_same(&contents(&other), b"kept and lost", "another handle keeps the changes alive");
     other.close().unwrap();
     assert_same(&stored(&store, "a"), b"kept", "after the last handle closed");
 
-    let file = store.file("a").unwrap();
+    let file = store.open_file("a").unwrap();
     file.append(b" and lost").unwrap();
     drop(file);
     assert_same(&stored(&store, "a"), b"kept", "after the last handle was dropped");
 
-    let file = store.file("a").unwrap();
+    let file = store.open_file("a").unwrap();
     file.append(b" and lost").unwrap();
     store.close().unwrap();
     assert_same(&plain(dir.path().join("a")), b"kept", "after the store closed under the handle");
@@ -134,13 +134,13 @@ fn closing_discards_what_was_not_committed() {
 fn commit_on_close_is_opt_in() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     file.set_commit_on_close(true);
     file.append(b"kept").unwrap();
     file.close().unwrap();
     assert_same(&stored(&store, "a"), b"kept", "after close");
 
-    let file = store.file("a").unwrap();
+    let file = store.open_file("a").unwrap();
     file.set_commit_on_close(true);
     file.set_commit_on_close(false);
     file.append(b" and lost").unwrap();
@@ -152,14 +152,14 @@ fn commit_on_close_is_opt_in() {
 fn rollback_brings_back_contents_and_size() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     file.rollback().unwrap();
-    file.write_at(&text("old", "a"), 0).unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
     // Once while the commit may still be in the journal alone, once when it is in the file.
     for _ in 0..2 {
-        file.truncate(100).unwrap();
-        file.write_at(b"far out", 100_000).unwrap();
+        file.set_len(100).unwrap();
+        file.write_all_at(b"far out", 100_000).unwrap();
         file.zero(0, 50).unwrap();
         file.rollback().unwrap();
         assert_same(&contents(&file), &text("old", "a"), "after rollback");
@@ -173,7 +173,7 @@ fn rollback_brings_back_contents_and_size() {
 #[test]
 fn append_tells_where() {
     let dir = directory();
-    let file = Store::open(dir.path()).unwrap().create("a").unwrap();
+    let file = Store::open(dir.path()).unwrap().open_or_create("a").unwrap();
     let mut wanted = Vec::new();
     for i in 0..300u32 {
         let line = format!("line {i}\n").repeat(i as usize % 7);
@@ -190,13 +190,13 @@ fn append_tells_where() {
 fn truncate_shrinks_and_grows_with_zeros() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(&text("old", "a"), 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
     // What was cut off must not come back when the file grows again: in one commit …
-    file.truncate(5000).unwrap();
-    file.truncate(9000).unwrap();
+    file.set_len(5000).unwrap();
+    file.set_len(9000).unwrap();
     let mut wanted = text("old", "a");
     wanted.truncate(5000);
     wanted.resize(9000, 0);
@@ -206,16 +206,16 @@ fn truncate_shrinks_and_grows_with_zeros() {
     assert_same(&plain(dir.path().join("a")), &wanted, "cut and grown in one commit");
 
     // … and over several.
-    file.truncate(4000).unwrap();
+    file.set_len(4000).unwrap();
     file.commit().unwrap();
-    file.write_at(b"end", 7000).unwrap();
+    file.write_all_at(b"end", 7000).unwrap();
     file.commit().unwrap();
     wanted.truncate(4000);
     wanted.resize(7000, 0);
     wanted.extend_from_slice(b"end");
     assert_same(&contents(&file), &wanted, "cut, then written past the end");
-    file.truncate(0).unwrap();
-    assert_eq!(file.size().unwrap(), 0);
+    file.set_len(0).unwrap();
+    assert_eq!(file.len().unwrap(), 0);
     file.rollback().unwrap();
     drop(file);
     store.close().unwrap();
@@ -226,11 +226,11 @@ fn truncate_shrinks_and_grows_with_zeros() {
 fn zero_clears_and_extends() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(&[9; 20_000], 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&[9; 20_000], 0).unwrap();
     file.commit().unwrap();
     file.zero(4000, 9000).unwrap();
-    file.write_at(b"island", 8000).unwrap();
+    file.write_all_at(b"island", 8000).unwrap();
     file.zero(19_990, 110).unwrap();
     file.zero(123, 0).unwrap();
     let mut wanted = vec![9; 19_990];
@@ -248,9 +248,9 @@ fn zero_clears_and_extends() {
 fn syncv_commits_many_files() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let files: Vec<File> = (0..20).map(|i| store.create(format!("f{i}")).unwrap()).collect();
+    let files: Vec<File> = (0..20).map(|i| store.open_or_create(format!("f{i}")).unwrap()).collect();
     for (i, file) in files.iter().enumerate() {
-        file.write_at(&text("one", &i.to_string()), 0).unwrap();
+        file.write_all_at(&text("one", &i.to_string()), 0).unwrap();
     }
     let before = store.status().commits;
     store.syncv(&files.iter().collect::<Vec<_>>()).unwrap();
@@ -274,8 +274,8 @@ fn syncv_commits_many_files() {
 fn tickets_tell_when_a_commit_is_durable() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let a = store.create("a").unwrap();
-    let b = store.create("b").unwrap();
+    let a = store.open_or_create("a").unwrap();
+    let b = store.open_or_create("b").unwrap();
     a.append(b"1").unwrap();
     let ticket = a.commit_async().unwrap();
     ticket.wait().unwrap();
@@ -310,9 +310,9 @@ fn tickets_tell_when_a_commit_is_durable() {
 fn after_a_checkpoint_files_are_plain_and_whole() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     for version in ["one", "two", "three"] {
-        file.write_at(&text(version, "a"), 0).unwrap();
+        file.write_all_at(&text(version, "a"), 0).unwrap();
         file.commit().unwrap();
         store.checkpoint().unwrap();
         assert_same(&plain(dir.path().join("a")), &text(version, "a"), "after the checkpoint");
@@ -327,15 +327,15 @@ fn after_a_checkpoint_files_are_plain_and_whole() {
 fn a_commit_may_be_larger_than_the_journal() {
     let dir = directory();
     let store = StoreOptions::default().journal_bytes(64 << 10).open(dir.path()).unwrap();
-    let file = store.create("big").unwrap();
+    let file = store.open_or_create("big").unwrap();
     let mut wanted: Vec<u8> = (0..8u32 << 20).map(|i| (i / 1000) as u8).collect();
     for (i, part) in wanted.chunks(300_000).enumerate() {
-        file.write_at(part, i as u64 * 300_000).unwrap();
+        file.write_all_at(part, i as u64 * 300_000).unwrap();
     }
     file.commit().unwrap();
     assert_same(&contents(&file), &wanted, "after the commit");
     wanted[5_000_000..5_000_010].fill(1);
-    file.write_at(&[1; 10], 5_000_000).unwrap();
+    file.write_all_at(&[1; 10], 5_000_000).unwrap();
     file.commit().unwrap();
     assert!(
         store.status().journal_bytes_allocated <= 1 << 20,
@@ -353,28 +353,28 @@ fn a_commit_may_be_larger_than_the_journal() {
 fn options_of_a_file() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let create = FileOptions { create: Some(0o640), ..FileOptions::default() };
-    let file = store.file_with("a", &create).unwrap();
+    let create = FileOptions::new().create(true).mode(0o640);
+    let file = store.open_file_with("a", &create).unwrap();
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask(), "the mode less the umask, at once");
     file.append(b"contents").unwrap();
     file.commit().unwrap();
     // There already: opened, and its mode left alone.
-    let again = store.file_with("a", &FileOptions { create: Some(0o600), ..FileOptions::default() }).unwrap();
+    let again = store.open_file_with("a", &FileOptions::new().create(true).mode(0o600)).unwrap();
     assert_same(&contents(&again), b"contents", "opened again");
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask());
-    refused_with_errno(store.file_with("a", &FileOptions { exclusive: true, ..create }), libc::EEXIST);
-    refused_with_errno(store.file_with("b", &FileOptions::default()), libc::ENOENT);
+    refused_with_errno(store.open_file_with("a", &create.create_new(true)), libc::EEXIST);
+    refused_with_errno(store.open_file_with("b", &FileOptions::default()), libc::ENOENT);
 
-    let reader = store.file_with("a", &FileOptions { read_only: true, ..FileOptions::default() }).unwrap();
+    let reader = store.open_file_with("a", &FileOptions::new().read_only(true)).unwrap();
     assert_same(&contents(&reader), b"contents", "a read-only handle reads");
-    for result in [reader.write_at(b"x", 0), reader.append(b"x").map(drop), reader.truncate(0), reader.zero(0, 1)] {
+    for result in [reader.write_all_at(b"x", 0), reader.append(b"x").map(drop), reader.set_len(0), reader.zero(0, 1)] {
         assert!(result.is_err(), "a read-only handle does not write");
     }
     assert_same(&contents(&file), b"contents", "nothing was written");
     drop((file, again, reader));
 
-    let truncated = store.file_with("a", &FileOptions { truncate: true, ..FileOptions::default() }).unwrap();
-    assert_eq!(truncated.size().unwrap(), 0);
+    let truncated = store.open_file_with("a", &FileOptions::new().truncate(true)).unwrap();
+    assert_eq!(truncated.len().unwrap(), 0);
     drop(truncated);
     assert_same(&stored(&store, "a"), b"contents", "the truncation was not committed");
 }
@@ -391,15 +391,15 @@ fn a_closed_store_answers_closed() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
     let clone = store.clone();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     let txn = store.begin();
     store.close().unwrap();
     refused(file.read_at(&mut [0; 4], 0), &["closed"]);
-    refused(file.write_at(b"x", 0), &["closed"]);
-    refused(file.size(), &["closed"]);
+    refused(file.write_all_at(b"x", 0), &["closed"]);
+    refused(file.len(), &["closed"]);
     refused(file.commit(), &["closed"]);
-    refused(clone.file("a"), &["closed"]);
-    refused(clone.create("b"), &["closed"]);
+    refused(clone.open_file("a"), &["closed"]);
+    refused(clone.open_or_create("b"), &["closed"]);
     refused(clone.checkpoint(), &["closed"]);
     refused(txn.commit(), &["closed"]);
     // And it is free for the next owner.
@@ -410,7 +410,7 @@ fn a_closed_store_answers_closed() {
 #[test]
 fn a_dropped_store_closes_by_itself() {
     let dir = directory();
-    let file = Store::open(dir.path()).unwrap().create("a").unwrap();
+    let file = Store::open(dir.path()).unwrap().open_or_create("a").unwrap();
     file.append(b"kept").unwrap();
     file.commit().unwrap();
     // The file handle alone keeps the store alive.
@@ -427,7 +427,7 @@ fn a_lone_file_needs_no_store() {
     refused_with_errno(File::open(&path), libc::ENOENT);
     assert!(picture(dir.path()).is_empty(), "opening what is not there makes nothing");
 
-    let file = File::create(&path).unwrap();
+    let file = File::open_or_create(&path).unwrap();
     file.append(b"one").unwrap();
     file.commit().unwrap();
     assert!(dir.path().join("foo.db.untorn").is_dir());
@@ -437,9 +437,9 @@ fn a_lone_file_needs_no_store() {
 
     // Two lone files in one directory have nothing to do with each other.
     let file = File::open(&path).unwrap();
-    let other = File::create(dir.path().join("bar.db")).unwrap();
+    let other = File::open_or_create(dir.path().join("bar.db")).unwrap();
     assert_same(&contents(&file), b"one", "after reopening");
-    file.write_at(b"two", 0).unwrap();
+    file.write_all_at(b"two", 0).unwrap();
     other.append(b"other").unwrap();
     file.commit().unwrap();
     other.commit().unwrap();
@@ -459,9 +459,9 @@ fn an_existing_file_is_taken_as_it_is() {
     let inode = fs::metadata(&path).unwrap().ino();
 
     let store = Store::open(dir.path()).unwrap();
-    let file = store.file("sub/a").unwrap();
+    let file = store.open_file("sub/a").unwrap();
     assert_same(&contents(&file), &text("plain", "a"), "as it was");
-    file.write_at(b"changed", 0).unwrap();
+    file.write_all_at(b"changed", 0).unwrap();
     file.commit().unwrap();
     drop(file);
     store.close().unwrap();
@@ -480,10 +480,10 @@ fn status_counts() {
     assert_eq!((start.class, start.full_page, start.journal_bytes_max), (FailureClass::Power, true, 1 << 20));
     assert!(!start.store_id.is_empty());
     assert_eq!(start.open_files, 0);
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     let before = store.status();
     for i in 0..10u64 {
-        file.write_at(&text("one", "a")[..1000], i * 1000).unwrap();
+        file.write_all_at(&text("one", "a")[..1000], i * 1000).unwrap();
         file.commit().unwrap();
     }
     let status = store.status();
@@ -512,7 +512,7 @@ fn small_stays_small() {
     let path = dir.path().join("small");
     fs::write(&path, [1; 1024]).unwrap();
     let file = File::open(&path).unwrap();
-    file.write_at(&[2; 1024], 0).unwrap();
+    file.write_all_at(&[2; 1024], 0).unwrap();
     file.commit().unwrap();
     let home = dir.path().join("small.untorn");
     let blocks =
@@ -528,7 +528,7 @@ fn create_off_makes_nothing() {
     let dir = directory();
     let options = StoreOptions::default().create(false);
     refused_with_errno(options.open(dir.path()), libc::ENOENT);
-    refused_with_errno(options.open_file(dir.path().join("a")), libc::ENOENT);
+    refused_with_errno(options.open_standalone(dir.path().join("a")), libc::ENOENT);
     refused_with_errno(options.open(dir.path().join("missing")), libc::ENOENT);
     assert!(picture(dir.path()).is_empty(), "nothing was made");
     Store::open(dir.path()).unwrap().close().unwrap();
@@ -539,6 +539,6 @@ fn create_off_makes_nothing() {
 fn errors_name_the_path() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let Err(e @ Error::Io { .. }) = store.file("no such file") else { panic!("opened what is not there") };
+    let Err(e @ Error::Io { .. }) = store.open_file("no such file") else { panic!("opened what is not there") };
     assert!(e.to_string().contains("no such file"), "{e}");
 }

@@ -42,8 +42,8 @@ fn a_crashed_store_recovers_in_the_other_class() {
         let store = open(dir.path(), after);
         assert_eq!(store.status().class, after);
         assert_same(&stored(&store, "a"), &text("new", "a"), "the last commit");
-        let file = store.file("a").unwrap();
-        file.write_at(&text("newer", "a"), 0).unwrap();
+        let file = store.open_file("a").unwrap();
+        file.write_all_at(&text("newer", "a"), 0).unwrap();
         file.commit().unwrap();
         drop(file);
         store.close().unwrap();
@@ -58,7 +58,7 @@ fn a_store_changes_class_as_often_as_one_likes() {
         let class = if round % 2 == 0 { FailureClass::Process } else { FailureClass::Power };
         let store = open(dir.path(), class);
         assert_eq!(store.status().class, class);
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         assert_eq!(file.append(&[round; 1000]).unwrap(), u64::from(round) * 1000);
         file.commit().unwrap();
         drop(file);
@@ -72,12 +72,12 @@ fn a_store_changes_class_as_often_as_one_likes() {
 fn syncs_of(commits: u64, class: FailureClass) -> u64 {
     let dir = directory();
     let store = open(dir.path(), class);
-    let file = store.create("a").unwrap();
-    file.write_at(&[1; 4096], 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
     file.commit().unwrap();
     let before = store.status().syncs;
     for i in 0..commits {
-        file.write_at(&[i as u8; 4096], 0).unwrap();
+        file.write_all_at(&[i as u8; 4096], 0).unwrap();
         file.commit().unwrap();
     }
     assert_eq!(store.status().checkpoints, 0, "so little needs no checkpoint");

@@ -39,16 +39,16 @@ fn no_space_at_commit_is_clean() {
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
     let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(&text("old", "a"), 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
-    let small = store.create("small").unwrap();
+    let small = store.open_or_create("small").unwrap();
     small.append(b"small").unwrap();
     small.commit().unwrap();
 
     // More than the disk holds, from memory; refused when it is written or when it is committed.
     let part = vec![7; MIB as usize];
-    let done = (0..40).try_for_each(|i| file.write_at(&part, i * MIB)).and_then(|()| file.commit());
+    let done = (0..40).try_for_each(|i| file.write_all_at(&part, i * MIB)).and_then(|()| file.commit());
     refused(done, &["no-space"]);
     file.rollback().unwrap();
     assert_same(&contents(&file), &text("old", "a"), "nothing was committed");
@@ -56,7 +56,7 @@ fn no_space_at_commit_is_clean() {
     // The store goes on, and what was tried has left nothing behind.
     small.append(b" again").unwrap();
     small.commit().expect("a small commit fits");
-    file.write_at(&part, 0).unwrap();
+    file.write_all_at(&part, 0).unwrap();
     file.commit().expect("a commit that fits");
     drop((file, small));
     store.close().unwrap();
@@ -72,8 +72,8 @@ fn a_full_disk_still_unlinks_and_truncates() {
     let dir = disk.path();
     let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
     for name in ["big", "cut"] {
-        let file = store.create(name).unwrap();
-        file.write_at(&vec![5; 2 * MIB as usize], 0).unwrap();
+        let file = store.open_or_create(name).unwrap();
+        file.write_all_at(&vec![5; 2 * MIB as usize], 0).unwrap();
         file.commit().unwrap();
     }
     store.checkpoint().unwrap();
@@ -81,8 +81,8 @@ fn a_full_disk_still_unlinks_and_truncates() {
     let free = rustix::fs::statvfs(dir).unwrap().f_bavail;
     assert!(free < 16, "the disk is full: {free} blocks free");
 
-    let cut = store.file("cut").unwrap();
-    cut.truncate(10).unwrap();
+    let cut = store.open_file("cut").unwrap();
+    cut.set_len(10).unwrap();
     cut.commit().expect("truncating must work on a full disk");
     let mut txn = store.begin();
     txn.unlink("big").unwrap();
@@ -106,7 +106,7 @@ fn a_disk_that_fills_up_loses_no_commit() {
     let mut acknowledged = 0;
     {
         let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         let mut ballast = fs::File::create(dir.join("ballast")).unwrap();
         loop {
             let _ = ballast.write(&[1; 100_000]);
@@ -118,7 +118,7 @@ fn a_disk_that_fills_up_loses_no_commit() {
             assert!(acknowledged < 1000, "the disk never fills up");
         }
         file.rollback().unwrap();
-        assert_eq!(file.size().unwrap(), acknowledged * 50_000);
+        assert_eq!(file.len().unwrap(), acknowledged * 50_000);
         // Whatever close says on a full disk, it may lose nothing.
         drop(file);
         let _ = store.close();
@@ -146,7 +146,7 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
     fill_up(dir);
     // It may do all, set files aside, or refuse; torn it must not be, and with room again all of it must be there.
     if let Ok(store) = Store::open(dir) {
-        if let Ok(file) = store.file("a") {
+        if let Ok(file) = store.open_file("a") {
             assert_same(&contents(&file), &text("new", "a"), "on the full disk");
         }
         drop(store);
@@ -201,17 +201,17 @@ fn more_files_than_descriptors() {
 fn a_full_journal_makes_commits_wait_for_the_checkpoint() {
     let dir = directory();
     let store = StoreOptions::default().journal_bytes(64 << 10).open(dir.path()).unwrap();
-    let files = ["a", "b"].map(|name| store.create(name).unwrap());
+    let files = ["a", "b"].map(|name| store.open_or_create(name).unwrap());
     let mut wanted = vec![0; 100_000];
     for i in 0..400usize {
         let at = i * 7919 % 98_000;
         wanted[at..at + 2000].fill(i as u8);
         for file in &files {
-            file.write_at(&[i as u8; 2000], at as u64).unwrap();
+            file.write_all_at(&[i as u8; 2000], at as u64).unwrap();
         }
         store.syncv(&[&files[0], &files[1]]).unwrap();
     }
-    wanted.truncate(files[0].size().unwrap() as usize);
+    wanted.truncate(files[0].len().unwrap() as usize);
     let status = store.status();
     assert!(status.checkpoints >= 5, "1.6 MB went through 64 KiB with {} checkpoints", status.checkpoints);
     assert!(status.journal_bytes_allocated <= 512 << 10, "{status:?}");
@@ -232,11 +232,11 @@ fn a_journal_pinned_by_a_file_set_aside_refuses_at_last() {
     let path = dir.path().to_owned();
     let last = within(LIMIT, "a pinned journal", move || {
         let store = StoreOptions::default().journal_bytes(64 << 10).open(path).unwrap();
-        let b = store.file("b").unwrap();
+        let b = store.open_file("b").unwrap();
         let mut last = "new".to_owned();
         for i in 0..200 {
             let version = format!("after {i}");
-            match b.write_at(&text(&version, "b"), 0).and_then(|()| b.commit()) {
+            match b.write_all_at(&text(&version, "b"), 0).and_then(|()| b.commit()) {
                 Ok(()) => last = version,
                 Err(e) => {
                     assert!(matches!(e, Error::NoSpace { .. }), "{e}");
@@ -277,7 +277,7 @@ fn a_read_only_file_system_is_told() {
             Ok(store) => {
                 assert_eq!(name, "clean");
                 assert_same(&stored(&store, "a"), &text("old", "a"), "read-only");
-                let file = store.file("a").unwrap();
+                let file = store.open_file("a").unwrap();
                 assert!(file.append(b"x").and_then(|_| file.commit()).is_err());
             }
         }
@@ -302,9 +302,9 @@ fn overlayfs_works() {
 
     // The first change copies the file up, under its handle.
     let store = Store::open(mount.path()).unwrap();
-    let file = store.file("a").unwrap();
+    let file = store.open_file("a").unwrap();
     assert_same(&contents(&file), &text("lower", "a"), "from below");
-    file.write_at(&text("old", "a"), 0).unwrap();
+    file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
     assert_same(&contents(&file), &text("old", "a"), "copied up");
     store.checkpoint().unwrap();

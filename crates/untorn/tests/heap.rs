@@ -8,7 +8,8 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
-use untorn::{Heap, HeapOptions, HeapVec, InHeap, RootOptions, Store};
+use untorn::Store;
+use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap, RootOptions};
 
 type Words = hashbrown::HashMap<u64, HeapVec<u8>, std::hash::BuildHasherDefault<std::hash::DefaultHasher>, InHeap>;
 
@@ -30,7 +31,7 @@ fn value(heap: &Heap, bytes: &[u8]) -> HeapVec<u8> {
 fn collections_survive_a_restart_and_forget_what_was_not_committed() {
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     for n in 0..1000 {
         words(&heap).insert(n, value(&heap, &n.to_string().into_bytes()));
     }
@@ -59,7 +60,7 @@ fn blocks_never_overlap_and_keep_their_contents() {
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let path = dir.path().join("heap");
-    let mut heap = Heap::create(&path).expect("create");
+    let mut heap = Heap::open_or_create(&path).expect("create");
     type Model = BTreeMap<usize, (usize, u8)>;
     let (mut model, mut committed): (Model, Model) = (BTreeMap::new(), BTreeMap::new());
     let fill = |address: usize, bytes: usize, byte: u8| {
@@ -115,7 +116,7 @@ fn blocks_never_overlap_and_keep_their_contents() {
                 check(&model);
             }
             98 => {
-                heap.quiesce().expect("quiesce");
+                heap.reclaim().expect("quiesce");
             }
             _ => {
                 heap.close().expect("close");
@@ -152,8 +153,8 @@ fn an_operation_changes_few_lines() {
     let each = (store.status().journal_bytes_written - before) / (2 * commits as u64);
     assert_eq!(each, 4096, "one block of journal for each");
     // A heap and ordinary files commit together.
-    let other = store.create("other").expect("file");
-    other.write_at(b"with it", 0).expect("write");
+    let other = store.open_or_create("other").expect("file");
+    other.write_all_at(b"with it", 0).expect("write");
     let syncs = store.status().syncs;
     heap.allocate(layout).expect("allocate");
     heap.commit_with(&[&other]).expect("commit");
@@ -164,7 +165,7 @@ fn an_operation_changes_few_lines() {
 fn roots_know_what_they_point_to() {
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     let number = heap.root_or("number", |_| 42u64).expect("root");
     // SAFETY: as the type says.
     assert_eq!(unsafe { *number.as_ptr() }, 42);
@@ -190,7 +191,7 @@ fn roots_know_what_they_point_to() {
 fn a_migration_is_one_commit() {
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     let old = heap.root_or("numbers", HeapVec::<u32>::new_in).expect("root");
     // SAFETY: this thread alone uses the roots.
     unsafe { &mut *old.as_ptr() }.extend(0..1000);
@@ -232,7 +233,7 @@ fn a_migration_is_one_commit() {
 #[test]
 fn a_commit_waits_for_those_that_change_the_heap() {
     let dir = directory();
-    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     let pair = heap.root_or("pair", |_| [0u64; 2]).expect("root").as_ptr() as usize;
     heap.commit().expect("commit");
     {
@@ -268,7 +269,7 @@ fn what_is_no_heap_is_refused() {
     std::fs::write(&path, b"something else").expect("write");
     refused(Heap::open(&path), &["foreign"]);
     std::fs::remove_file(&path).expect("remove");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     refused(Heap::open(&path), &["busy"]);
     heap.close().expect("close");
     let good = plain(&path);
@@ -298,7 +299,7 @@ fn a_damaged_heap_is_an_error() {
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     let mut blocks = Vec::new();
     for (bytes, n) in [(10, 20), (100, 20), (1000, 20), (30_000, 5), (100_000, 3), (5_000_000, 1), (200, 20)] {
         let layout = Layout::from_size_align(bytes, 8).expect("a layout");
@@ -332,7 +333,7 @@ fn the_last_clone_closes_whichever_thread_has_it() {
     let dir = directory();
     let path = dir.path().join("heap");
     for _ in 0..400 {
-        let heap = Heap::create(&path).expect("create");
+        let heap = Heap::open_or_create(&path).expect("create");
         let ready = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
             for heap in [heap.clone(), heap] {
@@ -358,7 +359,7 @@ fn a_heap_that_another_thread_closes_is_an_error() {
     let path = dir.path().join("heap");
     let layout = Layout::from_size_align(100, 8).expect("a layout");
     for round in 0..30 {
-        let heap = Heap::create(&path).expect("create");
+        let heap = Heap::open_or_create(&path).expect("create");
         let (weak, alloc) = (heap.downgrade(), heap.allocator());
         let made = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -397,13 +398,16 @@ fn a_heap_that_another_thread_closes_is_an_error() {
 fn a_change_that_never_ends_is_its_own_heaps_affair() {
     let dir = directory();
     for n in 0..3 {
-        let heap = Heap::create(dir.path().join(n.to_string())).expect("create");
+        let heap = Heap::open_or_create(dir.path().join(n.to_string())).expect("create");
         heap.commit().expect("commit");
         heap.downgrade().begin_mutation().expect("begin");
         refused(heap.commit(), &["invalid"]);
     }
     // Guards of several heaps in one thread.
-    let (a, b) = (Heap::create(dir.path().join("a")).expect("a"), Heap::create(dir.path().join("b")).expect("b"));
+    let (a, b) = (
+        Heap::open_or_create(dir.path().join("a")).expect("a"),
+        Heap::open_or_create(dir.path().join("b")).expect("b"),
+    );
     {
         let _a = a.mutate();
         let _b = b.mutate();
@@ -420,7 +424,7 @@ fn a_change_that_never_ends_is_its_own_heaps_affair() {
 fn a_root_of_an_older_program_is_migrated_in_one_commit() {
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     heap.root_or("count", |_| 7u32).expect("root");
     heap.commit().expect("commit");
     let second = RootOptions::new().version(2);
@@ -451,7 +455,7 @@ fn stats_count_what_was_allocated() {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
-    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     let mut blocks = Vec::new();
     for _ in 0..300 {
         let bytes = match rng.u32(..100) {
@@ -569,7 +573,7 @@ fn heaps_that_one_process_made_can_be_open_together() {
     let dir = directory();
     let path = |n: usize| dir.path().join(format!("heap{n}"));
     for n in 0..60 {
-        Heap::create(path(n)).expect("create").close().expect("close");
+        Heap::open_or_create(path(n)).expect("create").close().expect("close");
     }
     let all: Vec<Heap> = (0..60).map(|n| Heap::open(path(n)).expect("open, at its own place")).collect();
     assert_eq!(all.len(), 60);

@@ -11,8 +11,9 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::ptr::NonNull;
+use untorn::Store;
+use untorn::heap::{Heap, HeapChunk, HeapOptions, HeapReport};
 use untorn::offline::{check_heap, collect_heap, dump_heap};
-use untorn::{Heap, HeapChunk, HeapOptions, HeapReport, Store};
 
 fn quiet(_: u64, _: u64) {}
 
@@ -54,7 +55,7 @@ fn what_no_root_reaches_has_leaked() {
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     let entries = 2000;
     let all = table(&heap, "all", entries);
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
@@ -123,7 +124,7 @@ fn what_no_root_reaches_has_leaked() {
 #[test]
 fn pointers_that_count() {
     let dir = directory();
-    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     let from = table(&heap, "from", 4);
     let row: Vec<*mut u8> = (0..4).map(|_| block(&heap, 640)).collect();
     assert!(row.windows(2).all(|two| two[0].wrapping_add(640) == two[1]), "blocks in a row");
@@ -157,7 +158,7 @@ const CHILD: &str = "UNTORN_TEST_HEAP";
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(CHILD) else { return };
-    let heap = Heap::create(PathBuf::from(path)).expect("create");
+    let heap = Heap::open_or_create(PathBuf::from(path)).expect("create");
     let all = table(&heap, "all", 100);
     for n in 0..100 {
         link(all, n * 8, block(&heap, 1000));
@@ -177,7 +178,7 @@ fn a_killed_programs_heap_is_looked_at_as_recovery_would_leave_it() {
     let dir = directory();
     let path = dir.path().join("heap");
     // Made here, so that its place stays free of other tests' heaps.
-    Heap::create(&path).expect("create").close().expect("close");
+    Heap::open_or_create(&path).expect("create").close().expect("close");
     let mut child = again("child").env(CHILD, &path).stdout(Stdio::piped()).spawn().expect("spawn");
     let lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.ends_with("ready")), "the child ended early");
@@ -233,7 +234,7 @@ fn heaps_in_stores_and_without_any() {
 fn damage_is_told_with_its_place() {
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     let all = table(&heap, "all", 100);
     link(all, 0, block(&heap, 100));
     link(all, 8, block(&heap, 200_000));

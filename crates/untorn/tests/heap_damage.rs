@@ -13,8 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use untorn::heap::{Heap, HeapOptions};
 use untorn::offline::{check_heap, dump_heap};
-use untorn::{Error, FailureClass, Heap, HeapOptions, StoreOptions};
+use untorn::{Error, FailureClass, StoreOptions};
 
 const DIR: &str = "UNTORN_TEST_DAMAGE_DIR";
 const SEGMENT: usize = 4 << 20;
@@ -291,7 +292,7 @@ fn damaged(dir: &Path, blocks: &[Vec<usize>], seed: u64) {
 /// In memory, where heaps can be there.
 fn fast_directory() -> tempfile::TempDir {
     match tempfile::tempdir_in("/dev/shm") {
-        Ok(dir) if Heap::create(dir.path().join("try")).is_ok() => dir,
+        Ok(dir) if Heap::open_or_create(dir.path().join("try")).is_ok() => dir,
         _ => directory(),
     }
 }

@@ -12,7 +12,7 @@ use fastrand::Rng;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
-use untorn::Heap;
+use untorn::heap::Heap;
 
 fn objects() -> usize {
     std::env::var("UNTORN_HEAP_OBJECTS").map_or(100_000, |text| text.parse().expect("a number"))
@@ -60,7 +60,7 @@ fn all_came_back(heap: &Heap) {
 fn many_objects_in_random_order() {
     let (count, rng) = (objects(), &mut Rng::with_seed(seed()));
     let dir = directory();
-    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     println!("{count} objects of 24 to 96 bytes, one thread");
     let mut blocks: Vec<_> = timed("allocate, and store to each", count, || {
         (0..count)
@@ -101,7 +101,7 @@ fn many_objects_from_many_threads() {
     const THREADS: usize = 8;
     let (count, seed) = (objects() / THREADS, seed());
     let dir = directory();
-    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     println!("{count} objects in each of {THREADS} threads");
     let all: Vec<Vec<usize>> = timed("allocate and free, half of it for others", 2 * count * THREADS, || {
         std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ fn many_objects_from_many_threads() {
 fn large_allocations_among_many_free_chunks() {
     let (count, rng) = (objects() / 500, &mut Rng::with_seed(seed()));
     let dir = directory();
-    let heap = Heap::create(dir.path().join("heap")).expect("create");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     let large = |bytes| heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("allocate");
     println!("{count} large allocations");
     let all: Vec<_> = timed("allocate 40 kB each", count, || (0..count).map(|_| large(40_000)).collect());

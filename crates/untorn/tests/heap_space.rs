@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::ptr::NonNull;
+use untorn::heap::{Heap, HeapVec};
 use untorn::offline::check_heap;
-use untorn::{Heap, HeapVec};
 
 /// Bytes that the file takes on the disk.
 fn on_disk(path: &Path) -> u64 {
@@ -48,7 +48,7 @@ const MIB: usize = 1 << 20;
 fn freed_space_goes_back_to_the_file_system() {
     let dir = directory();
     let path = dir.path().join("heap");
-    let heap = Heap::create(&path).expect("create");
+    let heap = Heap::open_or_create(&path).expect("create");
     let checkpoint = || heap.file().store().checkpoint().expect("checkpoint");
     let kept = allocate(&heap, 1000, 7);
     heap.commit().expect("commit");
@@ -84,7 +84,7 @@ fn a_later_allocation_supersedes_the_zeros() {
     for bytes in [60_000, 100_000, 700_000, 5 * MIB] {
         let dir = directory();
         let path = dir.path().join("heap");
-        let heap = Heap::create(&path).expect("create");
+        let heap = Heap::open_or_create(&path).expect("create");
         // Small ones fill chunks, of which a class keeps one.
         let bytes = if bytes < 65536 { 30_000 } else { bytes };
         let first: Vec<_> = (1..7).map(|byte| allocate(&heap, bytes, byte)).collect();
@@ -106,7 +106,7 @@ fn a_later_allocation_supersedes_the_zeros() {
         heap.set_root("first", Some(again[0])).expect("root");
         heap.commit().expect("commit");
         again.iter().zip(11..).for_each(|(block, byte)| holds(*block, bytes, byte));
-        heap.quiesce().expect("quiesce");
+        heap.reclaim().expect("quiesce");
         again.iter().zip(11..).for_each(|(block, byte)| holds(*block, bytes, byte));
 
         // Freed in one commit, allocated in the next, and the one after that.
@@ -165,7 +165,7 @@ fn step(rng: &mut Rng) -> Vec<(usize, usize, u8)> {
 fn child() {
     let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) else { return };
     let rng = &mut Rng::with_seed(seed());
-    let heap = Heap::create(path).expect("create");
+    let heap = Heap::open_or_create(path).expect("create");
     for n in 0..STEPS {
         for (slot, bytes, byte) in step(rng) {
             let slot = &mut slots(&heap)[slot];
@@ -191,7 +191,7 @@ fn reuse_across_a_crash() {
         let dir = directory();
         let path = dir.path().join("heap");
         // Made here, so that its place stays free of other tests' heaps.
-        Heap::create(&path).expect("create").close().expect("close");
+        Heap::open_or_create(&path).expect("create").close().expect("close");
         let mut child = again("child");
         let child = child.env(CHILD, &path).env("UNTORN_TEST_SEED", seed.to_string()).stdout(Stdio::piped());
         let mut child = child.spawn().expect("spawn");

@@ -23,16 +23,16 @@ const LOST: &[&str] = &["needs-its-journal", "conflict", "foreign"];
 #[track_caller]
 fn only_this_one_is_refused(dir: &Path, refused_name: &str, other: &str) {
     let store = Store::open(dir).expect("one file's trouble does not close the store to the others");
-    refused(store.file(refused_name), LOST);
+    refused(store.open_file(refused_name), LOST);
     let aside = store.status().quarantined;
     assert_eq!(aside.len(), 1, "{aside:?}");
     assert_eq!(aside[0].path, Path::new(refused_name));
     assert!(!aside[0].reason.is_empty());
     assert_same(&stored(&store, other), &text("new", other), "the other file");
     // And it can be worked with.
-    let file = store.file(other).unwrap();
+    let file = store.open_file(other).unwrap();
     file.append(b"").unwrap();
-    file.write_at(&text("new", other)[..5], 0).unwrap();
+    file.write_all_at(&text("new", other)[..5], 0).unwrap();
     file.commit().unwrap();
     drop(file);
     store.close().unwrap();
@@ -61,11 +61,11 @@ fn moved_clean_is_a_plain_file_with_a_new_identity() {
     fs::rename(dir.path().join("a"), dir.path().join("b")).unwrap();
     let store = Store::open(dir.path()).unwrap();
     assert_same(&stored(&store, "b"), &text("old", "a"), "moved");
-    let file = store.file("b").unwrap();
+    let file = store.open_file("b").unwrap();
     file.append(b"more").unwrap();
     file.commit().unwrap();
     drop(file);
-    refused_with_errno(store.file("a"), libc::ENOENT);
+    refused_with_errno(store.open_file("a"), libc::ENOENT);
     store.close().unwrap();
     assert_ne!(attribute(dir.path().join("b")), before, "a new id");
     assert_eq!(plain(dir.path().join("b")).len(), TEXT_BYTES + 4);
@@ -79,9 +79,9 @@ fn copied_clean_is_a_plain_file_with_a_new_identity() {
     assert_eq!(attribute(dir.path().join("a")), attribute(dir.path().join("b")), "cp -a copies the attribute");
     let store = Store::open(dir.path()).unwrap();
     for name in ["a", "b"] {
-        let file = store.file(name).unwrap();
+        let file = store.open_file(name).unwrap();
         assert_same(&contents(&file), &text("old", "a"), "before");
-        file.write_at(name.as_bytes(), 0).unwrap();
+        file.write_all_at(name.as_bytes(), 0).unwrap();
         file.commit().unwrap();
     }
     store.close().unwrap();
@@ -97,7 +97,7 @@ fn replaced_clean_is_a_plain_file() {
     close_clean_with(dir.path(), &["a"], "old");
     replace(&dir.path().join("a"), b"replaced");
     let store = Store::open(dir.path()).unwrap();
-    let file = store.file("a").unwrap();
+    let file = store.open_file("a").unwrap();
     assert_same(&contents(&file), b"replaced", "the replacement");
     file.append(b" and changed").unwrap();
     file.commit().unwrap();
@@ -132,14 +132,14 @@ fn a_clean_file_moves_to_another_store() {
     fs::rename(from.join("a"), to.join("a")).unwrap();
     let store = Store::open(&to).unwrap();
     assert_same(&stored(&store, "a"), &text("old", "a"), "in the other store");
-    let file = store.file("a").unwrap();
+    let file = store.open_file("a").unwrap();
     file.append(b"more").unwrap();
     file.commit().unwrap();
     drop(file);
     store.close().unwrap();
     assert_eq!(plain(to.join("a")).len(), TEXT_BYTES + 4);
     let alone = File::open(to.join("a")).unwrap();
-    assert_eq!(alone.size().unwrap(), TEXT_BYTES as u64 + 4, "and on its own");
+    assert_eq!(alone.len().unwrap(), TEXT_BYTES as u64 + 4, "and on its own");
 }
 
 // Pending.
@@ -158,8 +158,8 @@ fn pending_and_moved_is_refused_until_moved_back() {
     only_this_one_is_refused(dir.path(), "a", "b");
 
     let store = Store::open(dir.path()).unwrap();
-    refused(store.file("moved"), LOST);
-    refused(store.create("a"), LOST);
+    refused(store.open_file("moved"), LOST);
+    refused(store.open_or_create("a"), LOST);
     store.close().unwrap();
     assert_same(&plain(dir.path().join("moved")), &before, "nothing was written to the moved file");
     assert!(!dir.path().join("a").exists(), "and nothing made in its place");
@@ -197,8 +197,8 @@ fn pending_and_swapped_are_both_refused() {
     fs::rename(dir.path().join("aside"), dir.path().join("b")).unwrap();
     let before = [plain(dir.path().join("a")), plain(dir.path().join("b"))];
     let store = Store::open(dir.path()).unwrap();
-    refused(store.file("a"), LOST);
-    refused(store.file("b"), LOST);
+    refused(store.open_file("a"), LOST);
+    refused(store.open_file("b"), LOST);
     store.close().unwrap();
     assert_same(&plain(dir.path().join("a")), &before[0], "not written to");
     assert_same(&plain(dir.path().join("b")), &before[1], "not written to");
@@ -241,7 +241,7 @@ fn several_hard_links_are_refused() {
     fs::hard_link(dir.path().join("a"), dir.path().join("link")).unwrap();
     let store = Store::open(dir.path()).unwrap();
     for name in ["a", "link"] {
-        let e = refused(store.file(name), &["unsupported", "conflict", "foreign", "invalid", "untrusted"]);
+        let e = refused(store.open_file(name), &["unsupported", "conflict", "foreign", "invalid", "untrusted"]);
         assert!(e.to_string().contains("link"), "{e}");
     }
     assert!(attribute(dir.path().join("a")).is_none());
@@ -255,8 +255,8 @@ fn pending_and_hard_linked_is_refused_until_the_link_is_gone() {
     fs::hard_link(dir.path().join("a"), dir.path().join("link")).unwrap();
     let store = Store::open(dir.path()).unwrap();
     let kinds = &["unsupported", "conflict", "foreign", "invalid", "untrusted", "needs-its-journal"];
-    refused(store.file("a"), kinds);
-    refused(store.file("link"), kinds);
+    refused(store.open_file("a"), kinds);
+    refused(store.open_file("link"), kinds);
     assert_same(&stored(&store, "b"), &text("new", "b"), "the other file");
     store.close().unwrap();
     fs::remove_file(dir.path().join("link")).unwrap();
@@ -269,7 +269,7 @@ fn a_copy_beside_the_pending_original_is_refused_as_a_copy() {
     run("cp", ["-a".as_ref(), dir.path().join("a").as_os_str(), dir.path().join("copy").as_os_str()]);
     let before = plain(dir.path().join("copy"));
     let store = Store::open(dir.path()).unwrap();
-    refused(store.file("copy"), LOST);
+    refused(store.open_file("copy"), LOST);
     assert_same(&stored(&store, "a"), &text("new", "a"), "the original recovers");
     store.close().unwrap();
     assert_same(&plain(dir.path().join("copy")), &before, "the copy is left alone");
@@ -291,8 +291,8 @@ fn pending_and_moved_into_another_store_is_refused() {
     fs::rename(dir.path().join("a"), other.path().join("a")).unwrap();
     let before = plain(other.path().join("a"));
     let store = Store::open(other.path()).unwrap();
-    refused(store.file("a"), LOST);
-    refused(store.create("a"), LOST);
+    refused(store.open_file("a"), LOST);
+    refused(store.open_or_create("a"), LOST);
     store.close().unwrap();
     assert_same(&plain(other.path().join("a")), &before, "left alone");
     fs::rename(other.path().join("a"), dir.path().join("a")).unwrap();
@@ -362,7 +362,7 @@ fn copied_without_attributes(copy: impl FnOnce(&Path, &Path)) {
     match Store::open(&to) {
         Ok(store) => {
             for name in ["a", "b"] {
-                refused(store.file(name), LOST);
+                refused(store.open_file(name), LOST);
             }
             assert_eq!(store.status().quarantined.len(), 2);
         }
@@ -433,7 +433,7 @@ fn an_attribute_that_is_not_ours_is_refused() {
     for value in [&b"x"[..], &[0xff; 64], &[b'y'; 1000]] {
         rustix::fs::setxattr(dir.path().join("a"), "user.untorn", value, flags).unwrap();
         let store = Store::open(dir.path()).unwrap();
-        refused(store.file("a"), &["foreign", "corrupt", "conflict", "newer-version"]);
+        refused(store.open_file("a"), &["foreign", "corrupt", "conflict", "newer-version"]);
         store.close().unwrap();
         assert_eq!(attribute(dir.path().join("a")).as_deref(), Some(value), "left as it was");
         assert_same(&plain(dir.path().join("a")), b"plain", "left as it was");
@@ -476,11 +476,11 @@ impl JoinMade for Path {
 fn pending() -> (TempDir, Store, File) {
     let dir = directory();
     let store = StoreOptions::default().background(false).open(dir.path()).unwrap();
-    let a = store.create("a").unwrap();
-    a.write_at(&text("old", "a"), 0).unwrap();
+    let a = store.open_or_create("a").unwrap();
+    a.write_all_at(&text("old", "a"), 0).unwrap();
     a.commit().unwrap();
     store.checkpoint().unwrap();
-    a.write_at(&text("new", "a"), 0).unwrap();
+    a.write_all_at(&text("new", "a"), 0).unwrap();
     a.commit().unwrap();
     (dir, store, a)
 }
@@ -497,8 +497,8 @@ fn an_edit_in_place_that_was_noticed_is_never_written_over() {
         assert_same(&plain(&path), b"somebody else's", "not written over");
         let store = Store::open(dir.path()).unwrap();
         assert_eq!(store.status().quarantined.len(), 1);
-        refused(store.file("a"), &["conflict"]);
-        let other = store.create("b").unwrap();
+        refused(store.open_file("a"), &["conflict"]);
+        let other = store.open_or_create("b").unwrap();
         other.append(b"the rest goes on").unwrap();
         other.commit().unwrap();
         drop(other);
@@ -541,7 +541,7 @@ fn the_name_of_a_file_that_waits_is_taken() {
     let waits = &["needs-its-journal"];
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(store.status().quarantined.len(), 1);
-    refused(store.create("a"), waits);
+    refused(store.open_or_create("a"), waits);
     let mut txn = store.begin();
     refused(txn.create("a", 0o644), waits);
     refused(txn.mkdir("a", 0o755), waits);

@@ -118,7 +118,7 @@ fn options(seed: u64) -> StoreOptions {
 
 /// The number of the store's last commit.
 fn last_commit(store: &Store) -> u64 {
-    let Ok(stamp) = store.file(STAMP) else { return 0 };
+    let Ok(stamp) = store.open_file(STAMP) else { return 0 };
     let mut bytes = [0; 8];
     assert_eq!(stamp.read_at(&mut bytes, 0).expect("read"), 8);
     u64::from_le_bytes(bytes)
@@ -153,10 +153,10 @@ fn commit_until_killed(path: &Path, seed: u64) {
 
 fn perform(store: &Store, txn: &mut Txn, open: &mut BTreeMap<String, File>, change: &Change) {
     let done = match change {
-        Change::Write { file, offset, bytes } => handle(store, txn, open, file).write_at(bytes, *offset),
+        Change::Write { file, offset, bytes } => handle(store, txn, open, file).write_all_at(bytes, *offset),
         Change::Append { file, bytes } => handle(store, txn, open, file).append(bytes).map(drop),
         Change::Zero { file, offset, len } => handle(store, txn, open, file).zero(*offset, *len),
-        Change::Truncate { file, size } => handle(store, txn, open, file).truncate(*size),
+        Change::Truncate { file, size } => handle(store, txn, open, file).set_len(*size),
         Change::Create { file } => txn.create(file, 0o644).map(|new| _ = open.insert(file.clone(), new)),
         Change::Rename { from, to } => {
             open.remove(from);
@@ -168,7 +168,7 @@ fn perform(store: &Store, txn: &mut Txn, open: &mut BTreeMap<String, File>, chan
 }
 
 fn handle<'a>(store: &Store, txn: &mut Txn, open: &'a mut BTreeMap<String, File>, name: &str) -> &'a File {
-    let file = open.entry(name.to_owned()).or_insert_with(|| store.file(name).expect("open"));
+    let file = open.entry(name.to_owned()).or_insert_with(|| store.open_file(name).expect("open"));
     txn.add(file).expect("add");
     file
 }

@@ -66,9 +66,9 @@ fn poke(map: &Map, offset: usize, bytes: &[u8]) {
 /// In the second process: commits as fast as it can, telling each commit once it is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
     let store = options().open(path).expect("open");
-    let file = store.create("f").expect("file");
-    if file.size().expect("size") == 0 {
-        file.truncate(FILE_BYTES_MIN as u64).expect("size");
+    let file = store.open_or_create("f").expect("file");
+    if file.len().expect("size") == 0 {
+        file.set_len(FILE_BYTES_MIN as u64).expect("size");
         file.commit().expect("commit");
     }
     let map = file.map_with(&MapOptions::new().tracker(tracker).quiet(seed.is_multiple_of(2))).expect("map");
@@ -89,7 +89,7 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
         }
         for (offset, bytes) in &next.stores {
             match next.by_file {
-                true => file.write_at(bytes, *offset as u64).expect("write"),
+                true => file.write_all_at(bytes, *offset as u64).expect("write"),
                 false => poke(&map, *offset, bytes),
             }
         }
@@ -100,13 +100,13 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
         }
         writeln!(out, "ack {n}").expect("the parent is gone");
         if n.is_multiple_of(61) {
-            map.quiesce().expect("quiesce");
+            map.reclaim().expect("quiesce");
         }
     }
 }
 
 fn verify(store: &Store, seed: u64, model: &mut Vec<u8>, verified: &mut u64, acknowledged: u64) {
-    let Ok(file) = store.file("f") else { return assert_eq!(acknowledged, 0) };
+    let Ok(file) = store.open_file("f") else { return assert_eq!(acknowledged, 0) };
     let found = contents(&file);
     if found.is_empty() {
         return assert_eq!(acknowledged, 0);
@@ -133,7 +133,7 @@ fn mapped_commits_survive_sigkill_whole() {
     }
     let seed = seed();
     let probe = directory();
-    let probe = untorn::File::create(probe.path().join("probe")).expect("create");
+    let probe = untorn::File::open_or_create(probe.path().join("probe")).expect("create");
     let works = |tracker: &Tracker| match probe.map_with(&MapOptions::new().tracker(*tracker)) {
         Ok(_) => true,
         Err(e) => {

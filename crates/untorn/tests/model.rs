@@ -182,7 +182,7 @@ impl Pair {
         let bytes = &mut model.working;
         match *step {
             Step::Write { offset, len, byte, .. } => {
-                file.write_at(&vec![byte; len], offset as u64).expect("write");
+                file.write_all_at(&vec![byte; len], offset as u64).expect("write");
                 write(bytes, offset, len, byte);
             }
             Step::Append { len, byte, .. } => {
@@ -190,7 +190,7 @@ impl Pair {
                 write(bytes, bytes.len(), len, byte);
             }
             Step::Truncate { size, .. } => {
-                file.truncate(size as u64).expect("truncate");
+                file.set_len(size as u64).expect("truncate");
                 bytes.resize(size, 0);
             }
             Step::Zero { offset, len, .. } => {
@@ -245,7 +245,7 @@ impl Pair {
         if self.model.txn_names.is_some() || self.model.names.contains_key(name) {
             return;
         }
-        let file = self.store().create(name).expect("create");
+        let file = self.store().open_or_create(name).expect("create");
         let id = self.model.fresh();
         self.model.names.insert(name, id);
         self.files.insert(id, file);
@@ -258,7 +258,7 @@ impl Pair {
         }
         self.files.remove(&id).expect("a handle for each").close().expect("close");
         let name = self.model.names.iter().find(|(_, named)| **named == id).expect("named").0;
-        self.files.insert(id, self.store().file(name).expect("open again"));
+        self.files.insert(id, self.store().open_file(name).expect("open again"));
         let file = self.model.files.get_mut(&id).expect("picked");
         file.working.clone_from(&file.committed);
     }
@@ -351,7 +351,7 @@ impl Pair {
         let store = open(self.dir.path(), process);
         assert_eq!(store.status().recovered.commits, 0, "a closed store needs no recovery");
         for (name, id) in &self.model.names {
-            self.files.insert(*id, store.file(name).expect("open"));
+            self.files.insert(*id, store.open_file(name).expect("open"));
         }
         for file in self.model.files.values_mut() {
             file.working.clone_from(&file.committed);
@@ -371,7 +371,7 @@ impl Pair {
             assert!(self.dir.path().join(name).is_file(), "{name} is there for other programs");
         }
         for name in NAMES.iter().filter(|name| !self.model.names.contains_key(*name)) {
-            refused_with_errno(self.store().file(name), libc::ENOENT);
+            refused_with_errno(self.store().open_file(name), libc::ENOENT);
             assert!(!self.dir.path().join(name).exists(), "{name} is not there for other programs");
         }
     }

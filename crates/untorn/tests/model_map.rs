@@ -157,7 +157,7 @@ impl Fixture {
             .sizes(64 << 10, 16 << 10, 8 << 10)
             .open(dir)
             .expect("open");
-        self.file = Some(store.create("f").expect("file"));
+        self.file = Some(store.open_or_create("f").expect("file"));
         store
     }
 
@@ -175,7 +175,7 @@ impl Fixture {
             let finish = |begun: &mut Option<(Checkpoint<'_>, bool)>| {
                 if let Some((checkpoint, applied)) = begun.take() {
                     let checkpoint = if applied { checkpoint } else { checkpoint.apply().expect("apply") };
-                    checkpoint.retire().expect("retire");
+                    checkpoint.truncate_log().expect("retire");
                 }
             };
             match step {
@@ -188,7 +188,7 @@ impl Fixture {
             }
             match step {
                 Step::Reopen => return Ok(true),
-                Step::Cut if begun.is_none() => begun = store.cut().expect("cut").map(|c| (c, false)),
+                Step::Cut if begun.is_none() => begun = store.begin_checkpoint().expect("cut").map(|c| (c, false)),
                 Step::Cut => {}
                 Step::Apply => match begun.take() {
                     Some((checkpoint, false)) => begun = Some((checkpoint.apply().expect("apply"), true)),
@@ -203,7 +203,7 @@ impl Fixture {
             self.compare(step)?;
         }
         if let Some((checkpoint, false)) = begun {
-            checkpoint.apply().expect("apply").retire().expect("retire");
+            checkpoint.apply().expect("apply").truncate_log().expect("retire");
         }
         Ok(false)
     }
@@ -231,7 +231,7 @@ impl Fixture {
                 }
             }
             Step::Write { offset, len, byte } => {
-                self.file().write_at(&vec![byte; len], offset as u64).expect("write");
+                self.file().write_all_at(&vec![byte; len], offset as u64).expect("write");
                 self.put(offset, &vec![byte; len]);
             }
             Step::Zero { offset, len } => {
@@ -239,7 +239,7 @@ impl Fixture {
                 self.put(offset, &vec![0; len]);
             }
             Step::Truncate { size } => {
-                self.file().truncate(size as u64).expect("truncate");
+                self.file().set_len(size as u64).expect("truncate");
                 self.working.resize(size, 0);
             }
             Step::Commit => {
@@ -285,7 +285,7 @@ impl Fixture {
             }
             Step::Quiesce => {
                 if let Some(map) = self.maps.first() {
-                    map.quiesce().expect("quiesce");
+                    map.reclaim().expect("quiesce");
                 }
             }
             Step::Cut | Step::Apply | Step::Checkpoint | Step::Reopen => unreachable!("done above"),
@@ -326,7 +326,7 @@ fn run(setup: Setup, start: usize, steps: &[Step]) -> Result<(), TestCaseError> 
 #[test]
 fn maps_files_and_transactions_agree_with_the_model() {
     let seed = seed();
-    let scan_works = File::create(directory().path().join("probe"))
+    let scan_works = File::open_or_create(directory().path().join("probe"))
         .and_then(|f| f.map_with(&MapOptions::new().tracker(Tracker::Scan)).map(drop))
         .is_ok();
     if !scan_works {

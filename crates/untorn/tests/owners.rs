@@ -86,7 +86,7 @@ fn a_forked_child_that_outlives_the_owner_keeps_nothing() {
     process.kill();
     let store = Store::open(dir.path()).expect("the child must not hold the store");
     assert_same(&stored(&store, "a"), &text("two", "a"), "the last commit");
-    let file = store.file("a").expect("the child must not hold the file");
+    let file = store.open_file("a").expect("the child must not hold the file");
     file.append(b"x").unwrap();
     file.commit().unwrap();
     signal_process(child, Signal::KILL);
@@ -109,8 +109,8 @@ fn a_forked_child_keeps_no_lone_file() {
 fn a_program_started_meanwhile_keeps_nothing_locked() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
-    file.write_at(b"one", 0).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(b"one", 0).unwrap();
     file.commit().unwrap();
     // What `posix_spawn` makes: a copy of all descriptors that lives until its `exec`, and no handler of
     // `fork` has run in it.
@@ -125,7 +125,7 @@ fn a_program_started_meanwhile_keeps_nothing_locked() {
     assert!(child > 0, "{}", std::io::Error::last_os_error());
     drop(file);
     let closed = store.close();
-    let again = Store::open(dir.path()).map(|store| store.file("a").map(|file| contents(&file)));
+    let again = Store::open(dir.path()).map(|store| store.open_file("a").map(|file| contents(&file)));
     signal_process(child as u32, Signal::KILL);
     // SAFETY: our own child, waited for once.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
@@ -175,7 +175,7 @@ fn openers_killed_while_creating_leave_no_wreck() {
         std::thread::sleep(Duration::from_micros(rng.u64(0..2000)));
         process.kill();
         let store = Store::open(dir.path()).expect("the next one must be able to open it");
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         file.append(b"x").unwrap();
         file.commit().unwrap();
     }
@@ -185,11 +185,11 @@ fn openers_killed_while_creating_leave_no_wreck() {
 fn who_waits_gets_it_when_the_owner_closes() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     let mut process = ChildProcess::start();
     process.tell(&["open", path_text(dir.path()), "wait"]);
     std::thread::sleep(Duration::from_millis(100));
-    file.write_at(&text("one", "a"), 0).unwrap();
+    file.write_all_at(&text("one", "a"), 0).unwrap();
     file.commit().expect("the waiting one does not disturb the owner");
     drop(file);
     store.close().unwrap();
@@ -222,7 +222,7 @@ fn a_lone_file_has_one_owner_too() {
     process.ok(&["lone", path_text(&path)]);
     assert_eq!(busy(File::open(&path)), Some(process.pid()));
     // Another file beside it is free.
-    let other = File::create(dir.path().join("bar.db")).unwrap();
+    let other = File::open_or_create(dir.path().join("bar.db")).unwrap();
     other.append(b"x").unwrap();
     other.commit().unwrap();
     process.kill();
@@ -233,7 +233,7 @@ fn a_lone_file_has_one_owner_too() {
 fn a_file_has_one_owner_under_whatever_face() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     file.append(b"x").unwrap();
     file.commit().unwrap();
     // The store holds it: nobody gets it alone.
@@ -245,7 +245,7 @@ fn a_file_has_one_owner_under_whatever_face() {
     alone.append(b"y").unwrap();
     alone.commit().unwrap();
     let store = Store::open(dir.path()).unwrap();
-    refused(store.file("a"), &["busy", "foreign", "needs-its-journal"]);
+    refused(store.open_file("a"), &["busy", "foreign", "needs-its-journal"]);
     alone.close().unwrap();
     assert_same(&stored(&store, "a"), b"xy", "free again");
 }
@@ -257,7 +257,7 @@ fn a_file_that_another_program_has_locked_is_busy() {
     let locked = std::fs::File::open(dir.path().join("a")).unwrap();
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let store = Store::open(dir.path()).unwrap();
-    busy(store.file("a"));
+    busy(store.open_file("a"));
     drop(locked);
     assert_same(&stored(&store, "a"), b"x", "free again");
 }
@@ -266,8 +266,8 @@ fn a_file_that_another_program_has_locked_is_busy() {
 fn descriptors_do_not_leak_into_other_programs() {
     let dir = directory();
     let store = Store::open(dir.path()).unwrap();
-    let _file = store.create("a").unwrap();
-    let _lone = File::create(dir.path().join("foo.db")).unwrap();
+    let _file = store.open_or_create("a").unwrap();
+    let _lone = File::open_or_create(dir.path().join("foo.db")).unwrap();
     let output = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let list = String::from_utf8_lossy(&output.stdout);
     assert!(!list.contains(path_text(dir.path())), "{list}");

@@ -54,8 +54,8 @@ fn goes_on(dir: &Path, names: &[&str]) {
     let store = Store::open(dir).unwrap();
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
     for name in names {
-        let file = store.file(name).unwrap_or_else(|e| panic!("{name} is locked out: {e}"));
-        file.write_at(&text("newer", name), 0).unwrap();
+        let file = store.open_file(name).unwrap_or_else(|e| panic!("{name} is locked out: {e}"));
+        file.write_all_at(&text("newer", name), 0).unwrap();
         file.commit().unwrap();
     }
     store.close().unwrap();
@@ -81,8 +81,8 @@ fn salvage_of_a_damaged_header_leaves_other_stores_alone() {
     crash_in(&inner, &["c"]);
     let lone = [dir.path().join("one.db"), dir.path().join("two.db")];
     for path in &lone {
-        let file = File::create(path).unwrap();
-        file.write_at(b"old", 0).unwrap();
+        let file = File::open_or_create(path).unwrap();
+        file.write_all_at(b"old", 0).unwrap();
         file.commit().unwrap();
         file.close().unwrap();
         let mut process = ChildProcess::start();
@@ -99,7 +99,7 @@ fn salvage_of_a_damaged_header_leaves_other_stores_alone() {
     assert_same(&stored(&Store::open(&inner).unwrap(), "c"), &text("new", "c"), "a store below");
     assert_same(&contents(&File::open(&lone[1]).unwrap()), &text("new", "lone"), "a lone file beside");
     let one = File::open(&lone[0]).unwrap();
-    one.write_at(b"goes on", 0).unwrap();
+    one.write_all_at(b"goes on", 0).unwrap();
     one.commit().unwrap();
 }
 

@@ -243,13 +243,13 @@ fn links_do_not_lead_out_of_the_store() {
     symlink("nowhere", dir.join("dangling")).unwrap();
     let store = Store::open(&dir).unwrap();
     for name in ["link/victim", "link/new", "file link", "here/new", "dangling", "link"] {
-        refused(store.file(name), ASTRAY);
-        refused(store.create(name), ASTRAY);
+        refused(store.open_file(name), ASTRAY);
+        refused(store.open_or_create(name), ASTRAY);
         let mut txn = store.begin();
         let created = txn.create(name, 0o644).map(drop).and_then(|()| txn.commit());
         refused(created, &["untrusted", "invalid", "unsupported", "io", "conflict"]);
     }
-    store.create("plain").unwrap();
+    store.open_or_create("plain").unwrap();
     let mut txn = store.begin();
     assert!(txn.rename("plain", "link/plain").and_then(|()| txn.commit()).is_err(), "renamed out through a link");
     store.close().unwrap();
@@ -269,7 +269,7 @@ fn a_directory_swapped_for_a_link_before_recovery_is_not_followed() {
     fs::write(elsewhere.join("a"), "precious").unwrap();
     symlink(&elsewhere, dir.join("sub")).unwrap();
     let store = Store::open(&dir).unwrap();
-    assert!(store.file("sub/a").is_err());
+    assert!(store.open_file("sub/a").is_err());
     assert_same(&stored(&store, "b"), &text("new", "b"), "the other file");
     store.close().unwrap();
     assert_same(&plain(elsewhere.join("a")), b"precious", "not written to");
@@ -284,7 +284,7 @@ fn the_way_to_the_store_may_go_through_links() {
     fs::create_dir(outer.path().join("store")).unwrap();
     symlink("store", outer.path().join("link")).unwrap();
     let store = Store::open(outer.path().join("link")).unwrap();
-    store.create("a").unwrap();
+    store.open_or_create("a").unwrap();
     refused(Store::open(outer.path().join("store")), &["busy"]);
     drop(store);
     Store::open(outer.path().join("store")).unwrap();
@@ -308,11 +308,11 @@ fn mounts_under_the_store_are_not_crossed() {
         let Some((_outer, dir, _mount)) = with_mount_at("sub", arguments) else { return };
         let store = Store::open(&dir).unwrap();
         for name in ["sub/victim", "sub/new"] {
-            refused(store.create(name), ASTRAY);
+            refused(store.open_or_create(name), ASTRAY);
             let mut txn = store.begin();
             assert!(txn.create(name, 0o644).map(drop).and_then(|()| txn.commit()).is_err());
         }
-        store.create("plain").unwrap();
+        store.open_or_create("plain").unwrap();
         let mut txn = store.begin();
         assert!(txn.rename("plain", "sub/plain").and_then(|()| txn.commit()).is_err());
         store.close().unwrap();
@@ -340,7 +340,7 @@ fn a_mount_over_a_pending_file_is_not_written_to() {
     let (source, place) = (victim.path().join("victim"), real.path().join("a"));
     let Some(mount) = Mount::new(&["--bind", path_text(&source)], &place) else { return };
     let store = Store::open(real.path()).unwrap();
-    assert!(store.file("a").is_err());
+    assert!(store.open_file("a").is_err());
     assert_same(&stored(&store, "b"), &text("new", "b"), "the other file");
     drop(store);
     drop(mount);

@@ -28,14 +28,14 @@ fn names(dir: &Path) -> Vec<String> {
 #[test]
 fn files_change_together() {
     let (dir, store) = store_with(&["a", "b"]);
-    let (a, b) = (store.file("a").unwrap(), store.file("b").unwrap());
+    let (a, b) = (store.open_file("a").unwrap(), store.open_file("b").unwrap());
     let mut txn = store.begin();
     // Changes made before `add` belong to the transaction just as those after it.
-    a.write_at(b"before", 0).unwrap();
+    a.write_all_at(b"before", 0).unwrap();
     txn.add(&a).unwrap();
     txn.add(&b).unwrap();
     txn.add(&b).unwrap();
-    b.write_at(b"after", 0).unwrap();
+    b.write_all_at(b"after", 0).unwrap();
     let before = store.status().commits;
     txn.commit().unwrap();
     assert_eq!(store.status().commits, before + 1);
@@ -49,10 +49,10 @@ fn files_change_together() {
 fn abort_and_drop_undo_everything() {
     for by_drop in [false, true] {
         let (dir, store) = store_with(&["a", "b"]);
-        let a = store.file("a").unwrap();
+        let a = store.open_file("a").unwrap();
         let mut txn = store.begin();
         txn.add(&a).unwrap();
-        a.truncate(3).unwrap();
+        a.set_len(3).unwrap();
         let new = txn.create("new", 0o644).unwrap();
         new.append(b"new").unwrap();
         txn.unlink("b").unwrap();
@@ -78,8 +78,8 @@ fn abort_and_drop_undo_everything() {
 #[test]
 fn a_file_in_a_transaction_is_committed_by_it_alone() {
     let (_dir, store) = store_with(&["a"]);
-    let a = store.file("a").unwrap();
-    let handle = a.duplicate().unwrap();
+    let a = store.open_file("a").unwrap();
+    let handle = a.try_clone().unwrap();
     let mut txn = store.begin();
     txn.add(&a).unwrap();
     handle.append(b"x").unwrap();
@@ -90,7 +90,7 @@ fn a_file_in_a_transaction_is_committed_by_it_alone() {
     let mut other = store.begin();
     refused(other.add(&handle), &["in-transaction"]);
     txn.commit().unwrap();
-    assert_eq!(a.size().unwrap(), TEXT_BYTES as u64 + 1);
+    assert_eq!(a.len().unwrap(), TEXT_BYTES as u64 + 1);
     a.append(b"y").unwrap();
     a.commit().unwrap();
 }
@@ -100,11 +100,11 @@ fn a_created_file_appears_at_commit() {
     let (dir, store) = store_with(&["a"]);
     let mut txn = store.begin();
     let new = txn.create("new", 0o600).unwrap();
-    assert_eq!(new.size().unwrap(), 0);
-    new.write_at(&text("first", "new"), 0).unwrap();
+    assert_eq!(new.len().unwrap(), 0);
+    new.write_all_at(&text("first", "new"), 0).unwrap();
     assert_same(&contents(&new), &text("first", "new"), "before the commit");
     assert!(!dir.path().join("new").exists(), "a name appears at commit, not before");
-    refused_with_errno(store.file("new"), libc::ENOENT);
+    refused_with_errno(store.open_file("new"), libc::ENOENT);
     txn.commit().unwrap();
     assert!(dir.path().join("new").exists(), "names are there when commit returns");
     assert_eq!(mode(dir.path().join("new")), 0o600);
@@ -119,7 +119,7 @@ fn a_created_file_appears_at_commit() {
 #[test]
 fn names_change_at_commit() {
     let (dir, store) = store_with(&["a", "b", "c"]);
-    let a = store.file("a").unwrap();
+    let a = store.open_file("a").unwrap();
     let mut txn = store.begin();
     txn.mkdir("sub", 0o750).unwrap();
     txn.mkdir("sub/deeper", 0o700).unwrap();
@@ -136,8 +136,8 @@ fn names_change_at_commit() {
     assert_eq!(a.path(), Path::new("sub/deeper/moved"));
     a.append(b"x").unwrap();
     a.commit().unwrap();
-    refused_with_errno(store.file("a"), libc::ENOENT);
-    refused_with_errno(store.file("b"), libc::ENOENT);
+    refused_with_errno(store.open_file("a"), libc::ENOENT);
+    refused_with_errno(store.open_file("b"), libc::ENOENT);
     assert_same(&stored(&store, "d"), &text("old", "c"), "renamed");
     drop(a);
     store.close().unwrap();
@@ -172,7 +172,7 @@ fn a_vacated_name_is_taken_again_in_one_transaction() {
     let mut txn = store.begin();
     txn.rename("a", "b").unwrap();
     let new = txn.create("a", 0o644).unwrap();
-    new.write_at(&text("new", "a"), 0).unwrap();
+    new.write_all_at(&text("new", "a"), 0).unwrap();
     txn.commit().unwrap();
     drop(new);
     assert_same(&stored(&store, "b"), &text("old", "a"), "the renamed one");
@@ -213,12 +213,12 @@ fn names_are_swapped() {
 #[test]
 fn uncommitted_changes_follow_a_rename_but_are_not_committed_by_it() {
     let (_dir, store) = store_with(&["a", "b"]);
-    let a = store.file("a").unwrap();
+    let a = store.open_file("a").unwrap();
     a.append(b"uncommitted").unwrap();
     let mut txn = store.begin();
     txn.rename("a", "moved").unwrap();
     txn.commit().unwrap();
-    assert_eq!(a.size().unwrap(), TEXT_BYTES as u64 + 11);
+    assert_eq!(a.len().unwrap(), TEXT_BYTES as u64 + 11);
     a.rollback().unwrap();
     assert_same(&contents(&a), &text("old", "a"), "after rollback");
 }
@@ -226,17 +226,17 @@ fn uncommitted_changes_follow_a_rename_but_are_not_committed_by_it() {
 #[test]
 fn a_handle_of_a_file_that_is_gone_is_harmless() {
     let (dir, store) = store_with(&["a", "b"]);
-    let a = store.file("a").unwrap();
+    let a = store.open_file("a").unwrap();
     let mut txn = store.begin();
     txn.unlink("a").unwrap();
     txn.commit().unwrap();
     // Whether it still reads is not promised; that it comes back, or harms its neighbours, is ruled out.
     let _ = a.read_at(&mut [0; 10], 0);
-    let _ = a.write_at(b"ghost", 0).and_then(|()| a.commit());
+    let _ = a.write_all_at(b"ghost", 0).and_then(|()| a.commit());
     drop(a);
     store.checkpoint().unwrap();
     assert_eq!(names(dir.path()), ["b"]);
-    store.create("a").unwrap().close().unwrap();
+    store.open_or_create("a").unwrap().close().unwrap();
     assert_eq!(stored(&store, "a").len(), 0, "a new file of the old name is empty");
 }
 
@@ -253,14 +253,14 @@ fn an_empty_transaction_is_no_commit() {
 #[test]
 fn a_transaction_commits_asynchronously() {
     let (dir, store) = store_with(&["a", "b"]);
-    let a = store.file("a").unwrap();
+    let a = store.open_file("a").unwrap();
     let mut txn = store.begin();
     txn.add(&a).unwrap();
-    a.write_at(b"later", 0).unwrap();
+    a.write_all_at(b"later", 0).unwrap();
     txn.unlink("b").unwrap();
     let ticket = txn.commit_async().unwrap();
     // The batch is closed: this is not in it, and free to be committed by itself.
-    a.write_at(b"again", 0).unwrap();
+    a.write_all_at(b"again", 0).unwrap();
     ticket.wait().unwrap();
     a.rollback().unwrap();
     drop(a);
@@ -278,10 +278,10 @@ fn impossible(what: &str, step: impl FnOnce(&mut untorn::Txn) -> untorn::Result<
     setup.mkdir("full", 0o755).unwrap();
     setup.create("full/x", 0o644).unwrap();
     setup.commit().unwrap();
-    let a = store.file("a").unwrap();
+    let a = store.open_file("a").unwrap();
     let mut txn = store.begin();
     txn.add(&a).unwrap();
-    a.write_at(b"half", 0).unwrap();
+    a.write_all_at(b"half", 0).unwrap();
     if step(&mut txn).is_ok() {
         assert!(txn.commit().is_err(), "{what} must be refused");
     } else {
@@ -320,7 +320,7 @@ fn impossible_steps_are_refused() {
 fn a_file_of_another_store_is_refused() {
     let (_dir, store) = store_with(&["a"]);
     let (_elsewhere, other) = store_with(&["a"]);
-    let foreign: File = other.file("a").unwrap();
+    let foreign: File = other.open_file("a").unwrap();
     let mut txn = store.begin();
     refused(txn.add(&foreign), &["foreign", "invalid"]);
     refused(store.syncv(&[&foreign]), &["foreign", "invalid"]);

@@ -3,7 +3,7 @@
 
 use hashbrown::HashTable;
 use std::io::{BufRead, BufReader, Write};
-use untorn::{Heap, HeapVec, InHeap, RootOptions};
+use untorn::heap::{Heap, HeapVec, InHeap, RootOptions};
 
 /// The version of the layout of all types below and of hashbrown's table: raise it whenever one of them changes.
 const VERSION: u32 = 1;
@@ -128,7 +128,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or("lru HEAP CAPACITY")?;
     let capacity = arguments.next().ok_or("lru HEAP CAPACITY")?.parse::<u32>()?.max(1) as usize;
-    let heap = Heap::create(path)?;
+    let heap = Heap::open_or_create(path)?;
     let version = RootOptions::new().version(VERSION);
     let root = heap.root_or_with("cache", version, Cache::new)?;
     // SAFETY: only this thread uses the root.

@@ -176,8 +176,8 @@ pub fn crash_in(dir: &Path, names: &[&str]) {
 pub fn close_clean_with(dir: &Path, names: &[&str], version: &str) {
     let store = Store::open(dir).expect("open");
     for name in names {
-        let file = store.create(name).expect("create");
-        file.write_at(&text(version, name), 0).expect("write");
+        let file = store.open_or_create(name).expect("create");
+        file.write_all_at(&text(version, name), 0).expect("write");
         file.commit().expect("commit");
     }
     store.close().expect("close");
@@ -227,17 +227,17 @@ impl Handles {
     fn perform(&mut self, words: &[&str]) -> Result<String, Error> {
         match words {
             ["open", path, options @ ..] => self.store = Some(store_options(options).open(path)?),
-            ["lone", path] => self.keep("lone", File::create(path)?),
-            ["file", name] => self.keep(name, self.store().file(name)?),
-            ["create", name] => self.keep(name, self.store().create(name)?),
+            ["lone", path] => self.keep("lone", File::open_or_create(path)?),
+            ["file", name] => self.keep(name, self.store().open_file(name)?),
+            ["create", name] => self.keep(name, self.store().open_or_create(name)?),
             ["create", name, mode] => {
-                let options = FileOptions { create: Some(octal(mode)), ..FileOptions::default() };
-                self.keep(name, self.store().file_with(name, &options)?);
+                let options = FileOptions::new().create(true).mode(octal(mode));
+                self.keep(name, self.store().open_file_with(name, &options)?);
             }
             ["txn-create", name, mode, version] => {
                 let mut txn = self.store().begin();
                 let file = txn.create(name, octal(mode))?;
-                file.write_at(&text(version, name), 0)?;
+                file.write_all_at(&text(version, name), 0)?;
                 txn.commit()?;
                 self.keep(name, file);
             }
@@ -250,7 +250,7 @@ impl Handles {
                 let all = self.store().status().quarantined;
                 return Ok(all.iter().map(|q| q.path.display().to_string()).collect::<Vec<_>>().join(" "));
             }
-            ["fill", name, version] => self.files[*name].write_at(&text(version, name), 0)?,
+            ["fill", name, version] => self.files[*name].write_all_at(&text(version, name), 0)?,
             ["commit", name] => self.files[*name].commit()?,
             ["store-mapped", name] => {
                 let map = self.files[*name].map()?;
@@ -302,12 +302,12 @@ impl Handles {
         let mut files = Vec::new();
         for i in 0..count {
             let file = txn.create(format!("file {i}"), 0o644)?;
-            file.write_at(&text("first", &i.to_string()), 0)?;
+            file.write_all_at(&text("first", &i.to_string()), 0)?;
             files.push(file);
         }
         txn.commit()?;
         for (i, file) in files.iter().enumerate() {
-            file.write_at(&text("later", &i.to_string()), 0)?;
+            file.write_all_at(&text("later", &i.to_string()), 0)?;
         }
         self.store().syncv(&files.iter().collect::<Vec<_>>())
     }
@@ -324,10 +324,10 @@ impl Handles {
             let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked));
             let all = [
                 forked(file.read_at(&mut [0; 10], 0).map(drop)),
-                forked(file.write_at(b"child", 0)),
+                forked(file.write_all_at(b"child", 0)),
                 forked(file.commit()),
                 forked(self.store().checkpoint()),
-                forked(self.store().file("other").map(drop)),
+                forked(self.store().open_file("other").map(drop)),
             ];
             let wrong = all.iter().filter(|refused| !**refused).count();
             // SAFETY: ends this process at once.
@@ -373,10 +373,10 @@ fn race(path: &str, rounds: u32) -> Result<(), Error> {
             Err(e) => return Err(e),
         };
         std::fs::File::create_new(&token).expect("two owners at one time");
-        let counter = store.create("counter")?;
+        let counter = store.open_or_create("counter")?;
         let mut bytes = [0; 8];
         counter.read_at(&mut bytes, 0)?;
-        counter.write_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), 0)?;
+        counter.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), 0)?;
         counter.commit()?;
         std::fs::remove_file(&token).expect("the token is ours");
         drop(counter);

@@ -15,7 +15,7 @@ pub const PAGE: usize = 4096;
 pub fn with_trackers(test: impl Fn(Tracker)) {
     for tracker in [Tracker::Scan, Tracker::PageMap] {
         let dir = directory();
-        let file = File::create(dir.path().join("probe")).expect("create");
+        let file = File::open_or_create(dir.path().join("probe")).expect("create");
         match file.map_with(&MapOptions::new().tracker(tracker)) {
             Ok(_) => test(tracker),
             Err(Error::Unsupported { detail, .. }) => skipped(&format!("tracker {tracker}: {detail}")),
@@ -34,7 +34,7 @@ pub fn store_of(dir: &Path, pages: usize) -> (Store, File) {
     let contents: Vec<u8> = (0..pages * PAGE).map(|i| (i / PAGE) as u8).collect();
     fs::write(dir.join("f"), &contents).expect("write");
     let store = StoreOptions::default().background(false).open(dir).expect("open");
-    let file = store.file("f").expect("file");
+    let file = store.open_file("f").expect("file");
     (store, file)
 }
 

@@ -44,7 +44,7 @@ pub fn text(version: &str, name: &str) -> Vec<u8> {
 /// Everything in an Untorn file, uncommitted changes included.
 #[track_caller]
 pub fn contents(file: &File) -> Vec<u8> {
-    let size = file.size().expect("size") as usize;
+    let size = file.len().expect("size") as usize;
     // One byte more, to see that reading stops at the size.
     let mut bytes = vec![0xa5; size + 1];
     assert_eq!(file.read_at(&mut bytes, 0).expect("read_at"), size, "a read stops at the size, not before");
@@ -55,7 +55,7 @@ pub fn contents(file: &File) -> Vec<u8> {
 /// Opens a file of the store and reads all of it.
 #[track_caller]
 pub fn stored(store: &Store, name: &str) -> Vec<u8> {
-    match store.file(name) {
+    match store.open_file(name) {
         Ok(file) => contents(&file),
         Err(e) => panic!("cannot open {name}: {e}"),
     }

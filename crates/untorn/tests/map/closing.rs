@@ -26,7 +26,7 @@ fn a_map_that_cannot_be_read_when_it_ends_leaves_no_part_of_its_stores() {
         assert!(disk == before || (all && disk == after), "a part of the stores was committed");
         file.rollback().expect("rollback");
         assert!(store.status().maps.is_empty(), "the memory is given back");
-        file.write_at(b"after", 0).expect("write");
+        file.write_all_at(b"after", 0).expect("write");
         file.commit().expect("commit");
         assert_eq!(&committed(dir.path(), &store)[..6], b"after\0");
     });
@@ -63,7 +63,7 @@ fn the_map_of_an_unlinked_file_ends_where_its_memory_ends() {
         assert!(map.len() <= PAGE as u64, "{} bytes", map.len());
         // What was stored stays as long as the map.
         fill(&map, 0..1, b'X');
-        let _ = map.quiesce();
+        let _ = map.reclaim();
         // SAFETY: inside the map.
         assert_eq!(unsafe { map.as_ptr().read() }, b'X');
     });

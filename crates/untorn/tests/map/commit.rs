@@ -70,7 +70,7 @@ fn a_store_that_undoes_what_is_committed_and_not_applied_is_not_lost() {
 
         // The same for a page that was never compared before.
         drop(map);
-        file.write_at(b"v1", 200).unwrap();
+        file.write_all_at(b"v1", 200).unwrap();
         file.commit().unwrap();
         let map = file.map_with(&options(tracker)).unwrap();
         poke(&map, 200, &[0, 0]);
@@ -105,7 +105,7 @@ fn a_commit_that_fails_half_way_compares_anew() {
         // Above one page of changes, bytes go beside the journal.
         let store =
             StoreOptions::default().sizes(1 << 20, 16 << 10, 4096).background(false).open(dir.path()).expect("open");
-        let file = store.file("f").expect("file");
+        let file = store.open_file("f").expect("file");
         let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         fill(&map, 0..1, 1);
         map.msync().expect("msync");

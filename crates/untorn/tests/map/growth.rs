@@ -30,10 +30,10 @@ fn growing_and_shrinking() {
         map.msync().unwrap();
         map.resize(4 * PAGE as u64).unwrap();
         poke(&map, 2 * PAGE, b"again");
-        let cut = store.cut().unwrap().unwrap();
+        let cut = store.begin_checkpoint().unwrap().unwrap();
         poke(&map, 3 * PAGE, b"more");
         map.msync().unwrap();
-        cut.apply().unwrap().retire().unwrap();
+        cut.apply().unwrap().truncate_log().unwrap();
         assert_eq!(bytes(&map, 2 * PAGE as u64, 5), b"again");
         assert_eq!(bytes(&map, 0, 100), [0; 100]);
         store.checkpoint().unwrap();
@@ -45,7 +45,7 @@ fn growing_and_shrinking() {
         map.rollback().unwrap();
         assert_eq!(map.len(), 4 * PAGE as u64);
         assert_eq!(bytes(&map, 2 * PAGE as u64, 5), b"again");
-        map.quiesce().unwrap();
+        map.reclaim().unwrap();
         assert_eq!(bytes(&map, 3 * PAGE as u64, 4), b"more");
     });
 }
@@ -59,7 +59,7 @@ fn a_window_is_mapped_first_and_the_file_grows_into_it() {
         let map = file.map_with(&options(tracker).len(window).beyond_end(true).address_space(window)).unwrap();
         assert_eq!(map.len(), PAGE as u64);
         refused(map.store(b"x", PAGE as u64), &["invalid"]);
-        file.truncate(3 * PAGE as u64).unwrap();
+        file.set_len(3 * PAGE as u64).unwrap();
         assert_eq!(map.len(), 3 * PAGE as u64);
         poke(&map, 2 * PAGE, b"grown");
         map.msync().unwrap();
@@ -68,7 +68,7 @@ fn a_window_is_mapped_first_and_the_file_grows_into_it() {
         assert_eq!(later.len(), 0);
         refused(file.map_with(&options(tracker).offset(8).len(window).beyond_end(true)), &["invalid"]);
         refused(file.map_with(&options(tracker).offset(8).len(u64::MAX).beyond_end(true)), &["invalid"]);
-        file.truncate(6 * PAGE as u64).unwrap();
+        file.set_len(6 * PAGE as u64).unwrap();
         poke(&later, 0, b"later");
         assert_eq!(bytes(&map, 5 * PAGE as u64, 5), b"later");
         map.msync().unwrap();
@@ -117,7 +117,7 @@ fn sparse_and_huge() {
         let (store, file, map) = mapped(dir.path(), 1, &MapOptions::new().tracker(tracker));
         drop(map);
         let size = 64u64 << 30;
-        file.truncate(size).expect("truncate");
+        file.set_len(size).expect("truncate");
         file.commit().expect("commit");
         store.checkpoint().expect("checkpoint");
         let map = file.map_with(&MapOptions::new().tracker(tracker).dirty_max(64 << 20)).expect("map");
@@ -125,7 +125,7 @@ fn sparse_and_huge() {
             poke(&map, offset as usize, b"far");
         }
         map.msync().expect("msync");
-        map.quiesce().expect("quiesce");
+        map.reclaim().expect("quiesce");
         let status = store.status().maps[0].clone();
         assert_eq!(status.private_bytes, 0);
         assert_eq!(peek(&map, (size - 5) as usize, 3), b"far");

@@ -21,7 +21,7 @@ fn quiesce_gives_memory_back() {
         let of = |store: &Store| store.status().maps[0].clone();
         assert_eq!(of(&store).private_bytes, 64 * PAGE as u64);
         poke(&map, 0, b"uncommitted");
-        map.quiesce().unwrap();
+        map.reclaim().unwrap();
         assert_eq!(of(&store).private_bytes, PAGE as u64, "only the page with an uncommitted change");
         assert_eq!(bytes(&map, 63 * PAGE as u64 + 9, 5), b"dirty");
         assert_eq!(bytes(&map, 0, 11), b"uncommitted");
@@ -193,9 +193,9 @@ fn little_address_space() {
         let map = file.map().expect("map");
         poke(&map, 0, b"small");
         map.msync().expect("msync");
-        refused(file.truncate(1 << 40), &["no-memory"]);
+        refused(file.set_len(1 << 40), &["no-memory"]);
         drop(map);
-        file.truncate(4 << 30).expect("truncate");
+        file.set_len(4 << 30).expect("truncate");
         refused(file.map(), &["no-memory"]);
         file.rollback().expect("rollback");
         println!("done");

@@ -83,11 +83,11 @@ fn overlayfs() {
             Ok(store) => store,
             Err(e) => return skipped(&format!("overlayfs here: {e}")),
         };
-        let file = store.file("f").expect("file");
+        let file = store.open_file("f").expect("file");
         let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         poke(&map, 10, b"copied up");
         map.msync().expect("msync");
-        map.quiesce().expect("quiesce");
+        map.reclaim().expect("quiesce");
         assert_eq!(peek(&map, 10, 9), b"copied up", "the file shows through, not its lower self");
         drop((map, file));
         store.close().expect("close");

@@ -14,7 +14,7 @@ fn a_file_that_can_only_be_read() {
     set_mode(&path, 0o444);
     let work = |path: &Path| {
         let file = untorn::StoreOptions::default()
-            .open_file_with(path, &untorn::FileOptions { read_only: true, ..Default::default() })
+            .open_standalone_with(path, &untorn::FileOptions::new().read_only(true))
             .expect("open");
         let map = file.map().expect("map");
         assert_eq!(peek(&map, 4990, 10), [9; 10]);
@@ -51,15 +51,15 @@ fn a_map_for_reading_is_not_given_to_who_stores() {
         return;
     };
     let store = StoreOptions::default().background(false).open(Path::new(&dir)).expect("open");
-    let reading = untorn::FileOptions { read_only: true, ..Default::default() };
-    let reader = store.file_with("f", &reading).expect("file");
+    let reading = untorn::FileOptions::new().read_only(true);
+    let reader = store.open_file_with("f", &reading).expect("file");
     let map = reader.map().expect("map");
     let mut txn = store.begin();
     txn.chmod("f", 0o644).expect("chmod");
     txn.commit().expect("commit");
-    let file = store.file("f").expect("file, for writing now");
+    let file = store.open_file("f").expect("file, for writing now");
     refused(file.map(), &["invalid"]);
-    file.write_at(b"written", 0).expect("write");
+    file.write_all_at(b"written", 0).expect("write");
     assert_eq!(loaded(&map, 0..8), b"written\x01");
     drop(map);
     let map = file.map().expect("map");

@@ -13,7 +13,7 @@ fn rollback_copies_committed_bytes_back() {
         map.msync().unwrap();
         poke(&map, 10, b"forgotten");
         poke(&map, 2 * PAGE, b"forgotten");
-        file.write_at(b"forgotten", 3 * PAGE as u64).unwrap();
+        file.write_all_at(b"forgotten", 3 * PAGE as u64).unwrap();
         map.rollback().unwrap();
         assert_eq!(bytes(&map, 10, 9), b"committed", "committed and not applied");
         assert_eq!(bytes(&map, 2 * PAGE as u64, 9), [2; 9]);
@@ -30,7 +30,7 @@ fn what_a_rollback_brings_back_has_room() {
     with_trackers(|tracker| {
         let dir = directory();
         let (store, file) = store_of(dir.path(), 64);
-        file.truncate(10).expect("truncate");
+        file.set_len(10).expect("truncate");
         let small = MapOptions::new().tracker(tracker).address_space(PAGE as u64);
         let map = file.map_with(&small).expect("map");
         map.rollback().expect("rollback");
@@ -48,11 +48,11 @@ fn a_rollback_of_zeros_takes_no_memory() {
         let dir = directory();
         let (store, file) = store_of(dir.path(), 2);
         let size = 256u64 << 20;
-        file.truncate(size).expect("grow");
-        file.write_at(b"far", size - 3).expect("write");
+        file.set_len(size).expect("grow");
+        file.write_all_at(b"far", size - 3).expect("write");
         file.commit().expect("commit");
         store.checkpoint().expect("checkpoint");
-        file.write_at(b"committed", 100 << 20).expect("write");
+        file.write_all_at(b"committed", 100 << 20).expect("write");
         file.commit().expect("commit");
         let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         for how in ["zero", "truncate"] {

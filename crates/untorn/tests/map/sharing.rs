@@ -9,14 +9,14 @@ use untorn::{Error, MapOptions};
 fn the_file_interface_and_maps_are_one_view() {
     with_trackers(|tracker| {
         let (dir, store, file) = new_store_of(4);
-        file.write_at(b"before", 50).unwrap();
+        file.write_all_at(b"before", 50).unwrap();
         let map = file.map_with(&options(tracker)).unwrap();
         let part = file.map_with(&MapOptions::new().offset(PAGE as u64).len(PAGE as u64)).unwrap();
         assert_eq!(bytes(&map, 50, 6), b"before", "staged before it was mapped");
         poke(&part, 7, b"part");
         assert_eq!(bytes(&map, PAGE as u64 + 7, 4), b"part");
         assert_eq!(part.len(), PAGE as u64);
-        file.write_at(b"after", 2 * PAGE as u64 - 2).unwrap();
+        file.write_all_at(b"after", 2 * PAGE as u64 - 2).unwrap();
         assert_eq!(bytes(&map, 2 * PAGE as u64 - 2, 5), b"after");
         file.zero(50, 2).unwrap();
         assert_eq!(bytes(&map, 50, 6), b"\0\0fore");
@@ -37,13 +37,13 @@ fn a_write_is_whole_in_whatever_commit_takes_it() {
         let (store, file) = store_of(dir.path(), 0);
         let _map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         // Another file of the same commits takes its time.
-        let other = store.create("other").expect("create");
-        other.truncate(256 * PAGE as u64).expect("truncate");
+        let other = store.open_or_create("other").expect("create");
+        other.set_len(256 * PAGE as u64).expect("truncate");
         let other_map = other.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !done.load(SeqCst) && file.size().expect("size") < 8 << 20 {
+                while !done.load(SeqCst) && file.len().expect("size") < 8 << 20 {
                     file.append(&[7; 100]).expect("append");
                     std::thread::yield_now();
                 }

@@ -28,7 +28,7 @@ fn protection_locks_and_advice_of_the_program() {
             if libc::mlock(at(&map, 2 * PAGE), 2 * PAGE) == 0 {
                 poke(&map, 2 * PAGE, b"locked");
                 assert_committed(dir.path(), &store, &map, 2 * PAGE, b"locked");
-                map.quiesce().expect("quiesce");
+                map.reclaim().expect("quiesce");
                 assert_eq!(peek(&map, 2 * PAGE, 6), b"locked");
                 poke(&map, 2 * PAGE, b"again!");
                 assert_committed(dir.path(), &store, &map, 2 * PAGE, b"again!");
@@ -43,7 +43,7 @@ fn protection_locks_and_advice_of_the_program() {
             assert_committed(dir.path(), &store, &map, 5 * PAGE, b"cold");
 
             // Once the data file has everything, dropped pages show it. Before that it is forbidden: see GUARANTEES.
-            map.quiesce().expect("quiesce");
+            map.reclaim().expect("quiesce");
             assert_eq!(libc::madvise(at(&map, 0), 16 * PAGE, libc::MADV_DONTNEED), 0);
             assert_eq!(peek(&map, 5 * PAGE, 4), b"cold");
             poke(&map, 5 * PAGE + 4, b"er");

@@ -9,8 +9,8 @@ use untorn::MapOptions;
 fn many_files_and_transactions_take_mapped_files() {
     with_trackers(|tracker| {
         let (_dir, store, file) = new_store_of(1);
-        let other = store.create("other").unwrap();
-        other.write_at(&[7; 100], 0).unwrap();
+        let other = store.open_or_create("other").unwrap();
+        other.write_all_at(&[7; 100], 0).unwrap();
         other.commit().unwrap();
         let (map, other_map) = (file.map_with(&options(tracker)).unwrap(), other.map_with(&options(tracker)).unwrap());
         poke(&map, 0, b"one");
@@ -46,7 +46,7 @@ fn a_transaction_keeps_what_was_stored_to_a_map_that_ended() {
         let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         let mut txn = store.begin();
         txn.add(&file).expect("add");
-        file.write_at(b"written", 0).expect("write");
+        file.write_all_at(b"written", 0).expect("write");
         fill(&map, PAGE..PAGE + 1, b'S');
         drop(file);
         map.unmap().expect("unmap");

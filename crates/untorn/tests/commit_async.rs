@@ -1,0 +1,57 @@
+//! Commits that nobody waits for.
+
+mod common;
+
+use common::*;
+use untorn::{Store, StoreOptions};
+
+/// A store whose asynchronous commits are written in calls only.
+fn open_quiet(dir: &std::path::Path) -> Store {
+    StoreOptions::new().background(false).open(dir).unwrap()
+}
+
+#[test]
+fn a_refused_commit_of_a_file_without_handles_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    std::fs::write(&path, "before").unwrap();
+    let store = open_quiet(dir.path());
+    let file = store.open_file("f").unwrap();
+    file.write_all_at(b"refused", 0).unwrap();
+    let ticket = file.commit_async().unwrap();
+    file.close().unwrap();
+    // The first commit of a file in an epoch looks whether somebody else changed the file.
+    std::fs::write(&path, "somebody else's").unwrap();
+    refused(ticket.wait(), &["conflict"]);
+    let file = store.open_file("f").unwrap();
+    assert_eq!(contents(&file), b"somebody else's");
+    file.append(b" and ours").unwrap();
+    file.commit().unwrap();
+    file.close().unwrap();
+    store.close().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"somebody else's and ours");
+}
+
+/// As many overlays as commits: reads go through all of them, in a thread with a small stack.
+#[test]
+fn thousands_of_commits_on_their_way_are_readable() {
+    for background in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
+        let file = store.open_or_create("f").unwrap();
+        let work = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+            let mut last = None;
+            for n in 0..20_000u64 {
+                file.write_all_at(&n.to_le_bytes(), 8 * (n % 100)).unwrap();
+                last = Some(file.commit_async().unwrap());
+            }
+            assert_eq!(file.len().unwrap(), 800);
+            assert_eq!(contents(&file)[..8], 19_900u64.to_le_bytes());
+            last.expect("a ticket").wait().unwrap();
+        });
+        work.unwrap().join().unwrap();
+        store.close().unwrap();
+        let bytes = std::fs::read(dir.path().join("f")).unwrap();
+        assert_eq!(bytes[792..], 19_999u64.to_le_bytes());
+    }
+}
