@@ -4,8 +4,8 @@
 //! on one file system) and [`File`] (one open file in it). [`Linux`] is the real one; the crash
 //! laboratory puts a simulated disk behind the same traits and cuts its power at every call.
 //!
-//! Paths are relative to the storage's root directory. They never leave it: `..`, absolute paths,
-//! symbolic links and mount points on the way are refused.
+//! Paths are relative to the storage's root directory: names, joined by single slashes. They never
+//! leave it: `..`, absolute paths, symbolic links and mount points on the way are refused.
 //!
 //! Every call that makes something durable names its reason, a [`SyncPoint`]. The crash laboratory
 //! skips the sync points one at a time and shows that each is needed. Crates declare their sync
