@@ -17,12 +17,12 @@ use untorn_journal::format::{
     ATTRIBUTE_BYTES, Attribute, AttributeFound, BLOCK_BYTES, HEADER_CRC_AT, Header, RECORD_ALIGN_BYTES, RECORD_CRC_AT,
     RECORD_HEAD_BYTES, RecordHead, crc64,
 };
-use untorn_journal::held::Only;
-use untorn_journal::home::Home;
 use untorn_journal::journal::{Committed, Options};
-use untorn_journal::layer::Source;
-use untorn_journal::record::{Decoder, ExtentCache, FileRef, Op, Record, check_path};
+use untorn_journal::overlay::Source;
+use untorn_journal::quarantine::PendingFiles;
+use untorn_journal::record::{Decoder, FileRef, Op, Record, SpillCache, check_path};
 use untorn_journal::recovery::{OpenOptions, Opened, open};
+use untorn_journal::store_dir::StoreDir;
 use untorn_os::Storage;
 
 /// Splits off the byte that says whether to put checksums right.
@@ -66,14 +66,14 @@ pub fn attribute(input: &[u8]) {
 }
 
 /// The list of files that a journal was set aside for.
-pub fn held(input: &[u8]) {
+pub fn quarantine(input: &[u8]) {
     let (honest, mut bytes) = split(input);
     if honest && bytes.len() >= 8 {
         let at = bytes.len() - 8;
         mend(&mut bytes, at);
     }
-    if let Ok(only) = Only::decode(&bytes, Path::new("only")) {
-        assert!(only.files.len() * 8 <= bytes.len());
+    if let Ok(pending) = PendingFiles::decode(&bytes, Path::new("pending-files")) {
+        assert!(pending.files.len() * 8 <= bytes.len());
     }
 }
 
@@ -122,7 +122,7 @@ pub fn operations(input: &[u8]) {
 }
 
 fn operations_of(body: &[u8]) {
-    let Ok(record) = Decoder::decode(&Bytes::copy_from_slice(body), &mut ExtentCache::none()) else { return };
+    let Ok(record) = Decoder::decode(&Bytes::copy_from_slice(body), &mut SpillCache::none()) else { return };
     for file in &record.files {
         check_path(&file.path).expect("an accepted path is safe");
     }
@@ -139,7 +139,7 @@ fn operations_of(body: &[u8]) {
 
 fn encoded(record: &Record) -> Vec<u8> {
     let mut out = Vec::new();
-    record.encode(&mut out).expect("nothing of it is in an extent");
+    record.encode(&mut out).expect("nothing of it is in a spill file");
     out
 }
 
@@ -169,12 +169,12 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
     let progress = |_, _| {};
     let options =
         OpenOptions { journal, create: true, wait: false, accept_unknown: false, salvage: false, progress: &progress };
-    open(storage, &Home::of_directory(), &options)
+    open(storage, &StoreDir::of_directory(), &options)
 }
 
 /// Commit number `n`: two files are made, then both change in the same places.
 fn commit(n: u64) -> Record {
-    let files = [(1, "a"), (2, "b")].map(|(id, path)| FileRef { id, previous: n - 1, path: path.into() });
+    let files = [(1, "a"), (2, "b")].map(|(id, path)| FileRef { id, previous_lsn: n - 1, path: path.into() });
     let mut record = Record { files: files.into(), ops: Vec::new() };
     for file in 0..2 {
         if n == 1 {
@@ -182,7 +182,7 @@ fn commit(n: u64) -> Record {
         }
         for at in [0, 700 * n, 5000] {
             let source = Source::Bytes { bytes: vec![n as u8; 600].into(), origin: at };
-            record.ops.push(Op::Put { file, range: at..at + 600, source });
+            record.ops.push(Op::Write { file, range: at..at + 600, source });
         }
         record.ops.push(Op::Truncate { file, size: 6500 + 10 * n });
     }
@@ -210,7 +210,7 @@ impl Crashed {
         let mut states = vec![Files::new()];
         for n in 1..=COMMITS {
             let done = owner.journal.commit(&[commit(n)]).expect("a commit");
-            assert_eq!(done, Committed::Records { first: n, n: 1 });
+            assert_eq!(done, Committed::Records { first_lsn: n, n: 1 });
             states.push(state(states.last().expect("one at least"), n));
         }
         disk.kill();
@@ -338,23 +338,24 @@ pub fn samples() -> Vec<Sample> {
     let header_sample = Header {
         store: [7; 16],
         generation: 9,
-        through: 41,
-        through_crc: 1,
+        checkpoint_lsn: 41,
+        checkpoint_crc: 1,
         clean: false,
         start_segment: 0,
         start_crc: 77,
         boot: Some([5; 16]),
-        session: 11,
+        epoch: 11,
     };
-    let attribute_sample = Attribute { store: [7; 16], file: 1, session: 2, through: 3, place: 4, pending: true };
+    let attribute_sample =
+        Attribute { store: [7; 16], file: 1, epoch: 2, checkpoint_lsn: 3, path_crc: 4, pending: true };
     let crashed = Crashed::get();
     let segment = crashed.disk.get(&crashed.records[0].0).expect("there");
     let names = Record {
-        files: vec![FileRef { id: 1, previous: 0, path: "a/b".into() }],
+        files: vec![FileRef { id: 1, previous_lsn: 0, path: "a/b".into() }],
         ops: vec![
             Op::Mkdir { path: "d".into(), mode: 0o755 },
             Op::Create { file: 0, mode: 0o640 },
-            Op::Put { file: 0, range: 5..9, source: Source::Zero },
+            Op::Write { file: 0, range: 5..9, source: Source::Zero },
             Op::Rename { file: 0, to: "c".into() },
             Op::Mode { file: 0, mode: 0o600 },
             Op::DirMode { path: "d".into(), mode: 0o700 },
@@ -366,7 +367,7 @@ pub fn samples() -> Vec<Sample> {
     vec![
         ("header", header, with_byte(&header_sample.encode())),
         ("attribute", attribute, with_byte(&attribute_sample.encode())),
-        ("held", held, with_byte(&held_sample())),
+        ("quarantine", quarantine, with_byte(&quarantine_sample())),
         ("record", record, with_byte(&segment)),
         ("operations", operations, with_byte(&encoded(&names))),
         ("operations", operations, with_byte(&encoded(&commit(1)))),
@@ -376,7 +377,7 @@ pub fn samples() -> Vec<Sample> {
 }
 
 /// A list of two files, as `docs/FORMAT.md` describes it.
-fn held_sample() -> Vec<u8> {
+fn quarantine_sample() -> Vec<u8> {
     let mut bytes = b"UNTORN-Q".to_vec();
     bytes.extend(1u32.to_le_bytes());
     bytes.extend([0; 4]);
@@ -386,6 +387,6 @@ fn held_sample() -> Vec<u8> {
     bytes.extend([0; 8]);
     let at = bytes.len() - 8;
     mend(&mut bytes, at);
-    Only::decode(&bytes, Path::new("only")).expect("a valid sample");
+    PendingFiles::decode(&bytes, Path::new("pending-files")).expect("a valid sample");
     bytes
 }

@@ -1,132 +1,133 @@
-//! Makes a final state so. The living store and recovery both come here.
+//! Applies a final state to the data files: in an open store, and in recovery (redo).
 //!
-//! Everything in this file may be interrupted anywhere and done again: each action first looks
+//! Everything in this file may be interrupted anywhere and done again: each action first checks
 //! whether it has happened. A file is recognised by its attribute, never by its name alone.
 
-use crate::care::{Care, kept};
 use crate::error::{Context, Error, Result};
-use crate::extent::CHUNK_BYTES;
+use crate::final_state::{DirState, FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, StoreId};
-use crate::layer::{Layer, NO_END, Source};
-use crate::state::{DirState, FileState, FinalState};
+use crate::invariant;
+use crate::overlay::{NO_END, Overlay, Source};
+use crate::spill::CHUNK_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{File, Kind, Open, Storage, write_all_at};
+use untorn_os::{Errno, File, Kind, Open, Storage, holds, write_all_at};
 
-/// Who applies.
-pub struct Applier<'a> {
+/// The data files of a store, as a final state is applied to them.
+pub struct DataFiles<'a> {
     /// The store's directory.
     pub storage: &'a dyn Storage,
     /// The store.
     pub store: StoreId,
-    /// The session that files created now belong to.
-    pub session: u64,
-    /// In recovery: the newest commit that the journal knows. No file can be ahead of it, and none may
-    /// lack a predecessor. A living store knows what it has not applied yet.
-    pub newest: Option<u64>,
-    /// A directory of Untorn's own where a file may wait while two files swap names.
-    pub limbo: PathBuf,
+    /// The epoch that files created now belong to.
+    pub epoch: u64,
+    /// In recovery: LSN of the newest commit in the journal. No file can be ahead of it, and none may
+    /// lack a predecessor. An open store knows what it has not applied yet.
+    pub newest_lsn: Option<u64>,
+    /// A directory inside the store directory for rename temporaries: a file is there while two files
+    /// exchange names.
+    pub rename_dir: PathBuf,
 }
 
-/// Where a file of the final state is now.
+/// The present location of a file of the final state.
 #[derive(Clone, Debug)]
-pub enum Place {
-    /// Under this name, recognised.
+pub enum Location {
+    /// The file was recognised under this name.
     At(PathBuf),
-    /// Nowhere, and it need not be: unlinked, or not yet created.
-    Nowhere,
+    /// The file is not there, and need not be: unlinked, or not yet created.
+    Absent,
 }
 
-/// What became of each file: where it is, or why it was left alone.
-pub type Outcomes = BTreeMap<u64, Result<Place>>;
+/// The location of each file by its identity, or the reason why the file is left alone.
+pub type Locations = BTreeMap<u64, Result<Location>>;
 
-impl Applier<'_> {
+impl DataFiles<'_> {
     /// Finds every file, and checks it against its predecessors, without writing a byte.
-    pub fn locate(&self, state: &FinalState) -> Outcomes {
-        let mut outcomes: Outcomes = state.files.values().map(|file| (file.id, self.locate_one(file))).collect();
-        if kept(Care::HalfMade) {
-            self.locate_half_made(state, &mut outcomes);
+    pub fn find(&self, state: &FinalState) -> Locations {
+        let mut locations: Locations = state.files.values().map(|file| (file.id, self.find_one(file))).collect();
+        if holds(invariant::HALF_CREATED) {
+            self.find_half_created(state, &mut locations);
         }
-        outcomes
+        locations
     }
 
-    /// A crash may leave a file that was created empty and without its attribute, under any name that it
-    /// had. Such files are alike, and any may be taken for any, but none may be left over: where one has
-    /// been taken by another's right, that one must do with another of its names.
-    fn locate_half_made(&self, state: &FinalState, outcomes: &mut Outcomes) {
+    /// Finds files whose creation a crash interrupted: empty and without an attribute, under any name that
+    /// the file had. Such files are alike, and each may be assigned to any file that had its name, but none
+    /// may be left over: names are assigned by a bipartite matching.
+    fn find_half_created(&self, state: &FinalState, locations: &mut Locations) {
         let mut claims = BTreeMap::<PathBuf, Vec<&FileState>>::new();
         for file in state.files.values() {
-            if file.created.is_some() && matches!(outcomes[&file.id], Ok(Place::Nowhere)) {
-                for name in file.names.iter().cloned().chain([self.limbo_of(file.id)]) {
+            if file.created.is_some() && matches!(locations[&file.id], Ok(Location::Absent)) {
+                for name in file.names.iter().cloned().chain([self.rename_temporary(file.id)]) {
                     claims.entry(name).or_default().push(file);
                 }
             }
         }
-        claims.retain(|name, files| matches!(self.look(files[0], name), Ok(Look::Adoptable)));
+        claims.retain(|name, files| matches!(self.inspect(files[0], name), Ok(Found::HalfCreated)));
         for (name, files) in &mut claims {
-            // Whose name it is in the end comes first.
+            // The file whose final name it is comes first.
             files.sort_by_key(|file| file.name.as_ref() != Some(name));
         }
-        let mut taken = BTreeMap::new();
+        let mut assigned = BTreeMap::new();
         for name in claims.keys() {
-            take(name, &claims, &mut taken, &mut BTreeSet::new());
+            assign_name(name, &claims, &mut assigned, &mut BTreeSet::new());
         }
-        outcomes.extend(taken.into_iter().map(|(id, name)| (id, Ok(Place::At(name.to_owned())))));
+        locations.extend(assigned.into_iter().map(|(id, name)| (id, Ok(Location::At(name.to_owned())))));
     }
 
-    fn limbo_of(&self, id: u64) -> PathBuf {
-        self.limbo.join(format!("limbo.{id:016x}"))
+    fn rename_temporary(&self, id: u64) -> PathBuf {
+        self.rename_dir.join(format!("rename.{id:016x}"))
     }
 
-    fn locate_one(&self, file: &FileState) -> Result<Place> {
-        let mut stranger = None;
-        let limbo = self.limbo_of(file.id);
-        for name in file.names.iter().rev().chain([&limbo]) {
-            match self.look(file, name)? {
-                Look::Ours => return Ok(Place::At(name.clone())),
-                Look::Nothing => {}
-                Look::Adoptable | Look::Other => stranger = Some(name.clone()),
+    fn find_one(&self, file: &FileState) -> Result<Location> {
+        let mut foreign = None;
+        let temporary = self.rename_temporary(file.id);
+        for name in file.names.iter().rev().chain([&temporary]) {
+            match self.inspect(file, name)? {
+                Found::Ours => return Ok(Location::At(name.clone())),
+                Found::Nothing => {}
+                Found::HalfCreated | Found::Foreign => foreign = Some(name.clone()),
             }
         }
         if file.name.is_none() || file.created.is_some() {
-            // A stranger under a name that a created file wants shows when it is created.
-            return Ok(Place::Nowhere);
+            // A foreign file under the name of a created file is met when that file is created.
+            return Ok(Location::Absent);
         }
-        let path = file.shown_name();
-        Err(match stranger {
+        let path = file.display_name();
+        Err(match foreign {
             Some(name) => Error::Conflict {
                 path: name,
                 detail: format!(
                     "another file is in the place of one with committed changes (up to commit {}) still in the journal",
-                    file.last
+                    file.last_lsn
                 ),
             },
             None => Error::NeedsJournal {
                 path: path.to_owned(),
                 detail: format!(
                     "the file is gone from its place, with changes up to commit {} not yet in it",
-                    file.last
+                    file.last_lsn
                 ),
             },
         })
     }
 
     /// Opens a name and compares its attribute.
-    fn look(&self, file: &FileState, name: &Path) -> Result<Look> {
+    fn inspect(&self, file: &FileState, name: &Path) -> Result<Found> {
         let handle = match self.storage.open(name, Open::READ) {
             Ok(handle) => handle,
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Look::Nothing),
-            Err(e) if is_loop(&e) => return Ok(Look::Other),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Found::Nothing),
+            Err(e) if is_loop(&e) => return Ok(Found::Foreign),
             Err(e) => return Err(Error::io("open", name, e)),
         };
-        let meta = handle.meta().context("look at", name)?;
+        let meta = handle.meta().context("stat", name)?;
         if meta.kind != Kind::File {
-            return Ok(Look::Other);
+            return Ok(Found::Foreign);
         }
         match Attribute::decode(handle.attribute().context("read the attribute of", name)?.as_deref()) {
-            AttributeFound::None if meta.size == 0 => Ok(Look::Adoptable),
+            AttributeFound::None if meta.size == 0 => Ok(Found::HalfCreated),
             AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => {
                 if meta.links != 1 {
                     return Err(Error::Conflict {
@@ -134,45 +135,45 @@ impl Applier<'_> {
                         detail: format!("it has {} hard links; a managed file has one", meta.links),
                     });
                 }
-                if self.newest.is_some() && a.through < file.previous {
+                if self.newest_lsn.is_some() && a.checkpoint_lsn < file.previous_lsn {
                     return Err(Error::Conflict {
                         path: name.to_owned(),
                         detail: format!(
                             "it is an older copy (it holds commits up to {}; the journal continues after {})",
-                            a.through, file.previous
+                            a.checkpoint_lsn, file.previous_lsn
                         ),
                     });
                 }
-                if let Some(newest) = self.newest
-                    && a.through > newest
+                if let Some(newest) = self.newest_lsn
+                    && a.checkpoint_lsn > newest
                 {
                     return Err(Error::Conflict {
                         path: name.to_owned(),
-                        detail: format!("it is newer (commit {}) than the journal (commit {newest})", a.through),
+                        detail: format!("it is newer (commit {}) than the journal (commit {newest})", a.checkpoint_lsn),
                     });
                 }
-                Ok(Look::Ours)
+                Ok(Found::Ours)
             }
-            _ => Ok(Look::Other),
+            _ => Ok(Found::Foreign),
         }
     }
 
-    /// Makes names, existence and modes so. Files whose outcome is an error are left alone; a file
-    /// that cannot be served turns into one. Actions wait for each other (a directory for its
-    /// files, a name for its old holder) by being tried again while anything moves.
-    pub fn apply_names(&self, state: &FinalState, outcomes: &mut Outcomes) -> Vec<Error> {
-        let mut todo = self.actions(state, outcomes);
+    /// Applies names, existence and modes. Files whose location is an error are left alone; so is a
+    /// file for which an action fails, with that error as its location. An action that waits for another one (a directory
+    /// for its files, a name for the file that has it now) is tried again as long as any succeeds.
+    pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<Error> {
+        let mut todo = self.actions(state, locations);
         loop {
             let before = todo.len();
-            todo.retain_mut(|action| match self.attempt(action, state, outcomes) {
-                Ok(Done::Done) => false,
-                Ok(Done::Waits(why)) => {
+            todo.retain_mut(|action| match self.attempt(action, state, locations) {
+                Ok(Attempt::Done) => false,
+                Ok(Attempt::Blocked(why)) => {
                     action.why = Some(why);
                     true
                 }
                 Err(e) => match action.file {
                     Some(id) => {
-                        outcomes.insert(id, Err(e));
+                        locations.insert(id, Err(e));
                         false
                     }
                     None => {
@@ -184,16 +185,16 @@ impl Applier<'_> {
             if todo.is_empty() {
                 return Vec::new();
             }
-            if todo.len() == before && !self.break_cycle(&mut todo, outcomes) {
+            if todo.len() == before && !self.break_cycle(&mut todo, locations) {
                 break;
             }
         }
         let mut left = Vec::new();
         for action in todo {
-            let why = action.why.expect("an action that waits says why");
+            let why = action.why.expect("a blocked action says why");
             match action.file {
                 Some(id) => {
-                    outcomes.insert(id, Err(why));
+                    locations.insert(id, Err(why));
                 }
                 None => left.push(why),
             }
@@ -201,17 +202,17 @@ impl Applier<'_> {
         left
     }
 
-    fn actions(&self, state: &FinalState, outcomes: &Outcomes) -> Vec<Action> {
+    fn actions(&self, state: &FinalState, locations: &Locations) -> Vec<Action> {
         let mut todo = Vec::new();
         let action = |file: Option<u64>, what: What| Action { file, what, why: None };
         for file in state.files.values() {
-            let Some(Ok(place)) = outcomes.get(&file.id) else { continue };
-            let what = match (place, &file.name) {
-                (Place::At(at), None) => What::Unlink { at: at.clone() },
-                (Place::Nowhere, None) => continue,
-                (Place::At(at), Some(to)) if at != to => What::Move { to: to.clone() },
-                (Place::At(_), Some(_)) if file.created.is_none() && file.mode.is_none() => continue,
-                (_, Some(to)) => What::Settle { at: to.clone() },
+            let Some(Ok(location)) = locations.get(&file.id) else { continue };
+            let what = match (location, &file.name) {
+                (Location::At(at), None) => What::Unlink { at: at.clone() },
+                (Location::Absent, None) => continue,
+                (Location::At(at), Some(to)) if at != to => What::Move { to: to.clone() },
+                (Location::At(_), Some(_)) if file.created.is_none() && file.mode.is_none() => continue,
+                (_, Some(to)) => What::Create { at: to.clone() },
             };
             todo.push(action(Some(file.id), what));
         }
@@ -221,64 +222,64 @@ impl Applier<'_> {
         todo
     }
 
-    fn attempt(&self, action: &Action, state: &FinalState, outcomes: &mut Outcomes) -> Result<Done> {
+    fn attempt(&self, action: &Action, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
         match &action.what {
             What::Unlink { at } => {
                 let id = action.file.expect("a file");
-                if matches!(outcomes.get(&id), Some(Ok(Place::Nowhere))) {
-                    // Replaced by a rename in the meantime: the name is another file's now.
-                    return Ok(Done::Done);
+                if matches!(locations.get(&id), Some(Ok(Location::Absent))) {
+                    // Replaced by a rename in the meantime: the name is that of another file now.
+                    return Ok(Attempt::Done);
                 }
                 match self.storage.unlink(at) {
                     Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("unlink", at, e)),
                     _ => {}
                 }
-                outcomes.insert(id, Ok(Place::Nowhere));
-                Ok(Done::Done)
+                locations.insert(id, Ok(Location::Absent));
+                Ok(Attempt::Done)
             }
-            What::Move { to } => self.attempt_move(action.file.expect("a file"), to, state, outcomes),
-            What::Settle { at } => self.attempt_settle(&state.files[&action.file.expect("a file")], at, outcomes),
+            What::Move { to } => self.attempt_move(action.file.expect("a file"), to, state, locations),
+            What::Create { at } => self.attempt_create(&state.files[&action.file.expect("a file")], at, locations),
             What::Directory { path, dir } => self.attempt_directory(path, *dir),
         }
     }
 
-    fn attempt_move(&self, id: u64, to: &Path, state: &FinalState, outcomes: &mut Outcomes) -> Result<Done> {
-        let Some(Ok(Place::At(from))) = outcomes.get(&id).cloned() else { return Ok(Done::Done) };
-        // A file that is to go anyway is replaced in one step, so that the name is never missing.
+    fn attempt_move(&self, id: u64, to: &Path, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
+        let Some(Ok(Location::At(from))) = locations.get(&id).cloned() else { return Ok(Attempt::Done) };
+        // A file that is unlinked by the same commits is replaced in one step, so that the name is never missing.
         let replaced = state
             .files
             .values()
-            .find(|f| f.name.is_none() && matches!(outcomes.get(&f.id), Some(Ok(Place::At(at))) if at == to));
+            .find(|f| f.name.is_none() && matches!(locations.get(&f.id), Some(Ok(Location::At(at))) if at == to));
         match self.storage.rename(&from, to, replaced.is_some()) {
             Ok(()) => {
                 if let Some(victim) = replaced {
-                    outcomes.insert(victim.id, Ok(Place::Nowhere));
+                    locations.insert(victim.id, Ok(Location::Absent));
                 }
-                outcomes.insert(id, Ok(Place::At(to.to_owned())));
-                self.attempt_settle(&state.files[&id], to, outcomes)
+                locations.insert(id, Ok(Location::At(to.to_owned())));
+                self.attempt_create(&state.files[&id], to, locations)
             }
-            Err(e) if waits(&e) => Ok(Done::Waits(occupied(to, &e))),
+            Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(to, &e))),
             Err(e) => Err(Error::io("rename to", to, e)),
         }
     }
 
-    /// A file at its final name: creates or adopts it, gives it its attribute and its mode.
-    fn attempt_settle(&self, file: &FileState, at: &Path, outcomes: &mut Outcomes) -> Result<Done> {
-        let mut made = None;
-        if let Some(Ok(Place::Nowhere)) = outcomes.get(&file.id) {
-            let mode = file.created.expect("only created files are nowhere and have a name");
+    /// Creates a file at its final name, or takes a half-created one for it, and sets attribute and mode.
+    fn attempt_create(&self, file: &FileState, at: &Path, locations: &mut Locations) -> Result<Attempt> {
+        let mut created = None;
+        if let Some(Ok(Location::Absent)) = locations.get(&file.id) {
+            let mode = file.created.expect("only created files are absent and have a name");
             match self.storage.open(at, Open::create(mode)) {
-                Ok(handle) => made = Some(handle),
-                Err(e) if waits(&e) => {
-                    if !matches!(self.look(file, at), Ok(Look::Adoptable | Look::Ours)) {
-                        return Ok(Done::Waits(occupied(at, &e)));
+                Ok(handle) => created = Some(handle),
+                Err(e) if may_pass(&e) => {
+                    if !matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours)) {
+                        return Ok(Attempt::Blocked(occupied(at, &e)));
                     }
                 }
                 Err(e) => return Err(Error::io("create", at, e)),
             }
-            outcomes.insert(file.id, Ok(Place::At(at.to_owned())));
+            locations.insert(file.id, Ok(Location::At(at.to_owned())));
         }
-        let handle = match made {
+        let handle = match created {
             Some(handle) => handle,
             None => open_for_writing(self.storage, at).context("open", at)?,
         };
@@ -289,27 +290,27 @@ impl Applier<'_> {
             let attribute = Attribute {
                 store: self.store,
                 file: file.id,
-                session: self.session,
-                through: file.previous,
-                place: Attribute::place_of(at),
+                epoch: self.epoch,
+                checkpoint_lsn: file.previous_lsn,
+                path_crc: Attribute::path_crc_of(at),
                 pending: true,
             };
             handle.set_attribute(&attribute.encode()).context("set the attribute of", at)?;
         }
         if let Some(mode) = file.mode.or(file.created)
-            && handle.meta().context("look at", at)?.mode != mode
+            && handle.meta().context("stat", at)?.mode != mode
         {
             handle.set_mode(mode).context("change the mode of", at)?;
         }
-        Ok(Done::Done)
+        Ok(Attempt::Done)
     }
 
-    fn attempt_directory(&self, path: &Path, dir: DirState) -> Result<Done> {
+    fn attempt_directory(&self, path: &Path, dir: DirState) -> Result<Attempt> {
         if !dir.exists {
             return match self.storage.rmdir(path) {
-                Ok(()) => Ok(Done::Done),
-                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Done::Done),
-                Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(Done::Waits(Error::Conflict {
+                Ok(()) => Ok(Attempt::Done),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Attempt::Done),
+                Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(Attempt::Blocked(Error::Conflict {
                     path: path.to_owned(),
                     detail: "the directory is to be removed, but somebody put something in it".into(),
                 })),
@@ -323,27 +324,27 @@ impl Applier<'_> {
                 {
                     self.storage.set_dir_mode(path, mode).context("change the mode of", path)?;
                 }
-                return Ok(Done::Done);
+                return Ok(Attempt::Done);
             }
-            Ok(_) => return Ok(Done::Waits(occupied(path, &ErrorKind::AlreadyExists.into()))),
+            Ok(_) => return Ok(Attempt::Blocked(occupied(path, &ErrorKind::AlreadyExists.into()))),
             Err(_) => {}
         }
         match self.storage.mkdir(path, dir.mode.unwrap_or(0o700)) {
-            Ok(()) => Ok(Done::Done),
-            Err(e) if waits(&e) => Ok(Done::Waits(occupied(path, &e))),
+            Ok(()) => Ok(Attempt::Done),
+            Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(path, &e))),
             Err(e) => Err(Error::io("make the directory", path, e)),
         }
     }
 
-    /// Files wait for each other's names in a circle: one steps aside.
-    fn break_cycle(&self, todo: &mut [Action], outcomes: &mut Outcomes) -> bool {
+    /// Moves one of several files that exchange names in a circle to a rename temporary.
+    fn break_cycle(&self, todo: &mut [Action], locations: &mut Locations) -> bool {
         for action in todo {
             let What::Move { .. } = action.what else { continue };
             let id = action.file.expect("a file");
-            let limbo = self.limbo_of(id);
-            let Some(Ok(Place::At(from))) = outcomes.get(&id) else { continue };
-            if *from != limbo && self.storage.rename(from, &limbo, false).is_ok() {
-                outcomes.insert(id, Ok(Place::At(limbo)));
+            let temporary = self.rename_temporary(id);
+            let Some(Ok(Location::At(from))) = locations.get(&id) else { continue };
+            if *from != temporary && self.storage.rename(from, &temporary, false).is_ok() {
+                locations.insert(id, Ok(Location::At(temporary)));
                 return true;
             }
         }
@@ -360,29 +361,29 @@ impl Applier<'_> {
     }
 }
 
-/// Gives a name to one of the files that claim it. Who has another one by then gives it up if somebody
-/// else takes it: an augmenting path. `asked` are those who were asked already.
-fn take<'f>(
+/// Assigns a name to one of the files that had it. A file that was assigned another name is used if that
+/// name can be assigned to a third file: an augmenting path. `visited` are the files tried already.
+fn assign_name<'f>(
     name: &'f Path,
     claims: &'f BTreeMap<PathBuf, Vec<&FileState>>,
-    taken: &mut BTreeMap<u64, &'f Path>,
-    asked: &mut BTreeSet<u64>,
+    assigned: &mut BTreeMap<u64, &'f Path>,
+    visited: &mut BTreeSet<u64>,
 ) -> bool {
     for file in &claims[name] {
-        if !asked.insert(file.id) {
+        if !visited.insert(file.id) {
             continue;
         }
-        let other = taken.get(&file.id).copied();
-        if other.is_none_or(|other| take(other, claims, taken, asked)) {
-            taken.insert(file.id, name);
+        let other = assigned.get(&file.id).copied();
+        if other.is_none_or(|other| assign_name(other, claims, assigned, visited)) {
+            assigned.insert(file.id, name);
             return true;
         }
     }
     false
 }
 
-/// Opens a file for writing, also one whose mode forbids that to its owner, who is the one to ask: the
-/// mode is lifted for the moment of opening.
+/// Opens a file for writing. Where the mode forbids that to the owner of the file, and this process runs
+/// as the owner, the mode is changed for the moment of opening.
 pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<Arc<dyn File>> {
     let refused = match storage.open(path, Open::WRITE) {
         Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
@@ -399,17 +400,17 @@ pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<A
     opened
 }
 
-enum Look {
+enum Found {
     Nothing,
     Ours,
     /// Empty and without an attribute: what a crash leaves of a creation.
-    Adoptable,
-    Other,
+    HalfCreated,
+    Foreign,
 }
 
-enum Done {
+enum Attempt {
     Done,
-    Waits(Error),
+    Blocked(Error),
 }
 
 struct Action {
@@ -421,17 +422,17 @@ struct Action {
 enum What {
     Unlink { at: PathBuf },
     Move { to: PathBuf },
-    Settle { at: PathBuf },
+    Create { at: PathBuf },
     Directory { path: PathBuf, dir: DirState },
 }
 
-fn waits(e: &std::io::Error) -> bool {
+fn may_pass(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 fn is_loop(e: &std::io::Error) -> bool {
-    // ELOOP has no stable name in ErrorKind; EISDIR is what opening a directory for writing says.
-    e.raw_os_error() == Some(40) || e.kind() == ErrorKind::IsADirectory
+    // ELOOP has no stable name in ErrorKind; EISDIR is the error of opening a directory for writing.
+    Errno::from_io_error(e) == Some(Errno::LOOP) || e.kind() == ErrorKind::IsADirectory
 }
 
 fn occupied(path: &Path, e: &std::io::Error) -> Error {
@@ -442,16 +443,16 @@ fn occupied(path: &Path, e: &std::io::Error) -> Error {
     Error::Conflict { path: path.to_owned(), detail }
 }
 
-/// Makes one file's contents so. The file never passes through a size smaller than its final one.
-pub fn apply_layer(file: &dyn File, layer: &Layer, path: &Path) -> Result<()> {
-    let current = file.meta().context("look at", path)?.size;
-    let size = layer.size.unwrap_or(current);
+/// Applies an overlay to a data file. The file is never smaller than its final size on the way.
+pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<()> {
+    let current = file.meta().context("stat", path)?.size;
+    let size = overlay.size.unwrap_or(current);
     if size < current {
-        // Cut first: it never needs space, and what lies beyond is not wanted in any case.
+        // CheckpointTarget first: it never needs space, and what lies beyond is not wanted in any case.
         file.set_len(size).context("truncate", path)?;
     }
     let mut chunk = Vec::new();
-    for (range, source) in layer.ranges() {
+    for (range, source) in overlay.ranges() {
         let end = range.end.min(size);
         if range.start >= end {
             continue;
@@ -467,7 +468,7 @@ pub fn apply_layer(file: &dyn File, layer: &Layer, path: &Path) -> Result<()> {
                 let bytes = source.slice(&(range.start..end)).expect("bytes in memory");
                 write_all_at(file, &bytes, range.start).context("write", path)?;
             }
-            Source::Extent { .. } => {
+            Source::Spill { .. } => {
                 let mut at = range.start;
                 chunk.resize(CHUNK_BYTES.min((end - at) as usize), 0);
                 while at < end {
@@ -479,9 +480,9 @@ pub fn apply_layer(file: &dyn File, layer: &Layer, path: &Path) -> Result<()> {
             }
         }
     }
-    if file.meta().context("look at", path)?.size != size {
+    if file.meta().context("stat", path)?.size != size {
         file.set_len(size).context("extend", path)?;
     }
-    debug_assert!(layer.ranges().all(|(r, s)| r.end != NO_END || *s == Source::Zero));
+    debug_assert!(overlay.ranges().all(|(r, s)| r.end != NO_END || *s == Source::Zero));
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use untorn_os::Errno;
 
 /// Short for a result with Untorn's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -12,20 +13,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Outcome {
     /// The commit did not happen and will not come back.
     NotCommitted,
-    /// The commit may or may not be on the disk, whole in either case. Reopening the store tells.
+    /// The commit may or may not be on the disk, whole in either case. Reopening the store shows which.
     UnknownUntilReopened,
 }
 
-/// Everything that can go wrong, told apart by what the caller should do.
+/// Everything that can go wrong; the kinds differ in what the caller should do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Another process, or another handle with other options, owns the store or the file.
+    /// Another process, or another handle with other options, has locked the store or the file.
     #[error("{} is in use{}; close it there, or open with `wait`", path.display(), owner(*pid))]
     Busy {
         /// The store or file.
         path: PathBuf,
-        /// The owner's process id, if the lock file told.
+        /// The id of that process, if the lock file has it.
         pid: Option<u32>,
     },
     /// On-disk state that a crash cannot explain.
@@ -38,12 +39,12 @@ pub enum Error {
         /// What to do.
         advice: &'static str,
     },
-    /// Not Untorn's, or another store's.
+    /// A file that is not Untorn's, or belongs to another store.
     #[error("{}: {detail}. Nothing was changed", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Whose it seems to be.
+        /// To whom it seems to belong.
         detail: String,
     },
     /// Written by a newer Untorn.
@@ -79,12 +80,12 @@ pub enum Error {
         /// The store.
         path: PathBuf,
     },
-    /// A write or flush of the journal failed: the store takes no more commits until it is reopened.
+    /// A write or flush of the journal failed: the store refuses commits until it is reopened.
     #[error("the journal could not be written or flushed: {source}. {} Reopen the store", outcome_text(*outcome))]
     SyncFailed {
         /// What is known of this commit.
         outcome: Outcome,
-        /// What the system said.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
     /// No space, quota or journal room; the commit did not happen and can be tried again.
@@ -93,7 +94,7 @@ pub enum Error {
         /// Which room is full.
         detail: String,
     },
-    /// Ownership or permissions that would let somebody else write with our rights.
+    /// Owner or permissions that would let somebody else write with our rights.
     #[error("{} is not trusted: {detail}", path.display())]
     Untrusted {
         /// What is not trusted.
@@ -160,7 +161,7 @@ pub enum Error {
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: Arc<io::Error>,
     },
 }
@@ -256,16 +257,16 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Errors that we found out ourselves carry the number that the system would have given.
+/// Gives errors that did not come from the system the number that the system would have given.
 fn numbered(e: io::Error) -> io::Error {
     if e.raw_os_error().is_some() || e.get_ref().is_some() {
         return e;
     }
     match e.kind() {
-        io::ErrorKind::NotFound => io::Error::from_raw_os_error(2),
-        io::ErrorKind::PermissionDenied => io::Error::from_raw_os_error(13),
-        io::ErrorKind::AlreadyExists => io::Error::from_raw_os_error(17),
-        io::ErrorKind::DirectoryNotEmpty => io::Error::from_raw_os_error(39),
+        io::ErrorKind::NotFound => Errno::NOENT.into(),
+        io::ErrorKind::PermissionDenied => Errno::ACCESS.into(),
+        io::ErrorKind::AlreadyExists => Errno::EXIST.into(),
+        io::ErrorKind::DirectoryNotEmpty => Errno::NOTEMPTY.into(),
         _ => e,
     }
 }

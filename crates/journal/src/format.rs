@@ -3,9 +3,10 @@
 //! Writer, reader and checker share this file; `docs/FORMAT.md` describes it, and a test reads the
 //! document's tables against the constants. All numbers are little-endian.
 
-use crate::care::{Care, kept};
 use crate::error::{Error, Result};
+use crate::invariant;
 use std::path::Path;
+use untorn_os::holds;
 
 /// Version of everything below. Readers refuse a newer one.
 pub const VERSION: u32 = 1;
@@ -43,7 +44,7 @@ pub fn crc64(bytes: &[u8]) -> u64 {
 /// Identifies a store, drawn at random when it is created.
 pub type StoreId = [u8; 16];
 
-/// As hexadecimal digits.
+/// Bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -57,11 +58,11 @@ pub(crate) fn u32_at(b: &[u8], at: usize) -> u32 {
 pub(crate) fn u64_at(b: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"))
 }
-fn put(b: &mut [u8], at: usize, bytes: &[u8]) {
+fn set_bytes(b: &mut [u8], at: usize, bytes: &[u8]) {
     b[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// What a header slot says. The valid slot with the higher generation counts.
+/// The contents of a header slot. The valid slot with the higher generation counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The store.
@@ -69,9 +70,9 @@ pub struct Header {
     /// Grows by one with every header written.
     pub generation: u64,
     /// Every commit up to this one is in the data files, flushed: redo starts after it.
-    pub through: u64,
-    /// Checksum of record `through`, which the next record repeats.
-    pub through_crc: u64,
+    pub checkpoint_lsn: u64,
+    /// Checksum of record `checkpoint_lsn`, which the next record repeats.
+    pub checkpoint_crc: u64,
     /// Nothing was pending when this header was written, and nothing is unless block 0 of segment
     /// `start_segment` has changed since.
     pub clean: bool,
@@ -79,10 +80,10 @@ pub struct Header {
     pub start_segment: u32,
     /// Checksum of that segment's first block when this header was written.
     pub start_crc: u64,
-    /// The boot in which commits of class `process` were made, if some may not have been flushed.
+    /// Id of the boot in which commits of class `process` were made, if some may not have been flushed.
     pub boot: Option<[u8; 16]>,
-    /// The session that wrote this header.
-    pub session: u64,
+    /// The epoch in which this header was written.
+    pub epoch: u64,
 }
 
 const FLAG_CLEAN: u32 = 1;
@@ -93,19 +94,19 @@ impl Header {
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut b = [0; BLOCK_BYTES];
         let flags = if self.clean { FLAG_CLEAN } else { 0 } | if self.boot.is_some() { FLAG_BOOT } else { 0 };
-        put(&mut b, 0, HEADER_MAGIC);
-        put(&mut b, 8, &VERSION.to_le_bytes());
-        put(&mut b, 12, &flags.to_le_bytes());
-        put(&mut b, 16, &self.generation.to_le_bytes());
-        put(&mut b, 24, &self.store);
-        put(&mut b, 40, &self.through.to_le_bytes());
-        put(&mut b, 48, &self.through_crc.to_le_bytes());
-        put(&mut b, 56, &self.session.to_le_bytes());
-        put(&mut b, 64, &self.boot.unwrap_or_default());
-        put(&mut b, 80, &self.start_crc.to_le_bytes());
-        put(&mut b, 88, &self.start_segment.to_le_bytes());
+        set_bytes(&mut b, 0, HEADER_MAGIC);
+        set_bytes(&mut b, 8, &VERSION.to_le_bytes());
+        set_bytes(&mut b, 12, &flags.to_le_bytes());
+        set_bytes(&mut b, 16, &self.generation.to_le_bytes());
+        set_bytes(&mut b, 24, &self.store);
+        set_bytes(&mut b, 40, &self.checkpoint_lsn.to_le_bytes());
+        set_bytes(&mut b, 48, &self.checkpoint_crc.to_le_bytes());
+        set_bytes(&mut b, 56, &self.epoch.to_le_bytes());
+        set_bytes(&mut b, 64, &self.boot.unwrap_or_default());
+        set_bytes(&mut b, 80, &self.start_crc.to_le_bytes());
+        set_bytes(&mut b, 88, &self.start_segment.to_le_bytes());
         let crc = crc64(&b[..HEADER_CRC_AT]);
-        put(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
+        set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
     }
 
@@ -122,13 +123,13 @@ impl Header {
         Ok(Some(Header {
             store: b[24..40].try_into().expect("sixteen bytes"),
             generation: u64_at(b, 16),
-            through: u64_at(b, 40),
-            through_crc: u64_at(b, 48),
+            checkpoint_lsn: u64_at(b, 40),
+            checkpoint_crc: u64_at(b, 48),
             clean: flags & FLAG_CLEAN != 0,
             start_segment: u32_at(b, 88),
             start_crc: u64_at(b, 80),
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
-            session: u64_at(b, 56),
+            epoch: u64_at(b, 56),
         }))
     }
 }
@@ -138,23 +139,24 @@ impl Header {
 pub enum RecordKind {
     /// A commit: its body lists files and operations.
     Commit,
-    /// A mark: no body; says in `durable_through` what was flushed before it.
-    Mark,
+    /// A durable mark: has no body; says in `durable_lsn` what was flushed before it.
+    DurableMark,
 }
 
 /// The head of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHead {
-    /// Commit or mark.
+    /// Commit or durable mark.
     pub kind: RecordKind,
-    /// The body is not here but in an extent that the body's place refers to.
+    /// The body is not here but in a spill file, to which the record refers.
     pub body_by_reference: bool,
     /// Head and body in bytes, without padding.
     pub len: u64,
-    /// Number of the record; one more than its predecessor's.
-    pub sequence: u64,
-    /// Which opening of the store wrote it: a random number, and so the record's salt.
-    pub session: u64,
+    /// Number of the record (log sequence number); one more than its predecessor's.
+    pub lsn: u64,
+    /// Epoch in which it was written, one for each opening of the store: a random number, and so the
+    /// record's salt.
+    pub epoch: u64,
     /// Generation of the newest header that was durable when the record was written.
     pub generation: u64,
     /// Byte offset of the record in its segment.
@@ -162,7 +164,7 @@ pub struct RecordHead {
     /// Checksum of the predecessor.
     pub previous_crc: u64,
     /// Every record up to this one was flushed before this one was written.
-    pub durable_through: u64,
+    pub durable_lsn: u64,
 }
 
 impl RecordHead {
@@ -172,22 +174,22 @@ impl RecordHead {
         debug_assert_eq!(record.len() as u64, self.len);
         let kind: u16 = match self.kind {
             RecordKind::Commit => 1,
-            RecordKind::Mark => 2,
+            RecordKind::DurableMark => 2,
         };
-        put(record, 0, RECORD_MAGIC);
-        put(record, 4, &(VERSION as u16).to_le_bytes());
-        put(record, 6, &kind.to_le_bytes());
-        put(record, 8, &self.len.to_le_bytes());
-        put(record, 16, &self.sequence.to_le_bytes());
-        put(record, 24, &self.session.to_le_bytes());
-        put(record, 32, &self.generation.to_le_bytes());
-        put(record, 40, &self.position.to_le_bytes());
-        put(record, 48, &self.previous_crc.to_le_bytes());
-        put(record, 56, &self.durable_through.to_le_bytes());
-        put(record, 64, &u32::from(self.body_by_reference).to_le_bytes());
-        put(record, 68, &[0; 12]);
+        set_bytes(record, 0, RECORD_MAGIC);
+        set_bytes(record, 4, &(VERSION as u16).to_le_bytes());
+        set_bytes(record, 6, &kind.to_le_bytes());
+        set_bytes(record, 8, &self.len.to_le_bytes());
+        set_bytes(record, 16, &self.lsn.to_le_bytes());
+        set_bytes(record, 24, &self.epoch.to_le_bytes());
+        set_bytes(record, 32, &self.generation.to_le_bytes());
+        set_bytes(record, 40, &self.position.to_le_bytes());
+        set_bytes(record, 48, &self.previous_crc.to_le_bytes());
+        set_bytes(record, 56, &self.durable_lsn.to_le_bytes());
+        set_bytes(record, 64, &u32::from(self.body_by_reference).to_le_bytes());
+        set_bytes(record, 68, &[0; 12]);
         let crc = crc64(record);
-        put(record, RECORD_CRC_AT, &crc.to_le_bytes());
+        set_bytes(record, RECORD_CRC_AT, &crc.to_le_bytes());
         crc
     }
 
@@ -208,24 +210,24 @@ impl RecordHead {
         digest.write(&[0; 8]);
         digest.write(&b[RECORD_CRC_AT + 8..]);
         let crc = digest.sum64();
-        if (kept(Care::Checksum) && crc != u64_at(b, RECORD_CRC_AT)) || u16_at(b, 4) as u32 > VERSION {
+        if (holds(invariant::CHECKSUM) && crc != u64_at(b, RECORD_CRC_AT)) || u16_at(b, 4) as u32 > VERSION {
             return None;
         }
         let kind = match u16_at(b, 6) {
             1 => RecordKind::Commit,
-            2 => RecordKind::Mark,
+            2 => RecordKind::DurableMark,
             _ => return None,
         };
         let head = RecordHead {
             kind,
             body_by_reference: u32_at(b, 64) & 1 != 0,
             len,
-            sequence: u64_at(b, 16),
-            session: u64_at(b, 24),
+            lsn: u64_at(b, 16),
+            epoch: u64_at(b, 24),
             generation: u64_at(b, 32),
             position: position as u64,
             previous_crc: u64_at(b, 48),
-            durable_through: u64_at(b, 56),
+            durable_lsn: u64_at(b, 56),
         };
         Some((head, crc))
     }
@@ -236,14 +238,14 @@ impl RecordHead {
 pub struct Attribute {
     /// The store.
     pub store: StoreId,
-    /// The file's identity within the session: a random number.
+    /// The file's identity in this epoch: a random number.
     pub file: u64,
-    /// The session that last made the file pending.
-    pub session: u64,
+    /// The epoch in which the file last became pending.
+    pub epoch: u64,
     /// The file holds every commit up to this one.
-    pub through: u64,
-    /// Checksum of the file's name in the store: a copy or a file that was moved has another one.
-    pub place: u64,
+    pub checkpoint_lsn: u64,
+    /// Checksum of the file's path in the store: a copy, or a file that was moved, has another path.
+    pub path_crc: u64,
     /// There may be newer commits in the journal: the file must not be read without it.
     pub pending: bool,
 }
@@ -260,24 +262,24 @@ pub enum AttributeFound {
 }
 
 impl Attribute {
-    /// What `place` says for a name.
-    pub fn place_of(path: &Path) -> u64 {
+    /// The value of `path_crc` for a path.
+    pub fn path_crc_of(path: &Path) -> u64 {
         crc64(path.as_os_str().as_encoded_bytes())
     }
 
     /// The attribute's value.
     pub fn encode(&self) -> [u8; ATTRIBUTE_BYTES] {
         let mut b = [0; ATTRIBUTE_BYTES];
-        put(&mut b, 0, ATTRIBUTE_MAGIC);
-        put(&mut b, 4, &(VERSION as u16).to_le_bytes());
-        put(&mut b, 6, &u16::from(self.pending).to_le_bytes());
-        put(&mut b, 8, &self.store);
-        put(&mut b, 24, &self.file.to_le_bytes());
-        put(&mut b, 32, &self.session.to_le_bytes());
-        put(&mut b, 40, &self.through.to_le_bytes());
-        put(&mut b, 48, &self.place.to_le_bytes());
+        set_bytes(&mut b, 0, ATTRIBUTE_MAGIC);
+        set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
+        set_bytes(&mut b, 6, &u16::from(self.pending).to_le_bytes());
+        set_bytes(&mut b, 8, &self.store);
+        set_bytes(&mut b, 24, &self.file.to_le_bytes());
+        set_bytes(&mut b, 32, &self.epoch.to_le_bytes());
+        set_bytes(&mut b, 40, &self.checkpoint_lsn.to_le_bytes());
+        set_bytes(&mut b, 48, &self.path_crc.to_le_bytes());
         let crc = crc64(&b[..56]);
-        put(&mut b, 56, &crc.to_le_bytes());
+        set_bytes(&mut b, 56, &crc.to_le_bytes());
         b
     }
 
@@ -294,9 +296,9 @@ impl Attribute {
         AttributeFound::Valid(Attribute {
             store: b[8..24].try_into().expect("sixteen bytes"),
             file: u64_at(b, 24),
-            session: u64_at(b, 32),
-            through: u64_at(b, 40),
-            place: u64_at(b, 48),
+            epoch: u64_at(b, 32),
+            checkpoint_lsn: u64_at(b, 40),
+            path_crc: u64_at(b, 48),
             pending: u16_at(b, 6) & 1 != 0,
         })
     }
@@ -310,13 +312,13 @@ mod tests {
         Header {
             store: [7; 16],
             generation: 9,
-            through: 41,
-            through_crc: 0xdead_beef,
+            checkpoint_lsn: 41,
+            checkpoint_crc: 0xdead_beef,
             clean: true,
             start_segment: 3,
             start_crc: 77,
             boot: Some([5; 16]),
-            session: 11,
+            epoch: 11,
         }
     }
 
@@ -335,9 +337,9 @@ mod tests {
     #[test]
     fn newer_header_is_refused() {
         let mut b = header().encode();
-        put(&mut b, 8, &(VERSION + 1).to_le_bytes());
+        set_bytes(&mut b, 8, &(VERSION + 1).to_le_bytes());
         let crc = crc64(&b[..HEADER_CRC_AT]);
-        put(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
+        set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         assert!(matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found: 2, .. })));
     }
 
@@ -347,12 +349,12 @@ mod tests {
             kind: RecordKind::Commit,
             body_by_reference: false,
             len: RECORD_HEAD_BYTES as u64 + 5,
-            sequence: 3,
-            session: 4,
+            lsn: 3,
+            epoch: 4,
             generation: 5,
             position: 4096,
             previous_crc: 7,
-            durable_through: 2,
+            durable_lsn: 2,
         };
         let mut segment = vec![0; 3 * BLOCK_BYTES];
         let end = 4096 + head.len as usize;
@@ -370,7 +372,7 @@ mod tests {
 
     #[test]
     fn attribute_round_trip() {
-        let a = Attribute { store: [1; 16], file: 2, session: 3, through: 4, place: 5, pending: true };
+        let a = Attribute { store: [1; 16], file: 2, epoch: 3, checkpoint_lsn: 4, path_crc: 5, pending: true };
         let b = a.encode();
         assert_eq!(Attribute::decode(Some(&b)), AttributeFound::Valid(a));
         assert_eq!(Attribute::decode(Some(&b[..50])), AttributeFound::Unreadable);

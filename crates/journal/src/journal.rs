@@ -1,26 +1,27 @@
-//! The journal of an open store: commits go in at one end, checkpoints give space back at the other.
+//! The journal of an open store: commits are appended, and checkpoints truncate it at the other end.
 //!
 //! ```text
-//! segment:   free ──commit──▶ current ──no room left──▶ full ──retire──▶ free
+//! segment:   free ──commit──▶ current ──no room left──▶ full ──truncate──▶ free
 //! ```
 //!
 //! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
-//! that was acknowledged is ever rewritten before the header that gives it up is durable.
+//! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
 
-use crate::care::{Care, kept};
 use crate::error::{Context, Error, Outcome, Result};
-use crate::extent::{Extent, append_summed};
 use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
 };
-use crate::home::{create_segment, segment_name};
-use crate::layer::Source;
+use crate::invariant;
+use crate::overlay::Source;
 use crate::record::{Op, Record};
 use crate::scan::ScannedSegment;
+use crate::spill::{Spill, append_summed};
+use crate::store_dir::{create_segment, segment_name};
+use crate::sync_point;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Step, Storage, write_all_at};
+use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, write_all_at};
 
 /// Sizes and promises of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Options {
     pub journal_bytes: u64,
     /// Bytes of the first segment, so that small stores stay small.
     pub segment_bytes_first: u64,
-    /// A commit with more bytes than this goes by reference.
+    /// A commit with more bytes than this is spilled.
     pub inline_bytes_max: u64,
 }
 
@@ -47,16 +48,17 @@ struct Segment {
     index: u32,
     bytes: u64,
     file: Arc<dyn File>,
-    /// The last record in it; 0: none that counts.
-    last: u64,
+    /// LSN of the last record in it; 0: none that counts.
+    last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
 }
 
-/// An extent that records in the journal refer to.
-struct LiveExtent {
-    extent: Arc<Extent>,
-    last: u64,
+/// A spill file that records in the journal refer to.
+struct LiveSpill {
+    spill: Arc<Spill>,
+    /// LSN of the last record that refers to it.
+    last_lsn: u64,
 }
 
 /// Totals since the journal was opened.
@@ -66,27 +68,27 @@ pub struct JournalCounters {
     pub commits: u64,
     /// Groups of commits that shared a flush.
     pub groups: u64,
-    /// Bytes written to segments and extents.
+    /// Bytes written to segments and spill files.
     pub bytes_written: u64,
 }
 
-/// How far a checkpoint reaches.
+/// How far a checkpoint goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// The last commit that it covers.
-    pub through: u64,
-    /// The same for the attributes of data files, which must not run ahead of the disk: a mark behind
+pub struct CheckpointTarget {
+    /// LSN of the last commit that it covers.
+    pub checkpoint_lsn: u64,
+    /// LSN for the attributes of data files, which must not run ahead of the disk: a durable mark behind
     /// the last commit may still be lost.
-    pub durable_through: u64,
+    pub durable_lsn: u64,
     crc: u64,
 }
 
-/// A header on its way to the disk. Written without holding up commits.
+/// A header that is about to be written, without holding up commits.
 pub struct HeaderWrite {
     header: Header,
     file: Arc<dyn File>,
     path: PathBuf,
-    sync: Option<Step>,
+    sync: Option<SyncPoint>,
 }
 
 impl HeaderWrite {
@@ -95,7 +97,7 @@ impl HeaderWrite {
         let at = BLOCK_BYTES as u64 * (self.header.generation % HEADER_SLOTS);
         write_all_at(&*self.file, &self.header.encode(), at).context("write", &self.path)?;
         match self.sync {
-            Some(step) => self.file.sync_data(step).context("flush", &self.path),
+            Some(point) => self.file.sync_data(point).context("flush", &self.path),
             None => Ok(()),
         }
     }
@@ -104,10 +106,10 @@ impl HeaderWrite {
 /// How a group of commits went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
-    /// The first `n` records are committed; their numbers start here.
+    /// The first `n` records are committed, under consecutive LSNs.
     Records {
-        /// Number of the first.
-        first: u64,
+        /// LSN of the first.
+        first_lsn: u64,
         /// How many.
         n: usize,
     },
@@ -120,28 +122,28 @@ pub struct Journal {
     storage: Arc<dyn Storage>,
     dir: PathBuf,
     options: Options,
-    session: u64,
+    epoch: u64,
     header: Header,
     header_file: Arc<dyn File>,
     segments: Vec<Segment>,
     current: usize,
     position: u64,
-    next: u64,
+    next_lsn: u64,
     previous_crc: u64,
-    durable_through: u64,
+    durable_lsn: u64,
     /// Generation of the newest header that was flushed.
     durable_generation: u64,
-    /// The header on the disk may name a boot though the one here does not.
-    boot_unsure: bool,
-    extents: Vec<LiveExtent>,
-    /// Bodies by reference of records that are sealed, but not written.
-    bodies: Vec<(Arc<Extent>, u64)>,
+    /// The header on the disk may name a boot though the one in memory does not.
+    boot_uncertain: bool,
+    spills: Vec<LiveSpill>,
+    /// Spilled bodies of records that are sealed, but not written.
+    bodies: Vec<(Arc<Spill>, u64)>,
     failed: Option<(Outcome, Arc<io::Error>)>,
     buf: AlignedBuf,
-    /// Segments with records, or a mark, that were not flushed yet.
+    /// Segments with records that were not flushed yet.
     unflushed: Vec<usize>,
-    /// A mark is due: the last record is a commit that no later record calls durable.
-    unmarked: bool,
+    /// A durable mark is due: the last record is a commit that no later record calls durable.
+    mark_due: bool,
     counters: JournalCounters,
 }
 
@@ -156,39 +158,39 @@ impl Journal {
     ) -> Result<Journal> {
         let path = dir.join("header");
         let header_file = storage.open(&path, Open::WRITE).context("open", &path)?;
-        let mut session = [0; 8];
-        storage.random(&mut session).context("draw a session number for", &dir)?;
+        let mut epoch = [0; 8];
+        storage.random(&mut epoch).context("draw an epoch number for", &dir)?;
         let start = header.start_segment;
         let mut journal = Journal {
-            session: u64::from_le_bytes(session).max(1),
-            next: header.through + 1,
-            previous_crc: header.through_crc,
-            durable_through: header.through,
+            epoch: u64::from_le_bytes(epoch).max(1),
+            next_lsn: header.checkpoint_lsn + 1,
+            previous_crc: header.checkpoint_crc,
+            durable_lsn: header.checkpoint_lsn,
             durable_generation: header.generation,
-            boot_unsure: false,
+            boot_uncertain: false,
             header,
             header_file,
             segments: Vec::new(),
             current: 0,
             position: 0,
-            extents: Vec::new(),
+            spills: Vec::new(),
             bodies: Vec::new(),
             failed: None,
             buf: AlignedBuf::default(),
             unflushed: Vec::new(),
-            unmarked: false,
+            mark_due: false,
             counters: JournalCounters::default(),
             storage,
             dir,
             options,
         };
         for s in segments {
-            // How a segment is opened follows the class of this session, not of the scan.
+            // How a segment is opened follows the failure class of this epoch, not of the scan.
             let path = journal.dir.join(segment_name(s.index));
             let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
             let file = journal.storage.open(&path, how).context("open", &path)?;
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
-            journal.segments.push(Segment { index: s.index, bytes: s.bytes, file, last: 0, first_block_crc });
+            journal.segments.push(Segment { index: s.index, bytes: s.bytes, file, last_lsn: 0, first_block_crc });
         }
         match journal.segments.iter().position(|s| s.index == start && s.bytes > 0) {
             Some(at) => journal.current = at,
@@ -202,9 +204,9 @@ impl Journal {
         self.header.store
     }
 
-    /// This opening of the store.
-    pub fn session(&self) -> u64 {
-        self.session
+    /// The epoch: this opening of the store.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// The newest durable header.
@@ -212,9 +214,9 @@ impl Journal {
         &self.header
     }
 
-    /// Number of the last commit.
-    pub fn last(&self) -> u64 {
-        self.next - 1
+    /// LSN of the last record.
+    pub fn last_lsn(&self) -> u64 {
+        self.next_lsn - 1
     }
 
     /// Totals.
@@ -229,14 +231,14 @@ impl Journal {
 
     /// Bytes of segments that a checkpoint would free.
     pub fn pending_bytes(&self) -> u64 {
-        let full: u64 = self.segments.iter().filter(|s| s.last > self.header.through).map(|s| s.bytes).sum();
+        let full: u64 = self.segments.iter().filter(|s| s.last_lsn > self.header.checkpoint_lsn).map(|s| s.bytes).sum();
         let current = &self.segments[self.current];
-        if current.last > self.header.through { full - current.bytes + self.position } else { full }
+        if current.last_lsn > self.header.checkpoint_lsn { full - current.bytes + self.position } else { full }
     }
 
-    /// Extent files that a checkpoint would free.
-    pub fn pending_extents(&self) -> usize {
-        self.extents.len()
+    /// spill files that a checkpoint would free.
+    pub fn pending_spills(&self) -> usize {
+        self.spills.len()
     }
 
     /// Whether commits bypass the page cache.
@@ -244,7 +246,7 @@ impl Journal {
         self.segments[self.current].file.is_direct()
     }
 
-    /// Directory of the journal, for new extents.
+    /// Directory of the journal, for new spill files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -258,7 +260,7 @@ impl Journal {
     fn fail(&mut self, outcome: Outcome, e: io::Error) -> Error {
         let source = Arc::new(e);
         // Later commits did not happen, whatever became of this one.
-        self.failed = kept(Care::StickyError).then(|| (Outcome::NotCommitted, source.clone()));
+        self.failed = holds(invariant::STICKY_ERROR).then(|| (Outcome::NotCommitted, source.clone()));
         Error::SyncFailed { outcome, source }
     }
 
@@ -267,8 +269,8 @@ impl Journal {
         if let Some(e) = self.failure() {
             return Err(e);
         }
-        self.flush_extents(records)?;
-        let first = self.next;
+        self.flush_spills(records)?;
+        let first_lsn = self.next_lsn;
         let mut done = 0;
         while done < records.len() {
             match self.write_some(&records[done..]) {
@@ -288,56 +290,56 @@ impl Journal {
             return Ok(Committed::Full);
         }
         self.flush()?;
-        self.unmarked = true;
+        self.mark_due = true;
         self.counters.commits += done as u64;
         self.counters.groups += 1;
-        Ok(Committed::Records { first, n: done })
+        Ok(Committed::Records { first_lsn, n: done })
     }
 
     /// Writes as many records as fit into one segment; 0: there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
         loop {
-            let (next, previous_crc) = (self.next, self.previous_crc);
+            let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
             match self.seal(records) {
                 Ok(0) => {}
                 Ok(n) => {
-                    self.keep_extents(&records[..n], next);
+                    self.keep_spills(&records[..n], next_lsn);
                     return self.write_group().map(|()| n);
                 }
                 Err(e) => {
-                    // Sealed in memory only: the numbers are free again.
-                    (self.next, self.previous_crc) = (next, previous_crc);
+                    // Sealed in memory pending: the numbers are free again.
+                    (self.next_lsn, self.previous_crc) = (next_lsn, previous_crc);
                     self.bodies.clear();
                     return Err(e);
                 }
             }
-            if !self.advance(self.room_for(&records[0]))? {
+            if !self.switch_segment(self.room_for(&records[0]))? {
                 return Ok(0);
             }
         }
     }
 
-    /// Extents are durable, names included, before a record refers to them.
-    fn flush_extents(&mut self, records: &[Record]) -> Result<()> {
+    /// Spill files are durable, names included, before a record refers to them.
+    fn flush_spills(&mut self, records: &[Record]) -> Result<()> {
         let mut any = false;
         for op in records.iter().flat_map(|r| &r.ops) {
-            let Op::Put { source: Source::Extent { extent, .. }, .. } = op else { continue };
+            let Op::Write { source: Source::Spill { spill, .. }, .. } = op else { continue };
             if !self.options.durable {
                 continue;
             }
-            match extent.sync() {
+            match spill.sync() {
                 Ok(synced) => any |= synced,
-                // Whatever the reason, no space included: a second flush would not tell the truth.
+                // Whatever the reason, no space included: the result of a second flush proves nothing.
                 Err(e) => return Err(self.fail(Outcome::NotCommitted, e)),
             }
         }
-        if any && let Err(e) = self.storage.sync_dir(&self.dir, Step::ExtentName) {
+        if any && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME) {
             return Err(self.fail(Outcome::NotCommitted, e));
         }
         Ok(())
     }
 
-    /// Bytes that a record takes, at most.
+    /// The most bytes that a record needs in a segment.
     fn room_for(&self, record: &Record) -> u64 {
         let body = record.body_bytes();
         let inline = RECORD_HEAD_BYTES as u64 + body;
@@ -360,67 +362,68 @@ impl Journal {
             self.buf.resize(at + RECORD_HEAD_BYTES);
             let by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
             if by_reference {
-                let place = self.body_to_extent(record)?;
-                self.buf.extend(&place);
+                let reference = self.spill_body(record)?;
+                self.buf.extend(&reference);
             } else {
                 record.encode(&mut self.buf)?;
             }
-            self.seal_one(at, RecordKind::Commit, by_reference);
+            self.seal_record(at, RecordKind::Commit, by_reference);
             sealed += 1;
         }
         Ok(sealed)
     }
 
     /// The record that starts at `at` of the buffer is complete: head, checksum, chain.
-    fn seal_one(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
+    fn seal_record(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
         let head = RecordHead {
             kind,
             body_by_reference,
             len: (self.buf.len() - at) as u64,
-            sequence: self.next,
-            session: self.session,
+            lsn: self.next_lsn,
+            epoch: self.epoch,
             generation: self.header.generation,
             position: self.position + at as u64,
             previous_crc: self.previous_crc,
-            durable_through: self.durable_through,
+            durable_lsn: self.durable_lsn,
         };
         self.previous_crc = head.seal(&mut self.buf[at..]);
-        self.next += 1;
+        self.next_lsn += 1;
     }
 
-    fn body_to_extent(&mut self, record: &Record) -> Result<[u8; 24]> {
-        let extent = Extent::create(&self.storage, &self.dir)?;
+    fn spill_body(&mut self, record: &Record) -> Result<[u8; 24]> {
+        let spill = Spill::create(&self.storage, &self.dir)?;
         let mut body = Vec::new();
         record.encode(&mut body)?;
-        let (_, crc) = append_summed(&extent, &body)?;
+        let (_, crc) = append_summed(&spill, &body)?;
         self.counters.bytes_written += body.len() as u64;
         if self.options.durable {
-            let named = extent.sync().and_then(|_| self.storage.sync_dir(&self.dir, Step::ExtentName));
+            let named = spill.sync().and_then(|_| self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME));
             named.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
         }
-        let mut place = [0; 24];
-        place[..8].copy_from_slice(&extent.id.to_le_bytes());
-        place[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        place[16..].copy_from_slice(&crc.to_le_bytes());
-        self.bodies.push((extent, self.next));
-        Ok(place)
+        let mut reference = [0; 24];
+        reference[..8].copy_from_slice(&spill.id.to_le_bytes());
+        reference[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        reference[16..].copy_from_slice(&crc.to_le_bytes());
+        self.bodies.push((spill, self.next_lsn));
+        Ok(reference)
     }
 
-    /// Records that are about to be written refer to extents, which stay until those are given up.
-    fn keep_extents(&mut self, records: &[Record], first: u64) {
-        let mut kept = std::mem::take(&mut self.bodies);
-        for (record, sequence) in records.iter().zip(first..) {
+    /// Keeps the spill files of records that are about to be written, until the log is truncated behind
+    /// those records.
+    fn keep_spills(&mut self, records: &[Record], first: u64) {
+        let mut referenced = std::mem::take(&mut self.bodies);
+        for (record, lsn) in records.iter().zip(first..) {
             for op in &record.ops {
-                if let Op::Put { source: Source::Extent { extent, .. }, .. } = op {
-                    kept.push((extent.clone(), sequence));
+                if let Op::Write { source: Source::Spill { spill, .. }, .. } = op {
+                    referenced.push((spill.clone(), lsn));
                 }
             }
         }
-        for (extent, last) in kept {
-            extent.keep();
-            match self.extents.iter_mut().find(|e| e.extent.id == extent.id) {
-                Some(known) => known.last = last,
-                None => self.extents.push(LiveExtent { extent, last }),
+        for (spill, lsn) in referenced {
+            spill.set_referenced();
+            match self.spills.iter_mut().find(|e| e.spill.id == spill.id) {
+                Some(known) => known.last_lsn = lsn,
+                None => self.spills.push(LiveSpill { spill, last_lsn: lsn }),
             }
         }
     }
@@ -428,13 +431,13 @@ impl Journal {
     /// Writes the buffer at the current position and moves on to the next block.
     fn write_group(&mut self) -> Result<()> {
         self.buf.pad_to_block();
-        let last = self.next - 1;
+        let last_lsn = self.next_lsn - 1;
         let segment = &mut self.segments[self.current];
         if self.position == 0 {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         let written = write_all_at(&*segment.file, &self.buf, self.position);
-        segment.last = last;
+        segment.last_lsn = last_lsn;
         self.position += self.buf.len() as u64;
         self.counters.bytes_written += self.buf.len() as u64;
         if !self.unflushed.contains(&self.current) {
@@ -443,37 +446,40 @@ impl Journal {
         written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
     }
 
-    /// The one flush of a commit; a second one if the group began in another segment, or a mark did.
+    /// Flushes a commit: once; twice if the group, or a durable mark before it, began in another segment.
     fn flush(&mut self) -> Result<()> {
         for at in std::mem::take(&mut self.unflushed) {
             if self.options.durable
-                && let Err(e) = self.segments[at].file.sync_data(Step::Commit)
+                && let Err(e) = self.segments[at].file.sync_data(sync_point::COMMIT)
             {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
         }
-        self.durable_through = self.next - 1;
+        self.durable_lsn = self.next_lsn - 1;
         Ok(())
     }
 
-    /// Goes on in a free segment with that much room, making one if the journal may grow.
-    fn advance(&mut self, bytes: u64) -> Result<bool> {
-        // Only before the first record: later there may be a checkpoint with a header of its own on the way.
-        if self.header.clean && self.position == 0 && self.last() == self.header.through {
-            // The header says that there is no news without a change in this segment. Not any more.
-            let write = self.header_write(self.next_header(), Step::HeaderUnclean);
+    /// Switches to a free segment with that much room, making one if the journal may grow.
+    fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
+        // Only before the first record: later a checkpoint may be writing another header.
+        if self.header.clean && self.position == 0 && self.last_lsn() == self.header.checkpoint_lsn {
+            // The header says that there are no new records without a change in this segment: no longer true.
+            let write = self.header_write(self.next_header(), sync_point::HEADER_UNCLEAN);
             write.write()?;
-            self.retired(write);
+            self.finish_truncate(write);
         }
-        let through = self.header.through;
+        let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
-        if self.position > 0 && self.segments[current].last <= through && self.segments[current].bytes >= bytes {
+        if self.position > 0
+            && self.segments[current].last_lsn <= checkpoint_lsn
+            && self.segments[current].bytes >= bytes
+        {
             self.position = 0;
             return Ok(true);
         }
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
-            .find(|at| self.segments[*at].last <= through && self.segments[*at].bytes >= bytes);
+            .find(|at| self.segments[*at].last_lsn <= checkpoint_lsn && self.segments[*at].bytes >= bytes);
         if let Some(at) = free {
             self.current = at;
             self.position = 0;
@@ -503,11 +509,11 @@ impl Journal {
     /// A journal at its limit may consist of segments that are all too small for this record: free
     /// ones make room for one that is large enough.
     fn replace_small_segments(&mut self, bytes: u64) -> Result<bool> {
-        let through = self.header.through;
+        let checkpoint_lsn = self.header.checkpoint_lsn;
         if self.segments.iter().any(|s| s.bytes >= bytes) || bytes > self.options.segment_bytes_max() {
             return Ok(false);
         }
-        if self.segments.iter().any(|s| s.last > through) {
+        if self.segments.iter().any(|s| s.last_lsn > checkpoint_lsn) {
             return Ok(false);
         }
         let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
@@ -519,21 +525,22 @@ impl Journal {
     fn add_segment(&mut self, bytes: u64) -> Result<usize> {
         let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
         let durable = self.options.durable;
-        let file = create_segment(&*self.storage, &self.dir, index, bytes, durable, Step::SegmentContents)?;
-        if durable && let Err(e) = self.storage.sync_dir(&self.dir, Step::SegmentName) {
+        let file = create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS)?;
+        if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
             // The next try makes it under the same name.
             let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
             return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, file, last: 0, first_block_crc });
+        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
         Ok(self.segments.len() - 1)
     }
 
-    /// Writes a mark if the last commit still lacks one: it says that everything before it was
-    /// flushed, so that later damage to the last group is told from a torn end. Not flushed itself.
-    pub fn mark(&mut self) -> Result<bool> {
-        if !self.unmarked || self.failed.is_some() || !self.options.durable {
+    /// Writes a durable mark if the last commit still lacks one: a record which says that everything
+    /// before it was flushed, so that later damage to the last group is told from a torn end. The mark
+    /// itself is not flushed.
+    pub fn write_durable_mark(&mut self) -> Result<bool> {
+        if !self.mark_due || self.failed.is_some() || !self.options.durable {
             return Ok(false);
         }
         if self.segments[self.current].bytes - self.position < BLOCK_BYTES as u64 {
@@ -541,57 +548,59 @@ impl Journal {
         }
         self.buf.clear();
         self.buf.resize(RECORD_HEAD_BYTES);
-        self.seal_one(0, RecordKind::Mark, false);
+        self.seal_record(0, RecordKind::DurableMark, false);
         self.write_group()?;
-        self.unmarked = false;
+        self.mark_due = false;
         Ok(true)
     }
 
-    /// Everything committed so far, for a checkpoint.
-    pub fn cut(&self) -> Cut {
-        Cut { through: self.next - 1, durable_through: self.durable_through, crc: self.previous_crc }
+    /// The target of a checkpoint that begins now: everything committed so far.
+    pub fn begin_checkpoint(&self) -> CheckpointTarget {
+        CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
     }
 
-    /// Begins to give up every record up to the cut. The data files were flushed before. The caller
-    /// writes the header and then calls [`Journal::retired`].
-    pub fn retire(&self, cut: Cut) -> HeaderWrite {
+    /// Begins to truncate the log behind the target's last record. The data files were flushed before.
+    /// The caller writes the header and then calls [`Journal::finish_truncate`].
+    pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
         let mut header = self.next_header();
-        header.through = cut.through;
-        header.through_crc = cut.crc;
-        self.header_write(header, Step::Header)
+        header.checkpoint_lsn = target.checkpoint_lsn;
+        header.checkpoint_crc = target.crc;
+        self.header_write(header, sync_point::HEADER)
     }
 
     fn next_header(&self) -> Header {
         let mut header = self.header.clone();
-        header.generation += if kept(Care::OtherSlot) { 1 } else { HEADER_SLOTS };
-        header.session = self.session;
+        header.generation += if holds(invariant::OTHER_SLOT) { 1 } else { HEADER_SLOTS };
+        header.epoch = self.epoch;
         header.clean = false;
         header
     }
 
-    fn header_write(&self, header: Header, step: Step) -> HeaderWrite {
-        self.header_write_with(header, self.options.durable.then_some(step))
+    fn header_write(&self, header: Header, point: SyncPoint) -> HeaderWrite {
+        self.header_write_with(header, self.options.durable.then_some(point))
     }
 
     /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
     /// back the one before, which knows nothing of this boot.
-    fn header_write_with(&self, mut header: Header, sync: Option<Step>) -> HeaderWrite {
+    fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
         let over_durable = header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS;
-        if sync.is_none() && over_durable && kept(Care::DurableHeader) {
+        if sync.is_none() && over_durable && holds(invariant::DURABLE_HEADER) {
             header.generation += 1;
         }
         HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
     }
 
-    /// The header is durable: segments and extents before it are free.
-    pub fn retired(&mut self, written: HeaderWrite) {
+    /// Ends what [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
+    /// files of the records before it are free.
+    pub fn finish_truncate(&mut self, written: HeaderWrite) {
         if written.sync.is_some() {
             self.durable_generation = written.header.generation;
         }
         self.header = written.header;
-        let through = self.header.through;
-        let given_up = self.extents.extract_if(.., |e| e.last <= through || !kept(Care::KeptExtents));
-        given_up.for_each(|e| e.extent.give_up());
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let truncated =
+            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
+        truncated.for_each(|e| e.spill.clear_referenced());
     }
 
     /// Names the boot durably, before the first commit of class `process`.
@@ -602,22 +611,22 @@ impl Journal {
         let mut header = self.next_header();
         header.clean = self.header.clean;
         header.boot = Some(boot);
-        let write = self.header_write_with(header, Some(Step::HeaderBoot));
-        // A failed write may be on the disk all the same: closing has to take the boot back.
-        self.boot_unsure = true;
+        let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
+        // A failed write may be on the disk all the same: closing has to write a header without it.
+        self.boot_uncertain = true;
         write.write()?;
-        self.boot_unsure = false;
-        self.retired(write);
+        self.boot_uncertain = false;
+        self.finish_truncate(write);
         Ok(())
     }
 
-    /// Writes the header of an empty journal: everything is in the data files. If they were not
-    /// flushed, the boot stays named.
-    pub fn empty(&mut self, flushed: bool) -> Result<()> {
-        let cut = self.cut();
+    /// Writes a clean header: the journal is empty, as everything is in the data files. If they were
+    /// not flushed, the header goes on naming the boot.
+    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
+        let target = self.begin_checkpoint();
         let mut header = self.next_header();
-        header.through = cut.through;
-        header.through_crc = cut.crc;
+        header.checkpoint_lsn = target.checkpoint_lsn;
+        header.checkpoint_crc = target.crc;
         if flushed {
             header.boot = None;
         }
@@ -626,14 +635,17 @@ impl Journal {
         header.start_crc = current.first_block_crc.unwrap_or(0);
         header.clean = current.first_block_crc.is_some();
         // Also in class `process`: a header without a boot says that all was flushed.
-        let write = self.header_write_with(header, flushed.then_some(Step::Header));
+        let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
         write.write()?;
-        self.retired(write);
+        self.finish_truncate(write);
         Ok(())
     }
 
-    /// Whether there is anything that the header does not say yet: closing has work to do.
+    /// Whether the header does not describe the journal as it is: closing has work to do.
     pub fn is_dirty(&self) -> bool {
-        self.next - 1 > self.header.through || self.header.boot.is_some() || self.boot_unsure || !self.header.clean
+        self.next_lsn - 1 > self.header.checkpoint_lsn
+            || self.header.boot.is_some()
+            || self.boot_uncertain
+            || !self.header.clean
     }
 }

@@ -1,23 +1,26 @@
 //! Untorn's journal: format, commit, checkpoint, recovery, checker.
 //!
-//! No clock, no threads, no mappings, no `unsafe`: all of it runs on a simulated disk. Rooms, from
-//! the bottom up: `format` and `record` (bytes), `layer` and `state` (what commits come to), `apply`
-//! (making it so), `home` and `held` (directories and ownership), `scan` (reading), `journal`
-//! (writing), `recovery` (opening).
+//! The journal is Untorn's write-ahead log (WAL). No clock, no threads, no mappings, no `unsafe`: all
+//! of it runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill`
+//! (bytes of large commits), `overlay` and `final_state` (what commits amount to), `apply` (writing
+//! that to the data files), `store_dir` and `quarantine` (directories, and who has locked the store),
+//! `scan` (reading), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
-#[doc(hidden)]
-pub mod care;
 mod error;
-pub mod extent;
+pub mod final_state;
 pub mod format;
-pub mod held;
-pub mod home;
+#[doc(hidden)]
+pub mod invariant;
 pub mod journal;
-pub mod layer;
+pub mod overlay;
+pub mod quarantine;
 pub mod record;
 pub mod recovery;
 pub mod scan;
-pub mod state;
+pub mod spill;
+pub mod store_dir;
+#[doc(hidden)]
+pub mod sync_point;
 
 pub use error::{Context, Error, Outcome, Result};

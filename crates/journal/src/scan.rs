@@ -4,35 +4,36 @@
 //! only when it follows its predecessor. The accepted run ends at the first gap. Whether that gap is
 //! the torn end of the journal or damage is decided by what lies beyond it.
 
-use crate::care::{Care, kept};
 use crate::error::{Context, Error, Result};
 use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, crc64,
 };
-use crate::home::segment_index;
-use crate::record::{Decoder, ExtentCache, Record, body_by_reference};
+use crate::invariant;
+use crate::record::{Decoder, Record, SpillCache, body_by_reference};
+use crate::store_dir::segment_index;
+use crate::sync_point;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Step, Storage, read_full_at, read_full_past_cache_at};
+use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at, read_full_past_cache_at};
 
-/// A journal is read whole; one larger than this is not ours.
+/// A segment is read whole; a larger one was not written by Untorn.
 const SEGMENT_BYTES_MAX: u64 = 4 << 30;
 
 /// How to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMode {
-    /// Flush, then read what the disk holds: a killed owner's record may be in the cache only, and
-    /// applying it before it is durable tears the store at the next power cut.
+    /// Flush, then read what the disk holds: the last record of a killed process may be in the page cache
+    /// only, and applying it before it is durable tears the store at the next power cut.
     PastCache,
-    /// Read what the kernel shows: class `process`, and looking without changing anything.
+    /// Read what the kernel shows: for class `process`, and for inspection without any change.
     Cached,
 }
 
 /// A valid record.
 #[derive(Clone, Copy, Debug)]
-pub struct Valid {
+pub struct ValidRecord {
     /// Its head.
     pub head: RecordHead,
     /// Its checksum.
@@ -43,10 +44,10 @@ pub struct Valid {
 
 /// An accepted commit.
 #[derive(Clone, Debug)]
-pub struct Accepted {
-    /// Its number.
-    pub sequence: u64,
-    /// What it says.
+pub struct AcceptedRecord {
+    /// Its LSN.
+    pub lsn: u64,
+    /// Its files and operations.
     pub record: Record,
 }
 
@@ -62,36 +63,36 @@ pub struct ScannedSegment {
     pub file: Arc<dyn File>,
 }
 
-/// What a journal holds.
+/// The contents of a journal.
 pub struct Scan {
     /// The newest valid header.
     pub header: Header,
     /// Segments, by index.
     pub segments: Vec<ScannedSegment>,
-    /// Every valid record after the header's `through`, by number.
-    pub valid: Vec<Valid>,
-    /// Accepted commits in order (marks are accepted, too, but say nothing).
-    pub accepted: Vec<Accepted>,
-    /// The accepted records themselves, marks included.
-    pub accepted_heads: Vec<Valid>,
-    /// Number of the last accepted record, or the header's `through`.
-    pub last: u64,
+    /// Every valid record after the header's `checkpoint_lsn`, by LSN.
+    pub valid: Vec<ValidRecord>,
+    /// AcceptedRecord commits in order (durable marks are accepted, too, but change nothing).
+    pub accepted: Vec<AcceptedRecord>,
+    /// The accepted records themselves, durable marks included.
+    pub accepted_heads: Vec<ValidRecord>,
+    /// LSN of the last accepted record, or the header's `checkpoint_lsn`.
+    pub last_lsn: u64,
     /// Its checksum.
     pub last_crc: u64,
-    /// The session of the accepted records.
-    pub session: Option<u64>,
+    /// The epoch of the accepted records.
+    pub epoch: Option<u64>,
     /// There are remains of records that never became whole.
     pub torn_tail: bool,
-    /// The block that a clean header vouches for has changed: something was written after it.
+    /// The block whose checksum is in a clean header has changed: something was written after that header.
     pub start_changed: bool,
     /// Damage that no crash explains.
     pub corrupt: Option<Error>,
-    /// Extent files in the journal's directory.
-    pub extents: Vec<u64>,
-    /// Names in that directory that mean nothing once every record is applied.
-    pub strays: Vec<String>,
-    /// The header told that nothing was written since: segments were not read.
-    pub untouched: bool,
+    /// spill files in the journal's directory.
+    pub spills: Vec<u64>,
+    /// Names in that directory that are orphans once every record is applied.
+    pub orphans: Vec<String>,
+    /// The journal was shut down clean and nothing was written since: segments were not read.
+    pub clean_shutdown: bool,
 }
 
 /// Reads the newest valid header slot of a journal.
@@ -122,63 +123,63 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     })
 }
 
-/// Makes the header durable as it is in the cache, and the cache as it is on the disk: where a flush
-/// failed before, the cache still shows what was lost.
+/// Flushes the header, and reads it back from the disk: where a flush failed before, the page cache
+/// still shows what was lost.
 pub fn flush_header(storage: &dyn Storage, journal: &Path) -> Result<()> {
     let path = journal.join("header");
     let file = storage.open(&path, Open::WRITE).context("open", &path)?;
-    file.sync_data(Step::RecoverJournal).context("flush", &path)?;
+    file.sync_data(sync_point::RECOVER_JOURNAL).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
     read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)
 }
 
-/// Reads a journal. With `look_closer`, segments are read even if the header tells that they need not be.
+/// Reads a journal. With `read_all`, segments are read even if the journal was shut down clean.
 pub fn scan(
     storage: &Arc<dyn Storage>,
     journal: &Path,
     mode: ReadMode,
-    look_closer: bool,
+    read_all: bool,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
     let header = read_header(&**storage, journal)?;
     let mut scan = Scan {
-        last: header.through,
-        last_crc: header.through_crc,
+        last_lsn: header.checkpoint_lsn,
+        last_crc: header.checkpoint_crc,
         header,
         segments: Vec::new(),
         valid: Vec::new(),
         accepted: Vec::new(),
         accepted_heads: Vec::new(),
-        session: None,
+        epoch: None,
         torn_tail: false,
         start_changed: false,
         corrupt: None,
-        extents: Vec::new(),
-        strays: Vec::new(),
-        untouched: false,
+        spills: Vec::new(),
+        orphans: Vec::new(),
+        clean_shutdown: false,
     };
     open_segments(&**storage, journal, mode, &mut scan)?;
-    if scan.header.clean && !look_closer && start_is_untouched(&mut scan, mode, journal)? {
-        scan.untouched = true;
+    if scan.header.clean && !read_all && start_block_is_unchanged(&mut scan, mode, journal)? {
+        scan.clean_shutdown = true;
         return Ok(scan);
     }
     let contents = read_segments(&mut scan, mode, journal, progress)?;
     for (segment, bytes) in contents.iter().enumerate() {
-        find_valid(bytes, segment, &mut scan);
+        find_valid_records(bytes, segment, &mut scan);
     }
-    scan.valid.sort_by_key(|v| v.head.sequence);
-    accept(storage, journal, &contents, &mut scan);
+    scan.valid.sort_by_key(|v| v.head.lsn);
+    follow_chain(storage, journal, &contents, &mut scan);
     Ok(scan)
 }
 
 fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &mut Scan) -> Result<()> {
     for name in storage.list(journal).context("list", journal)? {
         let name = name.to_string_lossy();
-        if let Some(id) = crate::extent::extent_id(&name) {
-            scan.extents.push(id);
-            scan.strays.push(name.to_string());
-        } else if name == crate::held::NAME_NEW {
-            scan.strays.push(name.to_string());
+        if let Some(id) = crate::spill::spill_id(&name) {
+            scan.spills.push(id);
+            scan.orphans.push(name.to_string());
+        } else if name == crate::quarantine::NAME_NEW {
+            scan.orphans.push(name.to_string());
         }
         let Some(index) = segment_index(&name) else { continue };
         let path = journal.join(&*name);
@@ -187,9 +188,9 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
             ReadMode::Cached => Open::READ,
         };
         let file = storage.open(&path, how).context("open", &path)?;
-        let bytes = file.meta().context("look at", &path)?.size;
+        let bytes = file.meta().context("stat", &path)?.size;
         if bytes > SEGMENT_BYTES_MAX {
-            return Err(Error::corrupt(path, format!("a segment of {bytes} bytes cannot be ours")));
+            return Err(Error::corrupt(path, format!("a segment of {bytes} bytes was not written by Untorn")));
         }
         let bytes = bytes - bytes % BLOCK_BYTES as u64;
         scan.segments.push(ScannedSegment { index, bytes, first_block_crc: 0, file });
@@ -203,13 +204,13 @@ fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut AlignedBuf, at: u64) -
         ReadMode::PastCache => read_full_past_cache_at(file, buf, at)?,
         ReadMode::Cached => read_full_at(file, buf, at)?,
     };
-    // Its length was looked up before: to take the rest for empty would drop commits.
+    // The file was that long before: to treat the rest as empty would drop commits.
     if n < buf.len() { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
-/// Whether the block that a new session writes first is as the header of the clean journal says. A
-/// direct read sees what is in the cache as well, so this needs no flush.
-fn start_is_untouched(scan: &mut Scan, mode: ReadMode, journal: &Path) -> Result<bool> {
+/// Whether the block that a new epoch writes first has the checksum that the clean header says. A
+/// direct read sees what is in the page cache as well, so this needs no flush.
+fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> Result<bool> {
     let (start, crc) = (scan.header.start_segment, scan.header.start_crc);
     let Some(segment) = scan.segments.iter_mut().find(|s| s.index == start) else { return Ok(false) };
     if segment.bytes == 0 || (mode == ReadMode::PastCache && !segment.file.is_direct()) {
@@ -225,7 +226,7 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
     let all = scan.segments.iter().map(|s| s.bytes).sum();
     if mode == ReadMode::PastCache {
         for segment in &scan.segments {
-            segment.file.sync_data(Step::RecoverJournal).context("flush", journal)?;
+            segment.file.sync_data(sync_point::RECOVER_JOURNAL).context("flush", journal)?;
         }
     }
     let mut done = 0;
@@ -245,13 +246,13 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
 
 /// Every valid record of a segment that is newer than the header. A group starts on a block; within
 /// it records follow each other.
-fn find_valid(bytes: &Bytes, segment: usize, scan: &mut Scan) {
+fn find_valid_records(bytes: &Bytes, segment: usize, scan: &mut Scan) {
     let mut at = 0;
     while at + RECORD_HEAD_BYTES <= bytes.len() {
         match RecordHead::decode(bytes, at) {
             Some((head, crc)) => {
-                if head.sequence > scan.header.through {
-                    scan.valid.push(Valid { head, crc, segment });
+                if head.lsn > scan.header.checkpoint_lsn {
+                    scan.valid.push(ValidRecord { head, crc, segment });
                 }
                 at = (at + head.len as usize).next_multiple_of(RECORD_ALIGN_BYTES);
             }
@@ -261,68 +262,69 @@ fn find_valid(bytes: &Bytes, segment: usize, scan: &mut Scan) {
     }
 }
 
-/// Follows the chain from the header, then judges what lies beyond its end.
-fn accept(storage: &Arc<dyn Storage>, journal: &Path, contents: &[Bytes], scan: &mut Scan) {
-    let mut extents = ExtentCache::new(storage.clone(), journal.to_owned());
-    let mut by_number: HashMap<u64, Vec<Valid>> = HashMap::new();
+/// Accepts records along the chain of checksums from the header, then checks what lies beyond its end.
+fn follow_chain(storage: &Arc<dyn Storage>, journal: &Path, contents: &[Bytes], scan: &mut Scan) {
+    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    let mut by_lsn: HashMap<u64, Vec<ValidRecord>> = HashMap::new();
     for v in &scan.valid {
-        by_number.entry(v.head.sequence).or_default().push(*v);
+        by_lsn.entry(v.head.lsn).or_default().push(*v);
     }
     loop {
-        let next = scan.last + 1;
-        let follows = |v: &&Valid| {
-            (v.head.previous_crc == scan.last_crc || !kept(Care::Chain))
-                && (scan.session.is_none_or(|session| session == v.head.session) || !kept(Care::Session))
+        let next_lsn = scan.last_lsn + 1;
+        let follows = |v: &&ValidRecord| {
+            (v.head.previous_crc == scan.last_crc || !holds(invariant::CHAIN))
+                && (scan.epoch.is_none_or(|epoch| epoch == v.head.epoch) || !holds(invariant::EPOCH))
         };
-        let Some(v) = by_number.get(&next).and_then(|found| found.iter().find(follows)).copied() else { break };
+        let Some(v) = by_lsn.get(&next_lsn).and_then(|found| found.iter().find(follows)).copied() else { break };
         if v.head.kind == RecordKind::Commit {
-            match decode(&v, &contents[v.segment], &mut extents) {
-                Ok(record) => scan.accepted.push(Accepted { sequence: next, record }),
+            match decode(&v, &contents[v.segment], &mut spills) {
+                Ok(record) => scan.accepted.push(AcceptedRecord { lsn: next_lsn, record }),
                 Err(e) => {
-                    scan.corrupt = Some(Error::corrupt(place(journal, scan, &v), format!("commit {next}: {e}")));
+                    scan.corrupt =
+                        Some(Error::corrupt(segment_path(journal, scan, &v), format!("commit {next_lsn}: {e}")));
                     return;
                 }
             }
         }
-        scan.session = Some(v.head.session);
-        scan.last = next;
+        scan.epoch = Some(v.head.epoch);
+        scan.last_lsn = next_lsn;
         scan.last_crc = v.crc;
         scan.accepted_heads.push(v);
     }
-    scan.torn_tail = scan.valid.iter().any(|v| v.head.sequence > scan.last);
-    judge(journal, scan);
+    scan.torn_tail = scan.valid.iter().any(|v| v.head.lsn > scan.last_lsn);
+    check_for_damage(journal, scan);
 }
 
-fn decode(v: &Valid, segment: &Bytes, extents: &mut ExtentCache) -> Result<Record> {
+fn decode(v: &ValidRecord, segment: &Bytes, spills: &mut SpillCache) -> Result<Record> {
     let from = v.head.position as usize + RECORD_HEAD_BYTES;
     let body = segment.slice(from..v.head.position as usize + v.head.len as usize);
-    let body = if v.head.body_by_reference { body_by_reference(&body, extents)? } else { body };
-    Decoder::decode(&body, extents)
+    let body = if v.head.body_by_reference { body_by_reference(&body, spills)? } else { body };
+    Decoder::decode(&body, spills)
 }
 
-/// Damage, or a torn end? A missing record that a later one calls durable was damaged; so was the
-/// header if a record is newer than it.
-fn judge(journal: &Path, scan: &mut Scan) {
-    let evidence = scan.valid.iter().find(|v| v.head.durable_through > scan.last);
-    if let (Some(v), true) = (evidence, kept(Care::DurableThrough)) {
+/// Tells damage from a torn end: a missing record that a later one calls durable was damaged, and so was
+/// the header if a record is newer than it.
+fn check_for_damage(journal: &Path, scan: &mut Scan) {
+    let evidence = scan.valid.iter().find(|v| v.head.durable_lsn > scan.last_lsn);
+    if let (Some(v), true) = (evidence, holds(invariant::DURABLE_LSN)) {
         let detail = format!(
             "commit {} is missing or damaged, though commit {} in {} was written when it was durable already",
-            scan.last + 1,
-            v.head.sequence,
-            place(journal, scan, v).display()
+            scan.last_lsn + 1,
+            v.head.lsn,
+            segment_path(journal, scan, v).display()
         );
         scan.corrupt = Some(Error::corrupt(journal, detail));
-    } else if kept(Care::NewestHeader)
+    } else if holds(invariant::NEWEST_HEADER)
         && let Some(v) = scan.valid.iter().find(|v| v.head.generation > scan.header.generation)
     {
         let detail = format!(
             "the newest header is lost: commit {} was written under header {}, and the newest valid one is {}",
-            v.head.sequence, v.head.generation, scan.header.generation
+            v.head.lsn, v.head.generation, scan.header.generation
         );
         scan.corrupt = Some(Error::corrupt(journal.join("header"), detail));
     }
 }
 
-fn place(journal: &Path, scan: &Scan, v: &Valid) -> PathBuf {
-    journal.join(crate::home::segment_name(scan.segments[v.segment].index))
+fn segment_path(journal: &Path, scan: &Scan, v: &ValidRecord) -> PathBuf {
+    journal.join(crate::store_dir::segment_name(scan.segments[v.segment].index))
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 13] = [
+const DOCUMENTS: [&str; 14] = [
     "README.md",
     "CHANGELOG.md",
     "docs/ARCHITECTURE.md",
     "docs/CRASHTEST.md",
     "docs/ERRORS.md",
     "docs/FORMAT.md",
+    "docs/GLOSSARY.md",
     "docs/GUARANTEES.md",
     "docs/HEAP.md",
     "docs/MAPPINGS.md",

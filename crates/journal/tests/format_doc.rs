@@ -5,12 +5,12 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::extent::{Extent, extent_name};
 use untorn_journal::format::*;
-use untorn_journal::held::Only;
-use untorn_journal::home::{Home, segment_name};
-use untorn_journal::layer::{NO_END, Source};
+use untorn_journal::overlay::{NO_END, Source};
+use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::record::{FILE_BYTES_MAX, FileRef, Op, PATH_BYTES_MAX, Record};
+use untorn_journal::spill::{Spill, spill_name};
+use untorn_journal::store_dir::{StoreDir, segment_name};
 use untorn_os::{Linux, Open, Storage, read_full_at};
 
 const DOCUMENT: &str = include_str!("../../../docs/FORMAT.md");
@@ -96,25 +96,25 @@ fn constants() {
 
 #[test]
 fn names() {
-    let home = Home::of_directory();
-    let journal = home.journal();
+    let store_dir = StoreDir::of_directory();
+    let journal = store_dir.journal();
     let known: BTreeSet<PathBuf> = [
-        home.lock_file(),
+        store_dir.lock_file(),
         journal.join("header"),
         journal.join(segment_name(0)),
-        journal.join(extent_name(0xab)),
-        journal.join("limbo.00000000000000ab"),
-        journal.join("only"),
-        home.dir.join("journal.new"),
-        home.held(0xab),
+        journal.join(spill_name(0xab)),
+        journal.join("rename.00000000000000ab"),
+        journal.join("pending-files"),
+        store_dir.dir.join("journal.new"),
+        store_dir.quarantined_journal(0xab),
     ]
     .into();
     let written: BTreeSet<PathBuf> = table("names").iter().map(|row| PathBuf::from(row[0].trim_matches('`'))).collect();
     assert_eq!(written, known);
-    assert_eq!(Home::of_file(Path::new("foo.db")).dir, Path::new("foo.db.untorn"));
+    assert_eq!(StoreDir::of_file(Path::new("foo.db")).dir, Path::new("foo.db.untorn"));
     // These two have no public function.
-    assert!(include_str!("../src/home.rs").contains("self.dir.join(\"journal.new\")"));
-    assert!(include_str!("../src/apply.rs").contains("self.limbo.join(format!(\"limbo.{id:016x}\"))"));
+    assert!(include_str!("../src/store_dir.rs").contains("self.dir.join(\"journal.new\")"));
+    assert!(include_str!("../src/apply.rs").contains("self.rename_dir.join(format!(\"rename.{id:016x}\"))"));
 }
 
 #[test]
@@ -122,22 +122,22 @@ fn header_slot() {
     let header = Header {
         store: [0x11; 16],
         generation: 2,
-        through: 3,
-        through_crc: 4,
+        checkpoint_lsn: 3,
+        checkpoint_crc: 4,
         clean: false,
         start_segment: 5,
         start_crc: 6,
         boot: Some([0x22; 16]),
-        session: 7,
+        epoch: 7,
     };
     let written = header.encode();
     let crc = crc64(&written[..HEADER_CRC_AT]).to_le_bytes();
     let mut fields: Vec<(&str, &[u8])> = vec![
         ("generation", &[2, 0, 0, 0, 0, 0, 0, 0]),
         ("store", &[0x11; 16]),
-        ("through", &[3, 0, 0, 0, 0, 0, 0, 0]),
-        ("through_crc", &[4, 0, 0, 0, 0, 0, 0, 0]),
-        ("session", &[7, 0, 0, 0, 0, 0, 0, 0]),
+        ("checkpoint_lsn", &[3, 0, 0, 0, 0, 0, 0, 0]),
+        ("checkpoint_crc", &[4, 0, 0, 0, 0, 0, 0, 0]),
+        ("epoch", &[7, 0, 0, 0, 0, 0, 0, 0]),
         ("boot", &[0x22; 16]),
         ("start_crc", &[6, 0, 0, 0, 0, 0, 0, 0]),
         ("start_segment", &[5, 0, 0, 0]),
@@ -154,15 +154,15 @@ fn header_slot() {
 #[test]
 fn record_head() {
     let mut head = RecordHead {
-        kind: RecordKind::Mark,
+        kind: RecordKind::DurableMark,
         body_by_reference: false,
         len: RECORD_HEAD_BYTES as u64,
-        sequence: 2,
-        session: 3,
+        lsn: 2,
+        epoch: 3,
         generation: 4,
         position: 8192,
         previous_crc: 5,
-        durable_through: 6,
+        durable_lsn: 6,
     };
     let mut written = vec![0xff; RECORD_HEAD_BYTES];
     let sealed = head.seal(&mut written);
@@ -177,12 +177,12 @@ fn record_head() {
         &[
             ("kind", &[2, 0]),
             ("len", &[80, 0, 0, 0, 0, 0, 0, 0]),
-            ("sequence", &[2, 0, 0, 0, 0, 0, 0, 0]),
-            ("session", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("lsn", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("epoch", &[3, 0, 0, 0, 0, 0, 0, 0]),
             ("generation", &[4, 0, 0, 0, 0, 0, 0, 0]),
             ("position", &[0, 32, 0, 0, 0, 0, 0, 0]),
             ("previous_crc", &[5, 0, 0, 0, 0, 0, 0, 0]),
-            ("durable_through", &[6, 0, 0, 0, 0, 0, 0, 0]),
+            ("durable_lsn", &[6, 0, 0, 0, 0, 0, 0, 0]),
             ("flags", &[0; 4]),
             ("crc", &crc),
         ],
@@ -201,10 +201,10 @@ fn directory(name: &str) -> Arc<dyn Storage> {
     Linux::open(&path).expect("a storage")
 }
 
-fn extent(name: &str, contents: &[u8]) -> Arc<Extent> {
-    let extent = Extent::create(&directory(name), Path::new("")).expect("an extent");
-    assert_eq!(extent.append(contents).expect("room"), 0);
-    extent
+fn spill(name: &str, contents: &[u8]) -> Arc<Spill> {
+    let spill = Spill::create(&directory(name), Path::new("")).expect("a spill file");
+    assert_eq!(spill.append(contents).expect("room"), 0);
+    spill
 }
 
 fn body(files: Vec<FileRef>, ops: Vec<Op>) -> Vec<u8> {
@@ -220,12 +220,12 @@ fn operation(op: Op) -> Vec<u8> {
 
 #[test]
 fn bodies() {
-    let files = vec![FileRef { id: 2, previous: 3, path: "name".into() }];
+    let files = vec![FileRef { id: 2, previous_lsn: 3, path: "name".into() }];
     let written = body(files, vec![Op::Unlink { file: 0 }]);
     describes("body", &written[..8], 0, &[("files", &[1, 0, 0, 0]), ("operations", &[1, 0, 0, 0])]);
     let file: &[(&str, &[u8])] = &[
         ("id", &[2, 0, 0, 0, 0, 0, 0, 0]),
-        ("previous", &[3, 0, 0, 0, 0, 0, 0, 0]),
+        ("previous_lsn", &[3, 0, 0, 0, 0, 0, 0, 0]),
         ("path_len", &[4, 0]),
         ("path", b"name"),
     ];
@@ -235,7 +235,7 @@ fn bodies() {
 #[test]
 fn operations_on_contents() {
     let (file, at, len): (&[u8], &[u8], &[u8]) = (&[9, 0, 0, 0], &[7, 0, 0, 0, 0, 0, 0, 0], &[3, 0, 0, 0, 0, 0, 0, 0]);
-    let put = |source| operation(Op::Put { file: 9, range: 7..10, source });
+    let put = |source| operation(Op::Write { file: 9, range: 7..10, source });
 
     let written = put(Source::Bytes { bytes: Bytes::from_static(b"abc"), origin: 7 });
     describes("write", &written, 3, &[("file", file), ("offset", at), ("len", len), ("bytes", b"abc")]);
@@ -243,19 +243,19 @@ fn operations_on_contents() {
     let written = put(Source::Zero);
     describes("zero", &written, 0, &[("file", file), ("offset", at), ("len", len)]);
 
-    let extent = extent("operations", b"..abc");
+    let spill = spill("operations", b"..abc");
     let crc = crc64(b"abc");
-    let written = put(Source::Extent { extent: extent.clone(), at: 2, origin: 7, len: 3, crc });
-    let (id, crc) = (extent.id.to_le_bytes(), crc.to_le_bytes());
+    let written = put(Source::Spill { spill: spill.clone(), at: 2, origin: 7, len: 3, crc });
+    let (id, crc) = (spill.id.to_le_bytes(), crc.to_le_bytes());
     describes(
-        "write-extent",
+        "write-spilled",
         &written,
         0,
         &[
             ("file", file),
             ("offset", at),
             ("len", len),
-            ("extent", &id),
+            ("spill", &id),
             ("at", &[2, 0, 0, 0, 0, 0, 0, 0]),
             ("crc", &crc),
         ],
@@ -286,20 +286,20 @@ fn operations_on_names() {
 /// A body by reference is read from where the table says.
 #[test]
 fn reference() {
-    use untorn_journal::record::{ExtentCache, body_by_reference};
+    use untorn_journal::record::{SpillCache, body_by_reference};
     let storage = directory("reference");
-    let extent = Extent::create(&storage, Path::new("")).expect("an extent");
-    extent.append(b"the body, and more").expect("room");
-    let (id, len, crc) = (extent.id.to_le_bytes(), 8u64.to_le_bytes(), crc64(b"the body").to_le_bytes());
-    let place = [id, len, crc].concat();
-    describes("reference", &place, 0, &[("extent", &id), ("len", &len), ("crc", &crc)]);
-    let mut extents = ExtentCache::new(storage, PathBuf::new());
-    assert_eq!(&body_by_reference(&place, &mut extents).expect("the body")[..], b"the body");
+    let spill = Spill::create(&storage, Path::new("")).expect("a spill file");
+    spill.append(b"the body, and more").expect("room");
+    let (id, len, crc) = (spill.id.to_le_bytes(), 8u64.to_le_bytes(), crc64(b"the body").to_le_bytes());
+    let reference = [id, len, crc].concat();
+    describes("reference", &reference, 0, &[("spill", &id), ("len", &len), ("crc", &crc)]);
+    let mut spills = SpillCache::new(storage, PathBuf::new());
+    assert_eq!(&body_by_reference(&reference, &mut spills).expect("the body")[..], b"the body");
 }
 
 #[test]
 fn attribute() {
-    let attribute = Attribute { store: [0x11; 16], file: 2, session: 3, through: 4, place: 5, pending: true };
+    let attribute = Attribute { store: [0x11; 16], file: 2, epoch: 3, checkpoint_lsn: 4, path_crc: 5, pending: true };
     let written = attribute.encode();
     let crc = crc64(&written[..56]).to_le_bytes();
     describes(
@@ -310,35 +310,35 @@ fn attribute() {
             ("flags", &[1, 0]),
             ("store", &[0x11; 16]),
             ("file", &[2, 0, 0, 0, 0, 0, 0, 0]),
-            ("session", &[3, 0, 0, 0, 0, 0, 0, 0]),
-            ("through", &[4, 0, 0, 0, 0, 0, 0, 0]),
-            ("place", &[5, 0, 0, 0, 0, 0, 0, 0]),
+            ("epoch", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("checkpoint_lsn", &[4, 0, 0, 0, 0, 0, 0, 0]),
+            ("path_crc", &[5, 0, 0, 0, 0, 0, 0, 0]),
             ("crc", &crc),
         ],
     );
     assert_eq!(Attribute { pending: false, ..attribute }.encode()[6..8], [0, 0]);
-    assert_eq!(Attribute::place_of(Path::new("a/b")), crc64(b"a/b"));
+    assert_eq!(Attribute::path_crc_of(Path::new("a/b")), crc64(b"a/b"));
 }
 
 #[test]
-fn list_of_a_journal_set_aside() {
-    let storage = directory("only");
-    let only = Only { through: 2, through_crc: 3, session: 4, files: [6, 5].into() };
-    only.write(&*storage, Path::new("")).expect("the list");
-    let file = storage.open(Path::new("only"), Open::READ).expect("the list");
+fn list_of_a_quarantined_journal() {
+    let storage = directory("pending-files");
+    let pending = PendingFiles { last_lsn: 2, last_crc: 3, epoch: 4, files: [6, 5].into() };
+    pending.write(&*storage, Path::new("")).expect("the list");
+    let file = storage.open(Path::new("pending-files"), Open::READ).expect("the list");
     let mut written = vec![0; 200];
     let len = read_full_at(&*file, &mut written, 0).expect("the list");
     written.truncate(len);
     let crc = crc64(&written[..len - 8]).to_le_bytes();
     describes(
-        "only",
+        "pending-files",
         &written,
         2,
         &[
-            ("through", &[2, 0, 0, 0, 0, 0, 0, 0]),
-            ("through_crc", &[3, 0, 0, 0, 0, 0, 0, 0]),
-            ("session", &[4, 0, 0, 0, 0, 0, 0, 0]),
-            ("number", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("last_lsn", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("last_crc", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("epoch", &[4, 0, 0, 0, 0, 0, 0, 0]),
+            ("count", &[2, 0, 0, 0, 0, 0, 0, 0]),
             ("files", &[5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]),
             ("crc", &crc),
         ],

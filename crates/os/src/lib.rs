@@ -4,279 +4,36 @@
 //! on one file system) and [`File`] (one open file in it). [`Linux`] is the real one; the crash
 //! laboratory puts a simulated disk behind the same traits and cuts its power at every call.
 //!
-//! Paths are relative to the storage's root directory. They never leave it: `..`, absolute paths,
-//! symbolic links and mount points on the way are refused.
+//! Paths are relative to the storage's root directory: names, joined by single slashes. They never
+//! leave it: `..`, absolute paths, symbolic links and mount points on the way are refused.
 //!
-//! Every call that makes something durable names its reason, a [`Step`]. The crash laboratory
-//! takes the steps away one at a time and shows that each is needed.
+//! Every call that makes something durable names its reason, a [`SyncPoint`]. The crash laboratory
+//! skips the sync points one at a time and shows that each is needed. Crates declare their sync
+//! points with [`sync_points!`], and their invariants with [`invariants!`].
 
 mod buffer;
+mod descriptor;
 mod fork;
+mod invariant;
 mod linux;
 mod linux_map;
 mod map;
 mod memory;
-mod sync;
+mod read_write;
+mod storage;
+mod sync_point;
 mod tracker;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
 pub use fork::process_generation;
+#[cfg(feature = "mutants")]
+pub use invariant::disable;
+pub use invariant::{Invariant, holds, value_if_holds};
 pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
 pub use map::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
 pub use memory::memory_limit;
-pub use sync::{STEPS, Step};
-
-use std::ffi::OsString;
-use std::io::{self, ErrorKind};
-use std::path::Path;
-use std::sync::Arc;
-
-/// What a path names, as `lstat` tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A regular file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link; never followed.
-    Symlink,
-    /// A device, a socket, a pipe.
-    Other,
-}
-
-/// What the file system tells of a file or directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Meta {
-    /// File, directory, link or something else.
-    pub kind: Kind,
-    /// Device number of the file system.
-    pub device: u64,
-    /// Inode number. Reused at once by some file systems: never an identity by itself.
-    pub inode: u64,
-    /// Length in bytes.
-    pub size: u64,
-    /// Modification time in nanoseconds since the epoch. A hint in a living system, no proof after a crash.
-    pub mtime_ns: i128,
-    /// Number of hard links.
-    pub links: u64,
-    /// Permission bits (0o7777).
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-}
-
-/// How to open a file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Open {
-    /// Open for writing as well as reading.
-    pub write: bool,
-    /// Create the file with exactly these permission bits, whatever the umask;
-    /// the call fails with `EEXIST` if the name is taken (`O_EXCL`).
-    pub create: Option<u32>,
-    /// Bypass the page cache where the file system allows it (`O_DIRECT`); see [`File::is_direct`].
-    pub direct: bool,
-}
-
-impl Open {
-    /// For reading.
-    pub const READ: Open = Open { write: false, create: None, direct: false };
-    /// For reading and writing.
-    pub const WRITE: Open = Open { write: true, create: None, direct: false };
-    /// A new file with exactly these permission bits.
-    pub const fn create(mode: u32) -> Open {
-        Open { write: true, create: Some(mode), direct: false }
-    }
-    /// The same, past the page cache where possible.
-    pub const fn direct(self) -> Open {
-        Open { direct: true, ..self }
-    }
-}
-
-/// Totals since the storage was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Calls of `fdatasync`, `fsync` and `syncfs`.
-    pub syncs: u64,
-    /// Calls that wrote bytes.
-    pub writes: u64,
-    /// Bytes handed to the file system.
-    pub bytes_written: u64,
-}
-
-/// Room on the file system.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Space {
-    /// Bytes that this user may still allocate.
-    pub available_bytes: u64,
-    /// Size of the file system in bytes.
-    pub total_bytes: u64,
-    /// Mounted read-only.
-    pub read_only: bool,
-}
-
-/// A directory tree on one file system.
-pub trait Storage: Send + Sync {
-    /// Opens a regular file, or anything else (the caller looks at [`File::meta`]) without blocking.
-    /// Never follows a symbolic link (`ELOOP`), never crosses a mount (`EXDEV`).
-    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
-    /// `lstat`. The empty path is the root directory.
-    fn stat(&self, path: &Path) -> io::Result<Meta>;
-    /// Names in a directory, unsorted, without `.` and `..`. The empty path is the root directory.
-    fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
-    /// Renames a file or directory. With `replace`, an existing file of the new name is replaced
-    /// atomically; without, `EEXIST`.
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
-    /// Removes a file's name.
-    fn unlink(&self, path: &Path) -> io::Result<()>;
-    /// Makes a directory with exactly these permission bits.
-    fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()>;
-    /// `chmod` of a directory, exactly these permission bits.
-    fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
-    /// Removes an empty directory.
-    fn rmdir(&self, path: &Path) -> io::Result<()>;
-    /// Makes a directory's entries durable (`fsync` of the directory). The empty path is the root.
-    fn sync_dir(&self, path: &Path, step: Step) -> io::Result<()>;
-    /// Makes everything on the file system durable, and reports any writeback that failed since the
-    /// storage was opened or since the last call (`syncfs` on a descriptor held since then).
-    fn sync_everything(&self, step: Step) -> io::Result<()>;
-    /// Whether [`Storage::sync_everything`] reports failed writeback at all.
-    fn sync_everything_tells(&self) -> bool;
-    /// Room left.
-    fn space(&self) -> io::Result<Space>;
-    /// Files that one store may keep open at once without starving the program.
-    fn open_files_max(&self) -> usize;
-    /// The effective user.
-    fn effective_user(&self) -> u32;
-    /// This boot of the kernel (`/proc/sys/kernel/random/boot_id`).
-    fn boot_id(&self) -> io::Result<[u8; 16]>;
-    /// Random bytes.
-    fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
-    /// Waits for a few milliseconds.
-    fn pause(&self);
-    /// Totals so far.
-    fn counters(&self) -> Counters;
-}
-
-/// One open file.
-pub trait File: Send + Sync {
-    /// `pread`: may return fewer bytes than asked; 0 at the end of the file.
-    /// On a direct file, buffer, offset and length are multiples of [`BLOCK_BYTES`].
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// `pwrite`: may write fewer bytes than asked. Alignment as for `read_at`.
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize>;
-    /// Reads what the device holds, not what the cache holds. Call after a sync of the file.
-    /// Buffer, offset and length are multiples of [`BLOCK_BYTES`].
-    fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Before writing again what a failed flush may have lost: makes the kernel forget what it believes the
-    /// device to hold. ext4 takes new blocks that could not be written for written ever after, whatever is
-    /// written over them from the cache; XFS does so with a new size.
-    fn forget_cached(&self) -> io::Result<()> {
-        Ok(())
-    }
-    /// `ftruncate`.
-    fn set_len(&self, size: u64) -> io::Result<()>;
-    /// Reserves space for a range, extending the file if need be (`fallocate`); a no-op where the
-    /// file system cannot.
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Makes a range within the file read as zeros, without changing the file's length.
-    fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// `fdatasync`: contents and size.
-    fn sync_data(&self, step: Step) -> io::Result<()>;
-    /// `fsync`: contents, size and attributes.
-    fn sync_all(&self, step: Step) -> io::Result<()>;
-    /// `fstat`.
-    fn meta(&self) -> io::Result<Meta>;
-    /// `fchmod`, exactly these permission bits.
-    fn set_mode(&self, mode: u32) -> io::Result<()>;
-    /// The extended attribute `user.untorn`, or `None`.
-    fn attribute(&self) -> io::Result<Option<Vec<u8>>>;
-    /// Sets the extended attribute `user.untorn`.
-    fn set_attribute(&self, value: &[u8]) -> io::Result<()>;
-    /// Removes the extended attribute `user.untorn`; nothing happens if there is none.
-    fn remove_attribute(&self) -> io::Result<()>;
-    /// Claims the file against other claims, through any other opening of it (`flock`, exclusive,
-    /// without waiting). False: somebody else holds it. Ends when this `File` is dropped.
-    fn try_claim(&self) -> io::Result<bool>;
-    /// Takes the open-file-description write lock on the whole file, waiting for it if asked.
-    /// False: somebody else holds it. Ends when this `File` is dropped.
-    fn lock(&self, wait: bool) -> io::Result<bool>;
-    /// Whether somebody else holds [`File::lock`], without taking it.
-    fn is_locked(&self) -> io::Result<bool>;
-    /// Whether reads and writes bypass the page cache.
-    fn is_direct(&self) -> bool;
-    /// Maps the file privately. The mapping may outlive this `File` and everything claimed through it.
-    /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
-    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>>;
-}
-
-/// Times that a call which says "try again" is tried before the error is believed.
-const TRIES: u32 = 1000;
-
-fn try_again(e: &io::Error, left: &mut u32) -> bool {
-    let again = matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) && *left > 0;
-    *left = left.saturating_sub(1);
-    again
-}
-
-/// Writes all of `buf`, going on after short writes and interruptions.
-pub fn write_all_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
-    let mut left = TRIES;
-    while !buf.is_empty() {
-        match file.write_at(buf, offset) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(n) => {
-                // A direct write may come back short at any byte; only whole blocks count as done.
-                let n = if file.is_direct() && n < buf.len() { n - n % BLOCK_BYTES } else { n };
-                if n == 0 && !try_again(&ErrorKind::Interrupted.into(), &mut left) {
-                    return Err(ErrorKind::WriteZero.into());
-                }
-                buf = &buf[n..];
-                offset += n as u64;
-            }
-            Err(e) if try_again(&e, &mut left) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-fn read_loop(
-    buf: &mut [u8],
-    offset: u64,
-    whole_blocks: bool,
-    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
-) -> io::Result<usize> {
-    let mut left = TRIES;
-    let mut done = 0;
-    let mut tail = None;
-    while done < buf.len() {
-        match read(&mut buf[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(n) if whole_blocks && n % BLOCK_BYTES != 0 => {
-                // The end of the file inside a block, or a short read: asking again tells.
-                done += n - n % BLOCK_BYTES;
-                let now = Some((done, n % BLOCK_BYTES));
-                if std::mem::replace(&mut tail, now) == now {
-                    done += n % BLOCK_BYTES;
-                    break;
-                }
-            }
-            Ok(n) => done += n,
-            Err(e) if try_again(&e, &mut left) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(done)
-}
-
-/// Reads until `buf` is full or the file ends; returns the bytes read.
-pub fn read_full_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-    read_loop(buf, offset, file.is_direct(), |b, o| file.read_at(b, o))
-}
-
-/// The same, past the cache.
-pub fn read_full_past_cache_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-    read_loop(buf, offset, true, |b, o| file.read_past_cache_at(b, o))
-}
+pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
+/// Names of the kernel's error numbers.
+pub use rustix::io::Errno;
+pub use storage::{Counters, File, Kind, Meta, Open, Space, Storage};
+pub use sync_point::SyncPoint;

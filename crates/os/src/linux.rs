@@ -1,49 +1,23 @@
-//! Linux behind the traits.
+//! Linux behind the traits [`Storage`] and [`File`].
 
-use crate::fork::{process_generation, register};
+use crate::buffer::BLOCK_BYTES;
+use crate::descriptor::Fd;
 use crate::linux_map::LinuxMapping;
-use crate::{BLOCK_BYTES, Counters, File, Kind, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
+use crate::map::{MapRequest, Mapping};
+use crate::read_write::write_all_at;
+use crate::storage::{Counters, File, Kind, Meta, Open, Space, Storage};
+use crate::sync_point::SyncPoint;
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 const ATTRIBUTE: &str = "user.untorn";
-
-/// A descriptor that is close-on-exec and closed in forked children.
-pub(crate) struct Fd {
-    fd: ManuallyDrop<OwnedFd>,
-    slot: &'static AtomicI32,
-    generation: u64,
-}
-
-impl Fd {
-    pub(crate) fn new(fd: OwnedFd) -> Fd {
-        let slot = register(fd.as_raw_fd());
-        Fd { fd: ManuallyDrop::new(fd), slot, generation: process_generation() }
-    }
-
-    /// The descriptor; in a forked child, where it is closed, `EBADF`.
-    pub(crate) fn get(&self) -> io::Result<BorrowedFd<'_>> {
-        if self.generation == process_generation() { Ok(self.fd.as_fd()) } else { Err(Errno::BADF.into()) }
-    }
-}
-
-impl Drop for Fd {
-    fn drop(&mut self) {
-        if self.generation == process_generation() {
-            self.slot.store(-1, SeqCst);
-            // SAFETY: dropped once, here; in a forked child it was closed already and its number reused.
-            unsafe { ManuallyDrop::drop(&mut self.fd) };
-        }
-    }
-}
 
 #[derive(Default)]
 struct Totals {
@@ -88,11 +62,11 @@ impl Linux {
         self.walk(root, path, flags, mode)
     }
 
-    /// The same step by step, for kernels without `openat2`.
+    /// Opens beneath the root, one directory after the other, for kernels without `openat2`.
     fn walk(&self, root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let device = fs::fstat(root)?.st_dev;
-        let step = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut at = fs::openat(root, ".", step, Mode::empty())?;
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut at = fs::openat(root, ".", directory, Mode::empty())?;
         let mut parts = path.components().peekable();
         while let Some(part) = parts.next() {
             let name = match part {
@@ -101,7 +75,7 @@ impl Linux {
                 _ => return Err(Errno::XDEV.into()),
             };
             let last = parts.peek().is_none();
-            let (f, m) = if last { (flags, mode) } else { (step, Mode::empty()) };
+            let (f, m) = if last { (flags, mode) } else { (directory, Mode::empty()) };
             at = fs::openat(&at, name, f, m)?;
             if fs::fstat(&at)?.st_dev != device {
                 return Err(Errno::XDEV.into());
@@ -140,7 +114,7 @@ fn meta_of(st: &fs::Stat) -> Meta {
 
 impl Storage for Linux {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
-        // NONBLOCK: a pipe planted in a file's place must not hang us.
+        // NONBLOCK: opening a pipe in the place of a file must not block.
         let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         flags |= if how.write { OFlags::RDWR } else { OFlags::RDONLY };
         let mut mode = Mode::empty();
@@ -150,7 +124,7 @@ impl Storage for Linux {
         }
         let mut direct = how.direct;
         let fd = match self.open_beneath(path, if direct { flags | OFlags::DIRECT } else { flags }, mode) {
-            Err(e) if direct && e.raw_os_error() == Some(libc::EINVAL) => {
+            Err(e) if direct && Errno::from_io_error(&e) == Some(Errno::INVAL) => {
                 direct = false;
                 // The refused attempt may have made the name already.
                 if how.create.is_some() {
@@ -229,18 +203,18 @@ impl Storage for Linux {
         Ok(fs::unlinkat(&dir, name, AtFlags::REMOVEDIR)?)
     }
 
-    fn sync_dir(&self, path: &Path, _step: Step) -> io::Result<()> {
+    fn sync_dir(&self, path: &Path, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         Ok(fs::fsync(&dir)?)
     }
 
-    fn sync_everything(&self, _step: Step) -> io::Result<()> {
+    fn sync_file_system(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         Ok(fs::syncfs(self.root.get()?)?)
     }
 
-    fn sync_everything_tells(&self) -> bool {
+    fn sync_file_system_reports_errors(&self) -> bool {
         // `syncfs` reports failed writeback since Linux 5.8.
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
@@ -302,8 +276,8 @@ struct LinuxFile {
     totals: Arc<Totals>,
 }
 
-/// Closing alone gives no lock up while a copy of the descriptor lives, and whoever starts a program elsewhere
-/// in this process has one for the moment between its `vfork` and its `exec`.
+/// Releases the locks. Closing alone does not while a copy of the descriptor exists, and a thread of this process
+/// that starts a program makes one for the moment between `vfork` and `exec`.
 impl Drop for LinuxFile {
     fn drop(&mut self) {
         if self.holds_lock.load(Relaxed)
@@ -315,7 +289,8 @@ impl Drop for LinuxFile {
     }
 }
 
-/// An open-file-description lock of the whole file: set, given up, or asked for. Returns what the kernel says it is.
+/// Sets, releases or queries an open-file-description lock of the whole file (`fcntl`). Returns the lock type
+/// that the kernel reports.
 fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::Result<libc::c_int> {
     // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -331,7 +306,8 @@ fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::
 
 impl LinuxFile {
     /// Changing an attribute asks for the right to write anew each time, whatever the descriptor was
-    /// opened for. The owner, who is the one to ask, has it for the moment where the mode forbids it.
+    /// opened for. Where the mode forbids writing to the file's owner, and this process runs as the owner,
+    /// the mode is changed for the moment.
     fn as_writable(&self, change: impl Fn(BorrowedFd<'_>) -> rustix::io::Result<()>) -> io::Result<()> {
         let fd = self.fd.get()?;
         match change(fd) {
@@ -353,7 +329,7 @@ impl LinuxFile {
         let mut done = 0;
         while done < len {
             let n = zeros.len().min((len - done) as usize);
-            crate::write_all_at(self, &zeros[..n], offset + done)?;
+            write_all_at(self, &zeros[..n], offset + done)?;
             done += n as u64;
         }
         Ok(())
@@ -411,12 +387,12 @@ impl File for LinuxFile {
         }
     }
 
-    fn sync_data(&self, _step: Step) -> io::Result<()> {
+    fn sync_data(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         Ok(fs::fdatasync(self.fd.get()?)?)
     }
 
-    fn sync_all(&self, _step: Step) -> io::Result<()> {
+    fn sync_all(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         Ok(fs::fsync(self.fd.get()?)?)
     }
@@ -470,9 +446,9 @@ impl File for LinuxFile {
                     self.holds_lock.store(true, Relaxed);
                     return Ok(true);
                 }
-                Err(e) => match e.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EACCES) => return Ok(false),
-                    Some(libc::EINTR) => {}
+                Err(e) => match Errno::from_io_error(&e) {
+                    Some(Errno::AGAIN | Errno::ACCESS) => return Ok(false),
+                    Some(Errno::INTR) => {}
                     _ => return Err(e),
                 },
             }

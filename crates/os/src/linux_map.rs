@@ -1,7 +1,7 @@
 //! Private mappings on Linux.
 
+use crate::descriptor::Fd;
 use crate::fork::process_generation;
-use crate::linux::Fd;
 use crate::map::{MapRequest, Mapping, Piece, Tracker};
 use crate::tracker::{PageMap, Scan};
 use rustix::fs::{self, Mode, OFlags};
@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// What one call of `process_vm_readv` takes (`IOV_MAX`).
+/// The most pieces in one call of `process_vm_readv` (`IOV_MAX`).
 const PIECES_MOST: usize = 1024;
 
 pub(crate) struct LinuxMapping {
@@ -94,8 +94,8 @@ impl LinuxMapping {
         base + range.start..base + range.end
     }
 
-    /// The place of a range that is to be mapped anew: whole pages.
-    fn place(&self, range: &Range<u64>) -> (*mut c_void, usize) {
+    /// Address and length of a range of whole pages that is to be mapped anew.
+    fn address_and_len(&self, range: &Range<u64>) -> (*mut c_void, usize) {
         debug_assert!((range.start | range.end).is_multiple_of(self.page_bytes));
         let addresses = self.addresses(range);
         (addresses.start as *mut c_void, (range.end - range.start) as usize)
@@ -115,7 +115,7 @@ impl LinuxMapping {
         into.extend(addresses.into_iter().map(|r| r.start - base..r.end - base));
     }
 
-    /// The same through `/proc/self/mem`, where a filter forbids `process_vm_readv`.
+    /// Copies out through `/proc/self/mem`, where a filter forbids `process_vm_readv`.
     fn copy_out_by_file(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
         let memory = fs::open("/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         for piece in pieces {
@@ -176,7 +176,7 @@ impl Mapping for LinuxMapping {
         if range.is_empty() {
             return Ok(());
         }
-        let (at, len) = self.place(&range);
+        let (at, len) = self.address_and_len(&range);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the range is a part of what this mapping reserved. Whoever holds pointers into it was
         // told that its contents follow the file's.
@@ -192,7 +192,7 @@ impl Mapping for LinuxMapping {
         if range.is_empty() {
             return Ok(());
         }
-        let (at, len) = self.place(&range);
+        let (at, len) = self.address_and_len(&range);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `show`.
         unsafe { mm::mmap_anonymous(at, len, self.protection, flags)? };
@@ -203,7 +203,7 @@ impl Mapping for LinuxMapping {
         if range.is_empty() {
             return Ok(());
         }
-        let (at, len) = self.place(&range);
+        let (at, len) = self.address_and_len(&range);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `show`.
         unsafe { mm::mmap_anonymous(at, len, ProtFlags::empty(), flags)? };
@@ -214,7 +214,7 @@ impl Mapping for LinuxMapping {
         if range.is_empty() {
             return Ok(());
         }
-        let (at, len) = self.place(&range);
+        let (at, len) = self.address_and_len(&range);
         // SAFETY: reads the range's pages ahead, nothing else.
         match unsafe { mm::madvise(at, len, Advice::LinuxPopulateRead) } {
             // Before Linux 5.14 they come when they are needed.
@@ -262,9 +262,9 @@ impl Mapping for LinuxMapping {
             let n = here.len() as libc::c_ulong;
             // SAFETY: the kernel writes to the pieces' exclusive buffers and checks what it reads from.
             let got = unsafe { libc::process_vm_readv(pid, here.as_ptr(), n, there.as_ptr(), n, 0) };
-            match (got, io::Error::last_os_error().raw_os_error()) {
-                (-1, Some(libc::EPERM | libc::ENOSYS)) => self.copy_out_by_file(pieces)?,
-                (-1, Some(e)) => return Err(io::Error::from_raw_os_error(e)),
+            match (got, Errno::from_io_error(&io::Error::last_os_error())) {
+                (-1, Some(Errno::PERM | Errno::NOSYS)) => self.copy_out_by_file(pieces)?,
+                (-1, Some(e)) => return Err(e.into()),
                 (got, _) if got as usize != wanted => return Err(Errno::FAULT.into()),
                 _ => {}
             }

@@ -87,7 +87,7 @@ pub trait Mapping: Send + Sync {
     fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// The most memory that this process can have, and what says so.
+/// The most memory that this process can have, and what limits it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// Bytes, swap included.

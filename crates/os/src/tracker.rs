@@ -4,7 +4,7 @@
 //! of a private mapping that is there and is no page of a file was stored to. [`Scan`] has the kernel protect
 //! pages against writing, without a handler, and tell which ones lost that protection (`PAGEMAP_SCAN`, Linux 6.7).
 
-use crate::linux::Fd;
+use crate::descriptor::Fd;
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -196,7 +196,7 @@ impl Scan {
         Ok(Scan { uffd })
     }
 
-    /// From now on stores to these addresses can be found. To be said anew after each mapping there.
+    /// Begins to track stores to these addresses. Called again after each mapping there.
     pub fn watch(&self, addresses: Range<u64>) -> io::Result<()> {
         let mut register = [addresses.start, addresses.end - addresses.start, UFFDIO_REGISTER_MODE_WP, 0];
         // SAFETY: four 64-bit fields, as `struct uffdio_register` has.
@@ -220,7 +220,7 @@ impl Scan {
     }
 }
 
-/// Stores to a page of a mapping of its own and looks whether that is found, once.
+/// Stores to a page of a new mapping, and checks once whether the store is found.
 fn trial() -> io::Result<bool> {
     let (scan, pagemap) = (Scan::open_untried()?, PageMap::open()?);
     let page = rustix::param::page_size();

@@ -1,44 +1,45 @@
-//! Untorn's own directory in a store: who may use it, who owns it now, and how it comes to be.
+//! The store directory, in which Untorn keeps the journal: who may use it, the lock, and how it is made.
 //!
 //! ```text
-//! .untorn/                0700, beside the data (or `foo.db.untorn/` for a lone file)
-//!     lock                the owner holds a lock on it and writes its process id in it; never removed
-//!     journal/            header, segment.N, extent.X
-//!     journal.new/        a journal being made: of no meaning, removed by the next owner
-//!     held.N/             a journal set aside for files that could not be served
+//! .untorn/                0700, beside the data (or `foo.db.untorn/` for a standalone file)
+//!     lock                locked by the process that has the store open, which writes its id in it; never removed
+//!     journal/            header, segment.N, spill.X
+//!     journal.new/        an unfinished new journal, removed when the store is opened next
+//!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
 use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, StoreId, crc64};
+use crate::sync_point;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Kind, Open, Step, Storage, read_full_at, write_all_at};
+use untorn_os::{AlignedBuf, File, Kind, Open, Storage, SyncPoint, read_full_at, write_all_at};
 
-/// Name of Untorn's directory in a store.
-pub const HOME: &str = ".untorn";
+/// Name of the store directory.
+pub const STORE_DIR: &str = ".untorn";
 
-/// Where a store keeps what is Untorn's, relative to the storage's root.
+/// The store directory, relative to the storage's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Home {
+pub struct StoreDir {
     /// `.untorn`, or `foo.db.untorn`.
     pub dir: PathBuf,
-    /// The one file of a lone store.
-    pub lone: Option<PathBuf>,
+    /// The file of a standalone file's store; `None`: the store is a directory of files.
+    pub standalone: Option<PathBuf>,
 }
 
-impl Home {
-    /// A directory with many files.
-    pub fn of_directory() -> Home {
-        Home { dir: HOME.into(), lone: None }
+impl StoreDir {
+    /// The store directory of a directory with many files.
+    pub fn of_directory() -> StoreDir {
+        StoreDir { dir: STORE_DIR.into(), standalone: None }
     }
 
-    /// One file, by its name in its directory.
-    pub fn of_file(name: &Path) -> Home {
+    /// The store directory of a standalone file, by the file's name in its directory.
+    pub fn of_file(name: &Path) -> StoreDir {
         let mut dir: OsString = name.as_os_str().to_owned();
-        dir.push(HOME);
-        Home { dir: dir.into(), lone: Some(name.to_owned()) }
+        dir.push(STORE_DIR);
+        StoreDir { dir: dir.into(), standalone: Some(name.to_owned()) }
     }
 
     /// The lock file.
@@ -55,27 +56,27 @@ impl Home {
         self.dir.join("journal.new")
     }
 
-    /// A journal that is set aside.
-    pub fn held(&self, session: u64) -> PathBuf {
-        self.dir.join(format!("held.{session:016x}"))
+    /// The directory of the quarantined journal of an epoch.
+    pub fn quarantined_journal(&self, epoch: u64) -> PathBuf {
+        self.dir.join(format!("quarantine.{epoch:016x}"))
     }
 
-    /// All journals that are set aside.
-    pub fn all_held(&self, storage: &dyn Storage) -> Result<Vec<PathBuf>> {
+    /// The directories of all quarantined journals.
+    pub fn quarantined_journals(&self, storage: &dyn Storage) -> Result<Vec<PathBuf>> {
         let names = storage.list(&self.dir).context("list", &self.dir)?;
-        let mut held: Vec<PathBuf> =
-            names.iter().filter(|n| n.to_string_lossy().starts_with("held.")).map(|n| self.dir.join(n)).collect();
-        held.sort();
-        Ok(held)
+        let mut found: Vec<PathBuf> =
+            names.iter().filter(|n| n.to_string_lossy().starts_with("quarantine.")).map(|n| self.dir.join(n)).collect();
+        found.sort();
+        Ok(found)
     }
 
-    /// The directory is ours to trust: a real directory, of the effective user or root, closed to
-    /// others. False: there is none.
+    /// Checks that the directory can be trusted: a real directory, of the effective user or root,
+    /// closed to others. False: there is none.
     pub fn check_trust(&self, storage: &dyn Storage) -> Result<bool> {
         let meta = match storage.stat(&self.dir) {
             Ok(meta) => meta,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
-            Err(e) => return Err(Error::io("look at", &self.dir, e)),
+            Err(e) => return Err(Error::io("stat", &self.dir, e)),
         };
         let untrusted = |detail: String| Err(Error::Untrusted { path: self.dir.clone(), detail });
         let user = storage.effective_user();
@@ -97,16 +98,16 @@ impl Home {
         Ok(true)
     }
 
-    /// Only the data's owner makes a store.
+    /// Only the owner of the data may make a store.
     fn check_may_create(&self, storage: &dyn Storage) -> Result<()> {
         let user = storage.effective_user();
-        let (data, owner) = match &self.lone {
+        let (data, owner) = match &self.standalone {
             Some(file) => match storage.stat(file) {
                 Ok(meta) => (file.clone(), meta.uid),
                 Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-                Err(e) => return Err(Error::io("look at", file, e)),
+                Err(e) => return Err(Error::io("stat", file, e)),
             },
-            None => (PathBuf::from("."), storage.stat(Path::new("")).context("look at", ".")?.uid),
+            None => (PathBuf::from("."), storage.stat(Path::new("")).context("stat", ".")?.uid),
         };
         if owner != user {
             return Err(Error::Untrusted {
@@ -120,61 +121,61 @@ impl Home {
     }
 }
 
-/// The store is ours: dropping this gives it up.
-pub struct Ownership {
-    lock: Arc<dyn File>,
-    /// The owner before did not release the store: it was killed, or a step of its close failed.
+/// The lock of an open store; dropping it unlocks the store.
+pub struct StoreLock {
+    file: Arc<dyn File>,
+    /// The process that had the store open before did not release it: it was killed, or its close failed.
     pub unclean: bool,
 }
 
-impl Ownership {
-    /// Gives the store up after everything of it was flushed, and says so to the next owner, who then
-    /// has nothing to flush. What becomes of this note in a power cut does not matter: after one, cache
-    /// and disk are the same.
+impl StoreLock {
+    /// Unlocks the store after everything of it was flushed, and empties the lock file, so that the next
+    /// opening has nothing to flush. It does not matter whether the empty lock file survives a power
+    /// cut: after one, cache and disk are the same.
     pub fn release(self) {
-        // A note that cannot be left costs the next owner some flushes.
-        let _ = self.lock.set_len(0);
+        // A lock file that cannot be emptied costs the next opening some flushes.
+        let _ = self.file.set_len(0);
     }
 }
 
-/// Takes ownership, making Untorn's directory if there is none and `create` says so.
-pub fn own(storage: &dyn Storage, home: &Home, create: bool, wait: bool) -> Result<Ownership> {
-    if !home.check_trust(storage)? {
+/// Locks the store. Makes the store directory if there is none and `create` says so.
+pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: bool, wait: bool) -> Result<StoreLock> {
+    if !store_dir.check_trust(storage)? {
         if !create {
-            return Err(Error::io("open the store in", &home.dir, ErrorKind::NotFound.into()));
+            return Err(Error::io("open the store in", &store_dir.dir, ErrorKind::NotFound.into()));
         }
-        home.check_may_create(storage)?;
-        match storage.mkdir(&home.dir, 0o700) {
-            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", &home.dir, e)),
+        store_dir.check_may_create(storage)?;
+        match storage.mkdir(&store_dir.dir, 0o700) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", &store_dir.dir, e)),
             _ => {}
         }
-        if !home.check_trust(storage)? {
-            return Err(Error::io("make", &home.dir, ErrorKind::NotFound.into()));
+        if !store_dir.check_trust(storage)? {
+            return Err(Error::io("make", &store_dir.dir, ErrorKind::NotFound.into()));
         }
     }
-    let path = home.lock_file();
-    // Another opener may be ejecting the store: what we locked must still be what the name says.
+    let path = store_dir.lock_file();
+    // Another process may be ejecting the store: the locked file must still be the one that has the name.
     for _ in 0..1000 {
         let file = open_lock_file(storage, &path)?;
-        if !take(storage, &*file, wait).context("lock", &path)? {
-            return Err(Error::Busy { path: home.dir.clone(), pid: read_pid(&*file) });
+        if !acquire(storage, &*file, wait).context("lock", &path)? {
+            return Err(Error::Busy { path: store_dir.dir.clone(), pid: read_pid(&*file) });
         }
-        let locked = file.meta().context("look at", &path)?;
+        let locked = file.meta().context("stat", &path)?;
         if storage.stat(&path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0) {
             let unclean = locked.size > 0;
             let pid = format!("{}\n", std::process::id());
-            // Never empty in between: that would be the note of a clean release.
+            // Never empty in between: an empty lock file means that the store was released clean.
             write_all_at(&*file, pid.as_bytes(), 0).context("write", &path)?;
             file.set_len(pid.len() as u64).context("write", &path)?;
-            return Ok(Ownership { lock: file, unclean });
+            return Ok(StoreLock { file, unclean });
         }
     }
-    Err(Error::Busy { path: home.dir.clone(), pid: None })
+    Err(Error::Busy { path: store_dir.dir.clone(), pid: None })
 }
 
-/// Locks. A child that a process is just spawning holds copies of its locks until it executes its
-/// program, also of a store that was closed: such a lock is worth a moment's patience.
-fn take(storage: &dyn Storage, file: &dyn File, wait: bool) -> io::Result<bool> {
+/// Locks the lock file. A child that this process is just spawning holds copies of its locks until the
+/// child executes its program, also of a store that was closed: such a lock is tried again for a moment.
+fn acquire(storage: &dyn Storage, file: &dyn File, wait: bool) -> io::Result<bool> {
     for _ in 0..20 {
         if file.lock(wait)? {
             return Ok(true);
@@ -192,7 +193,7 @@ fn open_lock_file(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn File>> {
     for _ in 0..1000 {
         for how in [Open::WRITE, Open::create(0o600)] {
             match storage.open(path, how) {
-                Ok(file) if file.meta().context("look at", path)?.kind == Kind::File => return Ok(file),
+                Ok(file) if file.meta().context("stat", path)?.kind == Kind::File => return Ok(file),
                 Ok(_) => return Err(Error::Foreign { path: path.to_owned(), detail: "it is not a file".into() }),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => last = e,
                 Err(e) => return Err(Error::io("open", path, e)),
@@ -202,22 +203,22 @@ fn open_lock_file(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn File>> {
     Err(Error::io("open", path, last))
 }
 
-/// The process that wrote itself into a lock file.
+/// The process id in a lock file.
 pub fn read_pid(lock: &dyn File) -> Option<u32> {
     let mut text = [0; 16];
     let n = read_full_at(lock, &mut text, 0).ok()?;
     std::str::from_utf8(&text[..n]).ok()?.trim().parse().ok()
 }
 
-/// What a new journal starts from.
-pub struct Birth {
+/// The values that a new journal starts from.
+pub struct NewJournal {
     /// The store; drawn at random for a new one.
     pub store: StoreId,
-    /// The last commit of the journal before it.
-    pub through: u64,
-    /// Its checksum.
-    pub through_crc: u64,
-    /// Its header's generation.
+    /// LSN of the last commit of the journal before it.
+    pub checkpoint_lsn: u64,
+    /// Checksum of that commit's record.
+    pub checkpoint_crc: u64,
+    /// Generation of that journal's header.
     pub generation: u64,
     /// Bytes of the first segment.
     pub segment_bytes: u64,
@@ -225,21 +226,21 @@ pub struct Birth {
     pub durable: bool,
 }
 
-/// Makes an empty journal. Whatever crash interrupts it, the next owner finds none or a whole one.
-pub fn create_journal(storage: &dyn Storage, home: &Home, birth: &Birth) -> Result<()> {
-    let new = home.journal_new();
+/// Makes an empty journal. Whatever crash interrupts it, the next opening finds none or a whole one.
+pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
+    let new = store_dir.journal_new();
     remove_tree(storage, &new)?;
     storage.mkdir(&new, 0o700).context("make", &new)?;
     let header = Header {
-        store: birth.store,
-        generation: birth.generation + 1,
-        through: birth.through,
-        through_crc: birth.through_crc,
+        store: from.store,
+        generation: from.generation + 1,
+        checkpoint_lsn: from.checkpoint_lsn,
+        checkpoint_crc: from.checkpoint_crc,
         clean: true,
         start_segment: 0,
         start_crc: crc64(&[0; BLOCK_BYTES]),
         boot: None,
-        session: 0,
+        epoch: 0,
     };
     let path = new.join("header");
     let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
@@ -247,18 +248,18 @@ pub fn create_journal(storage: &dyn Storage, home: &Home, birth: &Birth) -> Resu
     let at = BLOCK_BYTES * (header.generation % HEADER_SLOTS) as usize;
     slots[at..at + BLOCK_BYTES].copy_from_slice(&header.encode());
     write_all_at(&*file, &slots, 0).context("write", &path)?;
-    if birth.durable {
-        file.sync_all(Step::CreateContents).context("flush", &path)?;
+    if from.durable {
+        file.sync_all(sync_point::CREATE_CONTENTS).context("flush", &path)?;
     }
-    create_segment(storage, &new, 0, birth.segment_bytes, birth.durable, Step::CreateContents)?;
-    if birth.durable {
-        storage.sync_dir(&new, Step::CreateEntries).context("flush", &new)?;
+    create_segment(storage, &new, 0, from.segment_bytes, from.durable, sync_point::CREATE_CONTENTS)?;
+    if from.durable {
+        storage.sync_dir(&new, sync_point::CREATE_ENTRIES).context("flush", &new)?;
     }
-    let journal = home.journal();
+    let journal = store_dir.journal();
     storage.rename(&new, &journal, false).context("rename to", &journal)?;
-    if birth.durable {
-        storage.sync_dir(&home.dir, Step::CreateName).context("flush", &home.dir)?;
-        storage.sync_dir(Path::new(""), Step::CreateStoreName).context("flush", ".")?;
+    if from.durable {
+        storage.sync_dir(&store_dir.dir, sync_point::CREATE_NAME).context("flush", &store_dir.dir)?;
+        storage.sync_dir(Path::new(""), sync_point::CREATE_STORE_NAME).context("flush", ".")?;
     }
     Ok(())
 }
@@ -275,7 +276,7 @@ pub fn segment_index(name: &str) -> Option<u32> {
     (segment_name(index) == name).then_some(index)
 }
 
-/// Makes a segment: written whole, so that a commit's flush finds no metadata to write. The caller
+/// Makes a segment, written whole, so that a commit's flush finds no metadata to write. The caller
 /// syncs the directory.
 pub fn create_segment(
     storage: &dyn Storage,
@@ -283,7 +284,7 @@ pub fn create_segment(
     index: u32,
     bytes: u64,
     durable: bool,
-    step: Step,
+    point: SyncPoint,
 ) -> Result<Arc<dyn File>> {
     let path = journal.join(segment_name(index));
     let how = Open::create(0o600);
@@ -297,7 +298,7 @@ pub fn create_segment(
             write_all_at(&*file, &zeros[..n], at)?;
             at += n as u64;
         }
-        if durable { file.sync_data(step) } else { Ok(()) }
+        if durable { file.sync_data(point) } else { Ok(()) }
     };
     if let Err(e) = fill() {
         // A segment that is not whole has no use; its name may stay if even this fails.
@@ -307,7 +308,7 @@ pub fn create_segment(
     Ok(file)
 }
 
-/// Removes a directory of Untorn's own and all in it; nothing happens if there is none.
+/// Removes a directory inside the store directory, and everything in it; nothing happens if there is none.
 pub fn remove_tree(storage: &dyn Storage, dir: &Path) -> Result<()> {
     let names = match storage.list(dir) {
         Ok(names) => names,
@@ -316,7 +317,7 @@ pub fn remove_tree(storage: &dyn Storage, dir: &Path) -> Result<()> {
     };
     for name in names {
         let path = dir.join(name);
-        if storage.stat(&path).context("look at", &path)?.kind == Kind::Directory {
+        if storage.stat(&path).context("stat", &path)?.kind == Kind::Directory {
             remove_tree(storage, &path)?;
         } else {
             storage.unlink(&path).context("remove", &path)?;

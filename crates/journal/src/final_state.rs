@@ -1,10 +1,10 @@
-//! What a run of commits comes to: per file its name or none, its size, its newest ranges.
+//! What a run of commits amounts to: per file its name or none, its size, its newest ranges.
 //!
-//! Recovery and the living store make this final state so; operations are never replayed one by one
+//! Recovery and the open store apply this final state; operations are never replayed one by one
 //! (rename a→b, create a, crash, rename a→b again: b would be lost).
 
 use crate::error::{Error, Result};
-use crate::layer::Layer;
+use crate::overlay::Overlay;
 use crate::record::{FileRef, Op, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,37 +23,37 @@ pub struct FileState {
     /// New permission bits.
     pub mode: Option<u32>,
     /// New contents.
-    pub layer: Layer,
-    /// What the file must hold at least before the first of these commits.
-    pub previous: u64,
-    /// First of these commits that touches it.
-    pub first: u64,
-    /// Last of these commits that touches it.
-    pub last: u64,
+    pub overlay: Overlay,
+    /// LSN up to which the file must hold all commits before the first of these.
+    pub previous_lsn: u64,
+    /// LSN of the first of these commits that touches it.
+    pub first_lsn: u64,
+    /// LSN of the last of these commits that touches it.
+    pub last_lsn: u64,
 }
 
 impl FileState {
-    fn new(file: &FileRef, sequence: u64) -> FileState {
+    fn new(file: &FileRef, lsn: u64) -> FileState {
         FileState {
             id: file.id,
             names: vec![file.path.clone()],
             name: Some(file.path.clone()),
             created: None,
             mode: None,
-            layer: Layer::default(),
-            previous: file.previous,
-            first: sequence,
-            last: sequence,
+            overlay: Overlay::default(),
+            previous_lsn: file.previous_lsn,
+            first_lsn: lsn,
+            last_lsn: lsn,
         }
     }
 
     /// The newest name, for messages.
-    pub fn shown_name(&self) -> &Path {
+    pub fn display_name(&self) -> &Path {
         self.name.as_deref().unwrap_or_else(|| self.names.last().expect("a file has a name"))
     }
 
-    /// A file that was made and unlinked again never needs to exist.
-    pub fn never_was(&self) -> bool {
+    /// A file that was created and unlinked again: it never needs to exist.
+    pub fn is_created_and_unlinked(&self) -> bool {
         self.created.is_some() && self.name.is_none()
     }
 }
@@ -77,37 +77,37 @@ pub struct FinalState {
 }
 
 impl FinalState {
-    /// Takes in the next commit.
-    pub fn absorb(&mut self, record: &Record, sequence: u64) -> Result<()> {
-        let gap = |path: &Path, what: &str| Err(Error::corrupt(path, format!("commit {sequence}: {what}")));
+    /// Adds the record of the next commit.
+    pub fn add_record(&mut self, record: &Record, lsn: u64) -> Result<()> {
+        let gap = |path: &Path, what: &str| Err(Error::corrupt(path, format!("commit {lsn}: {what}")));
         for file in &record.files {
             let Some(state) = self.files.get_mut(&file.id) else {
-                self.files.insert(file.id, FileState::new(file, sequence));
+                self.files.insert(file.id, FileState::new(file, lsn));
                 continue;
             };
-            if state.last != file.previous {
+            if state.last_lsn != file.previous_lsn {
                 return gap(&file.path, "a commit before it that touched this file is missing");
             }
             if state.name.as_deref() != Some(&file.path) {
                 return gap(&file.path, "it names a file that has another name by then");
             }
-            state.last = sequence;
+            state.last_lsn = lsn;
         }
         for op in &record.ops {
-            self.absorb_op(record, op);
+            self.add_op(record, op);
         }
         Ok(())
     }
 
     fn file(&mut self, record: &Record, index: u32) -> &mut FileState {
         let id = record.files[index as usize].id;
-        self.files.get_mut(&id).expect("listed files were taken in")
+        self.files.get_mut(&id).expect("listed files were added")
     }
 
-    fn absorb_op(&mut self, record: &Record, op: &Op) {
+    fn add_op(&mut self, record: &Record, op: &Op) {
         match op {
-            Op::Put { file, range, source } => self.file(record, *file).layer.insert(range.clone(), source.clone()),
-            Op::Truncate { file, size } => self.file(record, *file).layer.truncate(*size),
+            Op::Write { file, range, source } => self.file(record, *file).overlay.insert(range.clone(), source.clone()),
+            Op::Truncate { file, size } => self.file(record, *file).overlay.truncate(*size),
             Op::Create { file, mode } => self.file(record, *file).created = Some(*mode),
             Op::Rename { file, to } => {
                 let state = self.file(record, *file);
@@ -117,7 +117,7 @@ impl FinalState {
             Op::Unlink { file } => {
                 let state = self.file(record, *file);
                 state.name = None;
-                state.layer = Layer::default();
+                state.overlay = Overlay::default();
             }
             Op::Mode { file, mode } => self.file(record, *file).mode = Some(*mode),
             Op::Mkdir { path, mode } => {
@@ -133,8 +133,8 @@ impl FinalState {
         }
     }
 
-    /// Keeps only these files, and no directories: what a journal set aside still owes.
-    pub fn only(&mut self, ids: &BTreeSet<u64>) {
+    /// Keeps only these files, and no directories: the pending files of a quarantined journal.
+    pub fn retain_files(&mut self, ids: &BTreeSet<u64>) {
         self.files.retain(|id, _| ids.contains(id));
         self.dirs.clear();
     }
@@ -178,8 +178,8 @@ impl FinalState {
 mod tests {
     use super::*;
 
-    fn file(id: u64, previous: u64, path: &str) -> FileRef {
-        FileRef { id, previous, path: path.into() }
+    fn file(id: u64, previous_lsn: u64, path: &str) -> FileRef {
+        FileRef { id, previous_lsn, path: path.into() }
     }
 
     #[test]
@@ -187,8 +187,8 @@ mod tests {
         let mut state = FinalState::default();
         let rename = Record { files: vec![file(1, 0, "a")], ops: vec![Op::Rename { file: 0, to: "b".into() }] };
         let create = Record { files: vec![file(2, 0, "a")], ops: vec![Op::Create { file: 0, mode: 0o600 }] };
-        state.absorb(&rename, 5).unwrap();
-        state.absorb(&create, 6).unwrap();
+        state.add_record(&rename, 5).unwrap();
+        state.add_record(&create, 6).unwrap();
         assert_eq!(state.files[&1].name.as_deref(), Some(Path::new("b")));
         assert_eq!(state.files[&2].name.as_deref(), Some(Path::new("a")));
     }
@@ -196,10 +196,12 @@ mod tests {
     #[test]
     fn a_missing_predecessor_is_seen() {
         let mut state = FinalState::default();
-        let touch =
-            |previous| Record { files: vec![file(1, previous, "a")], ops: vec![Op::Truncate { file: 0, size: 1 }] };
-        state.absorb(&touch(3), 7).unwrap();
-        assert!(state.absorb(&touch(8), 9).is_err());
-        assert!(state.absorb(&touch(7), 9).is_ok());
+        let touch = |previous_lsn| Record {
+            files: vec![file(1, previous_lsn, "a")],
+            ops: vec![Op::Truncate { file: 0, size: 1 }],
+        };
+        state.add_record(&touch(3), 7).unwrap();
+        assert!(state.add_record(&touch(8), 9).is_err());
+        assert!(state.add_record(&touch(7), 9).is_ok());
     }
 }

@@ -1,41 +1,42 @@
-//! A journal set aside: what it still owes, and to which files.
+//! Quarantined journals: the list of files that still wait for commits in such a journal.
 
 use crate::error::{Context, Error, Result};
 use crate::format::{VERSION, crc64, u32_at, u64_at};
+use crate::sync_point;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::Path;
-use untorn_os::{Open, Step, Storage, read_full_at, write_all_at};
+use untorn_os::{Open, Storage, read_full_at, write_all_at};
 
 const MAGIC: &[u8; 8] = b"UNTORN-Q";
-const NAME: &str = "only";
+const NAME: &str = "pending-files";
 /// The list while it is being written.
-pub(crate) const NAME_NEW: &str = "only.new";
+pub(crate) const NAME_NEW: &str = "pending-files.new";
 /// Bytes before the list of files.
 const HEAD_BYTES: usize = 48;
 
-/// The list `only` in a journal that is (about to be) set aside.
+/// The list `pending-files` in a journal that is quarantined, or about to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Only {
-    /// The last commit of this journal.
-    pub through: u64,
-    /// Its checksum.
-    pub through_crc: u64,
-    /// The session that wrote it.
-    pub session: u64,
-    /// Files that still wait for their commits.
+pub struct PendingFiles {
+    /// LSN of the last commit of this journal.
+    pub last_lsn: u64,
+    /// Checksum of that commit's record.
+    pub last_crc: u64,
+    /// The epoch in which the journal was written.
+    pub epoch: u64,
+    /// Files that still wait for commits in this journal.
     pub files: BTreeSet<u64>,
 }
 
-impl Only {
+impl PendingFiles {
     fn encode(&self) -> Vec<u8> {
         let mut b = Vec::with_capacity(HEAD_BYTES + 8 * self.files.len() + 8);
         b.extend(MAGIC);
         b.extend(VERSION.to_le_bytes());
         b.extend([0; 4]);
-        b.extend(self.through.to_le_bytes());
-        b.extend(self.through_crc.to_le_bytes());
-        b.extend(self.session.to_le_bytes());
+        b.extend(self.last_lsn.to_le_bytes());
+        b.extend(self.last_crc.to_le_bytes());
+        b.extend(self.epoch.to_le_bytes());
         b.extend((self.files.len() as u64).to_le_bytes());
         for id in &self.files {
             b.extend(id.to_le_bytes());
@@ -46,7 +47,7 @@ impl Only {
     }
 
     /// Reads the list's bytes.
-    pub fn decode(b: &[u8], path: &Path) -> Result<Only> {
+    pub fn decode(b: &[u8], path: &Path) -> Result<PendingFiles> {
         let bad = |what: &str| Err(Error::corrupt(path, what));
         if b.len() < HEAD_BYTES + 8 || &b[..8] != MAGIC {
             return bad("it is not a list of files");
@@ -63,15 +64,15 @@ impl Only {
         if ids.len() as u64 != u64_at(b, 40).saturating_mul(8) {
             return bad("its length is wrong");
         }
-        Ok(Only {
-            through: u64_at(b, 16),
-            through_crc: u64_at(b, 24),
-            session: u64_at(b, 32),
+        Ok(PendingFiles {
+            last_lsn: u64_at(b, 16),
+            last_crc: u64_at(b, 24),
+            epoch: u64_at(b, 32),
             files: ids.chunks(8).map(|c| u64_at(c, 0)).collect(),
         })
     }
 
-    /// Writes the list beside a journal, replacing an older one whole.
+    /// Writes the list into a journal, replacing an older one whole.
     pub fn write(&self, storage: &dyn Storage, journal: &Path) -> Result<()> {
         let (new, path) = (journal.join(NAME_NEW), journal.join(NAME));
         match storage.unlink(&new) {
@@ -80,33 +81,33 @@ impl Only {
         }
         let file = storage.open(&new, Open::create(0o600)).context("create", &new)?;
         write_all_at(&*file, &self.encode(), 0).context("write", &new)?;
-        file.sync_all(Step::HeldContents).context("flush", &new)?;
+        file.sync_all(sync_point::QUARANTINE_CONTENTS).context("flush", &new)?;
         storage.rename(&new, &path, true).context("rename to", &path)?;
-        storage.sync_dir(journal, Step::HeldContents).context("flush", journal)
+        storage.sync_dir(journal, sync_point::QUARANTINE_CONTENTS).context("flush", journal)
     }
 
-    /// Takes the list away, durably: the journal owes nothing any more, whatever is left of it.
+    /// Removes the list, durably: no file waits for this journal any more, whatever is left of it.
     pub fn remove(storage: &dyn Storage, journal: &Path) -> Result<()> {
         let path = journal.join(NAME);
         storage.unlink(&path).context("remove", &path)?;
-        storage.sync_dir(journal, Step::HeldContents).context("flush", journal)
+        storage.sync_dir(journal, sync_point::QUARANTINE_CONTENTS).context("flush", journal)
     }
 
-    /// Reads the list beside a journal; `None`: this journal is not set aside.
-    pub fn read(storage: &dyn Storage, journal: &Path) -> Result<Option<Only>> {
+    /// Reads the list in a journal; `None`: this journal is not quarantined.
+    pub fn read(storage: &dyn Storage, journal: &Path) -> Result<Option<PendingFiles>> {
         let path = journal.join(NAME);
         let file = match storage.open(&path, Open::READ) {
             Ok(file) => file,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io("open", &path, e)),
         };
-        let size = file.meta().context("look at", &path)?.size;
+        let size = file.meta().context("stat", &path)?.size;
         if size > 1 << 30 {
             return Err(Error::corrupt(path, "it is too long"));
         }
         let mut b = vec![0; size as usize];
         read_full_at(&*file, &mut b, 0).context("read", &path)?;
-        Only::decode(&b, &path).map(Some)
+        PendingFiles::decode(&b, &path).map(Some)
     }
 }
 
@@ -116,14 +117,14 @@ mod tests {
 
     #[test]
     fn round_trip_and_damage() {
-        let only = Only { through: 5, through_crc: 6, session: 7, files: [1, 9].into() };
-        let b = only.encode();
-        assert_eq!(Only::decode(&b, Path::new("only")).unwrap(), only);
+        let pending = PendingFiles { last_lsn: 5, last_crc: 6, epoch: 7, files: [1, 9].into() };
+        let b = pending.encode();
+        assert_eq!(PendingFiles::decode(&b, Path::new("pending-files")).unwrap(), pending);
         for at in 0..b.len() {
             let mut bad = b.clone();
             bad[at] ^= 4;
-            assert!(Only::decode(&bad, Path::new("only")).is_err(), "byte {at}");
-            assert!(Only::decode(&b[..at], Path::new("only")).is_err());
+            assert!(PendingFiles::decode(&bad, Path::new("pending-files")).is_err(), "byte {at}");
+            assert!(PendingFiles::decode(&b[..at], Path::new("pending-files")).is_err());
         }
     }
 }

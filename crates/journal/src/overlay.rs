@@ -1,12 +1,12 @@
 //! Changes of one file's contents, newest over older.
 //!
-//! A layer holds ranges (bytes, zeros, or a place in an extent file) and perhaps a new size. Layers
+//! An overlay holds ranges (bytes, zeros, or a range of a spill file) and perhaps a new size. Overlays
 //! are laid over each other and over the data file; one can be merged into the one below. The tail
-//! that a truncation cuts is a range of zeros without end, so that a later extension reads zeros
+//! that a truncation cuts off is a range of zeros without end, so that a later extension reads zeros
 //! whatever the data file still holds.
 
 use crate::error::{Context, Result};
-use crate::extent::{Extent, append_summed};
+use crate::spill::{Spill, append_summed};
 use bytes::Bytes;
 use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
@@ -16,8 +16,8 @@ use untorn_os::{File, read_full_at};
 /// No end: the tail of a truncated file.
 pub const NO_END: u64 = u64::MAX;
 
-/// Fewer notes of where bytes are in memory are not worth putting in order.
-const NOTES_MIN: usize = 64;
+/// A list of at most this many ranges in memory is not worth compacting.
+const IN_MEMORY_MIN: usize = 64;
 
 /// Where the bytes of a range come from. `origin` is the file offset of the source's first byte, so
 /// that cutting a range needs no arithmetic.
@@ -32,17 +32,17 @@ pub enum Source {
     },
     /// Zeros.
     Zero,
-    /// A place in an extent file.
-    Extent {
+    /// A range of a spill file.
+    Spill {
         /// The file.
-        extent: Arc<Extent>,
-        /// Where in it the piece begins.
+        spill: Arc<Spill>,
+        /// Offset in it of the first byte.
         at: u64,
-        /// File offset of that place.
+        /// File offset of that byte.
         origin: u64,
-        /// Length of the piece as it was written, in bytes.
+        /// Length of the range as it was written, in bytes.
         len: u64,
-        /// Checksum of the piece as it was written.
+        /// Checksum of the range as it was written.
         crc: u64,
     },
 }
@@ -54,10 +54,9 @@ impl PartialEq for Source {
             (Source::Bytes { bytes: a, origin: x }, Source::Bytes { bytes: b, origin: y }) => {
                 x == y && a.len() == b.len() && a.as_ptr() == b.as_ptr()
             }
-            (
-                Source::Extent { extent: a, at: i, origin: x, .. },
-                Source::Extent { extent: b, at: j, origin: y, .. },
-            ) => Arc::ptr_eq(a, b) && i == j && x == y,
+            (Source::Spill { spill: a, at: i, origin: x, .. }, Source::Spill { spill: b, at: j, origin: y, .. }) => {
+                Arc::ptr_eq(a, b) && i == j && x == y
+            }
             _ => false,
         }
     }
@@ -88,29 +87,29 @@ impl Source {
                 buf.fill(0);
                 Ok(())
             }
-            Source::Extent { extent, at, origin, .. } => extent.read(buf, at + (from - origin)),
+            Source::Spill { spill, at, origin, .. } => spill.read(buf, at + (from - origin)),
         }
     }
 }
 
-/// One layer of changes.
+/// Changes of one file that lie over its older contents.
 #[derive(Clone, Debug, Default)]
-pub struct Layer {
+pub struct Overlay {
     ranges: RangeMap<u64, Source>,
-    /// The file's size, if this layer changes it.
+    /// The file's size, if this overlay changes it.
     pub size: Option<u64>,
     memory_bytes: u64,
     /// All bytes in memory are in these ranges, which may overlap and hold others, too.
     in_memory: Vec<Range<u64>>,
 }
 
-impl Layer {
+impl Overlay {
     /// Nothing changed.
     pub fn is_empty(&self) -> bool {
         self.size.is_none() && self.ranges.is_empty()
     }
 
-    /// Bytes of memory that the layer has taken in; what was overwritten since counts too.
+    /// Bytes of memory that the overlay was given; what was overwritten since counts too.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
@@ -130,7 +129,7 @@ impl Layer {
         self.ranges.iter().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
     }
 
-    /// Puts a source over a range. Does not touch the size.
+    /// Sets the source of a range. Does not change the size.
     pub fn insert(&mut self, range: Range<u64>, source: Source) {
         if range.is_empty() {
             return;
@@ -148,8 +147,8 @@ impl Layer {
         self.size = Some(size);
     }
 
-    /// Lays a newer layer over this one.
-    pub fn merge(&mut self, newer: &Layer) {
+    /// Lays a newer overlay over this one.
+    pub fn merge(&mut self, newer: &Overlay) {
         if self.is_empty() {
             *self = newer.clone();
             return;
@@ -160,19 +159,19 @@ impl Layer {
         self.size = newer.size.or(self.size);
         self.memory_bytes += newer.memory_bytes;
         self.in_memory.extend_from_slice(&newer.in_memory);
-        if self.in_memory.len() > 2 * self.ranges.len() + NOTES_MIN {
+        if self.in_memory.len() > 2 * self.ranges.len() + IN_MEMORY_MIN {
             let in_memory = self.ranges.iter().filter(|(_, source)| matches!(source, Source::Bytes { .. }));
             self.in_memory = in_memory.map(|(range, _)| range.clone()).collect();
         }
     }
 
-    /// Moves bytes from memory to an extent file; small pieces stay. After an error some have moved. What has moved
+    /// Moves bytes from memory to a spill file; small ranges stay. After an error some have moved. What was moved
     /// before costs nothing.
-    pub fn spill(&mut self, extent: &Arc<Extent>, least_bytes: u64) -> Result<()> {
-        let looked_at: RangeSet<u64> = self.in_memory.drain(..).collect();
-        self.in_memory.extend(looked_at.iter().cloned());
+    pub fn spill(&mut self, spill: &Arc<Spill>, least_bytes: u64) -> Result<()> {
+        let candidates: RangeSet<u64> = self.in_memory.drain(..).collect();
+        self.in_memory.extend(candidates.iter().cloned());
         let (mut stay, mut memory_bytes) = (Vec::new(), 0);
-        for within in looked_at {
+        for within in candidates {
             let pieces = self.ranges.overlapping(&within);
             let pieces: Vec<_> =
                 pieces.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
@@ -183,8 +182,8 @@ impl Layer {
                     stay.push(range);
                     continue;
                 }
-                let (at, crc) = append_summed(extent, &bytes)?;
-                self.ranges.insert(range, Source::Extent { extent: extent.clone(), at, origin, len, crc });
+                let (at, crc) = append_summed(spill, &bytes)?;
+                self.ranges.insert(range, Source::Spill { spill: spill.clone(), at, origin, len, crc });
             }
         }
         self.in_memory = stay;
@@ -198,32 +197,32 @@ impl Layer {
         in_memory.map(|(range, _)| range.end - range.start).sum()
     }
 
-    /// The extent files that the layer's ranges lie in, each once.
-    pub fn extents(&self) -> Vec<Arc<Extent>> {
-        let mut found: Vec<Arc<Extent>> = Vec::new();
+    /// The spill files that the overlay's ranges lie in, each once.
+    pub fn spills(&self) -> Vec<Arc<Spill>> {
+        let mut found: Vec<Arc<Spill>> = Vec::new();
         for (_, source) in self.ranges.iter() {
-            if let Source::Extent { extent, .. } = source
-                && !found.iter().any(|e| Arc::ptr_eq(e, extent))
+            if let Source::Spill { spill, .. } = source
+                && !found.iter().any(|e| Arc::ptr_eq(e, spill))
             {
-                found.push(extent.clone());
+                found.push(spill.clone());
             }
         }
         found
     }
 
-    /// Whether the layer alone knows all bytes of a range.
+    /// Whether the overlay alone has all bytes of a range.
     pub fn covers(&self, range: &Range<u64>) -> bool {
         self.ranges.gaps(range).next().is_none()
     }
 }
 
-/// Reads through layers, the newest first, down to the data file; beyond its end there are zeros.
+/// Reads through overlays, the newest first, down to the data file; beyond its end there are zeros.
 /// The caller has clipped `buf` to the size of the view.
-pub fn read_through(layers: &[&Layer], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
+pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
     if buf.is_empty() {
         return Ok(());
     }
-    let Some((top, below)) = layers.split_first() else {
+    let Some((top, below)) = overlays.split_first() else {
         let n = match base {
             Some(file) => read_full_at(file, buf, offset).context("read", "the data file")?,
             None => 0,
@@ -253,17 +252,17 @@ mod tests {
         Source::Bytes { bytes: Bytes::from_static(text), origin }
     }
 
-    fn text(layers: &[&Layer], len: usize) -> String {
+    fn text(overlays: &[&Overlay], len: usize) -> String {
         let mut buf = vec![b'?'; len];
-        read_through(layers, None, &mut buf, 0).unwrap();
+        read_through(overlays, None, &mut buf, 0).unwrap();
         String::from_utf8(buf).unwrap().replace('\0', ".")
     }
 
     #[test]
     fn newer_lies_over_older() {
-        let mut old = Layer::default();
+        let mut old = Overlay::default();
         old.insert(0..6, bytes(b"abcdef", 0));
-        let mut new = Layer::default();
+        let mut new = Overlay::default();
         new.insert(2..4, bytes(b"XY", 2));
         assert_eq!(text(&[&new, &old], 8), "abXYef..");
         old.merge(&new);
@@ -273,9 +272,9 @@ mod tests {
 
     #[test]
     fn cut_tail_reads_zero_after_extension() {
-        let mut old = Layer::default();
+        let mut old = Overlay::default();
         old.insert(0..6, bytes(b"abcdef", 0));
-        let mut new = Layer::default();
+        let mut new = Overlay::default();
         new.truncate(3);
         new.insert(5..6, bytes(b"Z", 5));
         new.size = Some(6);
@@ -291,10 +290,10 @@ mod tests {
         let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
         for seed in 0..200 {
             let rng = &mut fastrand::Rng::with_seed(seed);
-            let extent = Extent::create(&storage, std::path::Path::new("")).unwrap();
-            let (mut layer, mut model) = (Layer::default(), vec![0; 4096]);
+            let spill = Spill::create(&storage, std::path::Path::new("")).unwrap();
+            let (mut overlay, mut model) = (Overlay::default(), vec![0; 4096]);
             for n in 1..60 {
-                let mut newer = Layer::default();
+                let mut newer = Overlay::default();
                 for _ in 0..rng.usize(1..4) {
                     let at = rng.usize(..model.len());
                     let end = at + rng.usize(1..=(model.len() - at).min(300));
@@ -305,23 +304,23 @@ mod tests {
                         model[at..end].fill(n);
                         Source::Bytes { bytes: Bytes::from(vec![n; end - at]), origin: at as u64 }
                     };
-                    let to = if rng.bool() { &mut layer } else { &mut newer };
+                    let to = if rng.bool() { &mut overlay } else { &mut newer };
                     to.insert(at as u64..end as u64, source);
-                    // What is older must not come over it.
-                    layer.merge(&std::mem::take(&mut newer));
+                    // Older bytes must not cover it.
+                    overlay.merge(&std::mem::take(&mut newer));
                 }
                 match rng.u8(..8) {
-                    0 => layer.spill(&extent, 1).unwrap(),
-                    1 => layer.spill(&extent, 100).unwrap(),
+                    0 => overlay.spill(&spill, 1).unwrap(),
+                    1 => overlay.spill(&spill, 100).unwrap(),
                     _ => continue,
                 }
-                assert_eq!(layer.memory_bytes(), layer.inline_bytes(), "seed {seed}");
+                assert_eq!(overlay.memory_bytes(), overlay.inline_bytes(), "seed {seed}");
                 let mut read = vec![0; model.len()];
-                read_through(&[&layer], None, &mut read, 0).unwrap();
+                read_through(&[&overlay], None, &mut read, 0).unwrap();
                 assert!(read == model, "seed {seed}, step {n}");
             }
-            layer.spill(&extent, 1).unwrap();
-            assert_eq!(layer.inline_bytes(), 0, "seed {seed}");
+            overlay.spill(&spill, 1).unwrap();
+            assert_eq!(overlay.inline_bytes(), 0, "seed {seed}");
         }
     }
 }

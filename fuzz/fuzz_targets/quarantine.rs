@@ -5,4 +5,4 @@
 #[path = "../entries.rs"]
 mod entries;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| entries::held(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| entries::quarantine(input));

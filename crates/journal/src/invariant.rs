@@ -1,0 +1,26 @@
+//! The invariants of the journal: mutation points of the mutation gate.
+
+untorn_os::invariants! {
+    /// A record counts only if its checksum is right.
+    CHECKSUM,
+    /// A record is accepted only behind the one whose checksum it repeats.
+    CHAIN,
+    /// A record is accepted only if the ones before it are of the same epoch.
+    EPOCH,
+    /// A recovered journal goes on behind a random number, where no dropped record can follow.
+    FRESH_START,
+    /// A broken record is damage, not a torn end, if a later one says that it was durable.
+    DURABLE_LSN,
+    /// A record that is newer than the newest header is a sign that a header was lost.
+    NEWEST_HEADER,
+    /// A header goes into the slot that the last one does not use.
+    OTHER_SLOT,
+    /// A header that is not flushed never goes over the newest durable one.
+    DURABLE_HEADER,
+    /// After a failed write or flush of the journal no commit goes through.
+    STICKY_ERROR,
+    /// A large commit's spill file stays until the log is truncated behind the records that refer to it.
+    SPILL_FILES_STAY,
+    /// An empty file without an attribute is found under each name that it had.
+    HALF_CREATED,
+}

@@ -1,0 +1,171 @@
+//! spill files: the bytes of large commits, written once, beside the journal.
+//!
+//! A spill file is durable, name included, before the record that refers to it is written. It is
+//! removed after the log was truncated behind that record, or when no commit refers to it, and in
+//! either case not before the last change that refers to it is dropped: what one commit refused may
+//! be committed by another. Names are random and never reused.
+
+use crate::error::{Context, Error, Result};
+use crate::format::crc64;
+use crate::sync_point;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use untorn_os::{File, Open, Storage, read_full_at, write_all_at};
+
+const PREFIX: &str = "spill.";
+
+/// Bytes that are read or written at once.
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// A spill file.
+pub struct Spill {
+    /// Its number, which is its name.
+    pub id: u64,
+    file: Arc<dyn File>,
+    len: AtomicU64,
+    durable_len: AtomicU64,
+    /// The storage and path by which it is removed.
+    location: Option<(Arc<dyn Storage>, PathBuf)>,
+    /// A record of the journal refers to it, or may do so.
+    referenced: AtomicBool,
+}
+
+impl fmt::Debug for Spill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "spill {:016x}", self.id)
+    }
+}
+
+/// The name of a spill file in the journal's directory.
+pub fn spill_name(id: u64) -> String {
+    format!("{PREFIX}{id:016x}")
+}
+
+/// The number of a spill file's name.
+pub fn spill_id(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?;
+    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+}
+
+impl Spill {
+    /// Makes a new, empty spill file. Nothing about it is durable yet.
+    pub fn create(storage: &Arc<dyn Storage>, journal: &Path) -> Result<Arc<Spill>> {
+        let mut id = [0; 8];
+        storage.random(&mut id).context("draw a name in", journal)?;
+        let id = u64::from_le_bytes(id);
+        let path = journal.join(spill_name(id));
+        let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
+        Ok(Arc::new(Spill::new(id, file, 0, Some((storage.clone(), path)))))
+    }
+
+    /// Opens a spill file that a record refers to.
+    pub fn open(storage: &dyn Storage, journal: &Path, id: u64) -> Result<Arc<Spill>> {
+        let path = journal.join(spill_name(id));
+        let file = storage.open(&path, Open::READ).context("open", &path)?;
+        let len = file.meta().context("stat", &path)?.size;
+        Ok(Arc::new(Spill::new(id, file, len, None)))
+    }
+
+    fn new(id: u64, file: Arc<dyn File>, len: u64, location: Option<(Arc<dyn Storage>, PathBuf)>) -> Spill {
+        let (len, durable_len) = (AtomicU64::new(len), AtomicU64::new(len));
+        Spill { id, file, len, durable_len, location, referenced: AtomicBool::new(false) }
+    }
+
+    /// From now on a record may refer to it: it stays when the last change that refers to it is dropped.
+    pub(crate) fn set_referenced(&self) {
+        self.referenced.store(true, SeqCst);
+    }
+
+    /// No record refers to it any more.
+    pub(crate) fn clear_referenced(&self) {
+        self.referenced.store(false, SeqCst);
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len.load(SeqCst)
+    }
+
+    /// Nothing was written yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends bytes; returns their offset.
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        let at = self.len.fetch_add(bytes.len() as u64, SeqCst);
+        write_all_at(&*self.file, bytes, at).context("write", self.path())?;
+        Ok(at)
+    }
+
+    /// Reads bytes back.
+    pub fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
+        let n = read_full_at(&*self.file, buf, at).context("read", self.path())?;
+        if n < buf.len() {
+            return Err(Error::corrupt(
+                self.path(),
+                format!("it ends at byte {}, before its record says", at + n as u64),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The checksum of a range.
+    pub fn crc(&self, mut at: u64, mut len: u64) -> Result<u64> {
+        let mut digest = crc64fast_nvme::Digest::new();
+        let mut buf = vec![0; CHUNK_BYTES.min(len as usize)];
+        while len > 0 {
+            let n = buf.len().min(len as usize);
+            self.read(&mut buf[..n], at)?;
+            digest.write(&buf[..n]);
+            at += n as u64;
+            len -= n as u64;
+        }
+        Ok(digest.sum64())
+    }
+
+    /// Makes the contents durable. Returns whether there was anything to do, in which case the
+    /// journal's directory has to be synced too.
+    pub fn sync(&self) -> std::io::Result<bool> {
+        let len = self.len();
+        if self.durable_len.load(SeqCst) == len {
+            return Ok(false);
+        }
+        self.file.sync_data(sync_point::SPILL_CONTENTS)?;
+        self.durable_len.store(len, SeqCst);
+        Ok(true)
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(spill_name(self.id))
+    }
+}
+
+impl Drop for Spill {
+    fn drop(&mut self) {
+        if let Some((storage, path)) = &self.location
+            && !self.referenced.load(SeqCst)
+        {
+            // A spill file that cannot be removed now is an orphan, which the next recovery removes.
+            let _ = storage.unlink(path);
+        }
+    }
+}
+
+/// Checks a range of a spill file against its checksum.
+pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64) -> Result<()> {
+    if at.checked_add(len).is_none_or(|end| end > spill.len()) {
+        return Err(Error::corrupt(spill_name(spill.id), "it is shorter than its record says"));
+    }
+    if spill.crc(at, len)? != crc {
+        return Err(Error::corrupt(spill_name(spill.id), format!("checksum of {len} bytes at {at} is wrong")));
+    }
+    Ok(())
+}
+
+/// Appends bytes; returns their offset and their checksum.
+pub fn append_summed(spill: &Spill, bytes: &[u8]) -> Result<(u64, u64)> {
+    Ok((spill.append(bytes)?, crc64(bytes)))
+}

@@ -1,0 +1,47 @@
+//! The sync points of the journal: its own files, and the data files that recovery writes.
+
+untorn_os::sync_points! {
+    /// A new store: the header and the first segment, before the journal directory gets its name.
+    CREATE_CONTENTS,
+    /// A new store: the entries of the new journal directory, before it gets its name.
+    CREATE_ENTRIES,
+    /// A new store: the journal directory's name in the store directory.
+    CREATE_NAME,
+    /// A new store: the name of the store directory in its parent.
+    CREATE_STORE_NAME,
+    /// A file's attribute, before the first commit that touches the file.
+    ATTRIBUTE,
+    /// The attributes of many files at once, before the first commit that touches them.
+    ATTRIBUTE_MANY,
+    /// A new journal segment: written whole, so that later flushes carry no metadata.
+    SEGMENT_CONTENTS,
+    /// A new journal segment's name.
+    SEGMENT_NAME,
+    /// A spill file's contents, before the record that refers to it.
+    SPILL_CONTENTS,
+    /// A spill file's name, before the record that refers to it.
+    SPILL_NAME,
+    /// A commit group: the one flush of a commit.
+    COMMIT,
+    /// Data files, applied, before the log is truncated behind their records.
+    CHECKPOINT_DATA,
+    /// Many data files at once, before the log is truncated behind their records.
+    CHECKPOINT_MANY,
+    /// Directories whose entries were changed by applied commits, before the log is truncated behind their records.
+    CHECKPOINT_NAMES,
+    /// The header that truncates the log.
+    HEADER,
+    /// The header that is no longer clean, before a first record that does not fit where a clean
+    /// header says that new records begin.
+    HEADER_UNCLEAN,
+    /// The header that names the boot, before the first commit of class `process`.
+    HEADER_BOOT,
+    /// The journal as a killed owner left it in the page cache, before recovery reads it.
+    RECOVER_JOURNAL,
+    /// Data files whose journal was of class `process`, before they are promised to be durable.
+    RECOVER_DATA,
+    /// A quarantined journal: its list of pending files.
+    QUARANTINE_CONTENTS,
+    /// A quarantined journal: its new name.
+    QUARANTINE_NAME,
+}

@@ -1,0 +1,197 @@
+//! The traits behind which the operating system is, and the arguments and results of their calls.
+
+use crate::map::{MapRequest, Mapping};
+use crate::sync_point::SyncPoint;
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The kind of file that a path names (`lstat`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link; never followed.
+    Symlink,
+    /// A device, a socket, a pipe.
+    Other,
+}
+
+/// The metadata of a file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// File, directory, link or something else.
+    pub kind: Kind,
+    /// Device number of the file system.
+    pub device: u64,
+    /// Inode number. Reused at once by some file systems: never an identity by itself.
+    pub inode: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Modification time in nanoseconds since the epoch. A hint in a living system, no proof after a crash.
+    pub mtime_ns: i128,
+    /// Number of hard links of a file. Of a directory, whatever the file system counts.
+    pub links: u64,
+    /// Permission bits (0o7777).
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Open {
+    /// Open for writing as well as reading.
+    pub write: bool,
+    /// Create the file with exactly these permission bits, whatever the umask;
+    /// the call fails with `EEXIST` if the name is taken (`O_EXCL`).
+    pub create: Option<u32>,
+    /// Bypass the page cache where the file system allows it (`O_DIRECT`); see [`File::is_direct`].
+    pub direct: bool,
+}
+
+impl Open {
+    /// For reading.
+    pub const READ: Open = Open { write: false, create: None, direct: false };
+    /// For reading and writing.
+    pub const WRITE: Open = Open { write: true, create: None, direct: false };
+    /// A new file with exactly these permission bits.
+    pub const fn create(mode: u32) -> Open {
+        Open { write: true, create: Some(mode), direct: false }
+    }
+    /// Past the page cache where the file system allows it.
+    pub const fn direct(self) -> Open {
+        Open { direct: true, ..self }
+    }
+}
+
+/// Totals of one storage and its files, since the storage was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Calls of `fdatasync`, `fsync` and `syncfs`.
+    pub syncs: u64,
+    /// Calls that wrote bytes.
+    pub writes: u64,
+    /// Bytes handed to the file system.
+    pub bytes_written: u64,
+}
+
+/// Room on the file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that this user may still allocate.
+    pub available_bytes: u64,
+    /// Size of the file system in bytes.
+    pub total_bytes: u64,
+    /// Mounted read-only.
+    pub read_only: bool,
+}
+
+/// A directory tree on one file system.
+///
+/// In every call, `..` and absolute paths are `EXDEV`, or `EINVAL` where they end in no name. A symbolic link
+/// on the way is `ELOOP`; in calls other than [`Storage::open`], a link in the place of the last directory is
+/// `ENOTDIR`.
+pub trait Storage: Send + Sync {
+    /// Opens a regular file, or anything else (the caller looks at [`File::meta`]) without blocking.
+    /// Never follows a symbolic link (`ELOOP`), never crosses a mount (`EXDEV`). A directory can be opened
+    /// for reading only (`EISDIR`).
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
+    /// `lstat`. The empty path is the root directory.
+    fn stat(&self, path: &Path) -> io::Result<Meta>;
+    /// Names in a directory, unsorted, without `.` and `..`. The empty path is the root directory.
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
+    /// Renames a file or directory. With `replace`, an existing file or empty directory of the new name
+    /// is replaced atomically; without, `EEXIST`. A directory that is not empty is not replaced: `ENOTEMPTY`,
+    /// and `EEXIST` on XFS. Two names of one file both stay.
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
+    /// Removes a file's name.
+    fn unlink(&self, path: &Path) -> io::Result<()>;
+    /// Makes a directory with exactly these permission bits.
+    fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()>;
+    /// `chmod` of a directory, exactly these permission bits.
+    fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, path: &Path) -> io::Result<()>;
+    /// Makes a directory's entries durable (`fsync` of the directory). The empty path is the root.
+    fn sync_dir(&self, path: &Path, point: SyncPoint) -> io::Result<()>;
+    /// Makes everything on the file system durable, and reports any writeback that failed since the
+    /// storage was opened or since the last call (`syncfs` on a descriptor held since then).
+    fn sync_file_system(&self, point: SyncPoint) -> io::Result<()>;
+    /// Whether [`Storage::sync_file_system`] reports failed writeback at all.
+    fn sync_file_system_reports_errors(&self) -> bool;
+    /// Room left.
+    fn space(&self) -> io::Result<Space>;
+    /// Files that one store may keep open at once without starving the program.
+    fn open_files_max(&self) -> usize;
+    /// The effective user.
+    fn effective_user(&self) -> u32;
+    /// This boot of the kernel (`/proc/sys/kernel/random/boot_id`).
+    fn boot_id(&self) -> io::Result<[u8; 16]>;
+    /// Random bytes.
+    fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
+    /// Waits for a few milliseconds.
+    fn pause(&self);
+    /// Totals so far.
+    fn counters(&self) -> Counters;
+}
+
+/// One open file.
+pub trait File: Send + Sync {
+    /// `pread`: may return fewer bytes than asked; 0 at the end of the file.
+    /// On a direct file, buffer, offset and length are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// `pwrite`: may write fewer bytes than asked. Alignment as for `read_at`.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize>;
+    /// Reads what the device holds, not what the cache holds. Call after a sync of the file.
+    /// Buffer, offset and length are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
+    fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Drops the cached contents of the file and what the kernel knows of its blocks. Called before writing
+    /// again what a failed flush may have lost: ext4 goes on treating new blocks that could not be written
+    /// as written, whatever is written over them from the cache; XFS does so with a new size.
+    fn forget_cached(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// `ftruncate`.
+    fn set_len(&self, size: u64) -> io::Result<()>;
+    /// Reserves space for a range, extending the file if need be (`fallocate`); a no-op where the
+    /// file system cannot. Without room (`ENOSPC`) the file may have become longer, by zeros: ext4 keeps what
+    /// it got so far.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Makes a range within the file read as zeros, without changing the file's length.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// `fdatasync`: contents and size.
+    fn sync_data(&self, point: SyncPoint) -> io::Result<()>;
+    /// `fsync`: contents, size and attributes.
+    fn sync_all(&self, point: SyncPoint) -> io::Result<()>;
+    /// `fstat`.
+    fn meta(&self) -> io::Result<Meta>;
+    /// `fchmod`, exactly these permission bits.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
+    /// The extended attribute `user.untorn`, or `None`. One of more than 256 bytes was not written by Untorn:
+    /// it is returned as empty.
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>>;
+    /// Sets the extended attribute `user.untorn`.
+    fn set_attribute(&self, value: &[u8]) -> io::Result<()>;
+    /// Removes the extended attribute `user.untorn`; nothing happens if there is none.
+    fn remove_attribute(&self) -> io::Result<()>;
+    /// Claims the file against other claims, through any other opening of it (`flock`, exclusive,
+    /// without waiting). False: somebody else holds it. Ends when this `File` is dropped.
+    fn try_claim(&self) -> io::Result<bool>;
+    /// Takes the open-file-description write lock on the whole file, waiting for it if asked. The file is
+    /// open for writing (`EBADF`).
+    /// False: somebody else holds it. Ends when this `File` is dropped.
+    fn lock(&self, wait: bool) -> io::Result<bool>;
+    /// Whether somebody else holds [`File::lock`], without taking it.
+    fn is_locked(&self) -> io::Result<bool>;
+    /// Whether reads and writes bypass the page cache.
+    fn is_direct(&self) -> bool;
+    /// Maps the file privately. The mapping may outlive this `File` and everything claimed through it.
+    /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
+    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>>;
+}

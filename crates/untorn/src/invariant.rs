@@ -1,0 +1,48 @@
+//! The invariants of stores, mappings and heaps, and those of the journal: mutation points of the mutation gate.
+
+pub use untorn_journal::invariant::*;
+
+untorn_os::invariants! {
+    /// A change that was not applied, or not flushed, is applied again by the next checkpoint.
+    APPLY_AGAIN,
+    /// The gap before a write behind the end is written as zeros.
+    ZERO_GAP,
+    /// Option `full_page`: the first change of a page is logged with the whole page.
+    FULL_PAGE,
+    /// Memory is compared with what is committed, not with the data file.
+    COMPARE_WITH_VIEW,
+    /// What is compared, journaled and compared with next time is one copy of a page.
+    ONE_COPY,
+    /// A page is reclaimed only if no overlay has bytes of it.
+    KNOWN_PAGES_STAY,
+    /// Rolling back brings committed bytes into memory, also those that the data file lacks.
+    COMMITTED_BYTES_BACK,
+    /// A page with bytes in an overlay shows them from the moment that it is mapped.
+    OVERLAYS_SHOW,
+    /// A file that shrinks and grows again shows zeros, not what it held before.
+    GROWS_BY_ZEROS,
+    /// Bytes stored behind the end of a file are gone when it grows.
+    STORES_BEHIND_THE_END,
+    /// A page that a checkpoint is about to truncate does not show the data file.
+    TRUNCATED_PAGES_HIDDEN,
+    /// Pages that the tracker found are not forgotten when comparing them fails.
+    FOUND_ONCE,
+    /// What could not be undone in memory is not committed.
+    UNDONE_IS_NOT_COMMITTED,
+    /// A range that is zeroed is zero in memory from that moment, so that what is stored there later stays.
+    ZEROED_AT_ONCE,
+    /// A new heap's size and header are one commit.
+    HEAP_CREATED_WHOLE,
+    /// A heap's new size and its count of segments are one commit.
+    HEAP_GROWS_WHOLE,
+    /// A commit of a heap waits for the threads that are changing it.
+    HEAP_IS_QUIET,
+    /// What a heap's allocator remembers is forgotten when the heap is rolled back.
+    HEAP_FORGETS,
+    /// A chunk of a heap that is free again gives out no more blocks of its old size.
+    FREE_CHUNK_UNLISTED,
+    /// Segments inside of an allocation hold the program's bytes, not the allocator's.
+    INSIDES_SKIPPED,
+    /// Segments inside of an allocation are zeroed before they are the allocator's again.
+    INSIDES_ZEROED,
+}

@@ -1,0 +1,12 @@
+//! The sync points of the store, and those of the journal: a checkpoint makes the same flushes as recovery.
+
+pub use untorn_journal::sync_point::*;
+
+untorn_os::sync_points! {
+    /// `eject`: the removal of everything, in the order that keeps a crash in between harmless.
+    EJECT,
+    /// `put`: the new contents, before they get the name.
+    PUT_CONTENTS,
+    /// `put`: the name.
+    PUT_NAME,
+}
