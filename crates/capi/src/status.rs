@@ -103,7 +103,7 @@ fn convert(status: &Status) -> untorn_status {
         commit_groups: status.commit_groups,
         commits_waited: status.commits_waited,
         checkpoints: status.checkpoints,
-        lsn: status.sequence,
+        lsn: status.lsn,
         syncs: status.syncs,
         bytes_written: status.bytes_written,
         journal_bytes_written: status.journal_bytes_written,

@@ -48,7 +48,7 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
         failed = true;
     }
     let busy = engine.wakeup.take_busy();
-    if !busy && let Err(e) = engine.journal.lock().journal.mark() {
+    if !busy && let Err(e) = engine.journal.lock().journal.write_durable_mark() {
         tracing::warn!(error = %e, "mark failed");
     }
     let pause = *retry;

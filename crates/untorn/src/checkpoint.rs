@@ -9,19 +9,20 @@
 use crate::content::edited;
 use crate::engine::Engine;
 use crate::file_state::{FileState, Life, SharedFile};
+use crate::invariant;
+use crate::sync_point;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use untorn_journal::apply::apply_layer;
-use untorn_journal::care::{Care, kept};
+use untorn_journal::apply::apply_overlay;
 use untorn_journal::format::{Attribute, AttributeFound};
-use untorn_journal::journal::Cut;
-use untorn_journal::layer::Layer;
-use untorn_journal::recovery::{flush_one_by_one, set_through};
+use untorn_journal::journal::CheckpointTarget;
+use untorn_journal::overlay::Overlay;
+use untorn_journal::recovery::{flush_one_by_one, set_checkpoint_lsn};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Step};
+use untorn_os::{File, holds};
 
 /// What comes after a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub(crate) enum After {
 /// What one file has to do with a checkpoint.
 struct Part {
     file: Arc<SharedFile>,
-    overlay: Arc<Layer>,
+    overlay: Arc<Overlay>,
     /// An earlier checkpoint has failed, perhaps in flushing this file.
     again: bool,
     /// The file's name or mode, or its creation, is a part of the checkpoint, too.
@@ -45,7 +46,7 @@ struct Part {
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
 pub struct Checkpoint<'a> {
     engine: &'a Engine,
-    cut: Cut,
+    cut: CheckpointTarget,
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
     done: bool,
@@ -70,8 +71,8 @@ impl Engine {
         if let Some(e) = state.journal.failure() {
             return Err(e);
         }
-        let cut = state.journal.cut();
-        if cut.through == state.journal.header().through {
+        let cut = state.journal.begin_checkpoint();
+        if cut.checkpoint_lsn == state.journal.header().checkpoint_lsn {
             return Ok(None);
         }
         let mut files = Vec::new();
@@ -117,7 +118,7 @@ impl<'a> Checkpoint<'a> {
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
-            engine.storage.sync_everything(Step::AttributeMany).context("flush", &engine.path)?;
+            engine.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &engine.path)?;
             self.files.iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
         let mut first_error = None;
@@ -140,7 +141,7 @@ impl<'a> Checkpoint<'a> {
             }
         }
         if engine.is_durable() && !one_by_one {
-            engine.storage.sync_everything(Step::CheckpointMany).context("flush", &engine.path)?;
+            engine.storage.sync_file_system(sync_point::CHECKPOINT_MANY).context("flush", &engine.path)?;
         } else if engine.is_durable() {
             self.flush_dirs()?;
         }
@@ -163,13 +164,13 @@ impl<'a> Checkpoint<'a> {
         let Some((data, path)) = self.data_file(file)? else { return Ok(Applied::Gone) };
         if engine.is_durable() && !overlay.is_empty() && file.read().attribute_unsynced {
             // A crash must not leave contents in a file that nothing tells from a stranger's.
-            data.sync_all(Step::Attribute).context("flush the attribute of", &path)?;
+            data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             file.write().attribute_unsynced = false;
         }
         if *again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied = apply_layer(&*data, overlay, &path);
+        let applied = apply_overlay(&*data, overlay, &path);
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         {
@@ -181,14 +182,14 @@ impl<'a> Checkpoint<'a> {
         meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
         if !contents_only {
-            set_through(&*data, self.cut.durable_through, &path).context("set the attribute of", &path)?;
+            set_checkpoint_lsn(&*data, self.cut.durable_lsn, &path).context("set the attribute of", &path)?;
         }
         if flush && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
             // of it is written again.
             let flushed = match contents_only {
-                true => data.sync_data(Step::CheckpointData),
-                false => data.sync_all(Step::CheckpointData),
+                true => data.sync_data(sync_point::CHECKPOINT_DATA),
+                false => data.sync_all(sync_point::CHECKPOINT_DATA),
             };
             flushed.context("flush", &path)?;
         }
@@ -230,13 +231,13 @@ impl<'a> Checkpoint<'a> {
             && a.file == id
             && data.set_attribute(&Attribute { file: !id, ..a }.encode()).is_ok()
         {
-            let _ = data.sync_all(Step::Attribute);
+            let _ = data.sync_all(sync_point::ATTRIBUTE);
         }
     }
 
     fn flush_dirs(&self) -> Result<()> {
         for dir in &self.dirs {
-            match self.engine.storage.sync_dir(dir, Step::CheckpointNames) {
+            match self.engine.storage.sync_dir(dir, sync_point::CHECKPOINT_NAMES) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("flush", dir, e)),
                 _ => {}
             }
@@ -253,10 +254,10 @@ impl<'a> Checkpoint<'a> {
             if let Some(e) = state.journal.failure() {
                 return Err(e);
             }
-            state.journal.retire(self.cut)
+            state.journal.begin_truncate(self.cut)
         };
         write.write()?;
-        self.engine.journal.lock().journal.retired(write);
+        self.engine.journal.lock().journal.finish_truncate(write);
         Ok(())
     }
 }
@@ -269,7 +270,7 @@ enum Applied {
 
 impl Drop for Checkpoint<'_> {
     fn drop(&mut self) {
-        if self.done || !kept(Care::ApplyAgain) {
+        if self.done || !holds(invariant::APPLY_AGAIN) {
             return;
         }
         let mut state = self.engine.journal.lock();

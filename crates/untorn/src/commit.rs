@@ -10,22 +10,23 @@ use crate::concurrency::{Instant, MutexGuard, thread};
 use crate::content::SpillSink;
 use crate::engine::{Engine, JournalState};
 use crate::file_state::{FileState, Life, SharedFile};
+use crate::invariant;
 use crate::name_op::NameOp;
 use crate::names::Names;
 use crate::queue::{Queue, Request};
+use crate::sync_point;
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
-use untorn_journal::care::{Care, kept};
+use untorn_journal::final_state::FinalState;
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::flush_one_by_one;
-use untorn_journal::state::FinalState;
 use untorn_journal::{Context, Error, Outcome, Result};
-use untorn_os::Step;
+use untorn_os::holds;
 
 /// The longest wait for other threads to join a batch.
 const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
@@ -251,7 +252,7 @@ impl Run {
                 self.without_attribute.push(part.file.clone());
             }
             let path = state.path().to_owned();
-            sealed.record.files.push(FileRef { id, previous: earlier.unwrap_or(state.last_lsn), path });
+            sealed.record.files.push(FileRef { id, previous_lsn: earlier.unwrap_or(state.last_lsn), path });
             sealed.record.files.len() as u32 - 1
         })
     }
@@ -283,7 +284,7 @@ impl Engine {
             let mut journal = self.journal.lock();
             let written = self.write_run(requests, &mut journal);
             wants_checkpoint = self.wants_checkpoint(&journal);
-            let checkpoint_lsn = journal.journal.header().through;
+            let checkpoint_lsn = journal.journal.header().checkpoint_lsn;
             let has_failed = journal.journal.failure().is_some();
             drop(journal);
             let failure = match written {
@@ -318,7 +319,7 @@ impl Engine {
     /// Truncates the log by a checkpoint, which must get further than this.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
         self.checkpoint()?;
-        if self.journal.lock().journal.header().through > checkpoint_lsn {
+        if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             return Ok(());
         }
         let quarantined = self.files.lock().values().find_map(|file| {
@@ -344,7 +345,7 @@ impl Engine {
             journal.journal.record_boot(boot)?;
         }
         self.check_names_applied(requests, journal)?;
-        let last_lsn = journal.journal.last();
+        let last_lsn = journal.journal.last_lsn();
         let mut run = Run::default();
         let mut sealed: Vec<Sealed> = Vec::with_capacity(requests.len());
         for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
@@ -359,7 +360,7 @@ impl Engine {
             let committed = journal.journal.commit(&records);
             self.failed.store(journal.journal.failure().is_some(), SeqCst);
             match committed? {
-                Committed::Records { first, n } => (first, n),
+                Committed::Records { first_lsn: first, n } => (first, n),
                 Committed::Full => return Ok(0),
             }
         };
@@ -379,7 +380,7 @@ impl Engine {
             }
             if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
                 let mut names = FinalState::default();
-                names.absorb(&records[i], lsn)?;
+                names.add_record(&records[i], lsn)?;
                 let named: Vec<_> =
                     files.into_iter().filter(|part| part.reference.is_some()).map(|part| part.file).collect();
                 self.follow_names(&named, names, journal);
@@ -398,7 +399,7 @@ impl Engine {
         for file in &request.files {
             let taken = run.overlays.entry(file.id).or_insert(0);
             let nth = std::mem::replace(taken, *taken + 1);
-            let full_page = self.options.full_page && kept(Care::FullPage);
+            let full_page = self.options.full_page && holds(invariant::FULL_PAGE);
             let state = if full_page { self.readable(file)? } else { file.read() };
             // A commit before this one may have removed the file, or failed to make it.
             state.check_alive()?;
@@ -413,7 +414,7 @@ impl Engine {
             };
             if !overlay.is_empty() {
                 let reference = run.refer(&mut sealed, part, lsn, &state);
-                sealed.record.push_layer(reference, &overlay);
+                sealed.record.push_overlay(reference, &overlay);
             }
         }
         let operations = names.operations(|file| {
@@ -425,7 +426,7 @@ impl Engine {
     }
 
     /// Gives files their attribute, durably, before the record of their first commit in this epoch.
-    fn set_attributes(&self, files: &[Arc<SharedFile>], through: u64) -> Result<()> {
+    fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<()> {
         let one_by_one = flush_one_by_one(&*self.storage, files.len());
         for file in files {
             let mut state = self.changeable(file)?;
@@ -437,20 +438,20 @@ impl Engine {
             let attribute = Attribute {
                 store: self.store_id,
                 file: file.id,
-                session: self.session,
-                through,
-                place: Attribute::place_of(&path),
+                epoch: self.epoch,
+                checkpoint_lsn,
+                path_crc: Attribute::path_crc_of(&path),
                 pending: true,
             };
             data.set_attribute(&attribute.encode()).map_err(|e| attribute_error(&path, e))?;
             if self.is_durable() && one_by_one {
-                data.sync_all(Step::Attribute).context("flush the attribute of", &path)?;
+                data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             }
-            state.last_lsn = through;
+            state.last_lsn = checkpoint_lsn;
             state.attribute_set = !self.is_durable() || one_by_one;
         }
         if self.is_durable() && !one_by_one {
-            self.storage.sync_everything(Step::AttributeMany).context("flush the attributes in", &self.path)?;
+            self.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush the attributes in", &self.path)?;
             files.iter().for_each(|file| file.write().attribute_set = true);
         }
         Ok(())

@@ -6,8 +6,8 @@ use crate::name_op::NameOp;
 use crate::queue::Request;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_journal::apply::{Applier, Place, open_for_writing};
-use untorn_journal::state::FinalState;
+use untorn_journal::apply::{DataFiles, Location, open_for_writing};
+use untorn_journal::final_state::FinalState;
 use untorn_journal::{Error, Result};
 
 impl Engine {
@@ -66,7 +66,7 @@ impl Engine {
                 state.life = Life::Named;
                 state.attribute_set = true;
                 state.attribute_unsynced = true;
-                state.content.committed = last.layer.clone();
+                state.content.committed = last.overlay.clone();
             }
         }
         for file in files {
@@ -79,33 +79,33 @@ impl Engine {
 
     /// Applies committed names on disk. False: something could not be done now.
     fn apply_names(&self, names: &FinalState) -> bool {
-        let applier = Applier {
+        let data_files = DataFiles {
             storage: &*self.storage,
             store: self.store_id,
-            session: self.session,
-            newest: None,
-            limbo: self.home.journal(),
+            epoch: self.epoch,
+            newest_lsn: None,
+            rename_dir: self.store_dir.journal(),
         };
-        let mut outcomes = applier.locate(names);
-        let left = applier.apply_names(names, &mut outcomes);
+        let mut locations = data_files.find(names);
+        let left = data_files.apply_names(names, &mut locations);
         for e in &left {
             tracing::warn!(error = %e, "a committed change of names waits");
         }
         // Also of files that no table has any more: a committed unlink is not forgotten.
-        let mut all_applied = left.is_empty() && outcomes.values().all(Result::is_ok);
+        let mut all_applied = left.is_empty() && locations.values().all(Result::is_ok);
         let files = self.files.lock();
         let mut room = self.storage.open_files_max().saturating_sub(files.len());
         for file in files.values().filter(|f| names.files.contains_key(&f.id)) {
             let mut state = file.write();
-            match &outcomes[&file.id] {
-                Ok(Place::At(at)) => {
+            match &locations[&file.id] {
+                Ok(Location::At(at)) => {
                     state.quarantine = None;
                     if state.content.data.is_none() && room > 0 {
                         room -= 1;
                         self.open_created(&mut state, at);
                     }
                 }
-                Ok(Place::Nowhere) => {}
+                Ok(Location::Absent) => {}
                 Err(e) => {
                     all_applied = false;
                     state.quarantine = Some(e.clone());

@@ -8,23 +8,23 @@
 //! data         the data file
 //! ```
 
+use crate::invariant;
 use bytes::Bytes;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use untorn_journal::care::{Care, kept};
-use untorn_journal::extent::{Extent, append_summed};
-use untorn_journal::layer::{Layer, NO_END, Source, read_through};
+use untorn_journal::overlay::{NO_END, Overlay, Source, read_through};
+use untorn_journal::spill::{Spill, append_summed};
 use untorn_journal::{Error, Result};
-use untorn_os::{File, Meta};
+use untorn_os::{File, Meta, holds};
 
 const PAGE_BYTES: u64 = 4096;
 
 /// Where changes go that are too large for memory and for the journal's segments.
 pub(crate) trait SpillSink {
     /// A new spill file beside the journal.
-    fn create_spill(&self) -> Result<Arc<Extent>>;
+    fn create_spill(&self) -> Result<Arc<Spill>>;
     /// Uncommitted bytes that one file may keep in memory, and one commit in the journal itself.
     fn inline_bytes_max(&self) -> u64;
 }
@@ -32,10 +32,10 @@ pub(crate) trait SpillSink {
 pub(crate) struct Content {
     /// The file's name in the store.
     pub path: PathBuf,
-    pub write_set: Layer,
-    pub committing: VecDeque<Arc<Layer>>,
-    pub committed: Layer,
-    pub applying: Option<Arc<Layer>>,
+    pub write_set: Overlay,
+    pub committing: VecDeque<Arc<Overlay>>,
+    pub committed: Overlay,
+    pub applying: Option<Arc<Overlay>>,
     /// The data file, unless it was closed to save descriptors.
     pub data: Option<Arc<dyn File>>,
     /// The data file's size on disk.
@@ -43,16 +43,16 @@ pub(crate) struct Content {
     /// The data file's metadata when Untorn last opened it or wrote to it.
     pub last_stat: Option<Meta>,
     /// Where large uncommitted changes go.
-    pub spill: Option<Arc<Extent>>,
+    pub spill: Option<Arc<Spill>>,
 }
 
 impl Content {
     pub(crate) fn new(path: PathBuf) -> Content {
         Content {
             path,
-            write_set: Layer::default(),
+            write_set: Overlay::default(),
             committing: VecDeque::new(),
-            committed: Layer::default(),
+            committed: Overlay::default(),
             applying: None,
             data: None,
             base_size: 0,
@@ -62,7 +62,7 @@ impl Content {
     }
 
     /// The overlays that hold something, newest first.
-    pub(crate) fn overlays(&self) -> Vec<&Layer> {
+    pub(crate) fn overlays(&self) -> Vec<&Overlay> {
         let mut overlays = Vec::with_capacity(4);
         overlays.push(&self.write_set);
         overlays.extend(self.committing.iter().rev().map(|o| &**o));
@@ -100,9 +100,9 @@ impl Content {
         if bytes.len() as u64 <= sink.inline_bytes_max() {
             return Ok(Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset });
         }
-        let extent = self.spill(sink)?;
-        let (at, crc) = append_summed(&extent, bytes)?;
-        Ok(Source::Extent { extent, at, origin: offset, len: bytes.len() as u64, crc })
+        let spill = self.spill(sink)?;
+        let (at, crc) = append_summed(&spill, bytes)?;
+        Ok(Source::Spill { spill, at, origin: offset, len: bytes.len() as u64, crc })
     }
 
     /// Adds a write to the write set.
@@ -126,14 +126,14 @@ impl Content {
     /// left newly allocated sectors with anything in them, recovery must not rely on a hole.
     fn fill_gap(&mut self, to: u64) {
         let size = self.size();
-        if to > size && kept(Care::ZeroGap) {
+        if to > size && holds(invariant::ZERO_GAP) {
             self.write_set.insert(size..to, Source::Zero);
         }
     }
 
     /// Forgets uncommitted changes, and the spill file that they were to go to.
     pub(crate) fn discard(&mut self) {
-        self.write_set = Layer::default();
+        self.write_set = Overlay::default();
         self.spill = None;
     }
 
@@ -144,13 +144,13 @@ impl Content {
     }
 
     /// The spill file of uncommitted changes.
-    fn spill(&mut self, sink: &dyn SpillSink) -> Result<Arc<Extent>> {
-        if let Some(extent) = &self.spill {
-            return Ok(extent.clone());
+    fn spill(&mut self, sink: &dyn SpillSink) -> Result<Arc<Spill>> {
+        if let Some(spill) = &self.spill {
+            return Ok(spill.clone());
         }
-        let extent = sink.create_spill()?;
-        self.spill = Some(extent.clone());
-        Ok(extent)
+        let spill = sink.create_spill()?;
+        self.spill = Some(spill.clone());
+        Ok(spill)
     }
 
     /// Keeps the memory of uncommitted changes within bounds.
@@ -158,17 +158,17 @@ impl Content {
         let most = sink.inline_bytes_max();
         for least_bytes in [PAGE_BYTES, 1] {
             if self.write_set.memory_bytes() > most {
-                let extent = self.spill(sink)?;
-                self.write_set.spill(&extent, least_bytes)?;
+                let spill = self.spill(sink)?;
+                self.write_set.spill(&spill, least_bytes)?;
             }
         }
         Ok(())
     }
 
     /// Moves the write set's bytes to the file's own spill file, or to a spill file that several files share.
-    pub(crate) fn spill_write_set(&mut self, shared: &Arc<Extent>) -> Result<()> {
-        let extent = self.spill.clone().unwrap_or_else(|| shared.clone());
-        self.write_set.spill(&extent, 1)
+    pub(crate) fn spill_write_set(&mut self, shared: &Arc<Spill>) -> Result<()> {
+        let spill = self.spill.clone().unwrap_or_else(|| shared.clone());
+        self.write_set.spill(&spill, 1)
     }
 
     /// The n-th commit on its way failed. Its changes become part of the next commit, or uncommitted again.
@@ -188,10 +188,10 @@ impl Content {
 
     /// With the option `full_page`: the n-th commit on its way as it is logged, and the pages that it logs. Each
     /// page that it changes is whole, unless a record since the last checkpoint began has the page whole already.
-    pub(crate) fn with_whole_pages(&self, nth: usize, logged: &BTreeSet<u64>) -> Result<(Layer, Vec<u64>)> {
+    pub(crate) fn with_whole_pages(&self, nth: usize, logged: &BTreeSet<u64>) -> Result<(Overlay, Vec<u64>)> {
         let mut overlay = (*self.committing[nth]).clone();
         let older = self.committing.iter().take(nth).rev().map(|o| &**o);
-        let below: Vec<&Layer> = older.chain([&self.committed]).chain(self.applying.as_deref()).collect();
+        let below: Vec<&Overlay> = older.chain([&self.committed]).chain(self.applying.as_deref()).collect();
         let size = overlay.size.or(below.iter().find_map(|o| o.size)).unwrap_or(self.base_size);
         let mut pages = Vec::new();
         for page in changed_pages(&overlay).difference(logged) {
@@ -202,7 +202,7 @@ impl Content {
                 continue;
             }
             let mut bytes = vec![0; (range.end - range.start) as usize];
-            let overlays: Vec<&Layer> = std::iter::once(&overlay).chain(below.iter().copied()).collect();
+            let overlays: Vec<&Overlay> = std::iter::once(&overlay).chain(below.iter().copied()).collect();
             read_through(&overlays, self.data.as_deref(), &mut bytes, start)?;
             overlay.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
         }
@@ -216,7 +216,7 @@ impl Content {
 }
 
 /// Pages that an overlay changes, wholly or in part; of zeros, only the pages that they do not fill.
-fn changed_pages(overlay: &Layer) -> BTreeSet<u64> {
+fn changed_pages(overlay: &Overlay) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     for (range, source) in overlay.ranges() {
         if *source == Source::Zero {
@@ -231,7 +231,7 @@ fn changed_pages(overlay: &Layer) -> BTreeSet<u64> {
 
 /// The ranges in which overlays, oldest last, hold zeros, and those in which they hold bytes: what the newest
 /// overlay that knows a byte says of it.
-pub(crate) fn changed_ranges(overlays: &[&Layer], within: &Range<u64>) -> (RangeSet, RangeSet) {
+pub(crate) fn changed_ranges(overlays: &[&Overlay], within: &Range<u64>) -> (RangeSet, RangeSet) {
     let (mut zeros, mut bytes) = (RangeSet::new(), RangeSet::new());
     if within.is_empty() {
         return (zeros, bytes);

@@ -12,12 +12,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use untorn_journal::extent::Extent;
-use untorn_journal::home::Home;
+use untorn_journal::final_state::FinalState;
 use untorn_journal::journal::Journal;
 use untorn_journal::record::check_path;
 use untorn_journal::recovery::{Quarantined, Recovered};
-use untorn_journal::state::FinalState;
+use untorn_journal::spill::Spill;
+use untorn_journal::store_dir::StoreDir;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Storage, process_generation};
 
@@ -27,11 +27,11 @@ use untorn_os::{Storage, process_generation};
 /// a file's state (of several files in the order of their ids), `queue`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
-    pub home: Home,
+    pub store_dir: StoreDir,
     /// The path that the store was opened by.
     pub path: PathBuf,
     pub options: StoreOptions,
-    pub session: u64,
+    pub epoch: u64,
     pub store_id: [u8; 16],
     pub generation: u64,
     pub recovered: Recovered,
@@ -122,7 +122,7 @@ impl Engine {
     /// A name that this store may hold.
     pub(crate) fn check_name(&self, path: &Path) -> Result<()> {
         check_path(path).map_err(|why| Error::invalid(format!("{}: {why}", path.display())))?;
-        if self.home.lone.as_deref().is_some_and(|file| file != path) {
+        if self.store_dir.standalone.as_deref().is_some_and(|file| file != path) {
             return Err(Error::invalid(format!("{} is not the file of this store", path.display())));
         }
         Ok(())
@@ -132,7 +132,7 @@ impl Engine {
     pub(crate) fn wants_checkpoint(&self, state: &JournalState) -> bool {
         let journal = &state.journal;
         let full = journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
-        journal.failure().is_none() && (full || journal.pending_extents() >= SPILL_FILES_MAX)
+        journal.failure().is_none() && (full || journal.pending_spills() >= SPILL_FILES_MAX)
     }
 
     /// Closes data files if more than this are open; they are opened again when they are needed.
@@ -154,14 +154,14 @@ impl Engine {
 }
 
 impl SpillSink for Engine {
-    fn create_spill(&self) -> Result<Arc<Extent>> {
-        match Extent::create(&self.storage, &self.home.journal()) {
+    fn create_spill(&self) -> Result<Arc<Spill>> {
+        match Spill::create(&self.storage, &self.store_dir.journal()) {
             Err(Error::Io { source, .. }) if out_of_descriptors(&source) => {
                 // The caller holds a file's state, which comes after the table: no waiting for the table.
                 if let Some(files) = self.files.try_lock() {
                     self.save_descriptors(&files, 0);
                 }
-                Extent::create(&self.storage, &self.home.journal())
+                Spill::create(&self.storage, &self.store_dir.journal())
             }
             done => done,
         }

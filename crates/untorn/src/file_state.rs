@@ -2,17 +2,17 @@
 
 use crate::concurrency::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::content::{Content, SpillSink, edited};
+use crate::invariant;
 use crate::region::{Race, Region};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::care::{Care, kept};
-use untorn_journal::layer::{Layer, Source};
+use untorn_journal::overlay::{Overlay, Source};
 use untorn_journal::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Kind, Meta, Storage};
+use untorn_os::{Kind, Meta, Storage, holds};
 
 /// The unit of comparison of a mapped file: what differs is journaled in whole lines.
 const LINE_BYTES: usize = 64;
@@ -193,7 +193,7 @@ impl FileState {
         if range.end > self.content.size() {
             self.set_len(range.end)?;
         }
-        if let Some(region) = self.region.as_mut().filter(|_| kept(Care::ZeroedAtOnce)) {
+        if let Some(region) = self.region.as_mut().filter(|_| holds(invariant::ZEROED_AT_ONCE)) {
             region.store_zeros(&self.content, range.clone())?;
         }
         self.content.write_set.insert(range, Source::Zero);
@@ -297,8 +297,8 @@ impl FileState {
     /// The file has no name any more, or never had one.
     pub(crate) fn be_gone(&mut self) {
         self.life = Life::Gone;
-        self.content.write_set = Layer::default();
-        self.content.committed = Layer::default();
+        self.content.write_set = Overlay::default();
+        self.content.committed = Overlay::default();
         self.content.data = None;
     }
 

@@ -80,10 +80,10 @@ impl Engine {
                 untorn_journal::format::hex(&a.store)
             ));
         }
-        if a.session == self.session {
+        if a.epoch == self.epoch {
             return needs("it is a copy of a file that is in use in this store, or was moved here".into());
         }
-        if a.place != Attribute::place_of(path) {
+        if a.path_crc != Attribute::path_crc_of(path) {
             return needs("it was moved or copied from elsewhere in this store while changes were pending".into());
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! **Untorn**: all-or-nothing updates of application data in files, on unmodified Linux.
 //!
-//! A [`Store`] is a directory whose files change all or nothing; a lone [`File`] has a store of its
+//! A [`Store`] is a directory whose files change all or nothing; a standalone [`File`] has a store of its
 //! own beside it. Change files freely, then commit. After a crash of the program, the kernel or the
 //! power, a file, or a set of files, holds exactly what it held at its last successful commit.
 //!
@@ -34,6 +34,8 @@ mod file;
 mod file_state;
 mod file_table;
 pub mod heap;
+#[doc(hidden)]
+pub mod invariant;
 mod map;
 mod name_op;
 mod names;
@@ -46,6 +48,8 @@ mod queue;
 mod region;
 mod status;
 mod store;
+#[doc(hidden)]
+pub mod sync_point;
 mod ticket;
 mod txn;
 mod wakeup;

@@ -7,19 +7,20 @@ use crate::open_store::OpenStore;
 use crate::options::{FailureClass, StoreOptions};
 use crate::status::{Quarantined, Recovered};
 use crate::store::Store;
+use crate::sync_point;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::apply::{Applier, Outcomes, Place};
+use untorn_journal::apply::{DataFiles, Location, Locations};
+use untorn_journal::final_state::FinalState;
 use untorn_journal::format::{Attribute, AttributeFound, RecordKind, VERSION, hex};
-use untorn_journal::held::Only;
-use untorn_journal::home::{Home, read_pid, remove_tree, segment_name};
-use untorn_journal::layer::{Layer, read_through};
+use untorn_journal::overlay::{Overlay, read_through};
+use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::recovery::{strip_attribute, strip_attributes};
 use untorn_journal::scan::{ReadMode, Scan, read_header, scan};
-use untorn_journal::state::FinalState;
+use untorn_journal::store_dir::{StoreDir, read_pid, remove_tree, segment_name};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Linux, Meta, Open, Step, Storage, memory_limit};
+use untorn_os::{File, Linux, Meta, Open, Storage, memory_limit};
 
 pub use crate::put::put;
 
@@ -41,17 +42,17 @@ pub struct Inspection {
     /// Class `process`, and the machine went down since.
     pub unknown_state: bool,
     /// The first commit that is not yet in the data files.
-    pub sequence_first: u64,
+    pub first_lsn: u64,
     /// The last commit.
-    pub sequence_last: u64,
+    pub last_lsn: u64,
     /// Accepted records, in order.
     pub records: Vec<RecordInfo>,
     /// Remains of an unfinished record follow, which recovery drops.
     pub torn_tail: bool,
     /// Files with pending commits.
     pub files_pending: Vec<PendingFile>,
-    /// Journals set aside for files that could not be served.
-    pub held_journals: u64,
+    /// Quarantined journals: some of their files could not be redone.
+    pub quarantined_journals: u64,
     /// Bytes of journal on disk.
     pub journal_bytes_allocated: u64,
     /// Damage and broken invariants. Empty: sound.
@@ -62,9 +63,9 @@ pub struct Inspection {
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RecordInfo {
     /// Its number.
-    pub sequence: u64,
+    pub lsn: u64,
     /// Which opening of the store wrote it.
-    pub session: u64,
+    pub epoch: u64,
     /// The segment that it is in.
     pub segment: String,
     /// Its place there, in bytes.
@@ -74,8 +75,8 @@ pub struct RecordInfo {
     /// Its checksum, in hexadecimal digits.
     pub crc: String,
     /// Every commit up to this one was durable when it was written.
-    pub durable_through: u64,
-    /// `commit` or `mark`.
+    pub durable_lsn: u64,
+    /// `commit` or `durable-mark`.
     pub kind: String,
     /// Files that it touches.
     pub files: Vec<PathBuf>,
@@ -91,32 +92,32 @@ pub struct PendingFile {
     /// Its identity, in hexadecimal digits.
     pub file_id: String,
     /// The first pending commit that touches it.
-    pub first_sequence: u64,
+    pub first_lsn: u64,
     /// The last one.
-    pub last_sequence: u64,
+    pub last_lsn: u64,
     /// Bytes that they change.
     pub bytes: u64,
     /// What recovery would do, or why it would not.
     pub outcome: String,
-    /// Recovery can serve it.
-    pub served: bool,
+    /// Recovery can redo its commits.
+    pub recoverable: bool,
 }
 
 /// Where a path's store is: the storage, and Untorn's directory in it.
-fn locate(path: &Path) -> Result<(Arc<Linux>, Home)> {
+fn locate(path: &Path) -> Result<(Arc<Linux>, StoreDir)> {
     let meta = std::fs::metadata(path).context("look at", path);
     if meta.as_ref().is_ok_and(|m| m.is_dir()) {
         let storage = Linux::open(path).context("open", path)?;
-        return match storage.stat(Path::new(untorn_journal::home::HOME)) {
-            Ok(_) => Ok((storage, Home::of_directory())),
+        return match storage.stat(Path::new(untorn_journal::store_dir::STORE_DIR)) {
+            Ok(_) => Ok((storage, StoreDir::of_directory())),
             Err(e) => Err(no_store(path, e)),
         };
     }
     let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
     let storage = Linux::open(path.parent().unwrap_or(Path::new(""))).context("open", path)?;
-    let home = Home::of_file(Path::new(name));
-    match storage.stat(&home.dir) {
-        Ok(_) => Ok((storage, home)),
+    let store_dir = StoreDir::of_file(Path::new(name));
+    match storage.stat(&store_dir.dir) {
+        Ok(_) => Ok((storage, store_dir)),
         Err(e) if e.kind() == ErrorKind::NotFound => {
             meta?;
             Err(no_store(path, e))
@@ -126,7 +127,7 @@ fn locate(path: &Path) -> Result<(Arc<Linux>, Home)> {
 }
 
 fn no_store(path: &Path, e: std::io::Error) -> Error {
-    Error::io("find a store (of a directory, or beside a lone file) at", path, e)
+    Error::io("find a store (of a directory, or beside a standalone file) at", path, e)
 }
 
 /// The options that fit the store at a path.
@@ -139,31 +140,31 @@ fn open_options(options: &RecoverOptions) -> StoreOptions {
         .background(false)
 }
 
-/// Opens the store at a path for maintenance, whether it is a directory or a lone file, recovering it.
+/// Opens the store at a path for maintenance, whether it is a directory or a standalone file, recovering it.
 pub fn open(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Store> {
-    let (storage, home) = locate(path)?;
-    Ok(Store { open: OpenStore::open(storage, home, path.to_owned(), &open_options(options), progress)? })
+    let (storage, store_dir) = locate(path)?;
+    Ok(Store { open: OpenStore::open(storage, store_dir, path.to_owned(), &open_options(options), progress)? })
 }
 
 /// Looks at a store without changing a byte and without owning it.
 pub fn inspect(path: &Path) -> Result<Inspection> {
-    let (linux, home) = locate(path)?;
+    let (linux, store_dir) = locate(path)?;
     let storage: Arc<dyn Storage> = linux;
-    Ok(inspect_on(path, &storage, &home)?.0)
+    Ok(inspect_on(path, &storage, &store_dir)?.0)
 }
 
 /// What is in a journal, as recovery would make it so.
 #[derive(Default)]
 struct Pending {
     state: FinalState,
-    outcomes: Outcomes,
+    locations: Locations,
 }
 
-fn inspect_on(path: &Path, storage: &Arc<dyn Storage>, home: &Home) -> Result<(Inspection, Pending)> {
-    home.check_trust(&**storage)?;
-    let journal = home.journal();
-    if storage.stat(&journal).is_err() && storage.stat(&home.dir).is_ok() {
-        return Err(Error::io("find a journal in", &home.dir, ErrorKind::NotFound.into()));
+fn inspect_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<(Inspection, Pending)> {
+    store_dir.check_trust(&**storage)?;
+    let journal = store_dir.journal();
+    if storage.stat(&journal).is_err() && storage.stat(&store_dir.dir).is_ok() {
+        return Err(Error::io("find a journal in", &store_dir.dir, ErrorKind::NotFound.into()));
     }
     let scanned = scan(storage, &journal, ReadMode::Cached, true, &|_, _| {})?;
     let boot = storage.boot_id().context("read the boot id for", path)?;
@@ -173,49 +174,51 @@ fn inspect_on(path: &Path, storage: &Arc<dyn Storage>, home: &Home) -> Result<(I
         class: if scanned.header.boot.is_some() { FailureClass::Process } else { FailureClass::Power },
         format_version: VERSION,
         clean: scanned.header.clean && scanned.accepted_heads.is_empty(),
-        owner: owner(&**storage, home),
+        owner: owner(&**storage, store_dir),
         unknown_state: scanned.header.boot.is_some_and(|b| b != boot),
-        sequence_first: scanned.header.through + 1,
-        sequence_last: scanned.last,
+        first_lsn: scanned.header.checkpoint_lsn + 1,
+        last_lsn: scanned.last_lsn,
         records: records(&scanned),
         torn_tail: scanned.torn_tail,
         files_pending: Vec::new(),
-        held_journals: 0,
+        quarantined_journals: 0,
         journal_bytes_allocated: scanned.segments.iter().map(|s| s.bytes).sum(),
         problems: scanned.corrupt.iter().map(Error::to_string).collect(),
     };
     let pending = inspect_files(storage, &scanned, &journal, None, &mut found);
-    for held in home.all_held(&**storage)? {
-        found.held_journals += 1;
-        match Only::read(&**storage, &held)
-            .and_then(|only| Ok((only, scan(storage, &held, ReadMode::Cached, true, &|_, _| {})?)))
-        {
-            Ok((only, scanned)) => _ = inspect_files(storage, &scanned, &held, only.as_ref(), &mut found),
+    for quarantined in store_dir.quarantined_journals(&**storage)? {
+        found.quarantined_journals += 1;
+        match PendingFiles::read(&**storage, &quarantined).and_then(|pending_files| {
+            Ok((pending_files, scan(storage, &quarantined, ReadMode::Cached, true, &|_, _| {})?))
+        }) {
+            Ok((pending_files, scanned)) => {
+                _ = inspect_files(storage, &scanned, &quarantined, pending_files.as_ref(), &mut found)
+            }
             Err(e) => found.problems.push(e.to_string()),
         }
     }
-    found.clean &= found.held_journals == 0 && found.problems.is_empty();
+    found.clean &= found.quarantined_journals == 0 && found.problems.is_empty();
     Ok((found, pending))
 }
 
-fn owner(storage: &dyn Storage, home: &Home) -> Option<u32> {
-    let lock = storage.open(&home.lock_file(), Open::READ).ok()?;
+fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<u32> {
+    let lock = storage.open(&store_dir.lock_file(), Open::READ).ok()?;
     if lock.is_locked().ok()? { read_pid(&*lock).or(Some(0)) } else { None }
 }
 
 fn records(scanned: &Scan) -> Vec<RecordInfo> {
-    let commits: std::collections::HashMap<u64, _> = scanned.accepted.iter().map(|a| (a.sequence, &a.record)).collect();
-    let info = |v: &untorn_journal::scan::Valid| {
-        let record = commits.get(&v.head.sequence);
+    let commits: std::collections::HashMap<u64, _> = scanned.accepted.iter().map(|a| (a.lsn, &a.record)).collect();
+    let info = |v: &untorn_journal::scan::ValidRecord| {
+        let record = commits.get(&v.head.lsn);
         RecordInfo {
-            sequence: v.head.sequence,
-            session: v.head.session,
+            lsn: v.head.lsn,
+            epoch: v.head.epoch,
             segment: segment_name(scanned.segments[v.segment].index),
             offset: v.head.position,
             bytes: v.head.len,
             crc: format!("{:016x}", v.crc),
-            durable_through: v.head.durable_through,
-            kind: if v.head.kind == RecordKind::Mark { "mark" } else { "commit" }.to_owned(),
+            durable_lsn: v.head.durable_lsn,
+            kind: if v.head.kind == RecordKind::DurableMark { "durable-mark" } else { "commit" }.to_owned(),
             files: record.map(|r| r.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default(),
             operations: record.map(|r| r.ops.iter().map(ToString::to_string).collect()).unwrap_or_default(),
         }
@@ -227,49 +230,49 @@ fn inspect_files(
     storage: &Arc<dyn Storage>,
     scanned: &Scan,
     dir: &Path,
-    only: Option<&Only>,
+    pending_files: Option<&PendingFiles>,
     found: &mut Inspection,
 ) -> Pending {
     let mut state = FinalState::default();
     for accepted in &scanned.accepted {
-        if let Err(e) = state.absorb(&accepted.record, accepted.sequence) {
+        if let Err(e) = state.add_record(&accepted.record, accepted.lsn) {
             found.problems.push(e.to_string());
             return Pending::default();
         }
     }
-    if let Some(only) = only {
-        state.only(&only.files);
+    if let Some(pending_files) = pending_files {
+        state.retain_files(&pending_files.files);
     }
-    let applier = Applier {
+    let data_files = DataFiles {
         storage: &**storage,
         store: scanned.header.store,
-        session: 0,
-        newest: Some(scanned.last),
-        limbo: dir.to_owned(),
+        epoch: 0,
+        newest_lsn: Some(scanned.last_lsn),
+        rename_dir: dir.to_owned(),
     };
-    let outcomes = applier.locate(&state);
+    let locations = data_files.find(&state);
     for file in state.files.values() {
-        let (outcome, served) = match &outcomes[&file.id] {
-            Ok(Place::At(at)) if file.name.is_none() => (format!("remove {}", at.display()), true),
-            Ok(Place::At(_)) => ("bring up to date".to_owned(), true),
-            Ok(Place::Nowhere) if file.name.is_some() => ("create".to_owned(), true),
-            Ok(Place::Nowhere) => ("nothing: it is gone".to_owned(), true),
+        let (outcome, recoverable) = match &locations[&file.id] {
+            Ok(Location::At(at)) if file.name.is_none() => (format!("remove {}", at.display()), true),
+            Ok(Location::At(_)) => ("bring up to date".to_owned(), true),
+            Ok(Location::Absent) if file.name.is_some() => ("create".to_owned(), true),
+            Ok(Location::Absent) => ("nothing: it is gone".to_owned(), true),
             Err(e) => (e.to_string(), false),
         };
-        if !served {
+        if !recoverable {
             found.problems.push(outcome.clone());
         }
         found.files_pending.push(PendingFile {
-            path: file.shown_name().to_owned(),
+            path: file.display_name().to_owned(),
             file_id: format!("{:016x}", file.id),
-            first_sequence: file.first,
-            last_sequence: file.last,
-            bytes: file.layer.changed_bytes(),
+            first_lsn: file.first_lsn,
+            last_lsn: file.last_lsn,
+            bytes: file.overlay.changed_bytes(),
             outcome,
-            served,
+            recoverable,
         });
     }
-    Pending { state, outcomes }
+    Pending { state, locations }
 }
 
 /// Looks at a heap without changing a byte and without owning its store: at what recovery would make of it, if its
@@ -292,13 +295,13 @@ pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport>
 /// # Errors
 /// [`Error::Busy`]; [`Error::Corrupt`] if the heap is damaged: nothing was freed.
 pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-    let (_, home, name) = locate_heap(path)?;
+    let (_, store_dir, name) = locate_heap(path)?;
     let whole = path.canonicalize().context("look at", path)?;
     let dirty_max = memory_limit().map_or(COLLECT_DIRTY_MAX, |limit| COLLECT_DIRTY_MAX.min(limit.bytes / 2));
     let options = HeapOptions::new().create(false).dirty_max(dirty_max);
     let options = options.store(StoreOptions::default().background(false));
-    let heap = match home {
-        Some(Home { lone: None, .. }) => {
+    let heap = match store_dir {
+        Some(StoreDir { standalone: None, .. }) => {
             let top = whole.ancestors().nth(name.components().count()).unwrap_or(Path::new("/"));
             options.open_in(&open(top, &RecoverOptions::default(), progress)?, &name)?
         }
@@ -316,18 +319,18 @@ pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapRepo
 const COLLECT_DIRTY_MAX: u64 = 1 << 30;
 
 /// The storage that a heap's file is in, what its store is, and its name there.
-fn locate_heap(path: &Path) -> Result<(Arc<Linux>, Option<Home>, PathBuf)> {
+fn locate_heap(path: &Path) -> Result<(Arc<Linux>, Option<StoreDir>, PathBuf)> {
     let whole = path.canonicalize().context("look at", path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
         return Err(Error::invalid(format!("{} names no file", path.display())));
     };
-    let lone = Home::of_file(Path::new(name));
-    if parent.join(&lone.dir).exists() {
-        return Ok((Linux::open(parent).context("open", parent)?, Some(lone), name.into()));
+    let standalone = StoreDir::of_file(Path::new(name));
+    if parent.join(&standalone.dir).exists() {
+        return Ok((Linux::open(parent).context("open", parent)?, Some(standalone), name.into()));
     }
-    if let Some(top) = parent.ancestors().find(|dir| dir.join(untorn_journal::home::HOME).exists()) {
+    if let Some(top) = parent.ancestors().find(|dir| dir.join(untorn_journal::store_dir::STORE_DIR).exists()) {
         let name = whole.strip_prefix(top).expect("an ancestor");
-        return Ok((Linux::open(top).context("open", top)?, Some(Home::of_directory()), name.to_owned()));
+        return Ok((Linux::open(top).context("open", top)?, Some(StoreDir::of_directory()), name.to_owned()));
     }
     Ok((Linux::open(parent).context("open", parent)?, None, name.into()))
 }
@@ -337,17 +340,17 @@ struct Recoverable {
     path: PathBuf,
     data: Option<Arc<dyn File>>,
     meta: Option<Meta>,
-    layer: Layer,
+    overlay: Overlay,
 }
 
 impl HeapImage for Recoverable {
     fn bytes(&self) -> Result<u64> {
-        Ok(self.layer.size.unwrap_or(self.meta.map_or(0, |meta| meta.size)))
+        Ok(self.overlay.size.unwrap_or(self.meta.map_or(0, |meta| meta.size)))
     }
 
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        let layers: &[&Layer] = if self.layer.is_empty() { &[] } else { &[&self.layer] };
-        read_through(layers, self.data.as_deref(), buf, offset).map_err(|e| match e {
+        let overlays: &[&Overlay] = if self.overlay.is_empty() { &[] } else { &[&self.overlay] };
+        read_through(overlays, self.data.as_deref(), buf, offset).map_err(|e| match e {
             Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },
             e => e,
         })
@@ -355,33 +358,33 @@ impl HeapImage for Recoverable {
 }
 
 fn inspect_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-    let (linux, home, name) = locate_heap(path)?;
+    let (linux, store_dir, name) = locate_heap(path)?;
     let storage: Arc<dyn Storage> = linux;
-    let mut file = Recoverable { path: path.to_owned(), data: None, meta: None, layer: Layer::default() };
+    let mut file = Recoverable { path: path.to_owned(), data: None, meta: None, overlay: Overlay::default() };
     let mut place = Some(name.clone());
     let mut problems = Vec::new();
     let mut before = None;
-    if let Some(home) = &home {
-        let (found, mut pending) = inspect_on(path, &storage, home)?;
+    if let Some(store_dir) = &store_dir {
+        let (found, mut pending) = inspect_on(path, &storage, store_dir)?;
         if found.unknown_state {
             return Err(Error::UnknownState { path: path.to_owned() });
         }
-        free_of_owner(&*storage, home, path)?;
+        free_of_owner(&*storage, store_dir, path)?;
         problems.extend(found.problems.iter().map(|problem| format!("its store: {problem}")));
-        before = Some((home, read_header(&*storage, &home.journal())?));
+        before = Some((store_dir, read_header(&*storage, &store_dir.journal())?));
         if let Some(id) = pending.state.files.values().find(|f| f.name.as_deref() == Some(&name)).map(|f| f.id) {
-            place = match pending.outcomes.remove(&id).expect("an outcome for each file")? {
-                Place::At(at) => Some(at),
-                Place::Nowhere => None,
+            place = match pending.locations.remove(&id).expect("an outcome for each file")? {
+                Location::At(at) => Some(at),
+                Location::Absent => None,
             };
-            file.layer = pending.state.files.remove(&id).expect("found just now").layer;
+            file.overlay = pending.state.files.remove(&id).expect("found just now").overlay;
         }
     }
     if let Some(place) = place {
         let data = storage.open(&place, Open::READ).context("open", path)?;
         let meta = data.meta().context("look at", path)?;
         check_kind(&meta, path)?;
-        if home.is_none() {
+        if store_dir.is_none() {
             refuse_pending(&*data, path)?;
         }
         (file.data, file.meta) = (Some(data), Some(meta));
@@ -392,18 +395,18 @@ fn inspect_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result
         checker.find_leaks(progress)?;
     }
     // A program that opened the heap meanwhile may have changed it during the check.
-    if let Some((home, header)) = before {
-        free_of_owner(&*storage, home, path)?;
+    if let Some((store_dir, header)) = before {
+        free_of_owner(&*storage, store_dir, path)?;
         let now = file.data.as_ref().map(|data| data.meta()).transpose().context("look at", path)?;
-        if read_header(&*storage, &home.journal())? != header || now != file.meta {
+        if read_header(&*storage, &store_dir.journal())? != header || now != file.meta {
             return Err(Error::Busy { path: path.to_owned(), pid: None });
         }
     }
     Ok(checker.report)
 }
 
-fn free_of_owner(storage: &dyn Storage, home: &Home, path: &Path) -> Result<()> {
-    match owner(storage, home) {
+fn free_of_owner(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {
+    match owner(storage, store_dir) {
         Some(pid) => Err(Error::Busy { path: path.to_owned(), pid: Some(pid).filter(|pid| *pid != 0) }),
         None => Ok(()),
     }
@@ -424,7 +427,7 @@ fn refuse_pending(data: &dyn File, path: &Path) -> Result<()> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoverOptions {
     /// Keep what is acceptable of a damaged journal and put the rest into `untorn-salvage.*` in the
-    /// store's directory; files that cannot be served are taken as they are.
+    /// store's directory; files that cannot be redone are taken as they are.
     pub salvage: bool,
     /// Take the files of a class `process` store as they are after a machine crash.
     pub accept_unknown: bool,
@@ -438,7 +441,7 @@ pub struct Report {
     /// What was recovered.
     #[serde(flatten)]
     pub recovered: Recovered,
-    /// Files that could not be served.
+    /// Files that could not be redone.
     pub quarantined: Vec<Quarantined>,
 }
 
@@ -453,7 +456,7 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
 /// Recovers a store, then removes all of Untorn's: plain files remain. Refused while a file waits for
 /// commits that could not be brought into it.
 pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
-    let (storage, home) = locate(path)?;
+    let (storage, store_dir) = locate(path)?;
     let store = open(path, &RecoverOptions::default(), progress)?;
     let status = store.status();
     if let Some(q) = status.quarantined.first() {
@@ -463,23 +466,23 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         });
     }
     let ours = |a: &Attribute| a.store == store.open.store_id;
-    match &home.lone {
-        Some(lone) => strip_attribute(&*storage, lone, &ours),
+    match &store_dir.standalone {
+        Some(standalone) => strip_attribute(&*storage, standalone, &ours),
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
     }
     // The lock file goes last, while it is locked: a program that waits for the lock sees that the file is gone.
-    for name in storage.list(&home.dir).context("list", &home.dir)? {
+    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
         if name != "lock" {
-            let entry = home.dir.join(name);
+            let entry = store_dir.dir.join(name);
             match storage.unlink(&entry) {
                 Err(e) if e.kind() == ErrorKind::IsADirectory => remove_tree(&*storage, &entry)?,
                 done => done.context("remove", &entry)?,
             }
         }
     }
-    storage.unlink(&home.lock_file()).context("remove", home.lock_file())?;
-    storage.rmdir(&home.dir).context("remove", &home.dir)?;
-    storage.sync_dir(Path::new(""), Step::Eject).context("flush", path)?;
+    storage.unlink(&store_dir.lock_file()).context("remove", store_dir.lock_file())?;
+    storage.rmdir(&store_dir.dir).context("remove", &store_dir.dir)?;
+    storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", path)?;
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
     Ok(Report { recovered: status.recovered, quarantined: Vec::new() })

@@ -6,20 +6,21 @@ use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock};
 use crate::engine::{Engine, JournalState};
 use crate::options::StoreOptions;
 use crate::paths::error_in_store;
+use crate::sync_point;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use untorn_journal::home::{Home, Ownership};
-use untorn_journal::recovery::{OpenOptions, Opened, clear_flag, open};
+use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, open};
+use untorn_journal::store_dir::{StoreDir, StoreLock};
 use untorn_journal::{Context, Result};
-use untorn_os::{Step, Storage, process_generation};
+use untorn_os::{Storage, process_generation};
 
 /// What the handles of a store hold. When the last handle goes, the store closes then and there, whatever the
 /// background thread is doing.
 pub(crate) struct OpenStore {
     engine: Arc<Engine>,
-    lock: Mutex<Option<Ownership>>,
+    lock: Mutex<Option<StoreLock>>,
 }
 
 impl Deref for OpenStore {
@@ -32,7 +33,7 @@ impl Deref for OpenStore {
 impl OpenStore {
     pub(crate) fn open(
         storage: Arc<dyn Storage>,
-        home: Home,
+        store_dir: StoreDir,
         path: PathBuf,
         options: &StoreOptions,
         progress: &dyn Fn(u64, u64),
@@ -45,17 +46,17 @@ impl OpenStore {
             salvage: options.salvage,
             progress,
         };
-        let Opened { journal, ownership, recovered, quarantined } =
-            open(&storage, &home, &how).map_err(|e| error_in_store(e, &path))?;
+        let Opened { journal, store_lock, recovered, quarantined } =
+            open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
         }
         let engine = Arc::new(Engine {
             storage,
-            home,
+            store_dir,
             path,
             options: options.clone(),
-            session: journal.session(),
+            epoch: journal.epoch(),
             store_id: journal.store(),
             generation: process_generation(),
             recovered,
@@ -79,7 +80,7 @@ impl OpenStore {
         if options.background {
             background::start(&engine)?;
         }
-        Ok(Arc::new(OpenStore { engine, lock: Mutex::new(Some(ownership)) }))
+        Ok(Arc::new(OpenStore { engine, lock: Mutex::new(Some(store_lock)) }))
     }
 
     /// Closes: finishes commits, checkpoints, leaves plain, whole files.
@@ -129,15 +130,15 @@ impl OpenStore {
         }
         let with_attribute: Vec<_> = self.files.lock().values().filter(|f| f.read().attribute_set).cloned().collect();
         if !self.is_durable() {
-            self.storage.sync_everything(Step::RecoverData).context("flush", &self.path)?;
+            self.storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.path)?;
         }
-        self.journal.lock().journal.empty(true)?;
+        self.journal.lock().journal.write_clean_header(true)?;
         for file in with_attribute {
             // A pending flag that stays is stale: its epoch is over.
             if let Ok(state) = self.changeable(&file)
                 && let Some(data) = &state.content.data
             {
-                clear_flag(&**data, self.store_id, file.id);
+                clear_pending(&**data, self.store_id, file.id);
             }
         }
         Ok(())

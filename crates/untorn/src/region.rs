@@ -16,15 +16,15 @@
 mod changes;
 
 use crate::content::{Content, changed_ranges};
+use crate::invariant;
 pub(crate) use changes::Race;
 use rangemap::RangeSet;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use untorn_journal::care::{Care, cared, kept};
-use untorn_journal::layer::{Layer, read_through};
+use untorn_journal::overlay::{Overlay, read_through};
 use untorn_journal::{Error, Result};
-use untorn_os::{File, Mapping, Piece, Tracker};
+use untorn_os::{File, Mapping, Piece, Tracker, holds, value_if_holds};
 
 /// Pages that are stored at once.
 const PAGES_AT_ONCE: usize = 256;
@@ -185,7 +185,7 @@ impl Region {
 
     /// Up to here pages can show the data file: whatever a checkpoint is about to cut off is not shown.
     fn file_end(&self, content: &Content) -> u64 {
-        let overlays = cared(Care::CutPagesHidden, content.overlays());
+        let overlays = value_if_holds(invariant::TRUNCATED_PAGES_HIDDEN, content.overlays());
         self.round_up(overlays.iter().filter_map(|o| o.size).fold(content.base_size, u64::min))
     }
 
@@ -258,7 +258,7 @@ impl Region {
             self.shown.insert(file);
         }
         self.accessible = self.accessible.max(range.end);
-        let (zeros, bytes) = changed_ranges(&cared(Care::LayersShow, content.overlays()), &range);
+        let (zeros, bytes) = changed_ranges(&value_if_holds(invariant::OVERLAYS_SHOW, content.overlays()), &range);
         for range in zeros.iter() {
             self.store_zeros(content, range.clone())?;
         }
@@ -316,7 +316,7 @@ impl Region {
         let mut at = range.start;
         while at < range.end {
             let mut buf = vec![0; (range.end - at).min(most) as usize];
-            let overlays = cared(Care::CommittedBytesBack, content.overlays());
+            let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
             read_through(&overlays, Some(self.data()?), &mut buf, at)?;
             self.store(content, at, &buf)?;
             at += buf.len() as u64;
@@ -366,7 +366,7 @@ impl Region {
         self.clear(content, old..end)?;
         let new = self.round_up(size);
         if new > end {
-            let mapped = match kept(Care::GrowsByZeros) {
+            let mapped = match holds(invariant::GROWS_BY_ZEROS) {
                 true => self.mapping.blank(end..new),
                 false => self.mapping.show(end..new),
             };
@@ -378,7 +378,7 @@ impl Region {
 
     /// Makes a part of the last page zero, if it is not.
     fn clear(&mut self, content: &Content, tail: Range<u64>) -> Result<()> {
-        if tail.is_empty() || !kept(Care::StoresBehindTheEnd) {
+        if tail.is_empty() || !holds(invariant::STORES_BEHIND_THE_END) {
             return Ok(());
         }
         let mut bytes = vec![0; (tail.end - tail.start) as usize];
@@ -404,7 +404,7 @@ impl Region {
     }
 
     /// Takes the changes of an overlay, which is no part of the content any more, out of memory, too.
-    pub(crate) fn undo_overlay(&mut self, content: &Content, overlay: &Layer) -> Result<()> {
+    pub(crate) fn undo_overlay(&mut self, content: &Content, overlay: &Overlay) -> Result<()> {
         let (zeros, mut undone) = changed_ranges(&[overlay], &(0..self.accessible));
         zeros.iter().for_each(|range| undone.insert(range.clone()));
         self.undo(content, undone, Ok(()))
@@ -454,7 +454,8 @@ impl Region {
         let pages = self.pages.keys().filter(|at| **at < end);
         pages.for_each(|at| free.insert(*at..at + page));
         self.shown.gaps(&(0..end)).for_each(|gap| free.insert(gap));
-        let (zeros, bytes) = changed_ranges(&cared(Care::KnownPagesStay, content.overlays()), &(0..end));
+        let (zeros, bytes) =
+            changed_ranges(&value_if_holds(invariant::KNOWN_PAGES_STAY, content.overlays()), &(0..end));
         for range in zeros.iter().chain(bytes.iter()).chain(self.found.iter()) {
             free.remove(self.pages_of(range));
         }

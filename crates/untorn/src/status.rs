@@ -36,12 +36,12 @@ pub struct Status {
     /// Checkpoints since the store was opened.
     pub checkpoints: u64,
     /// Number of the last commit.
-    pub sequence: u64,
+    pub lsn: u64,
     /// Flushes of any kind since the store was opened.
     pub syncs: u64,
     /// Bytes written since the store was opened: journal, data files, everything.
     pub bytes_written: u64,
-    /// Bytes written to the journal and its extents alone.
+    /// Bytes written to the journal and its spill files alone.
     pub journal_bytes_written: u64,
     /// Files in the store's table.
     pub open_files: u64,
@@ -49,7 +49,7 @@ pub struct Status {
     pub memory_bytes: u64,
     /// The failure that keeps the store from taking commits, if there is one.
     pub failed: Option<String>,
-    /// Files set aside, and why.
+    /// Quarantined files, and why.
     pub quarantined: Vec<Quarantined>,
     /// Files that are mapped.
     pub maps: Vec<MapStatus>,
@@ -99,7 +99,7 @@ impl Status {
             commit_groups: counted.groups,
             commits_waited: engine.commits_waited.load(Relaxed),
             checkpoints: engine.checkpoints.load(Relaxed),
-            sequence: journal.last(),
+            lsn: journal.last_lsn(),
             syncs: totals.syncs,
             bytes_written: totals.bytes_written,
             journal_bytes_written: counted.bytes_written,

@@ -9,6 +9,7 @@ use crate::open_store::OpenStore;
 use crate::options::{FileOptions, StoreOptions};
 use crate::paths::check_outside;
 use crate::status::Status;
+use crate::sync_point;
 use crate::ticket::Ticket;
 use crate::txn::Txn;
 use std::collections::HashSet;
@@ -16,9 +17,9 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::home::{HOME, Home};
+use untorn_journal::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Linux, Step, Storage};
+use untorn_os::{Linux, Storage};
 
 /// An open store: a directory whose files change all or nothing.
 ///
@@ -103,7 +104,7 @@ impl Store {
         let _names = store.steady_names();
         let dir = dir.as_ref();
         let mut names = store.storage.list(dir).context("list", dir)?;
-        names.retain(|name| !name.as_encoded_bytes().ends_with(HOME.as_bytes()));
+        names.retain(|name| !name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes()));
         names.sort();
         Ok(names)
     }
@@ -166,7 +167,7 @@ impl Store {
     #[doc(hidden)]
     pub fn write_durable_mark(&self) -> Result<bool> {
         self.open.check_usable()?;
-        self.open.journal.lock().journal.mark()
+        self.open.journal.lock().journal.write_durable_mark()
     }
 
     /// The store's condition.
@@ -228,7 +229,7 @@ impl StoreOptions {
         }
         check_outside(path)?;
         let storage = Linux::open(path).context("open", path)?;
-        self.open_on(storage, Home::of_directory(), path.to_owned())
+        self.open_on(storage, StoreDir::of_directory(), path.to_owned())
     }
 
     /// Opens a standalone file: one that has a store of its own beside it, `<path>.untorn/`. With `create`, makes
@@ -249,13 +250,13 @@ impl StoreOptions {
 
     /// Opens a store on any storage.
     #[doc(hidden)]
-    pub fn open_on(&self, storage: Arc<dyn Storage>, home: Home, path: PathBuf) -> Result<Store> {
+    pub fn open_on(&self, storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Store> {
         let progress = |done, all| {
             if let Some(f) = &self.progress {
                 f(done, all);
             }
         };
-        Ok(Store { open: OpenStore::open(storage, home, path, self, &progress)? })
+        Ok(Store { open: OpenStore::open(storage, store_dir, path, self, &progress)? })
     }
 
     /// Opens a standalone file on any storage.
@@ -267,7 +268,7 @@ impl StoreOptions {
         path: PathBuf,
         options: &FileOptions,
     ) -> Result<File> {
-        let home = Home::of_file(name);
+        let store_dir = StoreDir::of_file(name);
         // What is wrong with the name shows before a store is made for it. If there is a store, a missing
         // file may have been created by a commit that only its journal holds.
         match storage.stat(name) {
@@ -275,17 +276,18 @@ impl StoreOptions {
                 return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
             }
             Ok(meta) => check_kind(&meta, name)?,
-            Err(e) if e.kind() == ErrorKind::NotFound && (options.creates() || storage.stat(&home.dir).is_ok()) => {}
+            Err(e)
+                if e.kind() == ErrorKind::NotFound && (options.creates() || storage.stat(&store_dir.dir).is_ok()) => {}
             Err(e) => return Err(Error::io("open", &path, e)),
         }
-        self.open_on(storage, home, path)?.open_file_with(name, options)
+        self.open_on(storage, store_dir, path)?.open_file_with(name, options)
     }
 }
 
 /// Makes a store's directory, durably, if there is none. A directory without a journal may be what a killed
 /// process made and did not flush.
 fn make_directory(path: &Path) -> Result<()> {
-    let Some(name) = path.file_name().filter(|_| !path.join(HOME).join("journal").exists()) else { return Ok(()) };
+    let Some(name) = path.file_name().filter(|_| !path.join(STORE_DIR).join("journal").exists()) else { return Ok(()) };
     let parent = path.parent().unwrap_or(Path::new(""));
     let storage = match Linux::open(parent) {
         // In a directory that this user may not even read, the store's directory is not of this user's making.
@@ -298,5 +300,5 @@ fn make_directory(path: &Path) -> Result<()> {
             _ => {}
         }
     }
-    storage.sync_dir(Path::new(""), Step::CreateStoreName).context("flush", parent)
+    storage.sync_dir(Path::new(""), sync_point::CREATE_STORE_NAME).context("flush", parent)
 }

@@ -346,7 +346,7 @@ fn a_commit_may_be_larger_than_the_journal() {
     store.close().unwrap();
     assert_same(&plain(dir.path().join("big")), &wanted, "after closing");
     let left: u64 = picture(&dir.path().join(".untorn")).len() as u64;
-    assert!(left < 20, "extent files are deleted when they are no longer needed: {left} names left");
+    assert!(left < 20, "spill files are deleted when they are no longer needed: {left} names left");
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn a_lone_file_needs_no_store() {
     file.close().unwrap();
     assert_same(&plain(&path), b"one", "after closing");
 
-    // Two lone files in one directory have nothing to do with each other.
+    // Two standalone files in one directory have nothing to do with each other.
     let file = File::open(&path).unwrap();
     let other = File::open_or_create(dir.path().join("bar.db")).unwrap();
     assert_same(&contents(&file), b"one", "after reopening");
@@ -488,7 +488,7 @@ fn status_counts() {
     }
     let status = store.status();
     assert_eq!(status.commits, before.commits + 10);
-    assert_eq!(status.sequence, before.sequence + 10);
+    assert_eq!(status.lsn, before.lsn + 10);
     assert_eq!(status.open_files, 1);
     assert!((1..=10).contains(&(status.commit_groups - before.commit_groups)));
     assert!(status.bytes_written >= before.bytes_written + 10_000, "{status:?}");

@@ -32,8 +32,8 @@ fn inspecting_a_crashed_store_tells_what_is_pending() {
     assert!(found.problems.is_empty(), "a crash is no damage: {:?}", found.problems);
     assert_eq!(found.owner, None, "the owner is dead");
     assert!(found.records.len() >= 2, "{:?}", found.records);
-    assert!(found.records.is_sorted_by(|a, b| a.sequence < b.sequence));
-    assert_eq!(found.records.last().unwrap().sequence, found.sequence_last);
+    assert!(found.records.is_sorted_by(|a, b| a.lsn < b.lsn));
+    assert_eq!(found.records.last().unwrap().lsn, found.last_lsn);
     let mut pending: Vec<_> = found.files_pending.iter().map(|file| file.path.clone()).collect();
     pending.sort();
     assert_eq!(pending, [Path::new("a"), Path::new("b")]);

@@ -97,7 +97,7 @@ fn salvage_of_a_damaged_header_leaves_other_stores_alone() {
 
     goes_on(dir.path(), &["a", "b"]);
     assert_same(&stored(&Store::open(&inner).unwrap(), "c"), &text("new", "c"), "a store below");
-    assert_same(&contents(&File::open(&lone[1]).unwrap()), &text("new", "lone"), "a lone file beside");
+    assert_same(&contents(&File::open(&lone[1]).unwrap()), &text("new", "lone"), "a standalone file beside");
     let one = File::open(&lone[0]).unwrap();
     one.write_all_at(b"goes on", 0).unwrap();
     one.commit().unwrap();

@@ -247,7 +247,7 @@ fn an_empty_transaction_is_no_commit() {
     store.begin().commit().unwrap();
     store.begin().commit_async().unwrap().wait().unwrap();
     let after = store.status();
-    assert_eq!((after.commits, after.sequence), (before.commits, before.sequence));
+    assert_eq!((after.commits, after.lsn), (before.commits, before.lsn));
 }
 
 #[test]

@@ -4,10 +4,11 @@
 //! and after a roll-back everything is forgotten.
 
 use super::layout::*;
+use crate::invariant;
 use std::alloc::Layout;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
-use untorn_journal::care::{Care, kept};
+use untorn_os::holds;
 
 /// Why there is no memory.
 #[derive(Debug)]
@@ -163,7 +164,7 @@ impl Allocator {
                     index += chunks - 1;
                 }
                 Use::Huge(segments) if segment + segments <= self.all => {
-                    spans = if kept(Care::InsidesSkipped) { segments } else { 1 };
+                    spans = if holds(invariant::INSIDES_SKIPPED) { segments } else { 1 };
                     break;
                 }
                 Use::Huge(segments) => return Err(corrupt(number, format_args!("{segments} segments"))),
@@ -432,7 +433,7 @@ impl Allocator {
             }
             Use::Huge(segments) => {
                 // What comes back as zeros are segments without any allocation.
-                release(if kept(Care::InsidesZeroed) { segments * CHUNKS - 1 } else { 1 })?;
+                release(if holds(invariant::INSIDES_ZEROED) { segments * CHUNKS - 1 } else { 1 })?;
                 self.set_use(number, Use::Free, 0);
                 let first = split(number).0;
                 for segment in first..first + segments {
@@ -461,7 +462,7 @@ impl Allocator {
             self.chunk(number).free = self.count_free(number, class) as u16;
             if self.chunk(number).free as usize == blocks(class) {
                 ground.release(number as usize * CHUNK_BYTES, CHUNK_BYTES).map_err(Refused::Grow)?;
-                if kept(Care::FreeChunkUnlisted) {
+                if holds(invariant::FREE_CHUNK_UNLISTED) {
                     self.unlist(number, class);
                 }
                 *self.chunk(number) = Chunk::default();

@@ -4,9 +4,10 @@ use super::alloc::{Backing, Refused};
 use super::check::HeapImage;
 use super::layout::SEGMENT_BYTES;
 use crate::file::File;
+use crate::invariant;
 use crate::map::Map;
-use untorn_journal::care::{Care, kept};
 use untorn_journal::{Error, Result};
+use untorn_os::holds;
 
 /// The heap's memory and its file.
 pub(super) struct Body {
@@ -18,7 +19,7 @@ pub(super) struct Body {
 impl Backing for Body {
     fn grow(&self, segments: usize) -> Result<()> {
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
-        if kept(Care::HeapGrowsWhole) { Ok(()) } else { self.map.msync() }
+        if holds(invariant::HEAP_GROWS_WHOLE) { Ok(()) } else { self.map.msync() }
     }
 
     fn release(&self, offset: usize, bytes: usize) -> Result<()> {

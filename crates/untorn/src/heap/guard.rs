@@ -1,11 +1,12 @@
 //! The lock of a heap: many threads that change it, or one thread that commits it.
 
 use super::thread_local::LOCAL;
+use crate::invariant;
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use untorn_journal::care::{Care, kept};
+use untorn_os::holds;
 
 thread_local! {
     /// Guards that a thread holds besides the last guard that it took.
@@ -88,7 +89,7 @@ impl Guard {
         if self.depth() > 0 {
             return None;
         }
-        if kept(Care::HeapIsQuiet) {
+        if holds(invariant::HEAP_IS_QUIET) {
             self.lock.lock_exclusive();
         }
         Some(Quiet { guard: self, thread: PhantomData })
@@ -126,7 +127,7 @@ pub(crate) struct Quiet<'a> {
 
 impl Drop for Quiet<'_> {
     fn drop(&mut self) {
-        if kept(Care::HeapIsQuiet) {
+        if holds(invariant::HEAP_IS_QUIET) {
             // SAFETY: taken in `quiet`, by this thread.
             unsafe { self.guard.lock.unlock_exclusive() };
         }

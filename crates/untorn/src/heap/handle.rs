@@ -6,13 +6,14 @@ use super::guard::{Mutating, Quiet};
 use super::in_heap::InHeap;
 use super::registry::{self, WeakHeap};
 use crate::file::File;
+use crate::invariant;
 use crate::ticket::Ticket;
 use parking_lot::MutexGuard;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use untorn_journal::care::{Care, kept};
 use untorn_journal::{Error, Result};
+use untorn_os::holds;
 
 /// What the handles of one heap share.
 struct Shared {
@@ -123,7 +124,7 @@ impl Heap {
         let mut still = self.still()?;
         let done = self.shared.body.map.rollback();
         if let Some(live) = &mut *still.live
-            && kept(Care::HeapForgets)
+            && holds(invariant::HEAP_FORGETS)
         {
             live.blocks.forget(segments_of(&self.shared.body.map));
         }

@@ -5,12 +5,13 @@ use super::handle::Heap;
 use super::layout::{ADDRESS_MAX, ADDRESS_MIN, Header, MAGIC, SEGMENT_BYTES, VERSION};
 use super::registry;
 use crate::file::File;
+use crate::invariant;
 use crate::map::{Map, MapOptions};
 use crate::options::{FileOptions, StoreOptions};
 use crate::store::Store;
 use std::path::Path;
-use untorn_journal::care::{Care, kept};
 use untorn_journal::{Error, Result};
+use untorn_os::holds;
 
 /// Address space of a heap, unless the program asks for more.
 const ADDRESS_SPACE: u64 = 64 << 30;
@@ -141,7 +142,7 @@ impl HeapOptions {
             None => self.map_anywhere(file, space, slots)?,
         };
         map.resize(SEGMENT_BYTES as u64)?;
-        if !kept(Care::HeapMadeWhole) {
+        if !holds(invariant::HEAP_CREATED_WHOLE) {
             map.msync()?;
         }
         let header = Header {

@@ -114,7 +114,8 @@ fn attributes_stay_and_the_managed_mark_goes() {
 #[test]
 fn a_file_that_left_its_journal_behind_is_refused_while_commits_are_pending_there() {
     let scene = Scene::new();
-    let mark = |pending| Attribute { store: [0xab; 16], file: 1, session: 2, through: 3, place: 4, pending }.encode();
+    let mark =
+        |pending| Attribute { store: [0xab; 16], file: 1, epoch: 2, checkpoint_lsn: 3, path_crc: 4, pending }.encode();
     let set = |value: &[u8]| fs::setxattr(scene.file(), MANAGED, value, XattrFlags::empty());
     if set(&mark(true)).is_err() {
         return eprintln!("skipped: no user attributes on this file system");

@@ -2,12 +2,12 @@
 
 use super::{COPIES_BYTES_MAX, Region};
 use crate::content::{Content, SpillSink, edited};
+use crate::invariant;
 use bytes::Bytes;
 use std::ops::Range;
-use untorn_journal::care::{Care, cared, kept};
-use untorn_journal::layer::{Layer, Source, read_through};
+use untorn_journal::overlay::{Overlay, Source, read_through};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Piece, Tracker};
+use untorn_os::{Piece, Tracker, holds, value_if_holds};
 
 /// Pages that are copied and compared at once: both sides stay in the processor's cache.
 const LOT_PAGES: usize = 32;
@@ -29,7 +29,7 @@ impl Region {
             // Pages of the file that were read for the first time are reported, too.
             let mut stored = Vec::new();
             asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
-            if asked.is_ok() || !kept(Care::FoundOnce) {
+            if asked.is_ok() || !holds(invariant::FOUND_ONCE) {
                 found = stored;
             }
         }
@@ -71,7 +71,7 @@ impl Region {
 
     /// What was stored becomes staged changes, in whole units.
     pub(crate) fn stage_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
-        if let Some((_, e)) = self.owed.as_ref().filter(|_| kept(Care::UndoneIsNotCommitted)) {
+        if let Some((_, e)) = self.owed.as_ref().filter(|_| holds(invariant::UNDONE_IS_NOT_COMMITTED)) {
             return Err(e.clone());
         }
         self.find_stores(content)?;
@@ -88,7 +88,7 @@ impl Region {
             let copies = self.copies(content, &pages)?;
             let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
             self.compare(content, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
-            let copies = if kept(Care::OneCopy) { copies } else { self.copies(content, &pages)? };
+            let copies = if holds(invariant::ONE_COPY) { copies } else { self.copies(content, &pages)? };
             self.keep(&pages, &copies, &stage.ranges);
             self.copies = copies;
             stage.into(&mut content.write_set);
@@ -118,8 +118,9 @@ impl Region {
     ) -> Result<()> {
         let page = self.page();
         let copy = |n: usize| &copies[n * page as usize..][..page as usize];
-        let overlays = cared(Care::CompareWithView, content.overlays());
-        let known = |at: &u64| self.pages.get(at).filter(|_| kept(Care::CompareWithView)).and_then(Option::as_deref);
+        let overlays = value_if_holds(invariant::COMPARE_WITH_VIEW, content.overlays());
+        let known =
+            |at: &u64| self.pages.get(at).filter(|_| holds(invariant::COMPARE_WITH_VIEW)).and_then(Option::as_deref);
         let mut base = Vec::new();
         let mut i = 0;
         while i < pages.len() {
@@ -214,7 +215,7 @@ impl Stage {
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn into(self, write_set: &mut Layer) {
+    fn into(self, write_set: &mut Overlay) {
         let bytes = Bytes::from(self.bytes);
         let mut at = 0;
         for range in self.ranges {
