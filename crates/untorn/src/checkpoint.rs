@@ -46,7 +46,7 @@ struct Part {
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
 pub struct Checkpoint<'a> {
     engine: &'a Engine,
-    cut: CheckpointTarget,
+    target: CheckpointTarget,
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
     done: bool,
@@ -71,8 +71,8 @@ impl Engine {
         if let Some(e) = state.journal.failure() {
             return Err(e);
         }
-        let cut = state.journal.begin_checkpoint();
-        if cut.checkpoint_lsn == state.journal.header().checkpoint_lsn {
+        let target = state.journal.begin_checkpoint();
+        if target.checkpoint_lsn == state.journal.header().checkpoint_lsn {
             return Ok(None);
         }
         let mut files = Vec::new();
@@ -97,7 +97,7 @@ impl Engine {
             files.push(Part { file, overlay, again, names_changed });
         }
         let dirs = std::mem::take(&mut state.dirs);
-        Ok(Some(Checkpoint { engine: self, cut, files, dirs, done: false }))
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, done: false }))
     }
 }
 
@@ -182,7 +182,7 @@ impl<'a> Checkpoint<'a> {
         meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
         if !contents_only {
-            set_checkpoint_lsn(&*data, self.cut.durable_lsn, &path).context("set the attribute of", &path)?;
+            set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).context("set the attribute of", &path)?;
         }
         if flush && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
@@ -254,7 +254,7 @@ impl<'a> Checkpoint<'a> {
             if let Some(e) = state.journal.failure() {
                 return Err(e);
             }
-            state.journal.begin_truncate(self.cut)
+            state.journal.begin_truncate(self.target)
         };
         write.write()?;
         self.engine.journal.lock().journal.finish_truncate(write);

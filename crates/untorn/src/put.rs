@@ -46,10 +46,10 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// a replacement would part.
 pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
     let target = Target::find(path)?;
-    match target.home()? {
-        Home::Plain => target.replace(from),
-        Home::Lone => target.commit_alone(from),
-        Home::Store { root, inside } => target.commit_in(&root, &inside, from),
+    match target.managed()? {
+        Managed::No => target.replace(from),
+        Managed::Standalone => target.commit_alone(from),
+        Managed::InStore { root, inside } => target.commit_in(&root, &inside, from),
     }
 }
 
@@ -76,13 +76,13 @@ fn conflict(path: &Path, detail: &str) -> Error {
 }
 
 /// Which store the file belongs to, if any.
-enum Home {
+enum Managed {
     /// Nobody but the file system.
-    Plain,
+    No,
     /// The private store beside it.
-    Lone,
+    Standalone,
     /// The store of this directory, in which the file has this path.
-    Store { root: PathBuf, inside: PathBuf },
+    InStore { root: PathBuf, inside: PathBuf },
 }
 
 /// What is to be replaced, held open so that nobody can exchange it for something else.
@@ -117,10 +117,10 @@ impl Target {
     }
 
     /// Finds the store that the file belongs to: its own beside it, or one above it on the same mount.
-    fn home(&self) -> Result<Home> {
+    fn managed(&self) -> Result<Managed> {
         let here = fs::fstat(&self.dir).map_err(|e| io("look at the directory of", &self.path, e))?;
         if self.is_ours(&sibling(&self.path, STORE_NAME), &here) {
-            return Ok(Home::Lone);
+            return Ok(Managed::Standalone);
         }
         for root in self.path.ancestors().skip(1) {
             // A store never crosses a mount.
@@ -129,11 +129,11 @@ impl Target {
             }
             if self.is_ours(&root.join(STORE_NAME), &here) {
                 let inside = self.path.strip_prefix(root).expect("an ancestor is a prefix").to_owned();
-                return Ok(Home::Store { root: root.to_owned(), inside });
+                return Ok(Managed::InStore { root: root.to_owned(), inside });
             }
         }
         self.check_strayed()?;
-        Ok(Home::Plain)
+        Ok(Managed::No)
     }
 
     /// Whether the journal at this path has a say in the file. One that a stranger planted next to a
@@ -261,7 +261,7 @@ impl Target {
             }
             _ => false,
         };
-        let managed_now = !matches!(self.home()?, Home::Plain);
+        let managed_now = !matches!(self.managed()?, Managed::No);
         if !same || managed_now {
             return Err(conflict(&self.path, "was replaced, removed or opened by somebody else in the meantime"));
         }

@@ -413,7 +413,7 @@ impl<'a> Checker<'a> {
         let offset = entry.pointer.wrapping_sub(self.base);
         match self.find(offset) {
             Some(found) => {
-                let (start, bytes) = self.extent(found);
+                let (start, bytes) = self.bounds(found);
                 let end = offset.checked_add(entry.size);
                 unless(end.is_some_and(|end| end <= start + bytes), "it reaches beyond its allocation");
             }
@@ -461,7 +461,7 @@ impl<'a> Checker<'a> {
             let left = (0..of.div_ceil(64)).flat_map(move |word| {
                 ones(self.used[chunk.bits + word] & !self.reached[chunk.bits + word]).map(move |n| word * 64 + n)
             });
-            left.map(move |block| self.extent((number, block)))
+            left.map(move |block| self.bounds((number, block)))
         })
     }
 
@@ -478,7 +478,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Where it begins, and its bytes.
-    fn extent(&self, (number, block): Allocation) -> (u64, u64) {
+    fn bounds(&self, (number, block): Allocation) -> (u64, u64) {
         let start = (number * CHUNK_BYTES) as u64;
         match self.chunks[number].kind {
             Kind::Nothing => (start, 0),
@@ -516,12 +516,12 @@ impl<'a> Checker<'a> {
         for (word, bits) in self.waiting[words].iter_mut().enumerate() {
             waiting.extend(ones(std::mem::take(bits)).map(|n| word * 64 + n));
         }
-        let extents: Vec<_> = waiting.into_iter().map(|block| self.extent((number, block))).collect();
-        let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
+        let found: Vec<_> = waiting.into_iter().map(|block| self.bounds((number, block))).collect();
+        let bytes = found.iter().map(|(_, bytes)| bytes).sum();
         let start = (number * CHUNK_BYTES) as u64;
         if bytes < CHUNK_BYTES as u64 / 8 || bytes > CHUNK_BYTES as u64 {
             // Few, or one that is large.
-            for (offset, bytes) in extents {
+            for (offset, bytes) in found {
                 self.scan(offset, bytes, buf)?;
             }
             return Ok(bytes);
@@ -529,7 +529,7 @@ impl<'a> Checker<'a> {
         let mut all = std::mem::take(buf);
         all.resize(CHUNK_BYTES, 0);
         self.image.read(&mut all, start)?;
-        for (offset, bytes) in extents {
+        for (offset, bytes) in found {
             let at = (offset - start) as usize;
             self.scan_bytes(&all[at..at + bytes as usize]);
         }
