@@ -39,11 +39,23 @@ pub(crate) enum Lock {
     WholeFile,
 }
 
+/// The life of one process, and what it did.
+pub(crate) struct Life {
+    pub alive: AtomicBool,
+    counters: Mutex<Counters>,
+}
+
+impl Life {
+    pub fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What dies with the processes, and what only the laboratory knows.
 pub(crate) struct Machine {
     pub state: State,
     /// Open files: by handle, the inode and the life of the process.
-    open: BTreeMap<u64, (Slot, Arc<AtomicBool>)>,
+    open: BTreeMap<u64, (Slot, Arc<Life>)>,
     pub locks: BTreeMap<(Slot, Lock), u64>,
     /// Mappings, by the handle that each has of its file.
     pub maps: BTreeMap<u64, Mapped>,
@@ -51,7 +63,7 @@ pub(crate) struct Machine {
     /// Failed writebacks, per file and in all.
     pub failures: BTreeMap<Slot, u64>,
     pub all_failures: u64,
-    processes: Vec<Arc<AtomicBool>>,
+    processes: Vec<Arc<Life>>,
     calls: u64,
     crash_at: u64,
     faults: Vec<Fault>,
@@ -78,13 +90,13 @@ impl Shared {
     /// happen, and keeps a snapshot of the moment before it.
     pub fn call<T>(
         &self,
-        alive: &AtomicBool,
+        life: &Life,
         call: Call,
         describe: impl FnOnce() -> String,
         act: impl FnOnce(&mut Machine, Option<What>) -> io::Result<T>,
     ) -> io::Result<T> {
         let mut machine = self.machine();
-        if !alive.load(SeqCst) {
+        if !life.alive.load(SeqCst) {
             return Err(errno(libc::EBADF));
         }
         let number = machine.calls;
@@ -104,6 +116,7 @@ impl Shared {
                 if let Call::Sync(step) = call {
                     machine.syncs[step as usize] += 1;
                     machine.counters.syncs += 1;
+                    life.counters().syncs += 1;
                 }
                 let writes = matches!(call, Call::Write | Call::Size);
                 if writes {
@@ -162,9 +175,9 @@ impl Machine {
         self.state.fail_writeback(slot, how);
     }
 
-    pub fn opened(&mut self, slot: Slot, alive: &Arc<AtomicBool>) -> u64 {
+    pub fn opened(&mut self, slot: Slot, life: &Arc<Life>) -> u64 {
         self.next_handle += 1;
-        self.open.insert(self.next_handle, (slot, alive.clone()));
+        self.open.insert(self.next_handle, (slot, life.clone()));
         self.next_handle
     }
 
@@ -191,9 +204,9 @@ impl Machine {
     }
 
     /// Ends one process: its files close now, not when their handles are dropped.
-    pub fn kill(&mut self, process: &Arc<AtomicBool>) {
-        process.store(false, SeqCst);
-        let own = self.open.iter().filter(|(_, (_, alive))| Arc::ptr_eq(alive, process));
+    pub fn kill(&mut self, process: &Arc<Life>) {
+        process.alive.store(false, SeqCst);
+        let own = self.open.iter().filter(|(_, (_, life))| Arc::ptr_eq(life, process));
         for handle in own.map(|(handle, _)| *handle).collect::<Vec<_>>() {
             self.close(handle);
         }
@@ -260,9 +273,9 @@ impl SimDisk {
     /// A new process of this effective user.
     pub fn spawn_as(&self, user: u32) -> Arc<SimProcess> {
         let mut machine = self.machine();
-        let alive = Arc::new(AtomicBool::new(true));
-        machine.processes.push(alive.clone());
-        SimProcess::new(&self.shared, &machine, alive, user)
+        let life = Arc::new(Life { alive: AtomicBool::new(true), counters: Mutex::default() });
+        machine.processes.push(life.clone());
+        SimProcess::new(&self.shared, &machine, life, user)
     }
 
     /// Kills all processes. The cache survives; nothing stays open or locked.

@@ -5,7 +5,7 @@
 //! to memory without a system call, [`SimDisk::load`] and [`SimDisk::store`] do. With
 //! [`Options::memory`](crate::Options::memory) there is memory at them ([`Memory`]), and programs do it themselves.
 
-use crate::disk::{Machine, Shared, SimDisk};
+use crate::disk::{Life, Machine, Shared, SimDisk};
 use crate::image::{Inode, PAGE_BYTES, Page, Slot};
 use crate::memory::Memory;
 use crate::options::Call;
@@ -16,7 +16,6 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use untorn_os::{MapRequest, Mapping, Piece, Tracker};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -40,7 +39,7 @@ struct Stored {
 /// A mapping as the kernel keeps it. It ends with its process.
 pub(crate) struct Mapped {
     slot: Slot,
-    alive: Arc<AtomicBool>,
+    life: Arc<Life>,
     addresses: Range<usize>,
     /// Accessible pages, by number.
     shown: RangeMap<u64, Shows>,
@@ -169,7 +168,7 @@ fn push(into: &mut Vec<Range<u64>>, page: u64) {
 
 pub(crate) struct SimMapping {
     shared: Arc<Shared>,
-    alive: Arc<AtomicBool>,
+    life: Arc<Life>,
     path: Box<Path>,
     handle: u64,
     addresses: Range<usize>,
@@ -179,16 +178,13 @@ pub(crate) struct SimMapping {
 impl SimMapping {
     pub fn open(
         shared: &Arc<Shared>,
-        alive: &Arc<AtomicBool>,
+        life: &Arc<Life>,
         path: &Path,
         slot: Slot,
         request: &MapRequest,
     ) -> io::Result<Box<dyn Mapping>> {
         let describe = || format!("{} map {request:?}", path.display());
-        let (handle, addresses) = shared.call(alive, Call::Map, describe, |machine, _| {
-            if machine.state.options.read_only && !request.read_only {
-                return Err(errno(libc::EROFS));
-            }
+        let (handle, addresses) = shared.call(life, Call::Map, describe, |machine, _| {
             let len = request.address_space.max(1).checked_next_multiple_of(PAGE);
             let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| errno(libc::ENOMEM))?;
             let last = machine.maps.values().map(|other| other.addresses.end).max();
@@ -201,27 +197,27 @@ impl SimMapping {
             let addresses = start..start.checked_add(len).ok_or_else(|| errno(libc::ENOMEM))?;
             let meets = |other: &Mapped| {
                 let (theirs, ours) = (&other.addresses, &addresses);
-                Arc::ptr_eq(&other.alive, alive) && theirs.start < ours.end && ours.start < theirs.end
+                Arc::ptr_eq(&other.life, life) && theirs.start < ours.end && ours.start < theirs.end
             };
             if machine.maps.values().any(meets) {
                 return Err(errno(libc::EEXIST));
             }
             // A description of its own, which lives as long as the mapping.
-            let handle = machine.opened(slot, alive);
+            let handle = machine.opened(slot, life);
             let (shown, stored) = (RangeMap::new(), BTreeMap::new());
-            let mapped = Mapped { slot, alive: alive.clone(), addresses: addresses.clone(), shown, stored, memory };
+            let mapped = Mapped { slot, life: life.clone(), addresses: addresses.clone(), shown, stored, memory };
             machine.maps.insert(handle, mapped);
             Ok((handle, addresses))
         })?;
         let tracker = request.tracker.unwrap_or(Tracker::Scan);
-        let (shared, alive) = (shared.clone(), alive.clone());
-        Ok(Box::new(SimMapping { shared, alive, path: path.into(), handle, addresses, tracker }))
+        let (shared, life) = (shared.clone(), life.clone());
+        Ok(Box::new(SimMapping { shared, life, path: path.into(), handle, addresses, tracker }))
     }
 
     fn call<T>(&self, what: &str, range: Range<u64>, act: impl FnOnce(&mut Mapped, &Inode) -> T) -> io::Result<T> {
         assert!(range.start <= range.end && range.end <= self.address_space(), "a range inside the reserved addresses");
         let describe = || format!("{} mapping: {what} {range:?}", self.path.display());
-        self.shared.call(&self.alive, Call::Map, describe, |machine, _| {
+        self.shared.call(&self.life, Call::Map, describe, |machine, _| {
             let Machine { state, maps, .. } = machine;
             let mapped = maps.get_mut(&self.handle).expect("a mapping lives as long as its process");
             let inode = state.inode(mapped.slot)?;

@@ -1,6 +1,6 @@
 //! One process on the simulated machine: the traits that Untorn is written against.
 
-use crate::disk::{Lock, Machine, Shared};
+use crate::disk::{Life, Lock, Machine, Shared};
 use crate::image::{Body, Inode, Slot};
 use crate::mapping::SimMapping;
 use crate::options::{Call, Failed, What};
@@ -9,22 +9,21 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
 
 /// A process, and the storage it sees.
 pub struct SimProcess {
     shared: Arc<Shared>,
-    alive: Arc<AtomicBool>,
+    life: Arc<Life>,
     user: u32,
     /// Failed writebacks that `syncfs` has already told, or that are older than the process.
     failures_seen: AtomicU64,
-    counters_at_start: Counters,
 }
 
 struct SimFile {
     shared: Arc<Shared>,
-    alive: Arc<AtomicBool>,
+    life: Arc<Life>,
     path: Box<Path>,
     slot: Slot,
     handle: u64,
@@ -35,19 +34,13 @@ struct SimFile {
 }
 
 impl SimProcess {
-    pub(crate) fn new(shared: &Arc<Shared>, machine: &Machine, alive: Arc<AtomicBool>, user: u32) -> Arc<SimProcess> {
-        Arc::new(SimProcess {
-            shared: shared.clone(),
-            alive,
-            user,
-            failures_seen: AtomicU64::new(machine.all_failures),
-            counters_at_start: machine.counters,
-        })
+    pub(crate) fn new(shared: &Arc<Shared>, machine: &Machine, life: Arc<Life>, user: u32) -> Arc<SimProcess> {
+        Arc::new(SimProcess { shared: shared.clone(), life, user, failures_seen: AtomicU64::new(machine.all_failures) })
     }
 
     /// Kills the process: its files say `EBADF`, and its locks and claims are free.
     pub fn kill(&self) {
-        self.shared.machine().kill(&self.alive);
+        self.shared.machine().kill(&self.life);
         self.shared.unlocked.notify_all();
     }
 
@@ -57,7 +50,7 @@ impl SimProcess {
         describe: impl FnOnce() -> String,
         act: impl FnOnce(&mut Machine) -> io::Result<T>,
     ) -> io::Result<T> {
-        self.shared.call(&self.alive, call, describe, |machine, _| act(machine))
+        self.shared.call(&self.life, call, describe, |machine, _| act(machine))
     }
 }
 
@@ -69,9 +62,7 @@ impl Storage for SimProcess {
             || format!("open {} {how:?}", path.display()),
             |machine| {
                 let state = &mut machine.state;
-                if how.write && state.options.read_only {
-                    return Err(errno(libc::EROFS));
-                }
+                state.openable(path)?;
                 let slot = match how.create {
                     Some(mode) => state.create(path, Inode::empty_file(), mode, self.user)?,
                     None => state.resolve(path)?,
@@ -79,16 +70,17 @@ impl Storage for SimProcess {
                 match state.inode(slot)?.body {
                     Body::Symlink => return Err(errno(libc::ELOOP)),
                     Body::Directory(_) if how.write => return Err(errno(libc::EISDIR)),
+                    _ if how.write && state.options.read_only => return Err(errno(libc::EROFS)),
                     _ => {}
                 }
                 let direct = how.direct && state.options.direct;
-                let handle = machine.opened(slot, &self.alive);
+                let handle = machine.opened(slot, &self.life);
                 Ok((slot, handle, machine.failures.get(&slot).copied().unwrap_or(0), direct))
             },
         )?;
         Ok(Arc::new(SimFile {
             shared: self.shared.clone(),
-            alive: self.alive.clone(),
+            life: self.life.clone(),
             path: path.into(),
             slot,
             handle,
@@ -100,7 +92,7 @@ impl Storage for SimProcess {
 
     fn stat(&self, path: &Path) -> io::Result<Meta> {
         let describe = || format!("stat {}", path.display());
-        self.call(Call::Look, describe, |machine| machine.state.meta(machine.state.resolve(path)?))
+        self.call(Call::Look, describe, |machine| machine.state.meta(machine.state.named(path)?))
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
@@ -138,10 +130,7 @@ impl Storage for SimProcess {
     fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
         let describe = || format!("set_dir_mode {} {mode:o}", path.display());
         self.call(Call::Attribute, describe, |machine| {
-            let slot = machine.state.resolve(path)?;
-            if !machine.state.inode(slot)?.is_directory() {
-                return Err(errno(libc::ENOTDIR));
-            }
+            let slot = machine.state.directory(path)?;
             machine.state.set_mode(slot, mode)
         })
     }
@@ -157,11 +146,8 @@ impl Storage for SimProcess {
 
     fn sync_dir(&self, path: &Path, step: Step) -> io::Result<()> {
         let describe = || format!("sync_dir {} ({step:?})", path.display());
-        self.shared.call(&self.alive, Call::Sync(step), describe, |machine, fault| {
-            let slot = machine.state.resolve(path)?;
-            if !machine.state.inode(slot)?.is_directory() {
-                return Err(errno(libc::ENOTDIR));
-            }
+        self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
+            let slot = machine.state.directory(path)?;
             if let Some(What::Writeback(how)) = fault {
                 if how == Failed::Landed {
                     machine.state.sync_directory(slot);
@@ -177,7 +163,7 @@ impl Storage for SimProcess {
 
     fn sync_everything(&self, step: Step) -> io::Result<()> {
         let describe = || format!("sync_everything ({step:?})");
-        self.shared.call(&self.alive, Call::Sync(step), describe, |machine, fault| {
+        self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
             if machine.state.options.skips(step) {
                 return Ok(());
             }
@@ -234,12 +220,7 @@ impl Storage for SimProcess {
     fn pause(&self) {}
 
     fn counters(&self) -> Counters {
-        let (now, then) = (self.shared.machine().counters, self.counters_at_start);
-        Counters {
-            syncs: now.syncs - then.syncs,
-            writes: now.writes - then.writes,
-            bytes_written: now.bytes_written - then.bytes_written,
-        }
+        *self.life.counters()
     }
 }
 
@@ -255,7 +236,7 @@ impl SimFile {
         describe: impl FnOnce() -> String,
         act: impl FnOnce(&mut Machine, Option<What>) -> io::Result<T>,
     ) -> io::Result<T> {
-        self.shared.call(&self.alive, call, || format!("{} {}", self.path.display(), describe()), act)
+        self.shared.call(&self.life, call, || format!("{} {}", self.path.display(), describe()), act)
     }
 
     /// A call on a file that must be open for writing.
@@ -288,10 +269,20 @@ impl SimFile {
         })
     }
 
+    /// The inode of something that has contents.
+    fn readable<'m>(&self, machine: &'m Machine, offset: u64) -> io::Result<&'m Inode> {
+        State::offset(offset)?;
+        let inode = machine.state.inode(self.slot)?;
+        if inode.is_directory() { Err(errno(libc::EISDIR)) } else { Ok(inode) }
+    }
+
     fn try_lock(&self, machine: &mut Machine, lock: Lock) -> bool {
         *machine.locks.entry((self.slot, lock)).or_insert(self.handle) == self.handle
     }
 }
+
+/// A longer attribute is none of Untorn's: its value is not read.
+const ATTRIBUTE_BYTES_READ_MAX: usize = 256;
 
 /// At most as many bytes as a planned short read or write lets through.
 fn shortened(len: usize, fault: Option<What>) -> usize {
@@ -310,11 +301,7 @@ impl File for SimFile {
                 State::aligned(buf, offset)?;
             }
             let len = shortened(buf.len(), fault);
-            let inode = machine.state.inode(self.slot)?;
-            if inode.is_directory() {
-                return Err(errno(libc::EISDIR));
-            }
-            Ok(inode.read(&mut buf[..len], offset))
+            Ok(self.readable(machine, offset)?.read(&mut buf[..len], offset))
         })
     }
 
@@ -332,8 +319,10 @@ impl File for SimFile {
                 }
                 let len = shortened(buf.len(), fault);
                 let n = machine.state.write(self.slot, &buf[..len], offset, self.direct)?;
-                machine.counters.writes += 1;
-                machine.counters.bytes_written += n as u64;
+                for counters in [&mut machine.counters, &mut *self.life.counters()] {
+                    counters.writes += 1;
+                    counters.bytes_written += n as u64;
+                }
                 Ok(n)
             },
         )
@@ -344,13 +333,21 @@ impl File for SimFile {
         let describe = || format!("read past cache {offset}+{len}");
         self.call(Call::Read, describe, |machine, fault| {
             State::aligned(buf, offset)?;
+            self.readable(machine, offset)?;
             let len = shortened(buf.len(), fault);
             machine.state.read_device(self.slot, &mut buf[..len], offset)
         })
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
-        self.change(Call::Size, || format!("set_len {size}"), |machine| machine.set_len(self.slot, size))
+        let describe = || format!("set_len {size}");
+        self.call(Call::Size, describe, |machine, _| {
+            // `ftruncate` has its own word for this.
+            if !self.write {
+                return Err(errno(libc::EINVAL));
+            }
+            machine.set_len(self.slot, size)
+        })
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -383,7 +380,10 @@ impl File for SimFile {
         self.call(
             Call::Look,
             || "attribute".to_owned(),
-            |machine, _| Ok(machine.state.inode(self.slot)?.attribute.as_deref().map(<[u8]>::to_vec)),
+            |machine, _| {
+                let value = machine.state.inode(self.slot)?.attribute.as_deref();
+                Ok(value.map(|value| if value.len() > ATTRIBUTE_BYTES_READ_MAX { Vec::new() } else { value.to_vec() }))
+            },
         )
     }
 
@@ -403,14 +403,14 @@ impl File for SimFile {
 
     fn lock(&self, wait: bool) -> io::Result<bool> {
         let describe = || format!("lock, wait: {wait}");
-        let got = self.call(Call::Look, describe, |machine, _| Ok(self.try_lock(machine, Lock::WholeFile)))?;
+        let got = self.change(Call::Look, describe, |machine| Ok(self.try_lock(machine, Lock::WholeFile)))?;
         if got || !wait {
             return Ok(got);
         }
         // Waiting is one call, however long it takes.
         let mut machine = self.shared.machine();
         loop {
-            if !self.alive.load(SeqCst) {
+            if !self.life.alive.load(SeqCst) {
                 return Err(errno(libc::EBADF));
             }
             if self.try_lock(&mut machine, Lock::WholeFile) {
@@ -431,7 +431,7 @@ impl File for SimFile {
     }
 
     fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
-        SimMapping::open(&self.shared, &self.alive, &self.path, self.slot, request)
+        SimMapping::open(&self.shared, &self.life, &self.path, self.slot, request)
     }
 }
 

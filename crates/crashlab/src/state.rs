@@ -2,7 +2,7 @@
 
 use crate::effect::{Effect, Patch, sector_mask};
 use crate::image::{Body, Image, Inode, Name, PAGE_BYTES, Page, RESERVED, ROOT, Slot, mix, read_pages};
-use crate::options::Options;
+use crate::options::{Options, Profile};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Component, Path};
@@ -78,17 +78,43 @@ impl State {
 
     // --- names
 
+    /// Refuses paths that would lead outside, and names that Linux does not take.
+    pub fn inside(path: &Path) -> io::Result<()> {
+        if path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(errno(libc::EXDEV));
+        }
+        if path.as_os_str().as_encoded_bytes().contains(&0) { Err(errno(libc::EINVAL)) } else { Ok(()) }
+    }
+
     pub fn resolve(&self, path: &Path) -> io::Result<Slot> {
+        State::inside(path)?;
         let mut at = ROOT;
         for part in path.components() {
-            let name = match part {
-                Component::Normal(name) => name,
-                Component::CurDir => continue,
-                _ => return Err(errno(libc::EXDEV)),
-            };
-            at = self.child(at, name)?.ok_or_else(|| errno(libc::ENOENT))?;
+            if let Component::Normal(name) = part {
+                at = self.child(at, name)?.ok_or_else(|| errno(libc::ENOENT))?;
+            }
         }
         Ok(at)
+    }
+
+    /// The inode that a path names, found as `lstat` finds it; the empty path is the root.
+    pub fn named(&self, path: &Path) -> io::Result<Slot> {
+        if path.as_os_str().is_empty() {
+            return Ok(ROOT);
+        }
+        self.place(path)?.2.ok_or_else(|| errno(libc::ENOENT))
+    }
+
+    /// Opening a file looks for all of its path at once and tells apart a link on the way.
+    pub fn openable(&self, path: &Path) -> io::Result<()> {
+        let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
+        State::inside(path)?;
+        if matches!(self.inode(directory)?.body, Body::Symlink) { Err(errno(libc::ELOOP)) } else { Ok(()) }
+    }
+
+    pub fn directory(&self, path: &Path) -> io::Result<Slot> {
+        let slot = self.resolve(path)?;
+        if self.inode(slot)?.is_directory() { Ok(slot) } else { Err(errno(libc::ENOTDIR)) }
     }
 
     fn child(&self, directory: Slot, name: &OsStr) -> io::Result<Option<Slot>> {
@@ -104,18 +130,19 @@ impl State {
     /// The directory that holds a name, the name, and what has it.
     fn place(&self, path: &Path) -> io::Result<(Slot, Name, Option<Slot>)> {
         let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
+        State::inside(path)?;
         let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
+        // Where a directory is asked for, a link itself is none.
+        if matches!(self.inode(directory)?.body, Body::Symlink) {
+            return Err(errno(libc::ENOTDIR));
+        }
         let taken = self.child(directory, name)?;
         Ok((directory, Arc::from(name), taken))
     }
 
     pub fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
-        let inode = self.inode(self.resolve(path)?)?;
-        match &inode.body {
-            Body::Directory(entries) => Ok(entries.iter().map(|(name, _)| name.to_os_string()).collect()),
-            Body::Symlink => Err(errno(libc::ELOOP)),
-            Body::File { .. } => Err(errno(libc::ENOTDIR)),
-        }
+        let entries = self.inode(self.directory(path)?)?.entries();
+        Ok(entries.iter().map(|(name, _)| name.to_os_string()).collect())
     }
 
     fn writable(&self) -> io::Result<()> {
@@ -124,11 +151,11 @@ impl State {
 
     /// Makes an inode and its name; it exists on the disk without a name until the name is durable.
     pub fn create(&mut self, path: &Path, body: Body, mode: u32, user: u32) -> io::Result<Slot> {
-        self.writable()?;
         let (directory, name, taken) = self.place(path)?;
         if taken.is_some() {
             return Err(errno(libc::EEXIST));
         }
+        self.writable()?;
         // The lowest free number, as ext4 gives it out: a number is no identity.
         let mut used: Vec<u64> = self.live.inodes().map(|(_, inode)| inode.number).collect();
         used.sort_unstable();
@@ -182,13 +209,16 @@ impl State {
         let (from_directory, from_name, slot) = self.place(from)?;
         let slot = slot.ok_or_else(|| errno(libc::ENOENT))?;
         let (directory, name, taken) = self.place(to)?;
+        if taken.is_some() && !replace {
+            return Err(errno(libc::EEXIST));
+        }
         if to != from && to.starts_with(from) {
             return Err(errno(libc::EINVAL));
         }
+        if to != from && from.starts_with(to) {
+            return Err(errno(libc::ENOTEMPTY));
+        }
         if let Some(taken) = taken {
-            if !replace {
-                return Err(errno(libc::EEXIST));
-            }
             if taken == slot {
                 return Ok(None);
             }
@@ -295,6 +325,7 @@ impl State {
         if !matches!(inode.body, Body::File { .. }) {
             return Err(errno(libc::EINVAL));
         }
+        State::offset(offset)?;
         if offset.saturating_add(buf.len() as u64) > FILE_BYTES_MAX {
             return Err(errno(libc::EFBIG));
         }
@@ -330,6 +361,7 @@ impl State {
 
     pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
         self.writable()?;
+        State::offset(to)?;
         let cut: Vec<_> = {
             let pages = self.inode(slot)?.pages();
             let keep = to.div_ceil(PAGE_BYTES as u64).min(pages.len() as u64) as usize;
@@ -347,6 +379,7 @@ impl State {
 
     pub fn allocate(&mut self, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
         self.writable()?;
+        State::offset(offset)?;
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or_else(|| errno(libc::EINVAL))?;
         if end > FILE_BYTES_MAX {
             return Err(errno(libc::EFBIG));
@@ -354,7 +387,17 @@ impl State {
         let range = (offset / PAGE_BYTES as u64) as u32..end.div_ceil(PAGE_BYTES as u64) as u32;
         let inode = self.inode(slot)?;
         let new = range.clone().filter(|&index| inode.page(index).is_none()).count() as u64;
-        if new > self.free_pages() {
+        let free = self.free_pages();
+        if new > free {
+            // ext4 keeps what it got so far.
+            if self.options.profile == Profile::Ext4 && free > 0 {
+                let missing = range.clone().filter(|&index| inode.page(index).is_none());
+                let last = missing.take(free as usize).last().expect("some are missing");
+                let size = inode.size().max(((last as u64 + 1) * PAGE_BYTES as u64).min(end));
+                let to = (size > inode.size()).then_some(size);
+                self.tick();
+                self.push_applied(Effect::Size { slot, to, reserve: range.start..last + 1 });
+            }
             return Err(errno(libc::ENOSPC));
         }
         let to = (end > inode.size()).then_some(end);
@@ -479,6 +522,11 @@ impl State {
     pub fn space(&self) -> (u64, u64) {
         let total = self.options.capacity_bytes.unwrap_or(1 << 40);
         (self.free_pages().min(total / PAGE_BYTES as u64) * PAGE_BYTES as u64, total)
+    }
+
+    /// An offset is a signed number for Linux.
+    pub fn offset(offset: u64) -> io::Result<()> {
+        if i64::try_from(offset).is_ok() { Ok(()) } else { Err(errno(libc::EINVAL)) }
     }
 
     pub fn aligned(buf: &[u8], offset: u64) -> io::Result<()> {

@@ -4,8 +4,10 @@
 //! on one file system) and [`File`] (one open file in it). [`Linux`] is the real one; the crash
 //! laboratory puts a simulated disk behind the same traits and cuts its power at every call.
 //!
-//! Paths are relative to the storage's root directory. They never leave it: `..`, absolute paths,
-//! symbolic links and mount points on the way are refused.
+//! Paths are relative to the storage's root directory: names, joined by single slashes. They never
+//! leave it: `..`, absolute paths, symbolic links and mount points on the way are refused.
+//!
+//! What both sides promise is tried, call by call, by `crates/crashlab/tests/storage_contract`.
 //!
 //! Every call that makes something durable names its reason, a [`Step`]. The crash laboratory
 //! takes the steps away one at a time and shows that each is needed.
@@ -57,7 +59,7 @@ pub struct Meta {
     pub size: u64,
     /// Modification time in nanoseconds since the epoch. A hint in a living system, no proof after a crash.
     pub mtime_ns: i128,
-    /// Number of hard links.
+    /// Number of hard links of a file. Of a directory, whatever the file system counts.
     pub links: u64,
     /// Permission bits (0o7777).
     pub mode: u32,
@@ -94,7 +96,7 @@ impl Open {
     }
 }
 
-/// Totals since the storage was opened.
+/// Totals of one storage and its files, since the storage was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Calls of `fdatasync`, `fsync` and `syncfs`.
@@ -117,16 +119,22 @@ pub struct Space {
 }
 
 /// A directory tree on one file system.
+///
+/// In every call, `..` and absolute paths are `EXDEV`, or `EINVAL` where they end in no name. A symbolic link
+/// on the way is `ELOOP`; in calls other than [`Storage::open`], a link in the place of the last directory is
+/// `ENOTDIR`.
 pub trait Storage: Send + Sync {
     /// Opens a regular file, or anything else (the caller looks at [`File::meta`]) without blocking.
-    /// Never follows a symbolic link (`ELOOP`), never crosses a mount (`EXDEV`).
+    /// Never follows a symbolic link (`ELOOP`), never crosses a mount (`EXDEV`). A directory can be opened
+    /// for reading only (`EISDIR`).
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
     /// `lstat`. The empty path is the root directory.
     fn stat(&self, path: &Path) -> io::Result<Meta>;
     /// Names in a directory, unsorted, without `.` and `..`. The empty path is the root directory.
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
-    /// Renames a file or directory. With `replace`, an existing file of the new name is replaced
-    /// atomically; without, `EEXIST`.
+    /// Renames a file or directory. With `replace`, an existing file or empty directory of the new name
+    /// is replaced atomically; without, `EEXIST`. A directory that is not empty is not replaced: `ENOTEMPTY`,
+    /// and `EEXIST` on XFS. Two names of one file both stay.
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
     /// Removes a file's name.
     fn unlink(&self, path: &Path) -> io::Result<()>;
@@ -178,7 +186,8 @@ pub trait File: Send + Sync {
     /// `ftruncate`.
     fn set_len(&self, size: u64) -> io::Result<()>;
     /// Reserves space for a range, extending the file if need be (`fallocate`); a no-op where the
-    /// file system cannot.
+    /// file system cannot. Without room (`ENOSPC`) the file may have become longer, by zeros: ext4 keeps what
+    /// it got so far.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Makes a range within the file read as zeros, without changing the file's length.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
@@ -190,7 +199,8 @@ pub trait File: Send + Sync {
     fn meta(&self) -> io::Result<Meta>;
     /// `fchmod`, exactly these permission bits.
     fn set_mode(&self, mode: u32) -> io::Result<()>;
-    /// The extended attribute `user.untorn`, or `None`.
+    /// The extended attribute `user.untorn`, or `None`. One of more than 256 bytes is none of ours: it is
+    /// told of as empty.
     fn attribute(&self) -> io::Result<Option<Vec<u8>>>;
     /// Sets the extended attribute `user.untorn`.
     fn set_attribute(&self, value: &[u8]) -> io::Result<()>;
@@ -199,7 +209,8 @@ pub trait File: Send + Sync {
     /// Claims the file against other claims, through any other opening of it (`flock`, exclusive,
     /// without waiting). False: somebody else holds it. Ends when this `File` is dropped.
     fn try_claim(&self) -> io::Result<bool>;
-    /// Takes the open-file-description write lock on the whole file, waiting for it if asked.
+    /// Takes the open-file-description write lock on the whole file, waiting for it if asked. The file is
+    /// open for writing (`EBADF`).
     /// False: somebody else holds it. Ends when this `File` is dropped.
     fn lock(&self, wait: bool) -> io::Result<bool>;
     /// Whether somebody else holds [`File::lock`], without taking it.

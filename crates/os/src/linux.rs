@@ -70,6 +70,10 @@ impl Linux {
     /// Opens beneath the root, through neither links nor mounts.
     fn open_beneath(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let root = self.root.get()?;
+        // `openat2` would let those pass that stay inside.
+        if path.components().any(|part| part == Component::ParentDir) {
+            return Err(Errno::XDEV.into());
+        }
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         if self.has_openat2.load(Relaxed) {
