@@ -5,15 +5,15 @@
 //! are taken one after the other up to a bound, then by chance from a seed; a state that was checked
 //! before, with the same states allowed, is not recovered twice.
 
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::image::{hash_bytes, mix};
-use crate::judge::{Judge, class_after, crash};
-use crate::model::{COMMITS_MAX, Files, Model, numbers};
-use crate::options::Failed;
+use crate::fixture::{Expect, prepare};
+use crate::oracle::{Judge, class_after, crash};
 use crate::program::{Case, How, Op, Setup, Trouble};
-use crate::run::Runner;
-use crate::stage::{Expect, prepare};
+use crate::reference_model::{COMMITS_MAX, Files, Model, numbers};
+use crate::runner::Runner;
+use crate::simulation::Failed;
+use crate::simulation::SimDisk;
+use crate::simulation::Snapshot;
+use crate::simulation::inodes::{hash_bytes, mix};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};

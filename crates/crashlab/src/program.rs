@@ -4,8 +4,8 @@
 //! first, as a commit of its own; an operation that cannot be (removing what is not there) must be
 //! refused and change nothing.
 
-use crate::cut::Cut;
-use crate::options::{Failed, Fault, Model, On, Options, PROFILES, Profile, What};
+use crate::simulation::Cut;
+use crate::simulation::{Failed, Fault, Model, On, Options, PROFILES, Profile, What};
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,34 +1,18 @@
 //! Runs a program on a simulated disk, step by step beside the reference model.
 
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::mapped::Mapped;
-use crate::model::{Change, Changes, Files, Model as Reference, Node};
-use crate::names::mixture;
-use crate::process::SimProcess;
-use crate::program::{Op, Setup, Start};
-use crate::stage::{ELSEWHERE, Expect, MANY, find_state, many_name, plain_files, store_options, umask};
+use crate::differences::mixture;
+use crate::fixture::{ELSEWHERE, MANY, find_state, many_name, plain_files, store_options};
+use crate::program::{Op, Start};
+use crate::reference_model::{Files, Node};
+use crate::runner::{KillOnDrop, Runner, Step, Stop, wrong};
+use crate::simulation::SimProcess;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn::{Checkpoint, Error, FailureClass, File, Outcome, Store, Ticket};
+use untorn::{Checkpoint, FailureClass, File, Store};
 use untorn_journal::home::Home;
 
 /// What a commit needs at most, in bytes of journal: two blocks, if it makes its file first.
 const ROOM_BYTES_MIN: u64 = 8 << 10;
-
-/// Why a run ended early.
-pub(crate) enum Stop {
-    /// Something that must not be.
-    Wrong(String),
-    /// After a planned fault the program cannot go on, which is its right.
-    GaveUp,
-}
-
-pub(crate) type Step<T> = Result<T, Stop>;
-
-pub(crate) fn wrong<T>(what: impl Into<String>) -> Step<T> {
-    Err(Stop::Wrong(what.into()))
-}
 
 /// A checkpoint that a program has begun.
 enum Stage<'s> {
@@ -68,59 +52,7 @@ enum Edit {
     Zero(u64, u64),
 }
 
-/// Ends a process before its store is dropped: dropping would close it, which is no part of the program.
-pub(crate) struct KillOnDrop(pub Arc<SimProcess>);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        self.0.kill();
-    }
-}
-
-/// A program on its way.
-pub(crate) struct Runner<'d> {
-    pub disk: &'d SimDisk,
-    pub setup: &'d Setup,
-    pub reference: Reference,
-    class: FailureClass,
-    exposed: bool,
-    away: bool,
-    /// A fault is planned: errors are to be expected.
-    pub faults: bool,
-    /// An error was seen.
-    pub troubled: bool,
-    pub serial: usize,
-    pub handles: Vec<File>,
-    pub tickets: Vec<(Ticket, usize)>,
-    /// The file that is mapped, if one is.
-    pub mapped: Option<Mapped>,
-    /// The moments of the last operation, or of the whole program if a fault is planned.
-    pub snapshots: Vec<Snapshot>,
-    /// The last operation did something.
-    pub moved: bool,
-}
-
-impl<'d> Runner<'d> {
-    /// On a disk made by [`prepare`].
-    pub fn new(disk: &'d SimDisk, setup: &'d Setup, faults: bool) -> Runner<'d> {
-        Runner {
-            disk,
-            setup,
-            reference: Reference::new(plain_files(disk)),
-            class: FailureClass::Power,
-            exposed: false,
-            away: false,
-            faults,
-            troubled: false,
-            serial: 0,
-            handles: Vec::new(),
-            tickets: Vec::new(),
-            mapped: None,
-            snapshots: Vec::new(),
-            moved: false,
-        }
-    }
-
+impl Runner<'_> {
     /// Runs a program, and keeps the moments of its last operation.
     pub fn run(&mut self, ops: &[Op]) -> Result<(), String> {
         if ops.is_empty() || self.faults {
@@ -276,47 +208,7 @@ impl<'d> Runner<'d> {
         Ok(())
     }
 
-    fn mark(&self) {
-        let allowed = self.reference.allowed();
-        let expect = Expect { allowed, class: self.class, exposed: self.exposed, away: self.away };
-        self.disk.set_mark(expect.pack());
-    }
-
     // --- errors
-
-    /// An error of something that is no commit.
-    pub fn refused(&mut self, what: &str, e: &Error) -> Step<()> {
-        self.troubled = true;
-        if self.faults { Ok(()) } else { wrong(format!("{what} failed: {e}")) }
-    }
-
-    /// The answer to a commit.
-    pub fn answer(&mut self, number: usize, result: Result<(), Error>) -> Step<bool> {
-        let done = result.is_ok();
-        match result {
-            Ok(()) => self.reference.acknowledge(number),
-            Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) if self.faults => {
-                self.troubled = true;
-            }
-            Err(e) => {
-                self.reference.refuse(number);
-                self.refused("commit", &e)?;
-            }
-        }
-        self.mark();
-        Ok(done)
-    }
-
-    /// Takes the answers of asynchronous commits that have been written by now.
-    fn answers(&mut self) -> Step<()> {
-        for (ticket, number) in std::mem::take(&mut self.tickets) {
-            match ticket.poll() {
-                Some(result) => drop(self.answer(number, result)?),
-                None => self.tickets.push((ticket, number)),
-            }
-        }
-        Ok(())
-    }
 
     // --- checkpoints
 
@@ -386,33 +278,6 @@ impl<'d> Runner<'d> {
         if waits { Ok(()) } else { self.answers() }
     }
 
-    /// The handle of a file; the file is made, as a commit of its own, if there is none.
-    pub fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
-        let path = Path::new(name);
-        if self.reference.now.contains_key(path) {
-            return match store.file(name) {
-                Ok(file) => self.keep(file),
-                Err(e) => self.refused("opening a file", &e).map(|()| None),
-            };
-        }
-        let node = Node::File(Vec::new(), 0o666 & !umask());
-        let number = self.submit(vec![Change::Set(path.to_owned(), node.clone())]);
-        let created = store.create(name);
-        let (file, result) = match created {
-            Ok(file) => (Some(file), Ok(())),
-            Err(e) => (None, Err(e)),
-        };
-        if self.answer(number, result)? {
-            self.reference.now.insert(path.to_owned(), node);
-        }
-        file.map_or(Ok(None), |file| self.keep(file))
-    }
-
-    fn keep(&mut self, file: File) -> Step<Option<usize>> {
-        self.handles.push(file);
-        Ok(Some(self.handles.len() - 1))
-    }
-
     /// Changes a file without committing; false: it was refused.
     fn edit(&mut self, store: &Store, name: &str, edit: Edit) -> Step<bool> {
         let Some(at) = self.handle(store, name)? else { return Ok(false) };
@@ -460,27 +325,6 @@ impl<'d> Runner<'d> {
             *old = contents;
         }
         Ok(true)
-    }
-
-    pub fn forget_changes(&mut self, name: &str) {
-        let path = Path::new(name);
-        match self.reference.committed_at(path) {
-            Some(node) => drop(self.reference.now.insert(path.to_owned(), node)),
-            None => drop(self.reference.now.remove(path)),
-        }
-    }
-
-    pub fn submit(&mut self, changes: Changes) -> usize {
-        self.exposed |= self.class == FailureClass::Process;
-        let number = self.reference.submit(changes);
-        self.mark();
-        number
-    }
-
-    /// What a commit of these files changes.
-    pub fn changes_of(&self, names: &[String]) -> Changes {
-        let node = |name: &String| self.reference.now.get(Path::new(name)).cloned();
-        names.iter().filter_map(|name| Some(Change::Set(name.into(), node(name)?))).collect()
     }
 
     fn edit_and_commit(&mut self, store: &Store, name: &str, edit: Edit) -> Step<()> {

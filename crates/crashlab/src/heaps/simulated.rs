@@ -3,17 +3,17 @@
 //! The program runs in step with its twin. After a crash the heap must hold, to the last byte, what it held at the
 //! last acknowledged commit, or at one that had begun; and go on from there in step with that commit's twin.
 
-use super::file::blocks_of;
-use super::twin::Twin;
-use super::world::World;
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::image::{hash_bytes, mix};
-use crate::judge::crash;
-use crate::options::Options;
+use super::heap_fixture::World;
+use super::heap_layout::blocks_of;
+use super::heap_model::Twin;
+use crate::fixture::store_options;
+use crate::oracle::crash;
 use crate::program::{How, Journal, Setup, Start, Trouble};
-use crate::run::KillOnDrop;
-use crate::stage::store_options;
+use crate::runner::KillOnDrop;
+use crate::simulation::Options;
+use crate::simulation::SimDisk;
+use crate::simulation::Snapshot;
+use crate::simulation::inodes::{hash_bytes, mix};
 use fastrand::Rng;
 use std::collections::HashSet;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Many crash states of one recording.
 
 use super::bench::{Bench, Check, Verdict};
+use super::crash_state::State;
 use super::recording::{Recording, apply};
-use super::state::State;
 use crate::device::{FileSystem, Image};
 use anyhow::Result;
 use std::collections::HashSet;

@@ -1,8 +1,8 @@
 //! Makes a violation small: as few lost writes as will do.
 
 use super::bench::{Bench, Check, Verdict};
+use super::crash_state::{Fate, State};
 use super::recording::Recording;
-use super::state::{Fate, State};
 use anyhow::Result;
 
 /// Gives back, as long as it still fails, whatever was lost: first many writes at a time, then single ones,

@@ -8,18 +8,18 @@
 //! refuses is made small ([`minimise`]) and explained ([`explain`]).
 
 mod bench;
+mod crash_state;
 mod explain;
 mod explore;
 mod extents;
 mod minimise;
-mod record;
+mod recorded_run;
 mod recording;
-mod state;
 
 pub use bench::{Bench, Check, Verdict};
+pub use crash_state::{Fate, SECTOR_BYTES, State};
 pub use explain::explain;
 pub use explore::{Exploration, Totals, Violation, seed_of};
 pub use minimise::minimise;
-pub use record::{Program, Recorded, record};
+pub use recorded_run::{Program, Recorded, record};
 pub use recording::Recording;
-pub use state::{Fate, SECTOR_BYTES, State};

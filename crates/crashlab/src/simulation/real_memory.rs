@@ -1,7 +1,7 @@
 //! Real memory at the addresses of a simulated mapping, for programs that load and store by themselves, as
 //! a heap's allocator does. The mapping learns from it what was stored, and it shows what the mapping shows.
 
-use crate::image::{Inode, PAGE_BYTES, Page};
+use super::inodes::{Inode, PAGE_BYTES, Page};
 use rangemap::RangeSet;
 use std::collections::BTreeMap;
 use std::io;

@@ -1,9 +1,9 @@
 //! What syncs do, and what a failed one does.
 
-use crate::effect::{Effect, chosen_by_directory_sync, chosen_by_file_sync};
-use crate::image::Slot;
-use crate::options::Failed;
-use crate::state::State;
+use super::disk_options::Failed;
+use super::disk_state::State;
+use super::effect::{Effect, chosen_by_directory_sync, chosen_by_file_sync};
+use super::inodes::Slot;
 use std::sync::Arc;
 
 impl State {

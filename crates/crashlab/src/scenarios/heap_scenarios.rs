@@ -1,8 +1,8 @@
 //! Scenes over a heap: small programs that go wrong at once without a care.
 
-use crate::disk::SimDisk;
-use crate::options::Options;
-use crate::scenes::{failed, open};
+use super::opening::{failed, open};
+use crate::simulation::Options;
+use crate::simulation::SimDisk;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

@@ -1,12 +1,12 @@
 //! Opens a store after a crash and says whether what it holds is allowed.
 
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::model::{COMMITS_MAX, Files, Model, Node};
-use crate::names::{compare_views, mixture};
-use crate::process::SimProcess;
+use crate::differences::{compare_views, mixture};
+use crate::fixture::{ELSEWHERE, Expect, find_state, plain_files, store_options};
 use crate::program::{How, Setup};
-use crate::stage::{ELSEWHERE, Expect, find_state, plain_files, store_options};
+use crate::reference_model::{COMMITS_MAX, Files, Model, Node};
+use crate::simulation::SimDisk;
+use crate::simulation::SimProcess;
+use crate::simulation::Snapshot;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn::{Error, FailureClass, Store};
@@ -140,7 +140,7 @@ impl Judge<'_> {
         file.write_at(b"again", 2).map_err(text)?;
         file.commit().map_err(text)?;
         disk.set_mark(Expect { allowed: 1 << AGAIN, exposed, ..expect }.pack());
-        let mode = 0o666 & !crate::stage::umask();
+        let mode = 0o666 & !crate::fixture::umask();
         let node = files.entry(name.into()).or_insert(Node::File(Vec::new(), mode));
         if let Node::File(contents, _) = node {
             contents.resize(contents.len().max(7), 0);

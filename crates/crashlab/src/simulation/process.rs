@@ -1,10 +1,10 @@
 //! One process on the simulated machine: the traits that Untorn is written against.
 
-use crate::disk::{Life, Lock, Machine, Shared};
-use crate::image::{Body, Inode, Slot};
-use crate::mapping::SimMapping;
-use crate::options::{Call, Failed, What};
-use crate::state::{State, errno};
+use super::disk_options::{Call, Failed, What};
+use super::disk_state::{State, errno};
+use super::inodes::{Body, Inode, Slot};
+use super::machine::{Life, Lock, Machine, Shared};
+use super::simulated_mapping::SimMapping;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;

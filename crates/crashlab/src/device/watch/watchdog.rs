@@ -4,9 +4,9 @@
 //! process group of its own: killing the group ends its devices, which fails what it waits for; its mounts
 //! go with the namespace, and its loop devices detach themselves.
 
-use super::again::Again;
-use super::filesystem::program_path;
-use anyhow::{Context, Result, bail};
+use crate::device::again::Again;
+use crate::device::filesystem::program_path;
+use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -182,7 +182,7 @@ pub fn say(line: &str) {
 }
 
 /// Names a FUSE connection that the watchdog shall abort in the end.
-pub(super) fn name_connection(number: u32) {
+pub(in crate::device) fn name_connection(number: u32) {
     say(&format!("{CONNECTION}{number}"));
 }
 
@@ -231,22 +231,4 @@ pub fn probe(again: &Again) -> Option<String> {
         Err(Stuck::Failed(_)) if !said.is_empty() => Some(format!("a small mount failed: {said}")),
         Err(stuck) => Some(format!("a small mount did not come back: {stuck}")),
     }
-}
-
-/// The worker's side of [`probe`].
-pub fn try_mount(again: &Again) -> Result<()> {
-    use super::{FileSystem, Recorder, unmount_now};
-    let mounted = directory("mounted")?;
-    let recorder = Recorder::start(again, FileSystem::Ext4.make(0)?)?;
-    let device = recorder.attach()?;
-    FileSystem::Ext4.mount(device.path(), &mounted)?;
-    std::fs::write(mounted.join("file"), "text")?;
-    std::fs::File::open(mounted.join("file"))?.sync_all()?;
-    unmount_now(&mounted)?;
-    drop(device);
-    let (_, events) = recorder.stop()?;
-    if !events.contains(&super::Event::Flush) {
-        bail!("no flush reached the device");
-    }
-    Ok(())
 }

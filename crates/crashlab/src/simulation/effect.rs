@@ -1,7 +1,7 @@
 //! What a program did that is not yet durable, and which of it a sync makes so.
 
-use crate::image::{Image, Inode, Name, PAGE_BYTES, Page, SECTOR_BYTES, SECTORS_PER_PAGE, Slot};
-use crate::options::Profile;
+use super::disk_options::Profile;
+use super::inodes::{Image, Inode, Name, PAGE_BYTES, Page, SECTOR_BYTES, SECTORS_PER_PAGE, Slot};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -142,7 +142,7 @@ impl Effect {
                 }
                 for index in reserve.clone() {
                     if inode.page(index).is_none() {
-                        inode.set_page(index, Some(crate::image::RESERVED.clone()));
+                        inode.set_page(index, Some(super::inodes::RESERVED.clone()));
                     }
                 }
             }

@@ -1,10 +1,10 @@
 //! Where a program runs: the disk that it starts on, how the store is opened, and what a crash at some
 //! moment may leave.
 
-use crate::disk::SimDisk;
-use crate::model::{Files, Model as Reference, Node, numbers};
-use crate::options::Model;
 use crate::program::{Setup, Start};
+use crate::reference_model::{Files, Model as Reference, Node, numbers};
+use crate::simulation::Model;
+use crate::simulation::SimDisk;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use untorn::{FailureClass, StoreOptions};

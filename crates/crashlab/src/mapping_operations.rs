@@ -1,22 +1,15 @@
 //! The operations on a mapped file: ordinary stores, and what commits, undoes and drops them.
 
-use crate::model::{Change, Node};
-use crate::names::difference;
+use crate::differences::difference;
 use crate::program::{Journal, Op};
-use crate::run::{Runner, Step, wrong};
+use crate::reference_model::{Change, Node};
+use crate::runner::{Mapped, Runner, Step, wrong};
 use std::path::{Path, PathBuf};
-use untorn::{Error, Map, MapOptions, Store, Tracker};
+use untorn::{Error, MapOptions, Store, Tracker};
 
 const PAGE_BYTES: u64 = 4096;
 /// What a mapped file can grow to: more than programs make of it.
 const ADDRESS_SPACE: u64 = 1 << 20;
-
-/// The file that is mapped.
-pub(crate) struct Mapped {
-    map: Map,
-    /// Its name.
-    name: String,
-}
 
 impl Runner<'_> {
     pub(crate) fn on_mapped(&mut self, store: &Store, op: Op) -> Step<()> {

@@ -1,8 +1,8 @@
 //! Other programs on the same machine: they are not counted, not stopped by faults, and do not sync.
 
-use crate::disk::SimDisk;
-use crate::image::{Body, Inode, ROOT, Slot};
-use crate::state::State;
+use super::disk::SimDisk;
+use super::disk_state::State;
+use super::inodes::{Body, Inode, ROOT, Slot};
 use std::io;
 use std::path::{Path, PathBuf};
 use untorn_os::{Kind, Meta};

@@ -1,40 +1,10 @@
-//! Scenes that are no program of the enumeration: damage, and a second thread. Each says what is wrong.
+//! Scenarios over files and mappings: damage, and a second thread.
 
-use crate::disk::SimDisk;
-use crate::heaps::scenes as heaps;
-use crate::options::Options;
-use std::path::PathBuf;
-use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
+use super::opening::{failed, open};
+use crate::simulation::Options;
+use crate::simulation::SimDisk;
+use untorn::{Error, FailureClass, MapOptions, Store, Tracker};
 use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS};
-use untorn_journal::home::Home;
-
-/// A scene, and its name.
-pub type Scene = (&'static str, fn() -> Result<(), String>);
-
-/// All of them.
-pub const SCENES: &[Scene] = &[
-    ("damage_before_durable_commits_is_no_torn_end", damage_before_durable_commits_is_no_torn_end),
-    ("a_lost_header_is_missed", a_lost_header_is_missed),
-    ("a_racing_store_is_in_this_commit_or_the_next", a_racing_store_is_in_this_commit_or_the_next),
-    ("a_heap_is_made_whole_or_not_at_all", heaps::a_heap_is_made_whole_or_not_at_all),
-    ("a_heap_grows_whole_or_not_at_all", heaps::a_heap_grows_whole_or_not_at_all),
-    ("a_commit_of_a_heap_waits_for_a_change", heaps::a_commit_of_a_heap_waits_for_a_change),
-    ("what_was_rolled_back_is_given_out_once", heaps::what_was_rolled_back_is_given_out_once),
-    ("a_free_chunk_has_one_use", heaps::a_free_chunk_has_one_use),
-    ("a_huge_allocation_hides_no_metadata", heaps::a_huge_allocation_hides_no_metadata),
-    ("a_huge_allocation_leaves_no_metadata", heaps::a_huge_allocation_leaves_no_metadata),
-    ("a_race_is_told_and_the_commit_takes_place", heaps::a_race_is_told_and_the_commit_takes_place),
-];
-
-pub(crate) fn open(disk: &SimDisk, class: FailureClass) -> Result<Store, Error> {
-    let options = StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 32 << 10).class(class);
-    options.open_on(disk.process(), Home::of_directory(), PathBuf::new())
-}
-
-/// Text for what was not to go wrong.
-pub(crate) fn failed(e: Error) -> String {
-    format!("an error that nothing explains: {e}")
-}
 
 fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
     match opened {
@@ -45,7 +15,7 @@ fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
 }
 
 /// The first of two records is damaged: the second tells that it was durable.
-fn damage_before_durable_commits_is_no_torn_end() -> Result<(), String> {
+pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     let file = store.create("a").map_err(failed)?;
@@ -59,7 +29,7 @@ fn damage_before_durable_commits_is_no_torn_end() -> Result<(), String> {
 
 /// The header that named the boot is damaged, the machine went down, and the header before it knows nothing
 /// of commits that were never flushed.
-fn a_lost_header_is_missed() -> Result<(), String> {
+pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     open(&disk, FailureClass::Process).and_then(Store::close).map_err(failed)?;
     let before = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
@@ -76,7 +46,7 @@ fn a_lost_header_is_missed() -> Result<(), String> {
 }
 
 /// Another thread stores to a page while it is being committed, at every moment in turn.
-fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), String> {
+pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), String> {
     for tracker in [Tracker::Scan, Tracker::PageMap] {
         for nth in 0.. {
             let disk = SimDisk::new(Options::default());

@@ -1,8 +1,8 @@
 //! The disk and its cache: every file system operation, and what it leaves pending.
 
-use crate::effect::{Effect, Patch, sector_mask};
-use crate::image::{Body, Image, Inode, Name, PAGE_BYTES, Page, RESERVED, ROOT, Slot, mix, read_pages};
-use crate::options::{Options, Profile};
+use super::disk_options::{Options, Profile};
+use super::effect::{Effect, Patch, sector_mask};
+use super::inodes::{Body, Image, Inode, Name, PAGE_BYTES, Page, RESERVED, ROOT, Slot, mix, read_pages};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Component, Path};

@@ -1,10 +1,9 @@
 //! Power cuts: what may be on the disk afterwards, one outcome after the other or by chance.
 
-use crate::disk::SimDisk;
-use crate::effect::{Effect, Land, close_over};
-use crate::image::{Image, PAGE_BYTES, Page, RESERVED, SECTOR_BYTES, SECTORS_PER_PAGE, Slot, mix};
-use crate::options::{Model, Profile};
-use crate::state::State;
+use super::disk_options::{Model, Profile};
+use super::disk_state::State;
+use super::effect::{Effect, Land, Patch, close_over};
+use super::inodes::{Image, PAGE_BYTES, Page, RESERVED, SECTOR_BYTES, SECTORS_PER_PAGE, Slot, mix};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
@@ -101,16 +100,6 @@ pub struct Snapshot {
     plan: Arc<OnceLock<Plan>>,
 }
 
-/// What a power cut left.
-pub struct Outcome {
-    /// The machine, booted again.
-    pub disk: SimDisk,
-    /// [`SimDisk::image_hash`] of it.
-    pub image_hash: u64,
-    /// Whether anything that the programs had done is missing, torn or damaged.
-    pub something_lost: bool,
-}
-
 impl Snapshot {
     pub(crate) fn new(state: State, call: u64) -> Snapshot {
         Snapshot { state, call, plan: Arc::default() }
@@ -121,7 +110,7 @@ impl Snapshot {
         self.call
     }
 
-    /// What the driver had set with [`SimDisk::set_mark`].
+    /// What the driver had set with [`SimDisk::set_mark`](crate::SimDisk::set_mark).
     pub fn mark(&self) -> u64 {
         self.state.mark
     }
@@ -140,13 +129,6 @@ impl Snapshot {
     /// What is pending, in words.
     pub fn describe(&self) -> Vec<String> {
         self.state.pending.iter().map(|e| e.describe(&self.state.live)).collect()
-    }
-
-    /// The machine after its processes were killed: nothing is lost, nothing is open or locked.
-    pub fn killed(&self) -> SimDisk {
-        let mut state = self.state.clone();
-        state.live.collect();
-        SimDisk::boot(state)
     }
 
     /// Power cuts to explore, at most so many (but at least two): every outcome if there are few
@@ -172,18 +154,24 @@ impl Snapshot {
         cuts
     }
 
-    /// Cuts the power and boots again.
-    pub fn power_cut(&self, cut: Cut) -> Outcome {
+    /// The state after all processes were killed: the cache is kept.
+    pub(crate) fn state_after_kill(&self) -> State {
+        let mut state = self.state.clone();
+        state.live.collect();
+        state
+    }
+
+    /// The state after a power cut and the next boot; whether anything is missing, torn or damaged.
+    pub(crate) fn state_after(&self, cut: Cut) -> (State, bool) {
         let image = self.image_after(cut);
-        let image_hash = image.hash();
-        let something_lost = image_hash != self.plan().live_hash;
+        let something_lost = image.hash() != self.plan().live_hash;
         let mut state = self.state.clone();
         state.live = image.clone();
         state.durable = image;
         state.pending = Arc::default();
         state.diverged = false;
         state.boots += 1;
-        Outcome { disk: SimDisk::boot(state), image_hash, something_lost }
+        (state, something_lost)
     }
 
     fn plan(&self) -> &Plan {
@@ -431,7 +419,7 @@ impl Snapshot {
             }
             if mask != 0 {
                 let bytes = Some(self.garbage_page(chance));
-                crate::effect::Patch { page: patch.page, mask, bytes }.apply(inode, mask);
+                Patch { page: patch.page, mask, bytes }.apply(inode, mask);
             }
         }
     }

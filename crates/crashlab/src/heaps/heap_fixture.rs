@@ -1,6 +1,6 @@
 //! What a program holds in its heap: blocks, a table of vectors, a chain of boxes, roots.
 
-use super::twin::{Block, Change, Twin, bytes};
+use super::heap_model::{Block, Change, Twin, bytes};
 use std::alloc::Layout;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ptr::NonNull;
