@@ -13,9 +13,9 @@ use untorn::{Error, FailureClass, Store};
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::home::Home;
 
-/// Judges what crashes of one run leave.
+/// Says whether what the crashes of one run leave is allowed.
 #[derive(Clone, Copy)]
-pub(crate) struct Judge<'r> {
+pub(crate) struct Oracle<'r> {
     pub setup: &'r Setup,
     pub reference: &'r Model,
     /// The state after the commit that is made once a store was recovered ([`AGAIN`]).
@@ -59,7 +59,7 @@ pub(crate) fn class_after(snapshot: &Snapshot) -> FailureClass {
     }
 }
 
-impl Judge<'_> {
+impl Oracle<'_> {
     /// Opens the store, and finds which commit it holds. From then on the disk's mark says that one.
     pub fn recover(&self, disk: &SimDisk, mark: u64, class: FailureClass, power: bool) -> Result<Reopened, String> {
         let expect = Expect::unpack(mark);

@@ -45,7 +45,7 @@ fn known_by_errors(care: Care) -> &'static [&'static str] {
 }
 
 /// What no crash shows.
-fn scene(care: Care) -> Option<&'static str> {
+fn scenario(care: Care) -> Option<&'static str> {
     match care {
         Care::DurableThrough => Some("damage_before_durable_commits_is_no_torn_end"),
         Care::NewestHeader => Some("a_lost_header_is_missed"),
@@ -122,7 +122,7 @@ fn every_care_is_needed() {
         about: care.about(),
         why_not: why_not(*care),
         skipped: 0,
-        scene: scene(*care),
+        scenario: scenario(*care),
     };
     let care_of = |mutant: &Mutant| CARES.iter().copied().find(|care| format!("{care:?}") == mutant.name).unwrap();
     let only = std::env::var("UNTORN_CARE").unwrap_or_default();

@@ -79,7 +79,7 @@ fn every_flush_is_needed() {
         about: step.about(),
         why_not: why_not(*step),
         skipped: 1 << *step as u64,
-        scene: None,
+        scenario: None,
     };
     gate("Step", &STEPS.iter().map(mutant).collect::<Vec<_>>(), &|_, _| {}, &find);
 }

@@ -1,6 +1,6 @@
 //! What a program holds in its heap: blocks, a table of vectors, a chain of boxes, roots.
 
-use super::heap_model::{Block, Change, Twin, bytes};
+use super::heap_model::{Block, Change, HeapModel, bytes};
 use std::alloc::Layout;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ptr::NonNull;
@@ -28,7 +28,7 @@ struct Contents {
 }
 
 /// The structures of an open heap. One thread uses them.
-pub struct World<'h> {
+pub struct HeapFixture<'h> {
     heap: &'h Heap,
     contents: &'h mut Contents,
 }
@@ -50,9 +50,9 @@ fn values(chain: &Option<HeapBox<Link>>) -> Vec<u64> {
     values
 }
 
-impl<'h> World<'h> {
+impl<'h> HeapFixture<'h> {
     /// Finds the structures, or makes empty ones.
-    pub fn of(heap: &'h Heap) -> Result<World<'h>, Error> {
+    pub fn of(heap: &'h Heap) -> Result<HeapFixture<'h>, Error> {
         let contents = heap.root_or("world", |alloc| Contents {
             serial: 0,
             // Without room an empty table points to a constant of the program, which the next process has elsewhere.
@@ -61,7 +61,7 @@ impl<'h> World<'h> {
             chain: None,
         })?;
         // SAFETY: the root has this type, and nobody else uses it as long as this borrows the heap.
-        Ok(World { heap, contents: unsafe { &mut *contents.as_ptr() } })
+        Ok(HeapFixture { heap, contents: unsafe { &mut *contents.as_ptr() } })
     }
 
     /// How many changes were made to what is there.
@@ -94,20 +94,20 @@ impl<'h> World<'h> {
         Ok(())
     }
 
-    /// Does to the heap what the twin, as it is before, is about to do.
-    pub fn apply(&mut self, change: &Change, twin: &Twin) -> Result<(), Error> {
+    /// Does to the heap what the model, as it is before, is about to do.
+    pub fn apply(&mut self, change: &Change, model: &HeapModel) -> Result<(), Error> {
         let heap = self.heap;
         let (_together, alloc) = (heap.mutate(), heap.allocator());
         self.contents.serial += 1;
-        for (number, block) in Twin::made_by(change) {
+        for (number, block) in HeapModel::made_by(change) {
             self.make(number, &block)?;
         }
-        for number in twin.ended_by(change) {
+        for number in model.ended_by(change) {
             self.end(number)?;
         }
         match *change {
             Change::Resize(number, _) => {
-                let mut after = twin.clone();
+                let mut after = model.clone();
                 after.apply(change);
                 // Both are there for a moment.
                 let old = self.contents.blocks.remove(&number).expect("a program changes what there is");
@@ -117,7 +117,7 @@ impl<'h> World<'h> {
                 self.contents.blocks.insert(number, new);
             }
             Change::Poke(number, at, stamp) => {
-                self.store(self.contents.blocks[&number].address, at, &twin.blocks[&number].poke(at, stamp));
+                self.store(self.contents.blocks[&number].address, at, &model.blocks[&number].poke(at, stamp));
             }
             Change::Insert(key, stamp, len) => {
                 let mut value = HeapVec::new_in(alloc);
@@ -155,14 +155,14 @@ impl<'h> World<'h> {
         (blocks.values().map(|raw| (offset(raw), raw.bytes)).collect(), 1 + TABLES + vectors + values(chain).len())
     }
 
-    /// The heap holds what the twin does, in blocks of their own.
-    pub fn compare(&self, twin: &Twin) -> Result<(), String> {
+    /// The heap holds what the model does, in blocks of their own.
+    pub fn compare(&self, model: &HeapModel) -> Result<(), String> {
         let Contents { serial, blocks, table, chain } = &*self.contents;
-        if *serial != twin.serial {
-            return Err(format!("the structures are of {serial} changes, and the twin of {}", twin.serial));
+        if *serial != model.serial {
+            return Err(format!("the structures are of {serial} changes, and the model of {}", model.serial));
         }
         let mut places = Vec::new();
-        for (number, block) in &twin.blocks {
+        for (number, block) in &model.blocks {
             let raw = blocks.get(number).ok_or_else(|| format!("block {number} of {} bytes is gone", block.bytes))?;
             let place = raw.address.as_ptr() as usize;
             let bytes = self.heap.size_of(raw.address).map_err(|e| format!("block {number}: {e}"))?;
@@ -183,15 +183,15 @@ impl<'h> World<'h> {
             return Err(format!("two blocks overlap: {two:x?}"));
         }
         let same = |(key, value): (&u64, &Vec<u8>)| table.get(key).is_some_and(|found| **found == **value);
-        if let Some((key, _)) = twin.table.iter().find(|entry| !same(*entry)) {
+        if let Some((key, _)) = model.table.iter().find(|entry| !same(*entry)) {
             return Err(format!("the vector of {key} is another"));
         }
-        if (blocks.len(), table.len()) != (twin.blocks.len(), twin.table.len()) || values(chain) != twin.chain {
+        if (blocks.len(), table.len()) != (model.blocks.len(), model.table.len()) || values(chain) != model.chain {
             return Err("there are more blocks, vectors or links than there should be".to_owned());
         }
         for name in 0..4 {
             let found = self.heap.root::<u8>(&root_name(name)).map_err(|e| e.to_string())?;
-            let wanted = twin.roots.get(&name).map(|number| blocks[number].address);
+            let wanted = model.roots.get(&name).map(|number| blocks[number].address);
             if found != wanted {
                 return Err(format!("the root {name} points to {found:?} instead of {wanted:?}"));
             }

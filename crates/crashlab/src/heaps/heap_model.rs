@@ -1,6 +1,6 @@
 //! What a program holds in its heap, as ordinary memory has it, and what it does to it.
 //!
-//! Changes are drawn from the twin alone, never from addresses, so that a seed makes the same program whatever
+//! Changes are drawn from the model alone, never from addresses, so that a seed makes the same program whatever
 //! heap it runs on.
 
 use fastrand::Rng;
@@ -108,9 +108,9 @@ pub enum Change {
     Root(u8, Option<u64>),
 }
 
-/// The twin.
+/// The model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Twin {
+pub struct HeapModel {
     /// Changes so far.
     pub serial: u64,
     pub(super) blocks: BTreeMap<u64, Block>,
@@ -135,7 +135,7 @@ fn one<T: Clone>(of: impl ExactSizeIterator<Item = T>, rng: &mut Rng) -> Option<
     if of.len() == 0 { None } else { of.nth(rng.usize(..of.len())) }
 }
 
-impl Twin {
+impl HeapModel {
     fn bytes(&self) -> usize {
         self.blocks.values().map(|block| block.bytes).sum()
     }
@@ -192,7 +192,7 @@ impl Twin {
     /// Does it.
     pub fn apply(&mut self, change: &Change) {
         self.serial += 1;
-        self.blocks.extend(Twin::made_by(change));
+        self.blocks.extend(HeapModel::made_by(change));
         for number in self.ended_by(change) {
             self.blocks.remove(&number);
             self.roots.retain(|_, to| *to != number);

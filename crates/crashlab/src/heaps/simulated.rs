@@ -1,11 +1,11 @@
 //! Random programs over a heap on the simulated disk, crashed at every moment, and during the recovery.
 //!
-//! The program runs in step with its twin. After a crash the heap must hold, to the last byte, what it held at the
-//! last acknowledged commit, or at one that had begun; and go on from there in step with that commit's twin.
+//! The program runs in step with its model. After a crash the heap must hold, to the last byte, what it held at the
+//! last acknowledged commit, or at one that had begun; and go on from there in step with that commit's model.
 
-use super::heap_fixture::World;
+use super::heap_fixture::HeapFixture;
 use super::heap_layout::blocks_of;
-use super::heap_model::Twin;
+use super::heap_model::HeapModel;
 use crate::fixture::store_options;
 use crate::oracle::crash;
 use crate::program::{How, Journal, Setup, Start, Trouble};
@@ -127,7 +127,7 @@ impl fmt::Display for HeapViolation {
 /// A commit.
 #[derive(Clone)]
 struct State {
-    twin: Arc<Twin>,
+    model: Arc<HeapModel>,
     note: u64,
     /// Of all bytes of the heap; none: there is nothing in it yet, wherever it is.
     sum: Option<u64>,
@@ -162,7 +162,7 @@ struct Session<'d> {
     heap: Heap,
     note_file: File,
     store: Store,
-    twin: Twin,
+    model: HeapModel,
     note: u64,
     commits: Vec<State>,
     window: Window,
@@ -209,35 +209,35 @@ impl<'d> Session<'d> {
         };
         commits.truncate(number + 1);
         let window = Window { acknowledged: number, begun: number };
-        let (twin, tickets) = (Twin::default(), Vec::new());
-        let mut session = Session { disk, life, heap, note_file, store, twin, note: 0, commits, window, tickets };
+        let (model, tickets) = (HeapModel::default(), Vec::new());
+        let mut session = Session { disk, life, heap, note_file, store, model, note: 0, commits, window, tickets };
         session.back();
         session.mark();
         session.compare()?;
         Ok(session)
     }
 
-    fn world(&self) -> Result<World<'_>, String> {
-        World::of(&self.heap).map_err(text("the structures"))
+    fn fixture(&self) -> Result<HeapFixture<'_>, String> {
+        HeapFixture::of(&self.heap).map_err(text("the structures"))
     }
 
     fn compare(&self) -> Result<(), String> {
-        self.world()?.compare(&self.twin)
+        self.fixture()?.compare(&self.model)
     }
 
     fn mark(&self) {
         self.disk.set_mark(self.window.pack());
     }
 
-    /// The twin is as of the last commit that has begun.
+    /// The model is as of the last commit that has begun.
     fn back(&mut self) {
         let last = self.commits.last().expect("the start");
-        self.twin = (*last.twin).clone();
+        self.model = (*last.model).clone();
         self.note = last.note;
     }
 
     fn begin(&mut self) -> usize {
-        let state = State { twin: Arc::new(self.twin.clone()), note: self.note, sum: Some(sum(&self.heap)) };
+        let state = State { model: Arc::new(self.model.clone()), note: self.note, sum: Some(sum(&self.heap)) };
         self.commits.push(state);
         self.window.begun = self.commits.len() - 1;
         self.mark();
@@ -258,9 +258,9 @@ impl<'d> Session<'d> {
     }
 
     fn change(&mut self, rng: &mut Rng) -> Result<(), String> {
-        let change = self.twin.draw(rng);
-        self.world()?.apply(&change, &self.twin).map_err(|e| format!("{change:?}: {e}"))?;
-        self.twin.apply(&change);
+        let change = self.model.draw(rng);
+        self.fixture()?.apply(&change, &self.model).map_err(|e| format!("{change:?}: {e}"))?;
+        self.model.apply(&change);
         if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
     }
 
@@ -321,7 +321,7 @@ impl<'d> Session<'d> {
     fn finish(mut self) -> Result<Vec<State>, String> {
         self.commit()?;
         self.compare()?;
-        let (blocks, others) = self.world()?.allocations();
+        let (blocks, others) = self.fixture()?.allocations();
         let disk = self.disk;
         let (commits, _) = self.end(true)?;
         let found = blocks_of(&disk.get(HEAP).map_err(|e| e.to_string())?)?;
@@ -451,7 +451,7 @@ fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<Sta
     disk.settle();
     disk.record();
     let mut rng = Rng::with_seed(seed);
-    let mut commits = vec![State { twin: Arc::default(), note: 0, sum: None }];
+    let mut commits = vec![State { model: Arc::default(), note: 0, sum: None }];
     let mut window = Window { acknowledged: 0, begun: 0 };
     let mut session = Session::open(&disk, setup, commits, window)?;
     for _ in 0..steps {
@@ -483,7 +483,7 @@ fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record
         keep(commits);
         disk.record();
     }
-    let mut rng = Rng::with_seed(mix(moment.call() ^ mix(session.twin.serial)));
+    let mut rng = Rng::with_seed(mix(moment.call() ^ mix(session.model.serial)));
     for _ in 0..STEPS_AFTER {
         session.step(&mut rng)?;
     }

@@ -1,4 +1,4 @@
-//! Scenes over a heap: small programs that go wrong at once without a care.
+//! Scenarios over a heap: small programs that go wrong at once without a care.
 
 use super::opening::{failed, open};
 use crate::simulation::Options;
@@ -11,7 +11,7 @@ use untorn::{Error, FailureClass, Heap, HeapOptions, Store};
 const CHUNK_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES: usize = 4 << 20;
 
-/// A disk whose mappings are memory. Heaps of other scenes may be open at the same time.
+/// A disk whose mappings are memory. Heaps of other scenarios may be open at the same time.
 fn disk(seed: u64) -> SimDisk {
     SimDisk::new(Options { memory: true, seed, ..Options::default() })
 }

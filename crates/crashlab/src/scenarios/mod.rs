@@ -4,11 +4,11 @@ mod heap_scenarios;
 mod opening;
 mod store_scenarios;
 
-/// A scene, and its name.
-pub type Scene = (&'static str, fn() -> Result<(), String>);
+/// A scenario, and its name.
+pub type Scenario = (&'static str, fn() -> Result<(), String>);
 
 /// All of them.
-pub const SCENES: &[Scene] = &[
+pub const SCENARIOS: &[Scenario] = &[
     ("damage_before_durable_commits_is_no_torn_end", store_scenarios::damage_before_durable_commits_is_no_torn_end),
     ("a_lost_header_is_missed", store_scenarios::a_lost_header_is_missed),
     ("a_racing_store_is_in_this_commit_or_the_next", store_scenarios::a_racing_store_is_in_this_commit_or_the_next),

@@ -498,7 +498,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives a file to somebody else, at once and durably: only a test's stage hand does that.
+    /// Gives a file to somebody else, at once and durably: only a test does that.
     pub fn set_owner(&mut self, slot: Slot, uid: u32, gid: u32) {
         for image in [&mut self.live, &mut self.durable] {
             if let Some(inode) = image.get_mut(slot) {

@@ -2,7 +2,7 @@
 
 use super::managed::{COMMIT, Recovers, STORE, SUBMIT, Window, tell};
 use crate::device::Acks;
-use crate::heaps::{Change, Twin, World, blocks_of};
+use crate::heaps::{Change, HeapFixture, HeapModel, blocks_of};
 use crate::replay::{Check, Program};
 use anyhow::{Context, Result};
 use fastrand::Rng;
@@ -32,7 +32,7 @@ enum Step {
 
 /// What a commit leaves.
 struct State {
-    twin: Twin,
+    model: HeapModel,
     note: u64,
 }
 
@@ -79,18 +79,18 @@ impl OverHeap {
     /// The program of a seed.
     pub fn new(seed: u64) -> OverHeap {
         let rng = &mut Rng::with_seed(seed);
-        let (mut steps, mut states) = (Vec::new(), vec![State { twin: Twin::default(), note: 0 }]);
+        let (mut steps, mut states) = (Vec::new(), vec![State { model: HeapModel::default(), note: 0 }]);
         while states.len() <= COMMITS {
             match rng.u32(..20) {
                 0 => steps.push(Step::Reopen),
                 1 => steps.push(Step::Checkpoint),
                 2 => steps.push(Step::Quiesce),
                 kind => {
-                    let State { twin, note } = states.last().expect("the start");
-                    let (mut twin, note) = (twin.clone(), *note);
+                    let State { model, note } = states.last().expect("the start");
+                    let (mut model, note) = (model.clone(), *note);
                     let changes = (0..1 + rng.usize(..6)).map(|_| {
-                        let change = twin.draw(rng);
-                        twin.apply(&change);
+                        let change = model.draw(rng);
+                        model.apply(&change);
                         change
                     });
                     let changes = changes.collect();
@@ -103,7 +103,7 @@ impl OverHeap {
                     };
                     steps.push(Step::Changes(changes, how));
                     if how != How::RolledBack {
-                        states.push(State { twin, note });
+                        states.push(State { model, note });
                     }
                 }
             }
@@ -113,14 +113,14 @@ impl OverHeap {
 
     /// Which of the commits in question the heap holds.
     fn which(&self, open: &Open, window: Window) -> Result<usize, String> {
-        let world = World::of(&open.heap).map_err(|e| format!("the structures: {e}"))?;
-        let serial = world.serial();
-        let found = (window.least..=window.most).find(|n| self.states[*n].twin.serial == serial);
+        let fixture = HeapFixture::of(&open.heap).map_err(|e| format!("the structures: {e}"))?;
+        let serial = fixture.serial();
+        let found = (window.least..=window.most).find(|n| self.states[*n].model.serial == serial);
         let Some(number) = found else {
-            let held = self.states.iter().position(|state| state.twin.serial == serial);
+            let held = self.states.iter().position(|state| state.model.serial == serial);
             return Err(format!("{window:?}: the heap is as of {serial} changes, which is commit {held:?}"));
         };
-        world.compare(&self.states[number].twin).map_err(|what| format!("commit {number}: {what}"))?;
+        fixture.compare(&self.states[number].model).map_err(|what| format!("commit {number}: {what}"))?;
         let mut note = [0; 8];
         open.note.read_at(&mut note, 0).map_err(|e| format!("the note: {e}"))?;
         let (note, wanted) = (u64::from_le_bytes(note), self.states[number].note);
@@ -138,9 +138,9 @@ impl OverHeap {
     }
 }
 
-fn apply(heap: &Heap, twin: &mut Twin, change: &Change) -> Result<(), untorn::Error> {
-    World::of(heap)?.apply(change, twin)?;
-    twin.apply(change);
+fn apply(heap: &Heap, model: &mut HeapModel, change: &Change) -> Result<(), untorn::Error> {
+    HeapFixture::of(heap)?.apply(change, model)?;
+    model.apply(change);
     Ok(())
 }
 
@@ -151,8 +151,8 @@ impl Program for OverHeap {
         for step in &self.steps {
             match step {
                 Step::Changes(changes, how) => {
-                    let mut twin = self.states[number].twin.clone();
-                    changes.iter().try_for_each(|change| apply(&open.heap, &mut twin, change))?;
+                    let mut model = self.states[number].model.clone();
+                    changes.iter().try_for_each(|change| apply(&open.heap, &mut model, change))?;
                     if *how == How::RolledBack {
                         open.commit(*how, 0)?;
                         continue;
@@ -180,16 +180,16 @@ impl Check for OverHeap {
         let number = self.which(&open, Window::of(said))?;
         // It goes on, closes, and leaves a file with its allocations and no others.
         let text = |e: untorn::Error| format!("after recovery: {e}");
-        let (mut twin, rng) = (self.states[number].twin.clone(), &mut Rng::with_seed(!self.seed));
+        let (mut model, rng) = (self.states[number].model.clone(), &mut Rng::with_seed(!self.seed));
         for _ in 0..8 {
-            let change = twin.draw(rng);
-            apply(&open.heap, &mut twin, &change).map_err(text)?;
+            let change = model.draw(rng);
+            apply(&open.heap, &mut model, &change).map_err(text)?;
         }
         open.heap.commit().map_err(text)?;
         let (blocks, others) = {
-            let world = World::of(&open.heap).map_err(text)?;
-            world.compare(&twin).map_err(|what| format!("after recovery: {what}"))?;
-            world.allocations()
+            let fixture = HeapFixture::of(&open.heap).map_err(text)?;
+            fixture.compare(&model).map_err(|what| format!("after recovery: {what}"))?;
+            fixture.allocations()
         };
         open.close().map_err(|e| format!("after recovery: {e:#}"))?;
         let file = std::fs::read(dir.join(STORE).join(HEAP)).map_err(|e| format!("after recovery: {e}"))?;

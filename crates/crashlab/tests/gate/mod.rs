@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use untorn_crashlab::enumerate::{NO_SUCH_CALL, again};
 use untorn_crashlab::program::Case;
-use untorn_crashlab::scenes::SCENES;
+use untorn_crashlab::scenarios::SCENARIOS;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/MUTANTS.md");
 
@@ -20,8 +20,8 @@ pub struct Mutant {
     pub why_not: Option<&'static str>,
     /// Steps taken away, as bits.
     pub skipped: u64,
-    /// The scene that shows it, if no crash does.
-    pub scene: Option<&'static str>,
+    /// The scenario that shows it, if no crash does.
+    pub scenario: Option<&'static str>,
 }
 
 /// The rows of a section, by name: what shows the mutant.
@@ -61,9 +61,9 @@ pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     well && missed
 }
 
-/// Whether the scene goes well, and does not without what was taken away.
-fn scene_shows(scene: &str, take: &dyn Fn(bool)) -> bool {
-    let play = SCENES.iter().find(|(name, _)| *name == scene).expect("a scene of that name").1;
+/// Whether the scenario goes well, and does not without what was taken away.
+fn scenario_shows(scenario: &str, take: &dyn Fn(bool)) -> bool {
+    let play = SCENARIOS.iter().find(|(name, _)| *name == scenario).expect("a scenario of that name").1;
     let goes_well = || matches!(catch_unwind(AssertUnwindSafe(play)), Ok(Ok(())));
     take(true);
     let missed = !goes_well();
@@ -83,13 +83,16 @@ pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), sea
         let take = |away| take(mutant, away);
         let old = listed.get(&mutant.name);
         let case = old.and_then(|shown| case_of(shown)).filter(|case| shows(case, mutant.skipped, &take));
-        let scene = mutant.scene.filter(|scene| scene_shows(scene, &take)).map(|scene| format!("scene `{scene}`"));
+        let scenario = mutant
+            .scenario
+            .filter(|scenario| scenario_shows(scenario, &take))
+            .map(|scenario| format!("scenario `{scenario}`"));
         let searched = || if checking { None } else { search(mutant) };
         let shown = match mutant.why_not {
             Some(why) => Some(why.to_owned()),
-            None => {
-                (case.map(|case| format!("`{case}`"))).or(scene).or_else(|| searched().map(|case| format!("`{case}`")))
-            }
+            None => (case.map(|case| format!("`{case}`")))
+                .or(scenario)
+                .or_else(|| searched().map(|case| format!("`{case}`"))),
         };
         let shown = shown.unwrap_or_else(|| {
             survived.push(&mutant.name);

@@ -1,10 +1,10 @@
 //! Damage, and a second thread: what no program of the enumeration shows.
 
-use untorn_crashlab::scenes::SCENES;
+use untorn_crashlab::scenarios::SCENARIOS;
 
 #[test]
 fn every_scene_ends_well() {
-    for (name, play) in SCENES {
+    for (name, play) in SCENARIOS {
         println!("{name}");
         play().unwrap_or_else(|what| panic!("{name}: {what}"));
     }

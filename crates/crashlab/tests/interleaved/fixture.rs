@@ -58,7 +58,7 @@ struct Moment {
     areas: Areas,
 }
 
-pub struct World {
+pub struct Fixture {
     pub disk: SimDisk,
     process: Arc<SimProcess>,
     pub store: Store,
@@ -69,13 +69,13 @@ pub struct World {
     ending: AtomicBool,
 }
 
-impl World {
-    pub fn new(disk: Options, options: StoreOptions) -> Arc<World> {
-        World::with_files(disk, options, &[])
+impl Fixture {
+    pub fn new(disk: Options, options: StoreOptions) -> Arc<Fixture> {
+        Fixture::with_files(disk, options, &[])
     }
 
     /// With plain files, in which all areas are zero, before the store comes to be.
-    pub fn with_files(disk: Options, options: StoreOptions, names: &[&str]) -> Arc<World> {
+    pub fn with_files(disk: Options, options: StoreOptions, names: &[&str]) -> Arc<Fixture> {
         let disk = SimDisk::new(disk);
         for name in names {
             disk.put(name, &[0; 4 * AREA_BYTES]).expect("an empty disk");
@@ -84,7 +84,7 @@ impl World {
         let process = disk.spawn();
         let store = open(interleaved(process.clone()), &options).expect("a healthy disk");
         let (ledger, crash) = (Ledger::default(), Mutex::new(None));
-        Arc::new(World { disk, process, store, options, ledger, crash, ending: AtomicBool::new(false) })
+        Arc::new(Fixture { disk, process, store, options, ledger, crash, ending: AtomicBool::new(false) })
     }
 
     pub fn may_end(&self) {
@@ -168,16 +168,16 @@ impl World {
     }
 
     /// After all threads have ended: what the crash, or one now, leaves is right.
-    pub fn judge(&self) {
+    pub fn verify(&self) {
         let crash = self.crash.lock().unwrap().take();
         let moment = crash.unwrap_or_else(|| Moment { snapshot: self.disk.snapshot(), areas: self.ledger.areas() });
-        self.judge_after(&moment.snapshot.killed(), &moment.areas, "killed");
+        self.verify_after(&moment.snapshot.killed(), &moment.areas, "killed");
         for cut in moment.snapshot.cuts(CUTS, thread_rng().r#gen()) {
-            self.judge_after(&moment.snapshot.power_cut(cut).disk, &moment.areas, &cut.to_string());
+            self.verify_after(&moment.snapshot.power_cut(cut).disk, &moment.areas, &cut.to_string());
         }
     }
 
-    fn judge_after(&self, disk: &SimDisk, areas: &Areas, how: &str) {
+    fn verify_after(&self, disk: &SimDisk, areas: &Areas, how: &str) {
         let options = self.options.clone().background(false);
         let store = open(disk.process(), &options).unwrap_or_else(|e| panic!("{how}: {e}"));
         let quarantined: Vec<String> = store.status().quarantined.iter().map(|q| q.reason.clone()).collect();
@@ -206,8 +206,8 @@ fn open(storage: Arc<dyn untorn_os::Storage>, options: &StoreOptions) -> Result<
 }
 
 /// Opens the store as another process would.
-pub fn open_next(world: &World) -> Result<Store> {
-    open(world.disk.process(), &world.options.clone().background(false))
+pub fn open_next(fixture: &Fixture) -> Result<Store> {
+    open(fixture.disk.process(), &fixture.options.clone().background(false))
 }
 
 pub fn write(file: &File, area: u64, number: u8) -> Result<()> {
