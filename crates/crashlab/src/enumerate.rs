@@ -36,10 +36,10 @@ pub struct Effort {
     pub failed_sync_ways: usize,
 }
 
-/// A finding: a state that must not be.
+/// A violation: a state that no allowed history leads to.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// What to do to see it again.
+    /// The case that repeats it.
     pub case: Case,
     /// What was found, and what was expected.
     pub what: String,
@@ -61,7 +61,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Totals.
+/// Counts of an enumeration so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Programs, each counted once for every setup that it ran on.
@@ -93,14 +93,14 @@ impl Seen {
     }
 }
 
-/// What an enumeration is bounded by.
+/// Limits of an enumeration.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Steps taken away, as bits; see [`crate::Options::skipped`].
+    /// Sync points that are skipped, as bits; see [`crate::Options::skipped`].
     pub skipped: u64,
-    /// It stops after so many violations.
+    /// Violations after which it stops.
     pub violations_max: usize,
-    /// It stops then.
+    /// Time at which it stops.
     pub deadline: Option<Instant>,
     /// Seeds every choice by chance.
     pub seed: u64,
@@ -112,7 +112,7 @@ impl Default for Bounds {
     }
 }
 
-/// The enumeration.
+/// An enumeration: tries programs, and keeps counts and violations.
 pub struct Enumeration {
     bounds: Bounds,
     seen: Seen,
@@ -139,7 +139,7 @@ struct Trial<'t> {
 }
 
 impl Enumeration {
-    /// Nothing tried yet.
+    /// An enumeration that has tried nothing yet.
     pub fn new(bounds: Bounds) -> Enumeration {
         Enumeration {
             bounds,
@@ -151,13 +151,13 @@ impl Enumeration {
         }
     }
 
-    /// So far.
+    /// Counts so far.
     pub fn totals(&self) -> Totals {
         let [programs, states, images, checked, failed_syncs] = [0, 1, 2, 3, 4].map(|i| self.totals[i].load(Relaxed));
         Totals { programs, states, images, checked, failed_syncs }
     }
 
-    /// Findings so far, the shortest programs first.
+    /// Violations so far, the shortest programs first.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         found.sort_by_key(|v| (v.case.ops.len(), v.case.troubles.len(), v.case.to_string()));
@@ -363,7 +363,7 @@ impl Enumeration {
             disk.record();
         }
         let reopened = oracle.recover(&disk, moment.mark(), class, power).map_err(failed)?;
-        // Who has accepted an unknown state does so again after a crash: nothing more is promised.
+        // After an unknown state was accepted, a crash may bring back another one: nothing more is promised.
         let second_max = if reopened.accepted { 0 } else { second_max };
         let syncs: u64 = STEPS.iter().map(|step| disk.syncs(*step)).sum();
         let files = oracle.use_again(&disk, reopened).map_err(failed)?;
@@ -431,7 +431,7 @@ impl Enumeration {
 /// Ways to cut the power during a recovery, of which one is picked.
 const SECOND_CUTS: usize = 24;
 
-/// What besides the disk decides whether a check goes well.
+/// A hash of everything besides the disk that a check depends on.
 fn context_of(oracle: &Oracle<'_>, mark: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     let expect = Expect::unpack(mark);
@@ -446,10 +446,10 @@ fn context_of(oracle: &Oracle<'_>, mark: u64) -> u64 {
     hasher.finish()
 }
 
-/// What [`again`] says of a crash before a call that is never made.
+/// The error of [`again`] for a crash before a call that is never made.
 pub const NO_SUCH_CALL: &str = "the program ends before the crash";
 
-/// Does one case over again, telling call by call what happens, and says what is wrong with it.
+/// Repeats one case, reports every call, and returns what is wrong.
 pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     let trace = |disk: &SimDisk, title: &str| {
         tell(title);
@@ -495,7 +495,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs for a while: a deadline from now.
+/// A deadline that is so far from now.
 pub fn within(time: Duration) -> Option<Instant> {
     Some(Instant::now() + time)
 }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use untorn::{FailureClass, StoreOptions};
 use untorn_journal::home::Home;
 
-/// What a crash at some moment may leave, packed into the number that snapshots carry.
+/// The states that a crash may leave at some moment, packed into the number that snapshots carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expect {
     /// Commits that may be the last, as bits.
@@ -19,14 +19,14 @@ pub(crate) struct Expect {
     pub class: FailureClass,
     /// There may be commits of class `process` that were not flushed.
     pub exposed: bool,
-    /// Somebody has moved `a` away.
+    /// Another program has moved `a` away.
     pub away: bool,
 }
 
 const CLASS_BIT: u64 = 1 << 62;
 const EXPOSED_BIT: u64 = 1 << 61;
 const AWAY_BIT: u64 = 1 << 60;
-/// Where `a` is while it is away: not in the store.
+/// The path of `a` while it is moved away: not in the store.
 pub(crate) const ELSEWHERE: &str = "elsewhere";
 
 impl Expect {
@@ -43,7 +43,7 @@ impl Expect {
     }
 }
 
-/// How a store is opened in the laboratory: nothing happens but in calls.
+/// Options of every store in the laboratory: without a thread of its own, so that everything happens in calls.
 pub(crate) fn store_options(setup: &Setup, class: FailureClass) -> StoreOptions {
     let (journal_bytes, segment_bytes_first, inline_bytes_max) = setup.journal.sizes();
     StoreOptions::default()

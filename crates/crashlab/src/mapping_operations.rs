@@ -71,7 +71,7 @@ impl Runner<'_> {
         self.mapped.as_ref().expect("a file is mapped")
     }
 
-    /// Both trackers, and programs that do and do not keep quiet, in turn.
+    /// Both trackers, and both settings of `quiet`, in turn.
     fn map_options(&self) -> MapOptions {
         let tracker = if self.setup.direct { Tracker::Scan } else { Tracker::PageMap };
         let options = MapOptions::new().tracker(tracker).address_space(ADDRESS_SPACE);
@@ -106,7 +106,7 @@ impl Runner<'_> {
         }
     }
 
-    /// The program stores as far as there are pages. Behind the end, it stores in vain.
+    /// Stores as far as there are pages. Bytes behind the end of the file are lost.
     fn store(&mut self, offset: u64, len: u64) -> Step<()> {
         let pages = (self.contents()?.len() as u64).next_multiple_of(PAGE_BYTES);
         self.serial += 1;

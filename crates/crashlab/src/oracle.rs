@@ -35,7 +35,7 @@ pub(crate) struct Reopened {
     expect: Expect,
 }
 
-/// The machine after a crash. What somebody had moved away is back by then.
+/// The machine after a crash. A file that was moved away is moved back.
 pub(crate) fn crash(snapshot: &Snapshot, how: How) -> SimDisk {
     let disk = match how {
         How::Killed => snapshot.killed(),
@@ -51,7 +51,7 @@ pub(crate) fn bring_back(disk: SimDisk, mark: u64) -> SimDisk {
     disk
 }
 
-/// The class to open in after a crash: now and then the other one.
+/// The failure class to open in after a crash: sometimes the other one.
 pub(crate) fn class_after(snapshot: &Snapshot) -> FailureClass {
     match (Expect::unpack(snapshot.mark()).class, snapshot.call() % 3 == 1) {
         (FailureClass::Power, true) | (FailureClass::Process, false) => FailureClass::Process,
@@ -132,9 +132,9 @@ impl Oracle<'_> {
         let name = ["a", "b"].into_iter().find(|name| is_file(name)).unwrap_or("z");
         let text = |e: Error| format!("the store cannot be used again: {e}");
         let exposed = expect.exposed || expect.class == FailureClass::Process;
-        // A missing file is made by a commit of its own: a state between the two, which is not judged.
-        let judged = name != "z";
-        let allowed = if judged { expect.allowed | 1 << AGAIN } else { 0 };
+        // A missing file is made by a commit of its own: a state between the two, which is not checked.
+        let checked = name != "z";
+        let allowed = if checked { expect.allowed | 1 << AGAIN } else { 0 };
         disk.set_mark(Expect { allowed, exposed, ..expect }.pack());
         let file = store.create(name).map_err(text)?;
         file.write_at(b"again", 2).map_err(text)?;
@@ -151,7 +151,7 @@ impl Oracle<'_> {
 }
 
 /// After a clean close there is nothing of Untorn's but the lock and an empty journal, and the file that
-/// was committed to is a plain one. (Others may carry the flag of a session that is over: it says nothing.)
+/// was committed to is a plain one. (Other files may still have the attribute of an earlier epoch, which means nothing.)
 fn check_leftovers(disk: &SimDisk, touched: &str) -> Result<(), String> {
     for (path, entry) in disk.tree() {
         let text = path.to_string_lossy();

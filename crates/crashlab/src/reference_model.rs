@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a name holds.
+/// A file or a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Node {
     /// A file's contents and permission bits.
@@ -19,21 +19,21 @@ pub enum Node {
 /// All names and what they hold.
 pub type Files = BTreeMap<PathBuf, Node>;
 
-/// What a commit does to one name.
+/// A change of one name by a commit.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// It holds this now.
+    /// The name gets this file or directory.
     Set(PathBuf, Node),
-    /// It is gone.
+    /// The name is removed.
     Remove(PathBuf),
-    /// What it held is under the other name now, and what that held is gone.
+    /// The file or directory moves to the other name and replaces what was there.
     Rename(PathBuf, PathBuf),
-    /// Its permission bits.
+    /// The name gets these permission bits.
     Mode(PathBuf, u32),
 }
 
 impl Change {
-    /// Makes it so.
+    /// Applies the change.
     pub fn apply(&self, files: &mut Files) {
         match self {
             Change::Set(name, node) => drop(files.insert(name.clone(), node.clone())),
@@ -62,13 +62,13 @@ struct Commit {
     changes: Changes,
     /// The commit that this one came after.
     parent: usize,
-    /// It was answered with an error that says that it did not happen.
+    /// It failed with an error that says that it did not happen.
     refused: bool,
 }
 
 /// The commits of one run, and which of them a crash may leave as the last.
 pub struct Model {
-    /// What the program sees, uncommitted changes included.
+    /// The files as the program sees them, uncommitted changes included.
     pub now: Files,
     commits: Vec<Commit>,
     newest: usize,
@@ -83,7 +83,7 @@ impl Model {
         Model { now: start, commits, newest: 0, allowed: 1 }
     }
 
-    /// A commit is on its way: from here on a crash may or may not leave it.
+    /// Submits a commit: from here on a crash may or may not leave it.
     pub fn submit(&mut self, changes: Changes) -> usize {
         let number = self.commits.len();
         assert!(number < COMMITS_MAX, "a program with too many commits");
@@ -133,7 +133,7 @@ impl Model {
         files
     }
 
-    /// What is committed, if everything on its way goes well.
+    /// The state after all submitted commits, if all of them succeed.
     pub fn committed(&self) -> Files {
         let mut at = self.newest;
         while self.commits[at].refused {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use untorn::{Checkpoint, FailureClass, File, Store};
 use untorn_journal::home::Home;
 
-/// What a commit needs at most, in bytes of journal: two blocks, if it makes its file first.
+/// The most journal that a commit needs, in bytes: two blocks, if it makes its file first.
 const ROOM_BYTES_MIN: u64 = 8 << 10;
 
 /// A checkpoint that a program has begun.
@@ -113,7 +113,7 @@ impl Runner<'_> {
         }
     }
 
-    /// One life of the store.
+    /// Runs operations from one opening of the store to its end.
     fn session<'s>(&mut self, store: &'s Store, ops: &[Op], at: &mut usize) -> Step<End> {
         let mut stage: Option<Stage<'s>> = None;
         while let Some(op) = ops.get(*at) {
@@ -187,7 +187,7 @@ impl Runner<'_> {
         Ok(store)
     }
 
-    /// Somebody moves `a` away from a killed store, which then opens without it; and back again.
+    /// Another program moves `a` away from a killed store, which then opens without `a`; and moves it back.
     fn while_away(&mut self) -> Step<()> {
         if self.disk.rename("a", ELSEWHERE).is_err() {
             return Ok(());
@@ -207,8 +207,6 @@ impl Runner<'_> {
         self.away = false;
         Ok(())
     }
-
-    // --- errors
 
     // --- checkpoints
 
@@ -271,7 +269,7 @@ impl Runner<'_> {
         self.answers_if_written(op)
     }
 
-    /// After a commit that somebody waited for, the ones before it have their answers.
+    /// After a commit that was waited for, the results of the ones before it are known.
     fn answers_if_written(&mut self, op: Op) -> Step<()> {
         let waits = matches!(op, Op::Async | Op::Dirty | Op::Later | Op::Poke | Op::Undo | Op::Abort)
             || matches!(op, Op::Map | Op::Unmap | Op::Stretch | Op::Clip);
@@ -313,7 +311,7 @@ impl Runner<'_> {
             }
         };
         if let Err(e) = result {
-            // Whatever part of the change is there goes.
+            // Whatever part of the change was made is discarded.
             let back = file.rollback();
             self.refused("a change", &e)?;
             if back.is_ok() {

@@ -1,4 +1,4 @@
-//! A program on its way, beside the reference model: what all its operations share.
+//! A running program beside the reference model: what all its operations share.
 
 use crate::fixture::{Expect, plain_files, umask};
 use crate::program::Setup;
@@ -12,9 +12,9 @@ use untorn::{Error, FailureClass, File, Map, Outcome, Store, Ticket};
 
 /// Why a run ended early.
 pub(crate) enum Stop {
-    /// Something that must not be.
+    /// A violation.
     Wrong(String),
-    /// After a planned fault the program cannot go on, which is its right.
+    /// After a planned fault the program cannot continue, which is allowed.
     GaveUp,
 }
 
@@ -40,7 +40,7 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// A program on its way.
+/// A running program, beside the reference model.
 pub(crate) struct Runner<'d> {
     pub disk: &'d SimDisk,
     pub setup: &'d Setup,
@@ -64,7 +64,7 @@ pub(crate) struct Runner<'d> {
 }
 
 impl<'d> Runner<'d> {
-    /// On a disk made by [`prepare`].
+    /// A program on a disk made by [`prepare`](crate::fixture::prepare).
     pub fn new(disk: &'d SimDisk, setup: &'d Setup, faults: bool) -> Runner<'d> {
         Runner {
             disk,
@@ -96,7 +96,7 @@ impl<'d> Runner<'d> {
         if self.faults { Ok(()) } else { wrong(format!("{what} failed: {e}")) }
     }
 
-    /// The answer to a commit.
+    /// Takes the result of a commit; true if it was acknowledged.
     pub fn answer(&mut self, number: usize, result: Result<(), Error>) -> Step<bool> {
         let done = result.is_ok();
         match result {
@@ -113,7 +113,7 @@ impl<'d> Runner<'d> {
         Ok(done)
     }
 
-    /// Takes the answers of asynchronous commits that have been written by now.
+    /// Takes the results of asynchronous commits that have been written by now.
     pub fn answers(&mut self) -> Step<()> {
         for (ticket, number) in std::mem::take(&mut self.tickets) {
             match ticket.poll() {
@@ -166,7 +166,7 @@ impl<'d> Runner<'d> {
         number
     }
 
-    /// What a commit of these files changes.
+    /// The changes that a commit of these files makes.
     pub fn changes_of(&self, names: &[String]) -> Changes {
         let node = |name: &String| self.reference.now.get(Path::new(name)).cloned();
         names.iter().filter_map(|name| Some(Change::Set(name.into(), node(name)?))).collect()

@@ -133,7 +133,7 @@ fn a_truncation_takes_private_pages_and_zeroes_nothing_in_others() {
     file.set_len(4 * PAGE).unwrap();
     assert_eq!(load(&*mapping, 2 * PAGE - 1, 2).unwrap(), b"s\0");
     assert_eq!(private(&*mapping, 0..4), [0, 1]);
-    // Somebody else's truncation does the same.
+    // A truncation by another program does the same.
     disk.put("f", b"").unwrap();
     assert!(is_gone(load(&*mapping, 0, 1)));
 }
@@ -263,8 +263,8 @@ fn step(rng: &mut fastrand::Rng, byte: u8, file: &dyn File, mapping: &dyn Mappin
     }
 }
 
-/// The same operations by chance here, here with real memory, and on Linux, on the file system of the temporary
-/// directory.
+/// Random operations do the same on the simulated disk, on one with real memory, and on Linux, on the file system
+/// of the temporary directory.
 #[test]
 fn linux_does_the_same() {
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);

@@ -1,4 +1,4 @@
-//! What a program holds in its heap: blocks, a table of vectors, a chain of boxes, roots.
+//! The structures of a program in its heap: blocks, a table of vectors, a chain of boxes, roots.
 
 use super::heap_model::{Block, Change, HeapModel, bytes};
 use std::alloc::Layout;
@@ -19,7 +19,7 @@ struct Link {
     next: Option<HeapBox<Link>>,
 }
 
-/// Everything, as it lies in the heap, at the root `world`.
+/// All structures as they lie in the heap, at the root `world`.
 struct Contents {
     serial: u64,
     blocks: Table<Raw>,
@@ -94,7 +94,7 @@ impl<'h> HeapFixture<'h> {
         Ok(())
     }
 
-    /// Does to the heap what the model, as it is before, is about to do.
+    /// Applies a change to the heap; `model` is the model before the change.
     pub fn apply(&mut self, change: &Change, model: &HeapModel) -> Result<(), Error> {
         let heap = self.heap;
         let (_together, alloc) = (heap.mutate(), heap.allocator());

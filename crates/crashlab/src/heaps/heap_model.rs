@@ -1,4 +1,4 @@
-//! What a program holds in its heap, as ordinary memory has it, and what it does to it.
+//! The model of a heap in ordinary memory, and the changes that programs make.
 //!
 //! Changes are drawn from the model alone, never from addresses, so that a seed makes the same program whatever
 //! heap it runs on.
@@ -50,7 +50,7 @@ impl Block {
         if self.bytes <= WHOLE_MAX { self.bytes } else { END_BYTES }
     }
 
-    /// What a change stores there.
+    /// The bytes that a change stores there.
     pub fn poke(&self, at: usize, stamp: u64) -> Vec<u8> {
         bytes(stamp, POKE_BYTES.min(self.pokable() - at))
     }
@@ -86,9 +86,9 @@ pub enum Change {
         /// What is in the first.
         stamp: u64,
     },
-    /// A block ends.
+    /// Frees a block.
     Free(u64),
-    /// All blocks of a size end.
+    /// Frees all blocks of a size.
     FreeAll(usize),
     /// A block gets another place and size, and keeps what fits.
     Resize(u64, usize),
@@ -96,19 +96,19 @@ pub enum Change {
     Poke(u64, usize, u64),
     /// A vector in the table, by its key.
     Insert(u64, u64, usize),
-    /// It gets longer.
+    /// Lengthens a vector in the table.
     Extend(u64, u64, usize),
-    /// It goes.
+    /// Removes a vector from the table.
     Remove(u64),
-    /// One more link of the chain.
+    /// Adds a link to the chain.
     Push(u64),
-    /// One less.
+    /// Removes a link from the chain.
     Pop,
-    /// A root points to a block, or goes.
+    /// Sets a root to a block, or removes the root.
     Root(u8, Option<u64>),
 }
 
-/// The model.
+/// The contents of a heap, in ordinary memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapModel {
     /// Changes so far.
@@ -189,7 +189,7 @@ impl HeapModel {
         }
     }
 
-    /// Does it.
+    /// Applies the change.
     pub fn apply(&mut self, change: &Change) {
         self.serial += 1;
         self.blocks.extend(HeapModel::made_by(change));

@@ -1,7 +1,7 @@
 //! Random programs over a heap on the simulated disk, crashed at every moment, and during the recovery.
 //!
-//! The program runs in step with its model. After a crash the heap must hold, to the last byte, what it held at the
-//! last acknowledged commit, or at one that had begun; and go on from there in step with that commit's model.
+//! The program runs beside its model. After a crash the heap must hold, to the last byte, what it held at the
+//! last acknowledged commit, or at one that had begun. The program then continues from that commit's model.
 
 use super::heap_fixture::HeapFixture;
 use super::heap_layout::blocks_of;
@@ -47,7 +47,7 @@ pub struct Effort {
     pub deadline: Option<Instant>,
 }
 
-/// What was tried.
+/// Counts of what was tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Programs that ran.
@@ -104,10 +104,10 @@ impl FromStr for HeapCase {
     }
 }
 
-/// A state that must not be.
+/// A violation: a state that no allowed history leads to.
 #[derive(Clone, Debug)]
 pub struct HeapViolation {
-    /// How to see it again.
+    /// The case that repeats it.
     pub case: HeapCase,
     /// What is wrong.
     pub what: String,
@@ -347,12 +347,12 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// None yet.
+    /// Programs, of which none has run yet.
     pub fn new(effort: Effort) -> Programs {
         Programs { effort, totals: Totals::default(), known: HashSet::new() }
     }
 
-    /// So far.
+    /// Counts so far.
     pub fn totals(&self) -> Totals {
         self.totals
     }
@@ -424,7 +424,7 @@ impl Programs {
     }
 }
 
-/// Does one case over again, and says what is wrong with it.
+/// Repeats one case, and returns what is wrong.
 pub fn again_heap(case: &HeapCase) -> Result<(), String> {
     let setup = setup_of(case.seed);
     let (moments, commits) = run(&setup, case.seed, case.steps)?;
@@ -467,7 +467,7 @@ fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<Sta
     Ok((disk.recorded(), commits))
 }
 
-/// Recovers after a crash, and goes on for a while. Returns the moments of all that, if they are to be recorded.
+/// Recovers after a crash, and continues for a while. Returns the moments of all that, if they are to be recorded.
 fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record: bool) -> Result<Vec<Moment>, String> {
     let disk = crash(moment, how);
     let mut moments = Vec::new();

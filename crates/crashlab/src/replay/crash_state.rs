@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// What a disk writes whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
-/// What became of one write.
+/// The fate of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// All of it is there.
@@ -29,7 +29,7 @@ impl Fate {
     }
 }
 
-/// A power cut, and what it left.
+/// A power cut, and the writes that it left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     /// What it was drawn from.
@@ -135,7 +135,7 @@ impl State {
         image
     }
 
-    /// The same, had everything before the cut reached the disk.
+    /// The disk if everything before the cut had reached it.
     pub fn full(&self, recording: &Recording, flushed: &Image) -> Image {
         let mut image = flushed.clone();
         apply(&mut image, &recording.events[recording.flushed(self.cut)..self.cut]);
@@ -152,7 +152,7 @@ impl State {
         })
     }
 
-    /// The same on a disk that does not tear: what is there in part is there.
+    /// This state on a disk that does not tear: writes that are there in part are there whole.
     pub fn with_whole_writes(&self) -> State {
         let mut whole = self.clone();
         whole.fates.values_mut().filter(|fate| matches!(fate, Fate::Torn(_))).for_each(|fate| *fate = Fate::Kept);

@@ -5,7 +5,7 @@ use super::crash_state::{Fate, State};
 use super::recording::Recording;
 use anyhow::Result;
 
-/// Gives back, as long as it still fails, whatever was lost: first many writes at a time, then single ones,
+/// Restores whatever was lost, as long as the check still fails: first many writes at a time, then single ones,
 /// then the sectors of what is torn. At most `tries` states are looked at.
 pub fn minimise(
     bench: &mut Bench,

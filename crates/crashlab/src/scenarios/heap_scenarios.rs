@@ -1,4 +1,4 @@
-//! Scenarios over a heap: small programs that go wrong at once without a care.
+//! Scenarios over a heap: small programs that fail at once when an invariant is broken.
 
 use super::opening::{failed, open};
 use crate::simulation::Options;

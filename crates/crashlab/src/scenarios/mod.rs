@@ -7,7 +7,7 @@ mod store_scenarios;
 /// A scenario, and its name.
 pub type Scenario = (&'static str, fn() -> Result<(), String>);
 
-/// All of them.
+/// All scenarios.
 pub const SCENARIOS: &[Scenario] = &[
     ("damage_before_durable_commits_is_no_torn_end", store_scenarios::damage_before_durable_commits_is_no_torn_end),
     ("a_lost_header_is_missed", store_scenarios::a_lost_header_is_missed),

@@ -9,13 +9,13 @@
 //!   removed file held ([`Profile::AnyPosix`](crate::Profile::AnyPosix));
 //! - with [`Model::PageGarbage`](crate::Model::PageGarbage), a page that was being overwritten holds anything;
 //! - any call fails, is interrupted, or does less than asked; the disk is full, also for overwriting;
-//! - a writeback fails: one sync tells it, the next says OK, and the old data comes back later;
+//! - a writeback fails: one sync reports it, the next returns OK, and the old data comes back later;
 //! - what one process wrote into the cache is not on the device, though every reader sees it;
 //! - a truncation takes pages out of a private mapping, those that were stored to included;
 //! - inode numbers are reused at once; other programs write, move, copy and remove files.
 //!
-//! Not modelled: old data of other files in the holes of a file; a device that loses what it said was flushed, or returns other bytes than it
-//! stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
+//! Not modelled: old data of other files in the holes of a file; a device that loses what it reported as
+//! flushed, or returns other bytes than it stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
 //! writes of two threads mixing within one call; `fsync` making more durable than it must;
 //! permission checks; quotas; room taken by names and attributes.
 
@@ -106,7 +106,7 @@ impl SimDisk {
         self.machine().snapshots = Some(Vec::new());
     }
 
-    /// Ends recording and hands out the snapshots, with one of this moment at the end: together every
+    /// Ends recording and returns the snapshots, with one of this moment at the end: together every
     /// state in which a crash could find the machine.
     pub fn recorded(&self) -> Vec<Snapshot> {
         let now = self.snapshot();
@@ -180,12 +180,12 @@ impl SimDisk {
         self.machine().state.options
     }
 
-    /// Changes the disk's properties from now on: room, skipped steps, read-only and so on.
+    /// Changes the disk's properties from now on: room, skipped sync points, read-only and so on.
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) {
         change(&mut self.machine().state.options);
     }
 
-    /// Takes a step away: its syncs say OK and do nothing, here and in every machine made from this.
+    /// Skips a sync point: its syncs return OK and do nothing, here and in every machine made from this.
     pub fn skip(&self, step: Step) {
         self.set_options(|options| *options = options.skip(step));
     }
@@ -197,7 +197,7 @@ impl SimDisk {
 
     // --- counts
 
-    /// Syncs of this step so far, skipped ones included.
+    /// Syncs of this sync point so far, skipped ones included.
     pub fn syncs(&self, step: Step) -> u64 {
         self.machine().syncs[step as usize]
     }
@@ -212,13 +212,13 @@ impl SimDisk {
         self.machine().trace = Some(Vec::new());
     }
 
-    /// Ends tracing and hands out the lines.
+    /// Ends tracing and returns the lines.
     pub fn traced(&self) -> Vec<String> {
         self.machine().trace.take().unwrap_or_default()
     }
 }
 
-/// What a power cut left.
+/// The machine after a power cut.
 pub struct Outcome {
     /// The machine, booted again.
     pub disk: SimDisk,

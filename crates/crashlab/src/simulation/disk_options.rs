@@ -1,4 +1,4 @@
-//! What kind of disk, which faults, and what a call is.
+//! Properties of a simulated disk, planned faults, and kinds of calls.
 
 use untorn_os::Step;
 
@@ -19,7 +19,7 @@ pub enum Profile {
     /// commits the log up to the file's last change; `fdatasync` does so only for a new file or a
     /// new size, so that it loses an attribute.
     Ext4,
-    /// The same log; here `fdatasync` commits it for any change of the inode.
+    /// An ordered log as in `Ext4`; here `fdatasync` commits it for any change of the inode.
     Xfs,
     /// Power cuts as with an ordered log; `fsync` makes durable the file, its attribute and its
     /// names, and no other log entry.
@@ -49,9 +49,9 @@ pub struct Options {
     pub capacity_bytes: Option<u64>,
     /// Overwriting needs a free page, too.
     pub copy_on_write: bool,
-    /// What [`untorn_os::Storage::open_files_max`] says. Not enforced.
+    /// The value of [`untorn_os::Storage::open_files_max`]. Not enforced.
     pub open_files_max: usize,
-    /// Steps whose syncs do nothing, as bits; see [`Options::skip`].
+    /// Sync points whose syncs do nothing, as bits; see [`Options::skip`].
     pub skipped: u64,
     /// Seeds [`untorn_os::Storage::random`] and the boot id.
     pub seed: u64,
@@ -81,7 +81,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Takes a step away: its syncs say OK and do nothing.
+    /// Skips a sync point: its syncs return OK and do nothing.
     pub fn skip(mut self, step: Step) -> Options {
         self.skipped |= 1 << step as u64;
         self
@@ -92,7 +92,7 @@ impl Options {
     }
 }
 
-/// What a call does, for fault plans.
+/// Kinds of calls, for fault plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Reads contents.
@@ -105,7 +105,7 @@ pub enum Call {
     Name,
     /// Changes an attribute or a mode.
     Attribute,
-    /// Any sync; the step is told, too.
+    /// Any sync, with its sync point.
     Sync(Step),
     /// Maps a file, loads and stores, shows and drops pages.
     Map,
@@ -138,7 +138,7 @@ pub enum On {
     Attribute,
     /// Syncs.
     Sync,
-    /// Syncs of one step.
+    /// Syncs of one sync point.
     Step(Step),
 }
 
@@ -165,11 +165,11 @@ pub enum Failed {
     Lost,
     /// The first half of the writes reaches the disk, the rest is lost.
     Half,
-    /// All of it reaches the disk; only the answer is bad.
+    /// All of it reaches the disk; only the result is an error.
     Landed,
 }
 
-/// What goes wrong.
+/// The way in which a call goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The call fails with this `errno` and does nothing.

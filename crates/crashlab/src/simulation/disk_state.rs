@@ -22,9 +22,9 @@ const STALE_PAGES_MAX: usize = 32;
 #[derive(Clone)]
 pub(crate) struct State {
     pub options: Options,
-    /// What programs see.
+    /// The disk as programs see it, cache included.
     pub live: Image,
-    /// What a power cut that loses all it can leaves.
+    /// The disk that a power cut leaves if it loses all it can.
     pub durable: Image,
     /// The difference, in the order of the program.
     pub pending: Arc<Vec<Arc<Effect>>>,
@@ -498,7 +498,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives a file to somebody else, at once and durably: only a test does that.
+    /// Changes a file's owner, at once and durably: only tests do that.
     pub fn set_owner(&mut self, slot: Slot, uid: u32, gid: u32) {
         for image in [&mut self.live, &mut self.durable] {
             if let Some(inode) = image.get_mut(slot) {

@@ -1,4 +1,4 @@
-//! What a program did that is not yet durable, and which of it a sync makes so.
+//! Changes that are not yet durable, and which of them a sync makes durable.
 
 use super::disk_options::Profile;
 use super::inodes::{Image, Inode, Name, PAGE_BYTES, Page, SECTOR_BYTES, SECTORS_PER_PAGE, Slot};

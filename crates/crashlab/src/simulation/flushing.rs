@@ -1,4 +1,4 @@
-//! What syncs do, and what a failed one does.
+//! Effects of syncs, and of failed ones.
 
 use super::disk_options::Failed;
 use super::disk_state::State;

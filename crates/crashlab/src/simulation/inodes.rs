@@ -7,9 +7,9 @@ use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-/// What a device writes whole or not at all.
+/// The unit that a device writes whole or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;
-/// What contents are shared by.
+/// The unit in which images share contents.
 pub(crate) const PAGE_BYTES: usize = 4096;
 pub(crate) const SECTORS_PER_PAGE: u32 = (PAGE_BYTES / SECTOR_BYTES) as u32;
 
@@ -89,7 +89,7 @@ impl Page {
         &self.bytes
     }
 
-    /// The page for writing, copied first if anybody shares it.
+    /// The page for writing, copied first if another image shares it.
     pub fn bytes_mut(page: &mut Arc<Page>) -> &mut [u8; PAGE_BYTES] {
         let page = Arc::make_mut(page);
         page.hash = Cached::default();
@@ -114,7 +114,7 @@ pub(crate) enum Body {
 #[derive(Clone)]
 pub(crate) struct Inode {
     pub body: Body,
-    /// What `stat` tells. Reused at once, as ext4 does.
+    /// The inode number of `stat`. Reused at once, as on ext4.
     pub number: u64,
     pub mode: u32,
     pub uid: u32,

@@ -30,7 +30,7 @@ impl Life {
     }
 }
 
-/// What dies with the processes, and what only the laboratory knows.
+/// Disk and cache, everything that ends with the processes, and the laboratory's plans and counts.
 pub(crate) struct Machine {
     pub state: State,
     /// Open files: by handle, the inode and the life of the process.
@@ -169,7 +169,7 @@ impl Machine {
         }
     }
 
-    /// A writeback fails; whoever has the file open learns it at the next sync.
+    /// A writeback fails; every opening of the file gets the error at its next sync.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         match slot {
             Some(slot) => *self.failures.entry(slot).or_default() += 1,
@@ -232,7 +232,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// What programs stored to memory by now comes before what is done next.
+    /// Takes over what programs have stored to memory so far, before the next operation.
     pub fn learn_stores(&mut self) -> io::Result<()> {
         self.maps.values_mut().try_for_each(Mapped::learn)
     }

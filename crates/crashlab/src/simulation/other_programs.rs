@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use untorn_os::{Kind, Meta};
 
-/// What a path holds.
+/// The file, directory or link at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// File, directory or link.
@@ -175,7 +175,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Somebody runs `sync`: all is durable.
+    /// Another program runs `sync`: all is durable.
     pub fn settle(&self) {
         self.machine().state.sync_everything();
     }

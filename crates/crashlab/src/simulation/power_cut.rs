@@ -58,7 +58,7 @@ impl FromStr for Cut {
     }
 }
 
-/// What survives or does not, by itself. Its states are counted from 0, nothing, to the last, all.
+/// A part that survives or not, independently of others. Its states are counted from 0, nothing, to the last, all.
 enum Unit {
     /// The ordered log: a prefix of these effects.
     Log(Vec<u32>),

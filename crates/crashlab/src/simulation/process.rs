@@ -17,7 +17,7 @@ pub struct SimProcess {
     shared: Arc<Shared>,
     life: Arc<Life>,
     user: u32,
-    /// Failed writebacks that `syncfs` has already told, or that are older than the process.
+    /// Failed writebacks that `syncfs` has already reported, or that are older than the process.
     failures_seen: AtomicU64,
 }
 
@@ -29,7 +29,7 @@ struct SimFile {
     handle: u64,
     write: bool,
     direct: bool,
-    /// Failed writebacks that this descriptor has told, or that are older than it.
+    /// Failed writebacks that this descriptor has reported, or that are older than it.
     failures_seen: AtomicU64,
 }
 
@@ -224,7 +224,7 @@ impl Storage for SimProcess {
     }
 }
 
-/// Tells a failed writeback once.
+/// Reports a failed writeback once.
 fn told(seen: &AtomicU64, failures: u64) -> io::Result<()> {
     if seen.swap(failures, SeqCst) == failures { Ok(()) } else { Err(errno(libc::EIO)) }
 }
@@ -342,7 +342,7 @@ impl File for SimFile {
     fn set_len(&self, size: u64) -> io::Result<()> {
         let describe = || format!("set_len {size}");
         self.call(Call::Size, describe, |machine, _| {
-            // `ftruncate` has its own word for this.
+            // Linux returns `EINVAL` here, and `EBADF` in the other calls.
             if !self.write {
                 return Err(errno(libc::EINVAL));
             }

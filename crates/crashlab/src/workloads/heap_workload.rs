@@ -30,7 +30,7 @@ enum Step {
     Reopen,
 }
 
-/// What a commit leaves.
+/// The state after a commit.
 struct State {
     model: HeapModel,
     note: u64,
@@ -178,7 +178,7 @@ impl Check for OverHeap {
     fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
         let open = self.open(dir)?;
         let number = self.which(&open, Window::of(said))?;
-        // It goes on, closes, and leaves a file with its allocations and no others.
+        // The program continues, closes, and leaves a file with its allocations and no others.
         let text = |e: untorn::Error| format!("after recovery: {e}");
         let (mut model, rng) = (self.states[number].model.clone(), &mut Rng::with_seed(!self.seed));
         for _ in 0..8 {

@@ -10,15 +10,15 @@ use untorn_crashlab::scenarios::SCENARIOS;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/MUTANTS.md");
 
-/// Something that can be taken away.
+/// A sync point or an invariant that can be broken.
 pub struct Mutant {
     /// Its name.
     pub name: String,
     /// What it is about.
     pub about: &'static str,
-    /// Why nothing here can miss it.
+    /// Why no test here needs it.
     pub why_not: Option<&'static str>,
-    /// Steps taken away, as bits.
+    /// Sync points that are skipped, as bits.
     pub skipped: u64,
     /// The scenario that shows it, if no crash does.
     pub scenario: Option<&'static str>,
@@ -45,12 +45,12 @@ fn body<'d>(document: &'d str, section: &str) -> &'d str {
     rest.split_once("\n## ").map_or(rest, |(body, _)| body)
 }
 
-/// Does a case over again; a panic is a finding, too.
+/// Repeats a case; a panic is a violation, too.
 pub fn run(case: &Case) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| again(case, &|_| {}))).unwrap_or_else(|_| Err("it panicked".into()))
 }
 
-/// Whether the case goes well, and does not without what was taken away, which may change the number of calls.
+/// Whether the case is survived, and is not with the mutant, which may change the number of calls.
 pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     take(false);
     let well = run(&Case { skipped: 0, ..case.clone() });
@@ -61,7 +61,7 @@ pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     well && missed
 }
 
-/// Whether the scenario goes well, and does not without what was taken away.
+/// Whether the scenario ends well, and does not with the mutant.
 fn scenario_shows(scenario: &str, take: &dyn Fn(bool)) -> bool {
     let play = SCENARIOS.iter().find(|(name, _)| *name == scenario).expect("a scenario of that name").1;
     let goes_well = || matches!(catch_unwind(AssertUnwindSafe(play)), Ok(Ok(())));
@@ -71,7 +71,7 @@ fn scenario_shows(scenario: &str, take: &dyn Fn(bool)) -> bool {
     missed && goes_well()
 }
 
-/// Takes each mutant's care or step away and checks the section of the table. `take` switches it, `search`
+/// Breaks each mutant's invariant or sync point and checks the section of the table. `take` switches it, `search`
 /// looks for a case that shows it.
 pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), search: &dyn Fn(&Mutant) -> Option<Case>) {
     let how = std::env::var("UNTORN_MUTANTS").unwrap_or_default();

@@ -115,12 +115,12 @@ impl Fixture {
         }
     }
 
-    /// A checkpoint that may come too late.
+    /// Runs a checkpoint; the store may be closed by then.
     pub fn checkpoint(&self) {
         self.ok(self.store.checkpoint());
     }
 
-    /// The same where a flush of the journal may fail: what is said not to be committed is not.
+    /// Commits where a flush of the journal may fail: what is reported as not committed is not.
     pub fn commit_while_it_goes_well(&self, name: &'static str, count: u8) {
         let file = self.store.file(name).expect("a file that is there");
         for number in 1..=count {

@@ -110,7 +110,7 @@ fn creating_takes_a_free_name(room: &Room) {
         refused(room.storage.open(p("f/f"), how), &[ENOTDIR]);
         let file = room.open("d/new", how);
         same(file.meta().unwrap().size, 0);
-        same(file.read_at(&mut *untorn_os::AlignedBuf::zeroed(4096), 0).unwrap(), 0);
+        same(file.read_at(&mut untorn_os::AlignedBuf::zeroed(4096), 0).unwrap(), 0);
         room.storage.unlink(p("d/new")).unwrap();
     }
     same(contents(&*room.open("f", Open::READ)), b"mine".to_vec());
