@@ -38,7 +38,7 @@ impl Runner<'_> {
                         self.tickets.push((ticket, number));
                         Ok(())
                     }
-                    Err(e) => self.answer(number, Err(e)).map(drop),
+                    Err(e) => self.take_result(number, Err(e)).map(drop),
                 };
             }
             Op::Undo => {
@@ -64,7 +64,7 @@ impl Runner<'_> {
         }
         let number = self.submit(self.changes_of(&[self.mapped().name.clone()]));
         let result = self.mapped().map.msync();
-        self.answer(number, result).map(drop)
+        self.take_result(number, result).map(drop)
     }
 
     fn mapped(&self) -> &Mapped {
@@ -172,7 +172,7 @@ impl Runner<'_> {
         let names = [name, plain.to_owned()];
         if commit {
             let number = self.submit(self.changes_of(&names));
-            return self.answer(number, txn.commit()).map(drop);
+            return self.take_result(number, txn.commit()).map(drop);
         }
         let aborted: Result<(), Error> = txn.abort();
         names.iter().for_each(|name| self.forget_changes(name));

@@ -40,7 +40,7 @@ impl Runner<'_> {
         }
         let changes = self.changes_by(op);
         let number = self.submit(changes.clone());
-        if self.answer(number, txn.commit())? {
+        if self.take_result(number, txn.commit())? {
             changes.iter().for_each(|change| change.apply(&mut self.reference.now));
             self.follow_mapped(&changes);
         }

@@ -35,7 +35,7 @@ fn other(class: FailureClass) -> FailureClass {
     }
 }
 
-/// How a session of the program ends.
+/// How an epoch ends: one opening of the store by the program.
 enum End {
     /// Closed; the next one is of this class.
     Closed(FailureClass),
@@ -59,7 +59,7 @@ impl Runner<'_> {
             self.disk.record();
         }
         self.mark();
-        let done = self.sessions(ops);
+        let done = self.epochs(ops);
         if self.snapshots.is_empty() {
             self.snapshots = self.disk.recorded();
         }
@@ -70,7 +70,7 @@ impl Runner<'_> {
         }
     }
 
-    fn sessions(&mut self, ops: &[Op]) -> Step<()> {
+    fn epochs(&mut self, ops: &[Op]) -> Step<()> {
         let mut at = 0;
         loop {
             let process = self.disk.spawn();
@@ -81,7 +81,7 @@ impl Runner<'_> {
                     self.edit_and_commit(&store, name, Edit::Write(30, 9))?;
                 }
             }
-            let end = self.session(&store, ops, &mut at)?;
+            let end = self.epoch(&store, ops, &mut at)?;
             if matches!(end, End::Killed | End::Away) {
                 guard.0.kill();
             }
@@ -92,7 +92,7 @@ impl Runner<'_> {
             match end {
                 End::Closed(next) => {
                     let closed = store.close();
-                    self.answers()?;
+                    self.take_results()?;
                     match closed {
                         Ok(()) => self.exposed = false,
                         Err(e) => self.refused("close", &e)?,
@@ -114,7 +114,7 @@ impl Runner<'_> {
     }
 
     /// Runs operations from one opening of the store to its end.
-    fn session<'s>(&mut self, store: &'s Store, ops: &[Op], at: &mut usize) -> Step<End> {
+    fn epoch<'s>(&mut self, store: &'s Store, ops: &[Op], at: &mut usize) -> Step<End> {
         let mut stage: Option<Stage<'s>> = None;
         while let Some(op) = ops.get(*at) {
             let last = *at + 1 == ops.len();
@@ -266,14 +266,14 @@ impl Runner<'_> {
             op if op.is_of_maps() => self.on_mapped(store, op),
             op => self.names(store, op),
         }?;
-        self.answers_if_written(op)
+        self.take_results_if_written(op)
     }
 
     /// After a commit that was waited for, the results of the ones before it are known.
-    fn answers_if_written(&mut self, op: Op) -> Step<()> {
+    fn take_results_if_written(&mut self, op: Op) -> Step<()> {
         let waits = matches!(op, Op::Async | Op::Dirty | Op::Later | Op::Poke | Op::Undo | Op::Abort)
             || matches!(op, Op::Map | Op::Unmap | Op::Stretch | Op::Clip);
-        if waits { Ok(()) } else { self.answers() }
+        if waits { Ok(()) } else { self.take_results() }
     }
 
     /// Changes a file without committing; false: it was refused.
@@ -329,7 +329,7 @@ impl Runner<'_> {
         if self.edit(store, name, edit)? {
             let number = self.submit(self.changes_of(&[name.to_owned()]));
             let result = self.last_handle().commit();
-            self.answer(number, result)?;
+            self.take_result(number, result)?;
         }
         Ok(())
     }
@@ -342,7 +342,7 @@ impl Runner<'_> {
         let number = self.submit(self.changes_of(&[name.to_owned()]));
         match self.last_handle().commit_async() {
             Ok(ticket) => self.tickets.push((ticket, number)),
-            Err(e) => drop(self.answer(number, Err(e))?),
+            Err(e) => drop(self.take_result(number, Err(e))?),
         }
         Ok(())
     }
@@ -354,7 +354,7 @@ impl Runner<'_> {
         let number = self.submit(self.changes_of(&["a".into(), "b".into()]));
         let [.., a, b] = &self.handles[..] else { return Ok(()) };
         let result = store.syncv(&[a, b]);
-        self.answer(number, result).map(drop)
+        self.take_result(number, result).map(drop)
     }
 
     fn group(&mut self, store: &Store) -> Step<()> {
@@ -365,7 +365,7 @@ impl Runner<'_> {
         }
         for (ticket, number) in std::mem::take(&mut self.tickets) {
             let result = ticket.wait();
-            self.answer(number, result)?;
+            self.take_result(number, result)?;
         }
         Ok(())
     }
@@ -390,6 +390,6 @@ impl Runner<'_> {
         }
         let number = self.submit(self.changes_of(&names));
         let result = store.syncv(&self.handles[self.handles.len() - MANY..].iter().collect::<Vec<_>>());
-        self.answer(number, result).map(drop)
+        self.take_result(number, result).map(drop)
     }
 }

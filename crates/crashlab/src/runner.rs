@@ -97,7 +97,7 @@ impl<'d> Runner<'d> {
     }
 
     /// Takes the result of a commit; true if it was acknowledged.
-    pub fn answer(&mut self, number: usize, result: Result<(), Error>) -> Step<bool> {
+    pub fn take_result(&mut self, number: usize, result: Result<(), Error>) -> Step<bool> {
         let done = result.is_ok();
         match result {
             Ok(()) => self.reference.acknowledge(number),
@@ -114,10 +114,10 @@ impl<'d> Runner<'d> {
     }
 
     /// Takes the results of asynchronous commits that have been written by now.
-    pub fn answers(&mut self) -> Step<()> {
+    pub fn take_results(&mut self) -> Step<()> {
         for (ticket, number) in std::mem::take(&mut self.tickets) {
             match ticket.poll() {
-                Some(result) => drop(self.answer(number, result)?),
+                Some(result) => drop(self.take_result(number, result)?),
                 None => self.tickets.push((ticket, number)),
             }
         }
@@ -140,7 +140,7 @@ impl<'d> Runner<'d> {
             Ok(file) => (Some(file), Ok(())),
             Err(e) => (None, Err(e)),
         };
-        if self.answer(number, result)? {
+        if self.take_result(number, result)? {
             self.reference.now.insert(path.to_owned(), node);
         }
         file.map_or(Ok(None), |file| self.keep(file))

@@ -132,7 +132,7 @@ fn files_that_commit_together_stay_together() {
             }),
             start(&fixture, |w| w.commit_numbers("b", 0, 4)),
             start(&fixture, |w| w.checkpoint()),
-            // Once a file is in a transaction, nobody else's commit takes its changes.
+            // Once a file is in a transaction, no other commit takes its changes.
             start(&fixture, |w| {
                 let Some(file) = w.ok(w.store.create("t")) else { return };
                 let mut txn = w.store.begin();
@@ -188,7 +188,7 @@ fn names_change_under_committers() {
             }),
             start(&fixture, |w| w.commit_numbers("shared", 0, 2)),
             start(&fixture, |w| w.commit_numbers("shared", 1, 2)),
-            // Writes to a file that somebody removes, or replaces, at any moment.
+            // Writes to a file that another thread removes, or replaces, at any moment.
             start(&fixture, move |w| {
                 for name in ["doomed", "target"] {
                     let Some(file) = w.ok(w.store.create(name)) else { return };
@@ -280,7 +280,7 @@ fn descriptors_come_and_go_while_the_journal_is_full() {
             start(&fixture, |w| w.commit_numbers("a", 1, 2)),
             start(&fixture, |w| w.commit_numbers("b", 1, 3)),
             start(&fixture, |w| w.commit_numbers("c", 0, 3)),
-            // Nobody writes to this one: its last handle goes, and somebody opens it anew.
+            // No thread writes to this one: its last handle goes, and another thread opens it anew.
             start(&fixture, |w| w.watch("r", 0, 3)),
             start(&fixture, |w| w.watch("r", 0, 3)),
             start(&fixture, |w| {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// The device answers at once, or something is wrong with it.
+/// Time after which a device that does not answer is taken for broken.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Where other processes find an open file of this one.
@@ -90,7 +90,7 @@ impl Recorder {
         self.place.join(ACKS)
     }
 
-    /// Gives an order; see the server for what it knows.
+    /// Sends an order; the server lists those that it knows.
     pub fn order(&mut self, order: &str) -> Result<String> {
         self.control.get_mut().write_all(format!("{order}\n").as_bytes())?;
         let mut answer = String::new();
@@ -151,7 +151,7 @@ impl Recorder {
         Ok(Event::read_all(File::open(path_of(&self.log))?)?)
     }
 
-    /// Ends the device. What the disk held at first, and everything that happened.
+    /// Ends the device. Returns what the disk held at first, and everything that happened.
     pub fn stop(mut self) -> Result<(Image, Vec<Event>)> {
         self.end();
         let events = self.events()?;

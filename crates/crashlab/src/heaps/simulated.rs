@@ -79,7 +79,7 @@ pub struct HeapCase {
     pub seed: u64,
     /// So many changes, commits and so on.
     pub steps: usize,
-    /// A crash, and perhaps another during the recovery.
+    /// A crash, and possibly another during the recovery.
     pub crashes: Vec<Trouble>,
 }
 

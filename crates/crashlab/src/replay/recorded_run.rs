@@ -24,7 +24,7 @@ pub trait Program {
 pub struct Recorded {
     /// How long the device takes to flush.
     pub flush_time: Duration,
-    /// Somebody else flushes the file system now and then, so often. Programs that rely on nobody doing so
+    /// Another program flushes the file system now and then, so often. Programs that rely on nobody doing so
     /// see writes on their way that would otherwise wait for seconds.
     pub others_flush: Option<Duration>,
 }

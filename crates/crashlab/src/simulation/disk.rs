@@ -247,7 +247,7 @@ impl SimDisk {
         self.machine().access(address as usize, |mapped, inode, offset| mapped.load(inode, offset, into))
     }
 
-    /// A program stores bytes to memory, which no system call tells of. `EFAULT`: it would have got a signal.
+    /// A program stores bytes to memory, without a system call. `EFAULT`: it would have got a signal.
     pub fn store(&self, address: *const u8, bytes: &[u8]) -> io::Result<()> {
         self.machine().access(address as usize, |mapped, inode, offset| mapped.store(inode, offset, bytes))
     }

@@ -105,7 +105,8 @@ impl State {
         self.place(path)?.2.ok_or_else(|| errno(libc::ENOENT))
     }
 
-    /// Opening a file looks for all of its path at once and tells apart a link on the way.
+    /// Checks the directories of a path that is to be opened: unlike other calls, `open` says `ELOOP` of a link in the
+    /// place of the last one.
     pub fn openable(&self, path: &Path) -> io::Result<()> {
         let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
         State::inside(path)?;
@@ -272,7 +273,7 @@ impl State {
         }
     }
 
-    /// Gives an inode up once no name and no open file leads to it.
+    /// Removes an inode once no name and no open file leads to it.
     pub fn reap(&mut self, slot: Slot) {
         if let Some(inode) = self.live.get(slot)
             && inode.links == 0

@@ -47,7 +47,7 @@ pub(crate) enum Land {
     Last,
     /// Some of its sectors.
     Some,
-    /// Some of its sectors; others hold what nobody wrote there.
+    /// Some of its sectors; others hold bytes that were never written there.
     Garbage,
 }
 

@@ -200,7 +200,7 @@ impl Machine {
         }
     }
 
-    /// Gives up an inode that lost its last name, unless it is open.
+    /// Removes an inode that lost its last name, unless it is open.
     pub fn unnamed(&mut self, slot: Slot) {
         if !self.open.values().any(|(open, _)| *open == slot) {
             self.state.reap(slot);

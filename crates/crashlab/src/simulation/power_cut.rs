@@ -465,7 +465,7 @@ fn upto(unit: &Unit, last: u32) -> u64 {
 }
 
 /// Whether a sector has never been durably written: it may hold anything once a size includes it. In a
-/// hole within the durable size that would be somebody else's old data in the middle of a file, which
+/// hole within the durable size that would be old data of another file in the middle of this one, which
 /// file systems keep from happening (ext4 does not with `data=writeback`): there it is zeros or new.
 fn is_new(durable: &Image, slot: Slot, page: u32, bit: u32) -> bool {
     let Some(inode) = durable.get(slot) else { return true };

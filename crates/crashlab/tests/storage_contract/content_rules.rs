@@ -1,6 +1,6 @@
 //! Rules about contents: reading, writing, sizes, holes, direct files, what a device holds, and a full disk.
 
-use crate::place::{Difference, Room, contents, holds, refused, rules, same};
+use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC};
 use std::path::Path;
 use untorn_os::{AlignedBuf, BLOCK_BYTES, Open, Step, read_full_at, read_full_past_cache_at, write_all_at};
@@ -29,8 +29,8 @@ fn aligned(bytes: &[u8]) -> AlignedBuf {
     buf
 }
 
-fn reading_ends_at_the_end(room: &Room) {
-    let file = room.file("f", b"0123456789");
+fn reading_ends_at_the_end(fixture: &Fixture) {
+    let file = fixture.file("f", b"0123456789");
     let mut buf = [0xee; 20];
     same(read_full_at(&*file, &mut buf, 0).unwrap(), 10);
     same(&buf[..11], b"0123456789\xee");
@@ -44,8 +44,8 @@ fn reading_ends_at_the_end(room: &Room) {
     same(&buf[..4], b"2345");
 }
 
-fn writing_makes_the_file_longer(room: &Room) {
-    let file = room.open("f", Open::create(0o600));
+fn writing_makes_the_file_longer(fixture: &Fixture) {
+    let file = fixture.open("f", Open::create(0o600));
     write_all_at(&*file, b"tail", 9000).unwrap();
     same(file.meta().unwrap().size, 9004);
     let all = contents(&*file);
@@ -61,9 +61,9 @@ fn writing_makes_the_file_longer(room: &Room) {
     same(&contents(&*file)[50_000..50_006], b"middle");
 }
 
-fn every_opening_sees_what_was_written(room: &Room) {
-    let writer = room.file("f", b"first");
-    let readers = [room.open("f", Open::READ), room.another_storage().open(Path::new("f"), Open::WRITE).unwrap()];
+fn every_opening_sees_what_was_written(fixture: &Fixture) {
+    let writer = fixture.file("f", b"first");
+    let readers = [fixture.open("f", Open::READ), fixture.another_storage().open(Path::new("f"), Open::WRITE).unwrap()];
     write_all_at(&*writer, b"second", 0).unwrap();
     readers.iter().for_each(|reader| same(contents(&**reader), b"second".to_vec()));
     writer.set_len(3).unwrap();
@@ -72,8 +72,8 @@ fn every_opening_sees_what_was_written(room: &Room) {
     same(contents(&*writer), b"Sec".to_vec());
 }
 
-fn offsets_have_a_limit(room: &Room) {
-    let file = room.file("f", b"contents");
+fn offsets_have_a_limit(fixture: &Fixture) {
+    let file = fixture.file("f", b"contents");
     let beyond = 1 << 63;
     refused(file.read_at(&mut [0; 1], beyond), &[EINVAL]);
     refused(file.write_at(&[0; 1], beyond), &[EINVAL]);
@@ -86,9 +86,9 @@ fn offsets_have_a_limit(room: &Room) {
     same(contents(&*file), b"contents".to_vec());
 }
 
-fn a_file_opened_for_reading_is_not_changed(room: &Room) {
-    drop(room.file("f", b"contents"));
-    let file = room.open("f", Open::READ);
+fn a_file_opened_for_reading_is_not_changed(fixture: &Fixture) {
+    drop(fixture.file("f", b"contents"));
+    let file = fixture.open("f", Open::READ);
     refused(file.write_at(b"x", 0), &[EBADF]);
     refused(file.set_len(1), &[EINVAL]);
     refused(file.allocate(0, 100), &[EBADF]);
@@ -99,8 +99,8 @@ fn a_file_opened_for_reading_is_not_changed(room: &Room) {
     file.sync_all(Step::CheckpointData).unwrap();
 }
 
-fn a_file_grows_by_zeros(room: &Room) {
-    let file = room.file("f", &[7; 10_000]);
+fn a_file_grows_by_zeros(fixture: &Fixture) {
+    let file = fixture.file("f", &[7; 10_000]);
     file.set_len(20_000).unwrap();
     let all = contents(&*file);
     holds(all.len() == 20_000 && all[..10_000] == [7; 10_000] && all[10_000..] == [0; 10_000]);
@@ -123,8 +123,8 @@ fn a_file_grows_by_zeros(room: &Room) {
     same(&buf[..5], b"\0\0\0\0\xee");
 }
 
-fn zeros_keep_the_length(room: &Room) {
-    let file = room.file("f", &[7; 20_000]);
+fn zeros_keep_the_length(fixture: &Fixture) {
+    let file = fixture.file("f", &[7; 20_000]);
     let is = |from: usize, to: usize| {
         let all = contents(&*file);
         holds(all.len() == 20_000);
@@ -148,8 +148,8 @@ fn zeros_keep_the_length(room: &Room) {
     is(4000, 20_000);
 }
 
-fn allocating_keeps_contents(room: &Room) {
-    let file = room.file("f", &[7; 5000]);
+fn allocating_keeps_contents(fixture: &Fixture) {
+    let file = fixture.file("f", &[7; 5000]);
     file.allocate(0, 4000).unwrap();
     same(contents(&*file), vec![7; 5000]);
     file.allocate(4000, 20_000).unwrap();
@@ -165,9 +165,9 @@ fn allocating_keeps_contents(room: &Room) {
     same(contents(&*file), vec![7; 10]);
 }
 
-fn direct_files(room: &Room) {
-    let file = room.open("f", Open::create(0o600).direct());
-    same(room.names(""), vec!["f".to_owned()]);
+fn direct_files(fixture: &Fixture) {
+    let file = fixture.open("f", Open::create(0o600).direct());
+    same(fixture.names(""), vec!["f".to_owned()]);
     let blocks = aligned(&[5; 3 * BLOCK_BYTES]);
     write_all_at(&*file, &blocks, 0).unwrap();
     write_all_at(&*file, &blocks, 5 * BLOCK_BYTES as u64).unwrap();
@@ -177,8 +177,8 @@ fn direct_files(room: &Room) {
     let hole = 3 * BLOCK_BYTES..5 * BLOCK_BYTES;
     holds(read[..8 * BLOCK_BYTES].iter().enumerate().all(|(at, &b)| b == if hole.contains(&at) { 0 } else { 5 }));
     same(file.read_at(&mut read, 8 * BLOCK_BYTES as u64).unwrap(), 0);
-    holds(!room.open("f", Open::WRITE).is_direct());
-    holds(room.open("f", Open::WRITE.direct()).is_direct() == file.is_direct());
+    holds(!fixture.open("f", Open::WRITE).is_direct());
+    holds(fixture.open("f", Open::WRITE.direct()).is_direct() == file.is_direct());
     // What is not aligned is refused, or read as from any other file: callers cannot rely on either.
     let mut odd = AlignedBuf::zeroed(2 * BLOCK_BYTES);
     for (from, to, offset) in [(1, BLOCK_BYTES + 1, 0), (0, BLOCK_BYTES, 1), (0, 100, 0)] {
@@ -189,9 +189,9 @@ fn direct_files(room: &Room) {
     }
 }
 
-fn direct_files_at_their_end(room: &Room) {
-    drop(room.file("f", &[6; 5000]));
-    let file = room.open("f", Open::WRITE.direct());
+fn direct_files_at_their_end(fixture: &Fixture) {
+    drop(fixture.file("f", &[6; 5000]));
+    let file = fixture.open("f", Open::WRITE.direct());
     let mut read = AlignedBuf::zeroed(4 * BLOCK_BYTES);
     same(read_full_at(&*file, &mut read, 0).unwrap(), 5000);
     holds(read[..5000].iter().all(|&b| b == 6));
@@ -204,9 +204,9 @@ fn direct_files_at_their_end(room: &Room) {
     same((read[4095], read[4096]), (6, 7));
 }
 
-fn direct_and_buffered_files_agree(room: &Room) {
-    let buffered = room.file("f", &[1; 3 * BLOCK_BYTES]);
-    let direct = room.open("f", Open::WRITE.direct());
+fn direct_and_buffered_files_agree(fixture: &Fixture) {
+    let buffered = fixture.file("f", &[1; 3 * BLOCK_BYTES]);
+    let direct = fixture.open("f", Open::WRITE.direct());
     let mut read = AlignedBuf::zeroed(3 * BLOCK_BYTES);
     for round in 2..20u8 {
         let at = u64::from(round % 3) * BLOCK_BYTES as u64;
@@ -220,10 +220,10 @@ fn direct_and_buffered_files_agree(room: &Room) {
     }
 }
 
-fn reading_past_the_cache(room: &Room) {
-    room.directory("d");
+fn reading_past_the_cache(fixture: &Fixture) {
+    fixture.directory("d");
     for how in [Open::create(0o600), Open::create(0o600).direct()] {
-        let file = room.open("f", how);
+        let file = fixture.open("f", how);
         let blocks = aligned(&[9; 2 * BLOCK_BYTES]);
         write_all_at(&*file, &blocks, 0).unwrap();
         file.set_len(5000).unwrap();
@@ -234,14 +234,14 @@ fn reading_past_the_cache(room: &Room) {
         same(read_full_past_cache_at(&*file, &mut read, BLOCK_BYTES as u64).unwrap(), 5000 - BLOCK_BYTES);
         same(file.read_past_cache_at(&mut read, 2 * BLOCK_BYTES as u64).unwrap(), 0);
         same(read_full_at(&*file, &mut read, 0).unwrap(), 5000);
-        room.storage.unlink(Path::new("f")).unwrap();
+        fixture.storage.unlink(Path::new("f")).unwrap();
     }
     let mut read = AlignedBuf::zeroed(BLOCK_BYTES);
-    refused(room.open("d", Open::READ).read_past_cache_at(&mut read, 0), &[EISDIR]);
+    refused(fixture.open("d", Open::READ).read_past_cache_at(&mut read, 0), &[EISDIR]);
 }
 
-fn forgetting_the_cache(room: &Room) {
-    let file = room.file("f", &[3; 10_000]);
+fn forgetting_the_cache(fixture: &Fixture) {
+    let file = fixture.file("f", &[3; 10_000]);
     file.sync_all(Step::CheckpointData).unwrap();
     file.forget_cached().unwrap();
     same(contents(&*file), vec![3; 10_000]);
@@ -252,11 +252,11 @@ fn forgetting_the_cache(room: &Room) {
     holds(all.len() == 12_000 && all[..7000] == [3; 7000] && all[7000..] == [4; 5000]);
 }
 
-fn a_full_disk(room: &Room) {
+fn a_full_disk(fixture: &Fixture) {
     const CHUNK: usize = 256 << 10;
-    room.with_room_for(8 << 20, |room| {
-        let file = room.open("f", Open::create(0o600));
-        let available = room.storage.space().unwrap().available_bytes;
+    fixture.with_room_for(8 << 20, |fixture| {
+        let file = fixture.open("f", Open::create(0o600));
+        let available = fixture.storage.space().unwrap().available_bytes;
         let mut size = 0;
         let refusal = loop {
             match file.write_at(&[8; CHUNK], size) {
@@ -272,20 +272,20 @@ fn a_full_disk(room: &Room) {
         holds(contents(&*file).iter().all(|&b| b == 8));
         refused(file.allocate(size, 512 << 20), &[ENOSPC]);
         let larger = file.meta().unwrap().size;
-        holds(larger == size || larger > size && room.has(Difference::FailedAllocationMayExtend));
+        holds(larger == size || larger > size && fixture.has(Difference::FailedAllocationMayExtend));
         holds(contents(&*file)[size as usize..].iter().all(|&b| b == 0));
         // Names are still changed, and what is removed makes room.
-        room.storage.rename(Path::new("f"), Path::new("g"), false).unwrap();
+        fixture.storage.rename(Path::new("f"), Path::new("g"), false).unwrap();
         file.set_len(0).unwrap();
         file.sync_all(Step::CheckpointData).unwrap();
-        room.storage.sync_everything(Step::CheckpointMany).unwrap();
+        fixture.storage.sync_everything(Step::CheckpointMany).unwrap();
         write_all_at(&*file, &[9; CHUNK], 0).unwrap();
         same(contents(&*file), vec![9; CHUNK]);
     });
 }
 
-fn counters(room: &Room) {
-    let storage = room.another_storage();
+fn counters(fixture: &Fixture) {
+    let storage = fixture.another_storage();
     same(storage.counters(), untorn_os::Counters::default());
     let file = storage.open(Path::new("f"), Open::create(0o600)).unwrap();
     same(storage.counters(), untorn_os::Counters::default());
@@ -301,7 +301,7 @@ fn counters(room: &Room) {
     let now = storage.counters();
     same((now.writes, now.bytes_written, now.syncs), (2, 150, 4));
     // Each storage counts its own, its files' included.
-    let other = room.another_storage();
+    let other = fixture.another_storage();
     let same_file = other.open(Path::new("f"), Open::WRITE).unwrap();
     same(same_file.write_at(&[1; 7], 0).unwrap(), 7);
     same_file.sync_data(Step::CheckpointData).unwrap();

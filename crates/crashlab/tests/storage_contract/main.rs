@@ -6,14 +6,14 @@
 //! a name (`Difference`); nothing else may differ.
 
 mod content_rules;
+mod fixture;
 mod lock_rules;
 mod mapping_rules;
 mod metadata_rules;
 mod name_rules;
-mod place;
 
 use anyhow::{Context, Result};
-use place::{Difference, Place, Rule};
+use fixture::{Backend, Difference, Rule};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::Duration;
@@ -35,18 +35,19 @@ fn rules() -> impl Iterator<Item = &'static Rule> {
 }
 
 /// Tries every rule and returns what was broken.
-fn broken(place: &Place) -> Vec<String> {
+fn broken(backend: &Backend) -> Vec<String> {
     // Modes must come out exactly as asked for, whatever the umask takes away.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     rules()
-        .filter_map(|rule| place.try_rule(rule).err().map(|what| format!("{}: {}: {what}", place.name, rule.0)))
+        .filter_map(|rule| backend.try_rule(rule).err().map(|what| format!("{}: {}: {what}", backend.name, rule.0)))
         .collect()
 }
 
-fn all_hold(places: &[Place]) {
-    let broken: Vec<String> = places.iter().flat_map(broken).collect();
-    let (rules, places) = (rules().count(), places.iter().map(|place| &*place.name).collect::<Vec<_>>().join(", "));
-    println!("{rules} rules on {places}");
+fn all_hold(backends: &[Backend]) {
+    let broken: Vec<String> = backends.iter().flat_map(broken).collect();
+    let (rules, backends) =
+        (rules().count(), backends.iter().map(|backend| &*backend.name).collect::<Vec<_>>().join(", "));
+    println!("{rules} rules on {backends}");
     assert!(broken.is_empty(), "{} broken rules:\n{}", broken.len(), broken.join("\n"));
 }
 
@@ -55,14 +56,14 @@ fn the_simulated_disk_keeps_the_contract() {
     let profiles = PROFILES.map(|profile| Options { profile, ..Options::default() });
     let memory = Options { memory: true, ..Options::default() };
     let buffered = Options { direct: false, ..Options::default() };
-    let places: Vec<Place> = profiles.into_iter().chain([memory, buffered]).map(Place::simulated).collect();
-    all_hold(&places);
+    let backends: Vec<Backend> = profiles.into_iter().chain([memory, buffered]).map(Backend::simulated).collect();
+    all_hold(&backends);
 }
 
 #[test]
 fn the_temporary_directory_keeps_the_contract() {
     let dir = std::env::temp_dir();
-    all_hold(&[Place::linux(format!("{} (user {})", dir.display(), rustix::process::geteuid().as_raw()), &dir, &[])]);
+    all_hold(&[Backend::linux(format!("{} (user {})", dir.display(), rustix::process::geteuid().as_raw()), &dir, &[])]);
 }
 
 #[test]
@@ -116,15 +117,15 @@ fn part() {
 }
 
 fn work(job: &str) -> Result<()> {
-    let tell = |place: Place| {
-        let broken = broken(&place);
+    let tell = |backend: Backend| {
+        let broken = broken(&backend);
         broken.iter().for_each(|what| say(&format!("{VIOLATION}{what}")));
-        say(&format!("{} rules on {}", rules().count(), place.name));
+        say(&format!("{} rules on {}", rules().count(), backend.name));
     };
     match job {
         "tmpfs" => {
             let at = watch::directory("tmpfs")?;
-            mounted("tmpfs", "size=64m", &at, || tell(Place::linux("tmpfs".into(), &at, &[])))
+            mounted("tmpfs", "size=64m", &at, || tell(Backend::linux("tmpfs".into(), &at, &[])))
         }
         "overlayfs" => on_disk(FileSystem::Ext4, |dir| {
             let at = watch::directory("overlay")?;
@@ -135,7 +136,7 @@ fn work(job: &str) -> Result<()> {
             let layers =
                 format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
             mounted("overlay", &layers, &at, || {
-                tell(Place::linux("overlayfs".into(), &at, &[Difference::FailedAllocationMayExtend]))
+                tell(Backend::linux("overlayfs".into(), &at, &[Difference::FailedAllocationMayExtend]))
             })
         })?,
         name => {
@@ -145,7 +146,7 @@ fn work(job: &str) -> Result<()> {
                 FileSystem::Ext4 => &[Difference::FailedAllocationMayExtend],
                 _ => &[],
             };
-            on_disk(fs, |dir| tell(Place::linux(name.to_owned(), dir, differences)))
+            on_disk(fs, |dir| tell(Backend::linux(name.to_owned(), dir, differences)))
         }
     }
 }

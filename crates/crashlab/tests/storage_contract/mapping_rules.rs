@@ -1,6 +1,6 @@
 //! Rules about private mappings: what they show, what is found of stores, what takes pages away.
 
-use crate::place::{Difference, Room, contents, holds, refused, rules, same};
+use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EEXIST, EFAULT, EINVAL, EOPNOTSUPP};
 use std::io;
 use std::ops::Range;
@@ -33,9 +33,9 @@ fn page_bytes() -> u64 {
 }
 
 /// Each tracker that works here, with a file of so many pages that hold `f`, shown in full.
-fn with_each_tracker(room: &Room, pages: u64, act: impl Fn(Arc<dyn File>, Box<dyn Mapping>)) {
+fn with_each_tracker(fixture: &Fixture, pages: u64, act: impl Fn(Arc<dyn File>, Box<dyn Mapping>)) {
     for tracker in [Tracker::Scan, Tracker::PageMap] {
-        let file = room.file("f", &vec![b'f'; (pages * page_bytes()) as usize]);
+        let file = fixture.file("f", &vec![b'f'; (pages * page_bytes()) as usize]);
         match file.map(&MapRequest { tracker: Some(tracker), ..request(16) }) {
             Err(e) => {
                 same((tracker, e.raw_os_error()), (Tracker::Scan, Some(EOPNOTSUPP)));
@@ -47,7 +47,7 @@ fn with_each_tracker(room: &Room, pages: u64, act: impl Fn(Arc<dyn File>, Box<dy
                 act(file, mapping);
             }
         }
-        room.storage.unlink(Path::new("f")).unwrap();
+        fixture.storage.unlink(Path::new("f")).unwrap();
     }
 }
 
@@ -73,8 +73,8 @@ fn private(mapping: &dyn Mapping, pages: Range<u64>) -> Vec<u64> {
     in_pages(found)
 }
 
-fn addresses_are_reserved(room: &Room) {
-    let file = room.file("f", b"contents");
+fn addresses_are_reserved(fixture: &Fixture) {
+    let file = fixture.file("f", b"contents");
     let page = page_bytes();
     for (asked, got) in [(0, page), (1, page), (page, page), (page + 1, 2 * page), (1 << 30, 1 << 30)] {
         let mapping = file.map(&MapRequest { address_space: asked, ..MapRequest::default() }).unwrap();
@@ -99,30 +99,30 @@ fn addresses_are_reserved(room: &Room) {
     holds(file.map(&MapRequest { address_space: u64::MAX, ..MapRequest::default() }).is_err());
 }
 
-fn store_into_hidden_pages(room: &Room, mapping: &dyn Mapping, offset: u64) {
+fn store_into_hidden_pages(fixture: &Fixture, mapping: &dyn Mapping, offset: u64) {
     match mapping.copy_in(offset, b"x") {
-        Ok(()) => holds(room.has(Difference::HiddenPagesMayTakeStores)),
+        Ok(()) => holds(fixture.has(Difference::HiddenPagesMayTakeStores)),
         refusal => refused(refusal, &[EFAULT]),
     }
 }
 
-fn nothing_is_accessible_at_first(room: &Room) {
-    let file = room.file("f", b"contents");
+fn nothing_is_accessible_at_first(fixture: &Fixture) {
+    let file = fixture.file("f", b"contents");
     let mapping = file.map(&request(4)).unwrap();
     refused(load(&*mapping, 0, 1), &[EFAULT]);
     same(load(&*mapping, 0, 0).unwrap(), vec![]);
     mapping.copy_in(0, b"").unwrap();
     same(private(&*mapping, 0..4), vec![]);
-    store_into_hidden_pages(room, &*mapping, 0);
+    store_into_hidden_pages(fixture, &*mapping, 0);
     refused(load(&*mapping, 0, 1), &[EFAULT]);
     mapping.show(0..page_bytes()).unwrap();
     same(load(&*mapping, 0, 8).unwrap(), b"contents".to_vec());
 }
 
-fn a_mapping_shows_the_file(room: &Room) {
+fn a_mapping_shows_the_file(fixture: &Fixture) {
     let page = page_bytes();
     let bytes: Vec<u8> = (0..3 * page + 10).map(|n| (n % 251) as u8).collect();
-    let file = room.file("f", &bytes);
+    let file = fixture.file("f", &bytes);
     let mapping = file.map(&request(8)).unwrap();
     mapping.show(page..4 * page).unwrap();
     holds(load(&*mapping, page, 2 * page as usize + 10).unwrap() == bytes[page as usize..]);
@@ -147,9 +147,9 @@ fn a_mapping_shows_the_file(room: &Room) {
     same(load(&*mapping, page, 6).unwrap(), b"\0\0\0\0tt".to_vec());
 }
 
-fn stores_are_private(room: &Room) {
+fn stores_are_private(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 3, |file, mapping| {
+    with_each_tracker(fixture, 3, |file, mapping| {
         mapping.copy_in(page - 2, b"over").unwrap();
         same(load(&*mapping, page - 3, 6).unwrap(), b"foverf".to_vec());
         holds(contents(&*file).iter().all(|&b| b == b'f'));
@@ -163,14 +163,14 @@ fn stores_are_private(room: &Room) {
     });
 }
 
-fn stores_are_found(room: &Room) {
+fn stores_are_found(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 6, |_, mapping| {
+    with_each_tracker(fixture, 6, |_, mapping| {
         let once = mapping.tracker() == Tracker::Scan;
         same(changed(&*mapping, 0..6), vec![]);
         load(&*mapping, 0, 6 * page as usize).unwrap();
         let loaded = changed(&*mapping, 0..6);
-        holds(loaded.is_empty() || once && room.has(Difference::LoadedPagesMayCountAsStoredTo));
+        holds(loaded.is_empty() || once && fixture.has(Difference::LoadedPagesMayCountAsStoredTo));
         same(changed(&*mapping, 0..6), vec![]);
         mapping.copy_in(2 * page - 1, b"12").unwrap();
         mapping.copy_in(5 * page, b"5").unwrap();
@@ -189,9 +189,9 @@ fn stores_are_found(room: &Room) {
     });
 }
 
-fn stores_are_dropped(room: &Room) {
+fn stores_are_dropped(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 4, |_, mapping| {
+    with_each_tracker(fixture, 4, |_, mapping| {
         mapping.copy_in(0, &vec![b's'; 4 * page as usize]).unwrap();
         mapping.show(page..2 * page).unwrap();
         same(load(&*mapping, page - 1, 2).unwrap(), b"sf".to_vec());
@@ -199,21 +199,21 @@ fn stores_are_dropped(room: &Room) {
         mapping.hide(2 * page..3 * page).unwrap();
         refused(load(&*mapping, 2 * page, 1), &[EFAULT]);
         same(private(&*mapping, 0..4), vec![0, 3]);
-        store_into_hidden_pages(room, &*mapping, 2 * page);
+        store_into_hidden_pages(fixture, &*mapping, 2 * page);
         refused(load(&*mapping, 2 * page, 1), &[EFAULT]);
         mapping.show(2 * page..3 * page).unwrap();
         same(load(&*mapping, 2 * page, 1).unwrap(), b"f".to_vec());
         // What was stored and dropped is not told of.
         let told = changed(&*mapping, 1..3);
-        holds(told.is_empty() || room.has(Difference::LoadedPagesMayCountAsStoredTo));
+        holds(told.is_empty() || fixture.has(Difference::LoadedPagesMayCountAsStoredTo));
         mapping.copy_in(page, b"again").unwrap();
         same(changed(&*mapping, 1..3), vec![1]);
     });
 }
 
-fn pages_behind_the_end_are_gone(room: &Room) {
+fn pages_behind_the_end_are_gone(fixture: &Fixture) {
     let page = page_bytes();
-    let file = room.file("f", &vec![b'f'; page as usize + 100]);
+    let file = fixture.file("f", &vec![b'f'; page as usize + 100]);
     let mapping = file.map(&request(8)).unwrap();
     mapping.show(0..4 * page).unwrap();
     same(load(&*mapping, page + 99, 2).unwrap(), b"f\0".to_vec());
@@ -230,9 +230,9 @@ fn pages_behind_the_end_are_gone(room: &Room) {
     same(load(&*mapping, 2 * page, 3).unwrap(), b"new".to_vec());
 }
 
-fn a_truncation_takes_pages(room: &Room) {
+fn a_truncation_takes_pages(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 4, |file, mapping| {
+    with_each_tracker(fixture, 4, |file, mapping| {
         mapping.copy_in(0, &vec![b's'; 4 * page as usize]).unwrap();
         file.set_len(page + 10).unwrap();
         refused(load(&*mapping, 2 * page, 1), &[EFAULT]);
@@ -244,9 +244,9 @@ fn a_truncation_takes_pages(room: &Room) {
     });
 }
 
-fn blank_pages_are_zeros(room: &Room) {
+fn blank_pages_are_zeros(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 2, |file, mapping| {
+    with_each_tracker(fixture, 2, |file, mapping| {
         mapping.copy_in(page, b"dropped").unwrap();
         mapping.blank(page..4 * page).unwrap();
         same(load(&*mapping, page - 1, 3).unwrap(), b"f\0\0".to_vec());
@@ -264,9 +264,9 @@ fn piece(offset: u64, into: &mut [u8]) -> Piece<'_> {
     Piece { offset, into }
 }
 
-fn pieces_are_copied_at_once(room: &Room) {
+fn pieces_are_copied_at_once(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 2, |_, mapping| {
+    with_each_tracker(fixture, 2, |_, mapping| {
         mapping.copy_in(10, b"ten").unwrap();
         let (mut one, mut two, mut none) = ([0; 4], [0; 3], []);
         mapping.copy_out(&mut [piece(page, &mut one), piece(10, &mut two), piece(3, &mut none)]).unwrap();
@@ -282,23 +282,23 @@ fn pieces_are_copied_at_once(room: &Room) {
     });
 }
 
-fn a_mapping_outlives_its_file(room: &Room) {
+fn a_mapping_outlives_its_file(fixture: &Fixture) {
     let page = page_bytes();
-    with_each_tracker(room, 2, |file, mapping| {
+    with_each_tracker(fixture, 2, |file, mapping| {
         drop(file);
-        room.storage.unlink(Path::new("f")).unwrap();
+        fixture.storage.unlink(Path::new("f")).unwrap();
         mapping.copy_in(0, b"still").unwrap();
         same(load(&*mapping, 0, 6).unwrap(), b"stillf".to_vec());
         mapping.show(0..2 * page).unwrap();
         same(load(&*mapping, 0, 6).unwrap(), b"ffffff".to_vec());
         mapping.populate(0..2 * page).unwrap();
-        drop(room.file("f", b"another"));
+        drop(fixture.file("f", b"another"));
         same(load(&*mapping, 0, 6).unwrap(), b"ffffff".to_vec());
     });
 }
 
-fn two_mappings_are_apart(room: &Room) {
-    with_each_tracker(room, 2, |file, mapping| {
+fn two_mappings_are_apart(fixture: &Fixture) {
+    with_each_tracker(fixture, 2, |file, mapping| {
         let other = file.map(&request(2)).unwrap();
         other.show(0..2 * page_bytes()).unwrap();
         mapping.copy_in(0, b"mine").unwrap();
@@ -311,11 +311,11 @@ fn two_mappings_are_apart(room: &Room) {
     });
 }
 
-fn mapping_for_reading(room: &Room) {
+fn mapping_for_reading(fixture: &Fixture) {
     let page = page_bytes();
-    drop(room.file("f", b"contents"));
+    drop(fixture.file("f", b"contents"));
     for (how, read_only) in [(Open::READ, true), (Open::READ, false), (Open::WRITE, true)] {
-        let file = room.open("f", how);
+        let file = fixture.open("f", how);
         let mapping = file.map(&MapRequest { read_only, huge_pages: true, ..request(1) }).unwrap();
         mapping.show(0..page).unwrap();
         same(load(&*mapping, 0, 8).unwrap(), b"contents".to_vec());

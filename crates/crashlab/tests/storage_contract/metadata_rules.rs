@@ -1,12 +1,12 @@
 //! Rules about what belongs to a file besides its contents, and about the machine: what `stat` tells, modes, the
-//! attribute, room, random bytes, the boot.
+//! attribute, free space, random bytes, the boot.
 
-use crate::place::{Room, contents, holds, same};
+use crate::fixture::{Fixture, contents, holds, same};
 use std::path::Path;
 use std::time::Duration;
 use untorn_os::{Kind, Open, Step};
 
-crate::place::rules! {
+crate::fixture::rules! {
     what_stat_tells,
     links_are_counted,
     the_time_moves_with_contents,
@@ -28,51 +28,51 @@ fn wait_for_the_clock() {
     std::thread::sleep(Duration::from_millis(25));
 }
 
-fn what_stat_tells(room: &Room) {
-    room.directory("d");
-    let file = room.file("d/f", &[1; 5000]);
-    room.symbolic_link("l");
-    let (root, directory) = (room.storage.stat(p("")).unwrap(), room.storage.stat(p("d")).unwrap());
-    let (meta, link) = (file.meta().unwrap(), room.storage.stat(p("l")).unwrap());
-    same(room.storage.stat(p("d/f")).unwrap(), meta);
+fn what_stat_tells(fixture: &Fixture) {
+    fixture.directory("d");
+    let file = fixture.file("d/f", &[1; 5000]);
+    fixture.symbolic_link("l");
+    let (root, directory) = (fixture.storage.stat(p("")).unwrap(), fixture.storage.stat(p("d")).unwrap());
+    let (meta, link) = (file.meta().unwrap(), fixture.storage.stat(p("l")).unwrap());
+    same(fixture.storage.stat(p("d/f")).unwrap(), meta);
     same((meta.kind, meta.size, meta.links, meta.mode), (Kind::File, 5000, 1, 0o644));
     same((root.kind, directory.kind, link.kind), (Kind::Directory, Kind::Directory, Kind::Symlink));
     for meta in [meta, directory, link] {
-        same((meta.device, meta.uid), (root.device, room.storage.effective_user()));
+        same((meta.device, meta.uid), (root.device, fixture.storage.effective_user()));
     }
     let mut inodes = [root, directory, meta, link].map(|meta| meta.inode).to_vec();
     inodes.sort_unstable();
     inodes.dedup();
     same(inodes.len(), 4);
     file.set_len(10).unwrap();
-    same((file.meta().unwrap().size, room.storage.stat(p("d/f")).unwrap().size), (10, 10));
+    same((file.meta().unwrap().size, fixture.storage.stat(p("d/f")).unwrap().size), (10, 10));
     // A file is followed by its opening, a path by its name.
-    room.storage.rename(p("d/f"), p("g"), false).unwrap();
-    same(file.meta().unwrap(), room.storage.stat(p("g")).unwrap());
-    same(room.open("g", Open::READ).meta().unwrap(), file.meta().unwrap());
+    fixture.storage.rename(p("d/f"), p("g"), false).unwrap();
+    same(file.meta().unwrap(), fixture.storage.stat(p("g")).unwrap());
+    same(fixture.open("g", Open::READ).meta().unwrap(), file.meta().unwrap());
 }
 
-fn links_are_counted(room: &Room) {
-    room.directory("d");
-    let file = room.file("a", b"");
+fn links_are_counted(fixture: &Fixture) {
+    fixture.directory("d");
+    let file = fixture.file("a", b"");
     for (n, name) in ["b", "d/c"].into_iter().enumerate() {
-        room.hard_link("a", name);
+        fixture.hard_link("a", name);
         same(file.meta().unwrap().links, n as u64 + 2);
-        same(room.storage.stat(p(name)).unwrap(), room.storage.stat(p("a")).unwrap());
+        same(fixture.storage.stat(p(name)).unwrap(), fixture.storage.stat(p("a")).unwrap());
     }
-    room.storage.unlink(p("a")).unwrap();
+    fixture.storage.unlink(p("a")).unwrap();
     same(file.meta().unwrap().links, 2);
-    drop(room.file("x", b""));
-    room.storage.rename(p("x"), p("b"), true).unwrap();
+    drop(fixture.file("x", b""));
+    fixture.storage.rename(p("x"), p("b"), true).unwrap();
     same(file.meta().unwrap().links, 1);
-    room.storage.rename(p("d/c"), p("y"), true).unwrap();
+    fixture.storage.rename(p("d/c"), p("y"), true).unwrap();
     same(file.meta().unwrap().links, 1);
-    room.storage.unlink(p("y")).unwrap();
+    fixture.storage.unlink(p("y")).unwrap();
     same(file.meta().unwrap().links, 0);
 }
 
-fn the_time_moves_with_contents(room: &Room) {
-    let file = room.file("f", b"0123456789");
+fn the_time_moves_with_contents(fixture: &Fixture) {
+    let file = fixture.file("f", b"0123456789");
     let moves = |act: &dyn Fn()| {
         let before = file.meta().unwrap().mtime_ns;
         wait_for_the_clock();
@@ -89,28 +89,28 @@ fn the_time_moves_with_contents(room: &Room) {
     holds(!moves(&|| drop(contents(&*file))));
     holds(!moves(&|| file.set_mode(0o600).unwrap()));
     holds(!moves(&|| file.set_attribute(b"value").unwrap()));
-    holds(!moves(&|| room.storage.rename(p("f"), p("g"), false).unwrap()));
-    holds(!moves(&|| drop(room.open("g", Open::WRITE))));
+    holds(!moves(&|| fixture.storage.rename(p("f"), p("g"), false).unwrap()));
+    holds(!moves(&|| drop(fixture.open("g", Open::WRITE))));
     holds(!moves(&|| file.sync_all(Step::CheckpointData).unwrap()));
     // A directory's time moves with its names.
-    let before = room.storage.stat(p("")).unwrap().mtime_ns;
+    let before = fixture.storage.stat(p("")).unwrap().mtime_ns;
     wait_for_the_clock();
-    drop(room.file("new", b""));
-    let after = room.storage.stat(p("")).unwrap().mtime_ns;
+    drop(fixture.file("new", b""));
+    let after = fixture.storage.stat(p("")).unwrap().mtime_ns;
     holds(after > before);
     wait_for_the_clock();
-    room.storage.unlink(p("new")).unwrap();
-    holds(room.storage.stat(p("")).unwrap().mtime_ns > after);
+    fixture.storage.unlink(p("new")).unwrap();
+    holds(fixture.storage.stat(p("")).unwrap().mtime_ns > after);
 }
 
-fn modes_change_exactly(room: &Room) {
-    let file = room.file("f", b"");
-    let reader = room.open("f", Open::READ);
+fn modes_change_exactly(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let reader = fixture.open("f", Open::READ);
     for mode in [0o777, 0o4755, 0o1666, 0o000, 0o600, 0o444] {
         for opening in [&file, &reader] {
             opening.set_mode(0o640).unwrap();
             opening.set_mode(mode).unwrap();
-            same((file.meta().unwrap().mode, room.storage.stat(p("f")).unwrap().mode), (mode, mode));
+            same((file.meta().unwrap().mode, fixture.storage.stat(p("f")).unwrap().mode), (mode, mode));
         }
     }
     // An opening keeps its rights.
@@ -119,9 +119,9 @@ fn modes_change_exactly(room: &Room) {
     same(contents(&*reader), b"x".to_vec());
 }
 
-fn the_attribute(room: &Room) {
-    let file = room.file("f", b"contents");
-    let reader = room.open("f", Open::READ);
+fn the_attribute(fixture: &Fixture) {
+    let file = fixture.file("f", b"contents");
+    let reader = fixture.open("f", Open::READ);
     same(file.attribute().unwrap(), None);
     file.remove_attribute().unwrap();
     let values: [&[u8]; 5] = [b"value", b"", b"\0\xff\0", &[7; 256], b"shorter"];
@@ -139,34 +139,34 @@ fn the_attribute(room: &Room) {
     same((contents(&*file), file.meta().unwrap().mode), (b"contents".to_vec(), 0o644));
 }
 
-fn the_attribute_belongs_to_the_file(room: &Room) {
-    let file = room.file("a", b"");
+fn the_attribute_belongs_to_the_file(fixture: &Fixture) {
+    let file = fixture.file("a", b"");
     file.set_attribute(b"mine").unwrap();
-    room.hard_link("a", "b");
-    same(room.open("b", Open::READ).attribute().unwrap(), Some(b"mine".to_vec()));
-    room.storage.rename(p("a"), p("c"), false).unwrap();
-    same(room.open("c", Open::READ).attribute().unwrap(), Some(b"mine".to_vec()));
-    drop(room.file("x", b""));
-    room.storage.rename(p("x"), p("b"), true).unwrap();
-    same(room.open("b", Open::READ).attribute().unwrap(), None);
-    room.storage.unlink(p("c")).unwrap();
+    fixture.hard_link("a", "b");
+    same(fixture.open("b", Open::READ).attribute().unwrap(), Some(b"mine".to_vec()));
+    fixture.storage.rename(p("a"), p("c"), false).unwrap();
+    same(fixture.open("c", Open::READ).attribute().unwrap(), Some(b"mine".to_vec()));
+    drop(fixture.file("x", b""));
+    fixture.storage.rename(p("x"), p("b"), true).unwrap();
+    same(fixture.open("b", Open::READ).attribute().unwrap(), None);
+    fixture.storage.unlink(p("c")).unwrap();
     same(file.attribute().unwrap(), Some(b"mine".to_vec()));
-    same(room.file("c", b"").attribute().unwrap(), None);
+    same(fixture.file("c", b"").attribute().unwrap(), None);
 }
 
-fn the_attribute_of_a_file_that_cannot_be_written(room: &Room) {
-    let file = room.open("f", Open::create(0o400));
+fn the_attribute_of_a_file_that_cannot_be_written(fixture: &Fixture) {
+    let file = fixture.open("f", Open::create(0o400));
     file.set_attribute(b"value").unwrap();
     same((file.attribute().unwrap(), file.meta().unwrap().mode), (Some(b"value".to_vec()), 0o400));
-    let reader = room.open("f", Open::READ);
+    let reader = fixture.open("f", Open::READ);
     reader.set_attribute(b"other").unwrap();
     same((file.attribute().unwrap(), file.meta().unwrap().mode), (Some(b"other".to_vec()), 0o400));
     reader.remove_attribute().unwrap();
     same((file.attribute().unwrap(), file.meta().unwrap().mode), (None, 0o400));
 }
 
-fn long_attributes_are_not_read(room: &Room) {
-    let file = room.file("f", b"");
+fn long_attributes_are_not_read(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
     file.set_attribute(&[7; 257]).unwrap();
     same(file.attribute().unwrap(), Some(Vec::new()));
     file.set_attribute(&[7; 300]).unwrap();
@@ -175,18 +175,18 @@ fn long_attributes_are_not_read(room: &Room) {
     same(file.attribute().unwrap(), None);
 }
 
-fn the_attribute_of_a_directory(room: &Room) {
-    room.directory("d");
-    let directory = room.open("d", Open::READ);
+fn the_attribute_of_a_directory(fixture: &Fixture) {
+    fixture.directory("d");
+    let directory = fixture.open("d", Open::READ);
     same(directory.attribute().unwrap(), None);
     directory.set_attribute(b"value").unwrap();
-    same(room.open("d", Open::READ).attribute().unwrap(), Some(b"value".to_vec()));
+    same(fixture.open("d", Open::READ).attribute().unwrap(), Some(b"value".to_vec()));
     directory.remove_attribute().unwrap();
     same(directory.attribute().unwrap(), None);
 }
 
-fn the_machine(room: &Room) {
-    let (storage, other) = (&room.storage, room.another_storage());
+fn the_machine(fixture: &Fixture) {
+    let (storage, other) = (&fixture.storage, fixture.another_storage());
     let space = storage.space().unwrap();
     holds(space.available_bytes > 0 && space.available_bytes <= space.total_bytes && !space.read_only);
     holds(storage.open_files_max() >= 8);

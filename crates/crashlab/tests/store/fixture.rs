@@ -67,7 +67,7 @@ pub fn contents(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// The program, written as `setup/steps taken away/operations/`, survives every crash.
+/// The program, written as `setup/sync points skipped/operations/`, survives every crash.
 pub fn survives(case: &str) {
     let case: Case = case.parse().unwrap();
     let enumeration = Enumeration::new(Bounds::default());

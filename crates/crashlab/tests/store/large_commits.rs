@@ -11,7 +11,7 @@ fn extents(disk: &SimDisk) -> usize {
     disk.tree().iter().filter(|(path, _)| is_extent(path)).count()
 }
 
-/// The next flushes of extents fail, as on a disk or a quota that turns out to be full when delayed
+/// The next flushes of spill files fail, as on a disk or a quota that turns out to be full when delayed
 /// allocation is made good.
 fn no_room_for_extents(disk: &SimDisk, times: u64, errno: i32) {
     disk.fail(Fault { on: On::Step(Step::ExtentContents), after: 0, times, what: What::Errno(errno) });
@@ -25,7 +25,7 @@ fn not_committed(result: untorn::Result<()>) {
     }
 }
 
-/// A process that was killed before its first commit left the extent file of a large change behind, and
+/// A process that was killed before its first commit left the spill file of a large change behind, and
 /// as nothing had been committed, no recovery looked for it.
 #[test]
 fn an_extent_of_a_change_that_was_never_committed_does_not_stay() {
@@ -103,7 +103,7 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
         file.write_at(&[7; 20_000], 0).unwrap();
         no_room_for_extents(&disk, 1, errno);
         not_committed(file.commit());
-        // Now the disk would say OK. That tells nothing of what it had dropped before.
+        // Now the disk would say OK, which proves nothing about what it had dropped before.
         not_committed(file.commit());
         let other = store.file("a").unwrap();
         other.write_at(b"new", 0).unwrap();

@@ -3,7 +3,7 @@
 use crate::fixture::{roomy, survives};
 use untorn_crashlab::{Fault, On, Profile, What};
 
-/// A power cut left a new file with contents and without the attribute that tells it from a stranger's.
+/// A power cut left a new file with contents and without the attribute that tells it from another program's file.
 #[test]
 fn a_new_file_has_its_attribute_before_its_contents() {
     survives("closed,posix,garbage,tight,direct/0/replace,retire/");

@@ -8,7 +8,7 @@ fn quarantined(store: &Store) -> Vec<PathBuf> {
     store.status().quarantined.into_iter().map(|q| q.path).collect()
 }
 
-/// Removing a journal that had been set aside was interrupted: the store could not be opened any more.
+/// Removing a quarantined journal was interrupted: the store could not be opened any more.
 #[test]
 fn a_crash_while_a_journal_set_aside_is_removed_does_no_harm() {
     survives("closed,ext4,garbage,tight,buffered/0/one,kill/");

@@ -4,7 +4,7 @@ use crate::fixture::{small, survives};
 use untorn_crashlab::{Cut, Fault, On, What};
 
 /// A killed owner's header was in the cache only. The next owner believed it and reused the journal
-/// space that it gave up, or removed its extents; a power cut brought the older header back.
+/// space that it gave up, or removed its spill files; a power cut brought the older header back.
 #[test]
 fn a_header_that_a_killed_owner_left_in_the_cache_is_flushed_before_it_is_believed() {
     survives("closed,btrfs,garbage,tight,buffered/0/across,close/");
@@ -12,7 +12,7 @@ fn a_header_that_a_killed_owner_left_in_the_cache_is_flushed_before_it_is_believ
 }
 
 /// The first half of a record was on the disk, the second was not, and the record was dropped. The next
-/// session's commit wrote the same bytes in the second half's place, and the dropped record was whole.
+/// epoch's commit wrote the same bytes in the second half's place, and the dropped record was whole.
 #[test]
 fn a_dropped_record_does_not_come_back_to_life() {
     survives("plain,ext4,garbage,tight,direct/0/async,across/");

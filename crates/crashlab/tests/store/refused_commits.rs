@@ -31,7 +31,7 @@ fn a_commit_takes_over_what_one_before_it_could_not_do() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
     let file = store.create("a").unwrap();
-    // Many pieces: their list goes into an extent, for which there is no room once.
+    // Many pieces: their list goes into a spill file, for which there is no room once.
     for i in 0..4000u64 {
         file.write_at(b"x", i * 2).unwrap();
     }
@@ -46,8 +46,8 @@ fn a_commit_takes_over_what_one_before_it_could_not_do() {
     }
 }
 
-/// Of a group, a part is written and the rest fails before the flush: nobody may say that the part
-/// will not come back.
+/// Of a group, a part is written and the rest fails before the flush: the part may come back, and no error may
+/// say that it will not.
 #[test]
 fn what_was_written_and_not_flushed_is_not_called_refused() {
     for blocks in 0..4 {

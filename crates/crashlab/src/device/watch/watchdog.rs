@@ -23,12 +23,12 @@ const ASKED: &str = "UNTORN_CRASHLAB_WORKER";
 const PLACE: &str = "UNTORN_CRASHLAB_PLACE";
 /// Begins the lines of a worker among what else is printed to the same pipe.
 const PREFIX: &str = "lab: ";
-/// Tells the watchdog which FUSE connection to abort.
+/// Begins a line that names a FUSE connection for the watchdog to abort.
 const CONNECTION: &str = "\u{1}fuse ";
 /// A killed worker is gone by then, or the kernel holds it.
 const DEATH_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Workers that live, for whoever has to end them all.
+/// Running workers, so that all can be ended.
 static LIVING: Mutex<Vec<(Pid, PathBuf)>> = Mutex::new(Vec::new());
 
 /// Ends every worker of this process, for a handler of Ctrl-C: nothing is left behind.

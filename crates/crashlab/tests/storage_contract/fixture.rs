@@ -24,11 +24,11 @@ pub enum Difference {
 }
 
 /// A rule of the contract, and its name.
-pub type Rule = (&'static str, fn(&Room));
+pub type Rule = (&'static str, fn(&Fixture));
 
 /// Lists rules by their names.
 macro_rules! rules {
-    ($($name:ident,)+) => { pub const RULES: &[crate::place::Rule] = &[$((stringify!($name), $name),)+]; };
+    ($($name:ident,)+) => { pub const RULES: &[crate::fixture::Rule] = &[$((stringify!($name), $name),)+]; };
 }
 pub(crate) use rules;
 
@@ -38,80 +38,80 @@ enum Kind {
 }
 
 /// A kind of storage that must keep the contract.
-pub struct Place {
+pub struct Backend {
     pub name: String,
     kind: Kind,
     differences: Vec<Difference>,
 }
 
 /// A storage for one rule, empty at first.
-pub struct Room {
+pub struct Fixture {
     pub storage: Arc<dyn Storage>,
-    ground: Ground,
+    root: Root,
     differences: Vec<Difference>,
 }
 
-enum Ground {
+enum Root {
     Simulated(SimDisk),
     Linux(TempDir),
 }
 
-impl Place {
+impl Backend {
     /// The simulated disk.
-    pub fn simulated(options: Options) -> Place {
+    pub fn simulated(options: Options) -> Backend {
         let Options { profile, memory, direct, .. } = options;
         let name = format!("simulated disk, {profile:?}, direct: {direct}, memory: {memory}");
         let differences = match profile {
             Profile::Ext4 => vec![Difference::FailedAllocationMayExtend],
             _ => Vec::new(),
         };
-        Place { name, kind: Kind::Simulated(options), differences }
+        Backend { name, kind: Kind::Simulated(options), differences }
     }
 
     /// A directory of this machine.
-    pub fn linux(name: String, dir: &Path, its_own: &[Difference]) -> Place {
+    pub fn linux(name: String, dir: &Path, its_own: &[Difference]) -> Backend {
         let everywhere = [Difference::HiddenPagesMayTakeStores, Difference::LoadedPagesMayCountAsStoredTo];
         let differences = everywhere.iter().chain(its_own).copied().collect();
-        Place { name, kind: Kind::Linux(dir.to_owned()), differences }
+        Backend { name, kind: Kind::Linux(dir.to_owned()), differences }
     }
 
-    fn room(&self) -> Room {
-        let ground = match &self.kind {
-            Kind::Simulated(options) => Ground::Simulated(SimDisk::new(*options)),
+    fn fixture(&self) -> Fixture {
+        let root = match &self.kind {
+            Kind::Simulated(options) => Root::Simulated(SimDisk::new(*options)),
             Kind::Linux(dir) => {
                 let dir = tempfile::Builder::new().prefix("untorn-contract-").tempdir_in(dir);
-                Ground::Linux(dir.expect("a writable directory"))
+                Root::Linux(dir.expect("a writable directory"))
             }
         };
-        Room { storage: ground.storage(), ground, differences: self.differences.clone() }
+        Fixture { storage: root.storage(), root, differences: self.differences.clone() }
     }
 
     /// Whether a rule holds here; if not, what it said.
     pub fn try_rule(&self, (_, rule): &Rule) -> Result<(), String> {
-        catch_unwind(AssertUnwindSafe(|| rule(&self.room()))).map_err(|panic| {
+        catch_unwind(AssertUnwindSafe(|| rule(&self.fixture()))).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
             text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
         })
     }
 }
 
-impl Ground {
+impl Root {
     fn storage(&self) -> Arc<dyn Storage> {
         match self {
-            Ground::Simulated(disk) => disk.process(),
-            Ground::Linux(dir) => Linux::open(dir.path()).expect("a directory"),
+            Root::Simulated(disk) => disk.process(),
+            Root::Linux(dir) => Linux::open(dir.path()).expect("a directory"),
         }
     }
 }
 
-impl Room {
+impl Fixture {
     pub fn has(&self, difference: Difference) -> bool {
         self.differences.contains(&difference)
     }
 
     /// The same directory, opened by somebody else.
     pub fn another_storage(&self) -> Arc<dyn Storage> {
-        self.ground.storage()
+        self.root.storage()
     }
 
     #[track_caller]
@@ -145,22 +145,22 @@ impl Room {
 
     /// A symbolic link. On real file systems it leads to `target` in its own directory.
     pub fn symbolic_link(&self, path: &str) {
-        match &self.ground {
-            Ground::Simulated(disk) => disk.symlink(path).unwrap(),
-            Ground::Linux(dir) => std::os::unix::fs::symlink("target", dir.path().join(path)).unwrap(),
+        match &self.root {
+            Root::Simulated(disk) => disk.symlink(path).unwrap(),
+            Root::Linux(dir) => std::os::unix::fs::symlink("target", dir.path().join(path)).unwrap(),
         }
     }
 
     pub fn hard_link(&self, from: &str, to: &str) {
-        match &self.ground {
-            Ground::Simulated(disk) => disk.hard_link(from, to).unwrap(),
-            Ground::Linux(dir) => std::fs::hard_link(dir.path().join(from), dir.path().join(to)).unwrap(),
+        match &self.root {
+            Root::Simulated(disk) => disk.hard_link(from, to).unwrap(),
+            Root::Linux(dir) => std::fs::hard_link(dir.path().join(from), dir.path().join(to)).unwrap(),
         }
     }
 
     /// A named pipe. False: the simulated disk has none.
     pub fn pipe(&self, path: &str) -> bool {
-        let Ground::Linux(dir) = &self.ground else { return false };
+        let Root::Linux(dir) = &self.root else { return false };
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, dir.path().join(path), rustix::fs::FileType::Fifo, mode, 0).unwrap();
         true
@@ -181,7 +181,7 @@ impl Room {
     /// impossible.
     pub fn while_read_only(&self, act: impl FnOnce(&dyn Storage)) {
         use rustix::mount::{MountFlags, mount_bind, mount_remount};
-        if let Ground::Simulated(disk) = &self.ground {
+        if let Root::Simulated(disk) = &self.root {
             disk.set_options(|options| options.read_only = true);
             act(&*disk.process());
             return disk.set_options(|options| options.read_only = false);
@@ -197,20 +197,20 @@ impl Room {
 
     /// The directory, if this process may mount something on it: a worker, whose mounts are its own.
     fn mountable(&self) -> Option<&Path> {
-        let Ground::Linux(dir) = &self.ground else { return None };
+        let Root::Linux(dir) = &self.root else { return None };
         std::env::var_os("UNTORN_CRASHLAB_WORKER").map(|_| dir.path())
     }
 
     /// A storage with room for about `bytes`, if one can be had.
-    pub fn with_room_for(&self, bytes: u64, act: impl FnOnce(&Room)) {
-        match &self.ground {
-            Ground::Simulated(disk) => {
+    pub fn with_room_for(&self, bytes: u64, act: impl FnOnce(&Fixture)) {
+        match &self.root {
+            Root::Simulated(disk) => {
                 disk.set_capacity(Some(bytes));
                 act(self);
                 disk.set_capacity(None);
             }
-            Ground::Linux(_) if self.mountable().is_some() => act(self),
-            Ground::Linux(_) => {}
+            Root::Linux(_) if self.mountable().is_some() => act(self),
+            Root::Linux(_) => {}
         }
     }
 }
