@@ -106,7 +106,11 @@ impl Linux {
             };
             let last = parts.peek().is_none();
             let (f, m) = if last { (flags, mode) } else { (step, Mode::empty()) };
-            at = fs::openat(&at, name, f, m)?;
+            at = match fs::openat(&at, name, f, m) {
+                // What `openat2` says of a link on the way.
+                Err(Errno::NOTDIR) if !last && is_link(&at, name) => return Err(Errno::LOOP.into()),
+                done => done?,
+            };
             if fs::fstat(&at)?.st_dev != device {
                 return Err(Errno::XDEV.into());
             }
@@ -120,6 +124,11 @@ impl Linux {
         let parent = path.parent().unwrap_or(Path::new(""));
         Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
     }
+}
+
+fn is_link(directory: &OwnedFd, name: &OsStr) -> bool {
+    let st = fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    st.is_ok_and(|st| fs::FileType::from_raw_mode(st.st_mode).is_symlink())
 }
 
 fn meta_of(st: &fs::Stat) -> Meta {

@@ -1,7 +1,8 @@
 //! The contract of `untorn_os::Storage`, `File` and `Mapping`, tried on real file systems and on the simulated disk.
 //!
 //! One list of rules, written against the traits, runs on ext4, XFS and btrfs (in images, on loop devices), on tmpfs,
-//! on overlayfs, in the temporary directory (also as an ordinary user), and on the simulated disk in every profile.
+//! on overlayfs, in the temporary directory (also as an ordinary user, and as on an old kernel), and on the simulated
+//! disk in every profile.
 //! What the crash laboratory finds is worth as much as this agreement. Where file systems differ, the difference has
 //! a name (`Difference`); nothing else may differ.
 
@@ -11,6 +12,7 @@ mod lock_rules;
 mod mapping_rules;
 mod metadata_rules;
 mod name_rules;
+mod old_kernel;
 
 use anyhow::{Context, Result};
 use fixture::{Backend, Difference, Rule};
@@ -82,6 +84,22 @@ fn the_temporary_directory_keeps_the_contract_for_an_ordinary_user() {
             println!("{text}");
             assert!(output.status.success() && text.contains("1 passed"), "{text}");
         }
+    }
+}
+
+/// What the library does where newer system calls are missing keeps the contract, too.
+#[test]
+fn an_old_kernel_keeps_the_contract() {
+    let tried = std::thread::spawn(|| {
+        if let Err(e) = old_kernel::imitate() {
+            return println!("skipped: no filter for system calls: {e}");
+        }
+        let dir = std::env::temp_dir();
+        let differences = [Difference::HiddenPagesMayBeLoaded];
+        all_hold(&[Backend::linux(format!("{} on an old kernel", dir.display()), &dir, &differences)]);
+    });
+    if let Err(panic) = tried.join() {
+        std::panic::resume_unwind(panic);
     }
 }
 
