@@ -7,7 +7,7 @@ use crate::device::filesystem::{FileSystem, unmount_now};
 use crate::device::recorder::Recorder;
 use anyhow::{Result, bail};
 
-/// The worker's side of [`probe`].
+/// The worker's side of [`probe`](super::probe).
 pub fn try_mount(again: &Again) -> Result<()> {
     let mounted = directory("mounted")?;
     let recorder = Recorder::start(again, FileSystem::Ext4.make(0)?)?;
