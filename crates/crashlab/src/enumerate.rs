@@ -5,15 +5,15 @@
 //! are taken one after the other up to a bound, then by chance from a seed; a state that was checked
 //! before, with the same states allowed, is not recovered twice.
 
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::image::{hash_bytes, mix};
-use crate::judge::{Judge, class_after, crash};
-use crate::model::{COMMITS_MAX, Files, Model, numbers};
-use crate::options::Failed;
+use crate::fixture::{Expect, prepare};
+use crate::oracle::{Oracle, class_after, crash};
 use crate::program::{Case, How, Op, Setup, Trouble};
-use crate::run::Runner;
-use crate::stage::{Expect, prepare};
+use crate::reference_model::{COMMITS_MAX, Files, Model, numbers};
+use crate::runner::Runner;
+use crate::simulation::Failed;
+use crate::simulation::SimDisk;
+use crate::simulation::Snapshot;
+use crate::simulation::inodes::{hash_bytes, mix};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -36,10 +36,10 @@ pub struct Effort {
     pub failed_sync_ways: usize,
 }
 
-/// A finding: a state that must not be.
+/// A violation: a state that no allowed history leads to.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// What to do to see it again.
+    /// The case that repeats it.
     pub case: Case,
     /// What was found, and what was expected.
     pub what: String,
@@ -61,7 +61,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Totals.
+/// Counts of an enumeration so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Programs, each counted once for every setup that it ran on.
@@ -93,14 +93,14 @@ impl Seen {
     }
 }
 
-/// What an enumeration is bounded by.
+/// Limits of an enumeration.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Steps taken away, as bits; see [`crate::Options::skipped`].
+    /// Sync points that are skipped, as bits; see [`crate::Options::skipped`].
     pub skipped: u64,
-    /// It stops after so many violations.
+    /// Violations after which it stops.
     pub violations_max: usize,
-    /// It stops then.
+    /// Time at which it stops.
     pub deadline: Option<Instant>,
     /// Seeds every choice by chance.
     pub seed: u64,
@@ -112,7 +112,7 @@ impl Default for Bounds {
     }
 }
 
-/// The enumeration.
+/// An enumeration: tries programs, and keeps counts and violations.
 pub struct Enumeration {
     bounds: Bounds,
     seen: Seen,
@@ -139,7 +139,7 @@ struct Trial<'t> {
 }
 
 impl Enumeration {
-    /// Nothing tried yet.
+    /// An enumeration that has tried nothing yet.
     pub fn new(bounds: Bounds) -> Enumeration {
         Enumeration {
             bounds,
@@ -151,13 +151,13 @@ impl Enumeration {
         }
     }
 
-    /// So far.
+    /// Counts so far.
     pub fn totals(&self) -> Totals {
         let [programs, states, images, checked, failed_syncs] = [0, 1, 2, 3, 4].map(|i| self.totals[i].load(Relaxed));
         Totals { programs, states, images, checked, failed_syncs }
     }
 
-    /// Findings so far, the shortest programs first.
+    /// Violations so far, the shortest programs first.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         found.sort_by_key(|v| (v.case.ops.len(), v.case.troubles.len(), v.case.to_string()));
@@ -300,7 +300,7 @@ impl Enumeration {
 
     /// Crashes at every moment (at most so many, the last one included), in every way.
     fn crash_all(&self, trial: &Trial<'_>, reference: &Model, moments: &[Snapshot], before: &[Trouble], most: usize) {
-        let judge = Judge { setup: trial.setup, reference, again: None };
+        let oracle = Oracle { setup: trial.setup, reference, again: None };
         let mut contexts: HashMap<u64, u64> = HashMap::new();
         let seed = self.seed_of(trial, before);
         for (i, moment) in moments.iter().enumerate() {
@@ -313,13 +313,13 @@ impl Enumeration {
                 return;
             }
             let mark = moment.mark();
-            let context = *contexts.entry(mark).or_insert_with(|| context_of(&judge, mark));
+            let context = *contexts.entry(mark).or_insert_with(|| context_of(&oracle, mark));
             let cuts = moment.cuts(trial.effort.cuts_max, mix(seed ^ moment.call()));
             for how in std::iter::once(How::Killed).chain(cuts.into_iter().map(How::Power)) {
                 let mut troubles = before.to_vec();
                 troubles.push(Trouble::Crash(moment.call(), how));
                 if self.is_new(moment, how, context)
-                    && let Err((troubles, what)) = self.check(&judge, moment, how, troubles, trial.effort.second_max)
+                    && let Err((troubles, what)) = self.check(&oracle, moment, how, troubles, trial.effort.second_max)
                 {
                     self.report(self.violation(trial, troubles, what, Some(moment)));
                     return;
@@ -349,7 +349,7 @@ impl Enumeration {
     /// Recovers after a crash; and again with the recovery itself in trouble.
     fn check(
         &self,
-        judge: &Judge<'_>,
+        oracle: &Oracle<'_>,
         moment: &Snapshot,
         how: How,
         troubles: Vec<Trouble>,
@@ -362,14 +362,14 @@ impl Enumeration {
         if second_max > 0 {
             disk.record();
         }
-        let reopened = judge.recover(&disk, moment.mark(), class, power).map_err(failed)?;
-        // Who has accepted an unknown state does so again after a crash: nothing more is promised.
+        let reopened = oracle.recover(&disk, moment.mark(), class, power).map_err(failed)?;
+        // After an unknown state was accepted, a crash may bring back another one: nothing more is promised.
         let second_max = if reopened.accepted { 0 } else { second_max };
         let syncs: u64 = STEPS.iter().map(|step| disk.syncs(*step)).sum();
-        let files = judge.use_again(&disk, reopened).map_err(failed)?;
+        let files = oracle.use_again(&disk, reopened).map_err(failed)?;
         let mut recovery = if second_max > 0 { disk.recorded() } else { Vec::new() };
         recovery.retain(|moment| Expect::unpack(moment.mark()).allowed != 0);
-        let judge = &Judge { again: Some(&files), ..*judge };
+        let oracle = &Oracle { again: Some(&files), ..*oracle };
         let seed = mix(moment.call() ^ mix(self.bounds.seed ^ recovery.len() as u64));
         for n in 0..second_max as u64 {
             let chance = mix(seed ^ mix(n));
@@ -380,12 +380,12 @@ impl Enumeration {
                 troubles.push(trouble);
                 let disk = crash(moment, how);
                 trouble.fault().into_iter().for_each(|fault| disk.fail(fault));
-                judge.attempt(&disk, class);
+                oracle.attempt(&disk, class);
                 let after = disk.snapshot();
-                self.check_second(judge, &after, chance, power, troubles)?;
+                self.check_second(oracle, &after, chance, power, troubles)?;
             } else {
                 let after = &recovery[(chance >> 16) as usize % recovery.len()];
-                self.check_second(judge, after, chance, power, troubles)?;
+                self.check_second(oracle, after, chance, power, troubles)?;
             }
         }
         Ok(())
@@ -394,7 +394,7 @@ impl Enumeration {
     /// The second crash, and the recovery from that.
     fn check_second(
         &self,
-        judge: &Judge<'_>,
+        oracle: &Oracle<'_>,
         moment: &Snapshot,
         chance: u64,
         power: bool,
@@ -405,14 +405,14 @@ impl Enumeration {
         let how = cuts.get(pick).map_or(How::Killed, |cut| How::Power(*cut));
         troubles.push(Trouble::Crash(moment.call(), how));
         let power = power || how != How::Killed;
-        if !self.is_new(moment, how, context_of(judge, moment.mark())) {
+        if !self.is_new(moment, how, context_of(oracle, moment.mark())) {
             return Ok(());
         }
         self.count(Count::Checked);
         let disk = crash(moment, how);
-        let checked = judge
+        let checked = oracle
             .recover(&disk, moment.mark(), class_after(moment), power)
-            .and_then(|reopened| judge.use_again(&disk, reopened).map(drop));
+            .and_then(|reopened| oracle.use_again(&disk, reopened).map(drop));
         checked.map_err(|what| (troubles, what))
     }
 
@@ -431,25 +431,25 @@ impl Enumeration {
 /// Ways to cut the power during a recovery, of which one is picked.
 const SECOND_CUTS: usize = 24;
 
-/// What besides the disk decides whether a check goes well.
-fn context_of(judge: &Judge<'_>, mark: u64) -> u64 {
+/// A hash of everything besides the disk that a check depends on.
+fn context_of(oracle: &Oracle<'_>, mark: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     let expect = Expect::unpack(mark);
     (mark & !expect.allowed).hash(&mut hasher);
-    format!("{}", judge.setup).hash(&mut hasher);
+    format!("{}", oracle.setup).hash(&mut hasher);
     for number in numbers(expect.allowed) {
-        judge.reference.state(number).hash(&mut hasher);
+        oracle.reference.state(number).hash(&mut hasher);
     }
     if expect.allowed >> COMMITS_MAX != 0 {
-        judge.again.hash(&mut hasher);
+        oracle.again.hash(&mut hasher);
     }
     hasher.finish()
 }
 
-/// What [`again`] says of a crash before a call that is never made.
+/// The error of [`again`] for a crash before a call that is never made.
 pub const NO_SUCH_CALL: &str = "the program ends before the crash";
 
-/// Does one case over again, telling call by call what happens, and says what is wrong with it.
+/// Repeats one case, reports every call, and returns what is wrong.
 pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     let trace = |disk: &SimDisk, title: &str| {
         tell(title);
@@ -471,7 +471,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     let mut class = untorn::FailureClass::Power;
     let mut mark = 0;
     while let Some(trouble) = troubles.next() {
-        let judge = Judge { setup: &case.setup, reference: &runner.reference, again: files.as_ref() };
+        let oracle = Oracle { setup: &case.setup, reference: &runner.reference, again: files.as_ref() };
         if let Trouble::Crash(call, how) = trouble {
             let moment = moments.iter().find(|m| m.call() == call).ok_or(NO_SUCH_CALL)?;
             tell(&format!("crash before call {call}: {trouble}; not durable: {:#?}", moment.describe()));
@@ -481,13 +481,13 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
         disk.trace();
         if let Some(fault) = troubles.next_if(|t| t.fault().is_some()).and_then(Trouble::fault) {
             disk.fail(fault);
-            judge.attempt(&disk, class);
+            oracle.attempt(&disk, class);
             moments = vec![disk.snapshot()];
             trace(&disk, "the recovery, with a fault:");
             continue;
         }
         disk.record();
-        let used = judge.recover(&disk, mark, class, power).and_then(|reopened| judge.use_again(&disk, reopened));
+        let used = oracle.recover(&disk, mark, class, power).and_then(|reopened| oracle.use_again(&disk, reopened));
         moments = disk.recorded();
         trace(&disk, &format!("the recovery in class {class:?}, and what follows:"));
         files = Some(used?);
@@ -495,7 +495,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs for a while: a deadline from now.
+/// A deadline that is so far from now.
 pub fn within(time: Duration) -> Option<Instant> {
     Some(Instant::now() + time)
 }

@@ -1,12 +1,11 @@
-//! Random programs over a heap, beside a twin in ordinary memory.
+//! Random programs over a heap, beside a model in ordinary memory.
 
-mod file;
-pub(crate) mod scenes;
+mod heap_fixture;
+mod heap_layout;
+mod heap_model;
 mod simulated;
-mod twin;
-mod world;
 
-pub use file::blocks_of;
+pub use heap_fixture::HeapFixture;
+pub use heap_layout::blocks_of;
+pub use heap_model::{Change, HeapModel};
 pub use simulated::{Effort, HeapCase, HeapViolation, Programs, Totals, again_heap};
-pub use twin::{Change, Twin};
-pub use world::World;

@@ -1,33 +1,24 @@
 //! The crash laboratory: a disk in memory whose power can be cut at every call, behind the same
 //! traits ([`untorn_os::Storage`], [`untorn_os::File`]) as the real one.
 
-mod cut;
 pub mod device;
-mod disk;
-mod effect;
+mod differences;
 pub mod enumerate;
+mod fixture;
 pub mod heaps;
-mod image;
-mod judge;
-mod mapped;
-mod mapping;
-mod memory;
-pub mod model;
-mod names;
-mod options;
-mod outside;
-mod process;
+mod mapping_operations;
+mod name_operations;
+mod oracle;
 pub mod program;
+pub mod reference_model;
 pub mod replay;
 mod run;
-pub mod scenes;
-mod stage;
-mod state;
-mod sync;
+mod runner;
+pub mod scenarios;
+mod simulation;
 pub mod workloads;
 
-pub use cut::{Cut, Outcome, Snapshot};
-pub use disk::SimDisk;
-pub use options::{Call, Failed, Fault, Model, On, Options, PROFILES, Profile, What};
-pub use outside::Entry;
-pub use process::SimProcess;
+pub use simulation::{
+    Call, Cut, Entry, Failed, Fault, Model, On, Options, Outcome, PROFILES, Profile, SimDisk, SimProcess, Snapshot,
+    What,
+};

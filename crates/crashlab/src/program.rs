@@ -4,8 +4,8 @@
 //! first, as a commit of its own; an operation that cannot be (removing what is not there) must be
 //! refused and change nothing.
 
-use crate::cut::Cut;
-use crate::options::{Failed, Fault, Model, On, Options, PROFILES, Profile, What};
+use crate::simulation::Cut;
+use crate::simulation::{Failed, Fault, Model, On, Options, PROFILES, Profile, What};
 use std::fmt;
 use std::str::FromStr;
 
@@ -78,9 +78,9 @@ alphabet! { OPERATIONS:
     Kill = "kill",
     /// 20 small files are written; one commit of all.
     Many = "many",
-    /// The process is killed, somebody moves `a` away, open again: `a` is quarantined; moved back, open again.
+    /// The process is killed, another program moves `a` away, open again: `a` is quarantined; moved back, open again.
     Away = "away",
-    /// `a` is mapped, as every operation below does first if nothing is.
+    /// `a` is mapped. Every operation below maps it first if it is not.
     Map = "map",
     /// The map ends; what was stored stays, uncommitted.
     Unmap = "unmap",
@@ -108,20 +108,20 @@ alphabet! { OPERATIONS:
     Clip = "clip",
     /// Transaction: bytes stored to the mapped file and written to a plain one.
     Txn = "txn",
-    /// The same, aborted.
+    /// Transaction as in `Txn`, aborted.
     Abort = "abort",
     /// The mapped file gives its memory back.
     Quiesce = "quiesce",
 }
 
 impl Op {
-    /// Something that only a mapped file has.
+    /// Whether the operation needs a mapped file.
     pub fn is_of_maps(self) -> bool {
         self as usize >= Op::Map as usize
     }
 }
 
-/// The operations that every program is made of. The others take many files, somebody else, or a map.
+/// The operations that every program is made of. The others need many files, another program, or a mapping.
 pub fn alphabet() -> impl Iterator<Item = Op> + Clone {
     let plain = |op: &Op| !matches!(op, Op::Many | Op::Away) && !op.is_of_maps();
     OPERATIONS.iter().map(|(op, _)| *op).filter(plain)
@@ -170,10 +170,10 @@ impl Journal {
     }
 }
 
-/// What a program runs on.
+/// The disk and store that a program starts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// Where it starts.
+    /// The state of the store at the start.
     pub start: Start,
     /// How metadata becomes durable.
     pub profile: Profile,
@@ -244,9 +244,9 @@ impl Trouble {
 /// One case: a program, and one or two things that go wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// What it runs on.
+    /// The disk and store that it starts on.
     pub setup: Setup,
-    /// Steps taken away, as bits; see [`Options::skipped`].
+    /// Sync points that are skipped, as bits; see [`Options::skipped`].
     pub skipped: u64,
     /// The program.
     pub ops: Vec<Op>,

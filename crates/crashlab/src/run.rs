@@ -1,34 +1,18 @@
 //! Runs a program on a simulated disk, step by step beside the reference model.
 
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::mapped::Mapped;
-use crate::model::{Change, Changes, Files, Model as Reference, Node};
-use crate::names::mixture;
-use crate::process::SimProcess;
-use crate::program::{Op, Setup, Start};
-use crate::stage::{ELSEWHERE, Expect, MANY, find_state, many_name, plain_files, store_options, umask};
+use crate::differences::mixture;
+use crate::fixture::{ELSEWHERE, MANY, find_state, many_name, plain_files, store_options};
+use crate::program::{Op, Start};
+use crate::reference_model::{Files, Node};
+use crate::runner::{KillOnDrop, Runner, Step, Stop, wrong};
+use crate::simulation::SimProcess;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn::{Checkpoint, Error, FailureClass, File, Outcome, Store, Ticket};
+use untorn::{Checkpoint, FailureClass, File, Store};
 use untorn_journal::home::Home;
 
-/// What a commit needs at most, in bytes of journal: two blocks, if it makes its file first.
+/// The most journal that a commit needs, in bytes: two blocks, if it makes its file first.
 const ROOM_BYTES_MIN: u64 = 8 << 10;
-
-/// Why a run ended early.
-pub(crate) enum Stop {
-    /// Something that must not be.
-    Wrong(String),
-    /// After a planned fault the program cannot go on, which is its right.
-    GaveUp,
-}
-
-pub(crate) type Step<T> = Result<T, Stop>;
-
-pub(crate) fn wrong<T>(what: impl Into<String>) -> Step<T> {
-    Err(Stop::Wrong(what.into()))
-}
 
 /// A checkpoint that a program has begun.
 enum Stage<'s> {
@@ -51,7 +35,7 @@ fn other(class: FailureClass) -> FailureClass {
     }
 }
 
-/// How a session of the program ends.
+/// How an epoch ends: one opening of the store by the program.
 enum End {
     /// Closed; the next one is of this class.
     Closed(FailureClass),
@@ -68,66 +52,14 @@ enum Edit {
     Zero(u64, u64),
 }
 
-/// Ends a process before its store is dropped: dropping would close it, which is no part of the program.
-pub(crate) struct KillOnDrop(pub Arc<SimProcess>);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        self.0.kill();
-    }
-}
-
-/// A program on its way.
-pub(crate) struct Runner<'d> {
-    pub disk: &'d SimDisk,
-    pub setup: &'d Setup,
-    pub reference: Reference,
-    class: FailureClass,
-    exposed: bool,
-    away: bool,
-    /// A fault is planned: errors are to be expected.
-    pub faults: bool,
-    /// An error was seen.
-    pub troubled: bool,
-    pub serial: usize,
-    pub handles: Vec<File>,
-    pub tickets: Vec<(Ticket, usize)>,
-    /// The file that is mapped, if one is.
-    pub mapped: Option<Mapped>,
-    /// The moments of the last operation, or of the whole program if a fault is planned.
-    pub snapshots: Vec<Snapshot>,
-    /// The last operation did something.
-    pub moved: bool,
-}
-
-impl<'d> Runner<'d> {
-    /// On a disk made by [`prepare`].
-    pub fn new(disk: &'d SimDisk, setup: &'d Setup, faults: bool) -> Runner<'d> {
-        Runner {
-            disk,
-            setup,
-            reference: Reference::new(plain_files(disk)),
-            class: FailureClass::Power,
-            exposed: false,
-            away: false,
-            faults,
-            troubled: false,
-            serial: 0,
-            handles: Vec::new(),
-            tickets: Vec::new(),
-            mapped: None,
-            snapshots: Vec::new(),
-            moved: false,
-        }
-    }
-
+impl Runner<'_> {
     /// Runs a program, and keeps the moments of its last operation.
     pub fn run(&mut self, ops: &[Op]) -> Result<(), String> {
         if ops.is_empty() || self.faults {
             self.disk.record();
         }
         self.mark();
-        let done = self.sessions(ops);
+        let done = self.epochs(ops);
         if self.snapshots.is_empty() {
             self.snapshots = self.disk.recorded();
         }
@@ -138,7 +70,7 @@ impl<'d> Runner<'d> {
         }
     }
 
-    fn sessions(&mut self, ops: &[Op]) -> Step<()> {
+    fn epochs(&mut self, ops: &[Op]) -> Step<()> {
         let mut at = 0;
         loop {
             let process = self.disk.spawn();
@@ -149,7 +81,7 @@ impl<'d> Runner<'d> {
                     self.edit_and_commit(&store, name, Edit::Write(30, 9))?;
                 }
             }
-            let end = self.session(&store, ops, &mut at)?;
+            let end = self.epoch(&store, ops, &mut at)?;
             if matches!(end, End::Killed | End::Away) {
                 guard.0.kill();
             }
@@ -160,7 +92,7 @@ impl<'d> Runner<'d> {
             match end {
                 End::Closed(next) => {
                     let closed = store.close();
-                    self.answers()?;
+                    self.take_results()?;
                     match closed {
                         Ok(()) => self.exposed = false,
                         Err(e) => self.refused("close", &e)?,
@@ -181,8 +113,8 @@ impl<'d> Runner<'d> {
         }
     }
 
-    /// One life of the store.
-    fn session<'s>(&mut self, store: &'s Store, ops: &[Op], at: &mut usize) -> Step<End> {
+    /// Runs operations from one opening of the store to its end.
+    fn epoch<'s>(&mut self, store: &'s Store, ops: &[Op], at: &mut usize) -> Step<End> {
         let mut stage: Option<Stage<'s>> = None;
         while let Some(op) = ops.get(*at) {
             let last = *at + 1 == ops.len();
@@ -255,7 +187,7 @@ impl<'d> Runner<'d> {
         Ok(store)
     }
 
-    /// Somebody moves `a` away from a killed store, which then opens without it; and back again.
+    /// Another program moves `a` away from a killed store, which then opens without `a`; and moves it back.
     fn while_away(&mut self) -> Step<()> {
         if self.disk.rename("a", ELSEWHERE).is_err() {
             return Ok(());
@@ -273,48 +205,6 @@ impl<'d> Runner<'d> {
         self.disk.rename(ELSEWHERE, "a").or_else(|e| wrong(format!("`a` cannot be moved back: {e}")))?;
         self.disk.settle();
         self.away = false;
-        Ok(())
-    }
-
-    fn mark(&self) {
-        let allowed = self.reference.allowed();
-        let expect = Expect { allowed, class: self.class, exposed: self.exposed, away: self.away };
-        self.disk.set_mark(expect.pack());
-    }
-
-    // --- errors
-
-    /// An error of something that is no commit.
-    pub fn refused(&mut self, what: &str, e: &Error) -> Step<()> {
-        self.troubled = true;
-        if self.faults { Ok(()) } else { wrong(format!("{what} failed: {e}")) }
-    }
-
-    /// The answer to a commit.
-    pub fn answer(&mut self, number: usize, result: Result<(), Error>) -> Step<bool> {
-        let done = result.is_ok();
-        match result {
-            Ok(()) => self.reference.acknowledge(number),
-            Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) if self.faults => {
-                self.troubled = true;
-            }
-            Err(e) => {
-                self.reference.refuse(number);
-                self.refused("commit", &e)?;
-            }
-        }
-        self.mark();
-        Ok(done)
-    }
-
-    /// Takes the answers of asynchronous commits that have been written by now.
-    fn answers(&mut self) -> Step<()> {
-        for (ticket, number) in std::mem::take(&mut self.tickets) {
-            match ticket.poll() {
-                Some(result) => drop(self.answer(number, result)?),
-                None => self.tickets.push((ticket, number)),
-            }
-        }
         Ok(())
     }
 
@@ -376,41 +266,14 @@ impl<'d> Runner<'d> {
             op if op.is_of_maps() => self.on_mapped(store, op),
             op => self.names(store, op),
         }?;
-        self.answers_if_written(op)
+        self.take_results_if_written(op)
     }
 
-    /// After a commit that somebody waited for, the ones before it have their answers.
-    fn answers_if_written(&mut self, op: Op) -> Step<()> {
+    /// After a commit that was waited for, the results of the ones before it are known.
+    fn take_results_if_written(&mut self, op: Op) -> Step<()> {
         let waits = matches!(op, Op::Async | Op::Dirty | Op::Later | Op::Poke | Op::Undo | Op::Abort)
             || matches!(op, Op::Map | Op::Unmap | Op::Stretch | Op::Clip);
-        if waits { Ok(()) } else { self.answers() }
-    }
-
-    /// The handle of a file; the file is made, as a commit of its own, if there is none.
-    pub fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
-        let path = Path::new(name);
-        if self.reference.now.contains_key(path) {
-            return match store.file(name) {
-                Ok(file) => self.keep(file),
-                Err(e) => self.refused("opening a file", &e).map(|()| None),
-            };
-        }
-        let node = Node::File(Vec::new(), 0o666 & !umask());
-        let number = self.submit(vec![Change::Set(path.to_owned(), node.clone())]);
-        let created = store.create(name);
-        let (file, result) = match created {
-            Ok(file) => (Some(file), Ok(())),
-            Err(e) => (None, Err(e)),
-        };
-        if self.answer(number, result)? {
-            self.reference.now.insert(path.to_owned(), node);
-        }
-        file.map_or(Ok(None), |file| self.keep(file))
-    }
-
-    fn keep(&mut self, file: File) -> Step<Option<usize>> {
-        self.handles.push(file);
-        Ok(Some(self.handles.len() - 1))
+        if waits { Ok(()) } else { self.take_results() }
     }
 
     /// Changes a file without committing; false: it was refused.
@@ -448,7 +311,7 @@ impl<'d> Runner<'d> {
             }
         };
         if let Err(e) = result {
-            // Whatever part of the change is there goes.
+            // Whatever part of the change was made is discarded.
             let back = file.rollback();
             self.refused("a change", &e)?;
             if back.is_ok() {
@@ -462,32 +325,11 @@ impl<'d> Runner<'d> {
         Ok(true)
     }
 
-    pub fn forget_changes(&mut self, name: &str) {
-        let path = Path::new(name);
-        match self.reference.committed_at(path) {
-            Some(node) => drop(self.reference.now.insert(path.to_owned(), node)),
-            None => drop(self.reference.now.remove(path)),
-        }
-    }
-
-    pub fn submit(&mut self, changes: Changes) -> usize {
-        self.exposed |= self.class == FailureClass::Process;
-        let number = self.reference.submit(changes);
-        self.mark();
-        number
-    }
-
-    /// What a commit of these files changes.
-    pub fn changes_of(&self, names: &[String]) -> Changes {
-        let node = |name: &String| self.reference.now.get(Path::new(name)).cloned();
-        names.iter().filter_map(|name| Some(Change::Set(name.into(), node(name)?))).collect()
-    }
-
     fn edit_and_commit(&mut self, store: &Store, name: &str, edit: Edit) -> Step<()> {
         if self.edit(store, name, edit)? {
             let number = self.submit(self.changes_of(&[name.to_owned()]));
             let result = self.last_handle().commit();
-            self.answer(number, result)?;
+            self.take_result(number, result)?;
         }
         Ok(())
     }
@@ -500,7 +342,7 @@ impl<'d> Runner<'d> {
         let number = self.submit(self.changes_of(&[name.to_owned()]));
         match self.last_handle().commit_async() {
             Ok(ticket) => self.tickets.push((ticket, number)),
-            Err(e) => drop(self.answer(number, Err(e))?),
+            Err(e) => drop(self.take_result(number, Err(e))?),
         }
         Ok(())
     }
@@ -512,7 +354,7 @@ impl<'d> Runner<'d> {
         let number = self.submit(self.changes_of(&["a".into(), "b".into()]));
         let [.., a, b] = &self.handles[..] else { return Ok(()) };
         let result = store.syncv(&[a, b]);
-        self.answer(number, result).map(drop)
+        self.take_result(number, result).map(drop)
     }
 
     fn group(&mut self, store: &Store) -> Step<()> {
@@ -523,7 +365,7 @@ impl<'d> Runner<'d> {
         }
         for (ticket, number) in std::mem::take(&mut self.tickets) {
             let result = ticket.wait();
-            self.answer(number, result)?;
+            self.take_result(number, result)?;
         }
         Ok(())
     }
@@ -548,6 +390,6 @@ impl<'d> Runner<'d> {
         }
         let number = self.submit(self.changes_of(&names));
         let result = store.syncv(&self.handles[self.handles.len() - MANY..].iter().collect::<Vec<_>>());
-        self.answer(number, result).map(drop)
+        self.take_result(number, result).map(drop)
     }
 }

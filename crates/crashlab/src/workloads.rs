@@ -2,12 +2,12 @@
 //! purpose and must be found.
 
 mod controls;
-mod heap;
+mod heap_workload;
 mod managed;
 mod plan;
 
 pub use controls::{CONTROLS, Control};
-pub use heap::OverHeap;
+pub use heap_workload::OverHeap;
 pub use managed::{Ended, FLAVOURS, Flavour, Killed, Managed, Recovers, Reopening, run_if_asked, settled};
 
 use crate::device::FileSystem;

@@ -1,5 +1,5 @@
-//! Which test fails if this care is not taken? As `mutants` for flushes, in a build where cares can be taken
-//! away: `make mutants`.
+//! Which test fails if this invariant is broken? As `mutants` for flushes, in a build where invariants can be
+//! broken: `make mutants`.
 
 mod gate;
 
@@ -9,7 +9,7 @@ use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, within};
 use untorn_crashlab::program::{Case, Op, STARTS, Setup, Trouble, alphabet, mapped_alphabet};
 use untorn_journal::care::{CARES, Care, without};
 
-/// Programs that show a care that is not taken at once.
+/// Programs that show a broken invariant at once.
 fn known(care: Care) -> &'static [&'static str] {
     match care {
         Care::FreshStart | Care::Chain | Care::Session => {
@@ -45,7 +45,7 @@ fn known_by_errors(care: Care) -> &'static [&'static str] {
 }
 
 /// What no crash shows.
-fn scene(care: Care) -> Option<&'static str> {
+fn scenario(care: Care) -> Option<&'static str> {
     match care {
         Care::DurableThrough => Some("damage_before_durable_commits_is_no_torn_end"),
         Care::NewestHeader => Some("a_lost_header_is_missed"),
@@ -122,10 +122,10 @@ fn every_care_is_needed() {
         about: care.about(),
         why_not: why_not(*care),
         skipped: 0,
-        scene: scene(*care),
+        scenario: scenario(*care),
     };
     let care_of = |mutant: &Mutant| CARES.iter().copied().find(|care| format!("{care:?}") == mutant.name).unwrap();
     let only = std::env::var("UNTORN_CARE").unwrap_or_default();
     let mutants: Vec<Mutant> = CARES.iter().map(mutant).filter(|m| m.name.contains(&only)).collect();
-    gate("Care", &mutants, &|mutant, away| take(care_of(mutant), away), &|mutant| find(care_of(mutant)));
+    gate("Invariant", &mutants, &|mutant, away| take(care_of(mutant), away), &|mutant| find(care_of(mutant)));
 }

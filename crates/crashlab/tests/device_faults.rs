@@ -196,7 +196,7 @@ fn text_of(done: &untorn::Result<()>) -> String {
 #[derive(Default)]
 struct Totals {
     runs: u64,
-    /// The program was told of the failure.
+    /// The program got an error for the failure.
     told: u64,
     /// The journal failed, and nothing was acknowledged from then on.
     refusing: u64,
@@ -326,7 +326,7 @@ fn full(fs: FileSystem, seed: u64, deadline: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Whether the program was told; or what was wrong.
+/// Whether the program got an error; or what was wrong.
 fn fill_once(fs: FileSystem, base: &Image, program: &Managed, room: u64) -> Result<Result<bool, String>> {
     let at = watch::directory("full")?;
     let recorder = Recorder::start(&again()?, base.clone())?;

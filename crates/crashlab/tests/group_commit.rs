@@ -8,7 +8,7 @@
 mod hooked;
 mod interleaved;
 
-use interleaved::world::{World, is_plain, open_next, write};
+use interleaved::fixture::{Fixture, is_plain, open_next, write};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
@@ -70,10 +70,10 @@ fn options() -> StoreOptions {
     StoreOptions::default().sizes(48 << 10, 16 << 10, 8 << 10)
 }
 
-/// Starts a thread in the world.
-fn start(world: &Arc<World>, act: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {
-    let world = world.clone();
-    thread::spawn(move || act(&world))
+/// Starts a thread in the fixture.
+fn start(fixture: &Arc<Fixture>, act: impl FnOnce(&Fixture) + Send + 'static) -> thread::JoinHandle<()> {
+    let fixture = fixture.clone();
+    thread::spawn(move || act(&fixture))
 }
 
 fn join(threads: Vec<thread::JoinHandle<()>>) {
@@ -85,25 +85,25 @@ fn committers_share_files_and_flushes() {
     static COMMITS: AtomicU64 = AtomicU64::new(0);
     static FLUSHES: AtomicU64 = AtomicU64::new(0);
     explore("committers", || {
-        let world = World::new(disk(), options());
+        let fixture = Fixture::new(disk(), options());
         let mut threads = vec![
-            start(&world, |w| w.commit_numbers("a", 0, 3)),
-            start(&world, |w| w.commit_numbers("a", 1, 3)),
-            start(&world, |w| w.commit_numbers("b", 0, 3)),
-            start(&world, |w| w.watch("a", 0, 4)),
-            start(&world, |w| {
+            start(&fixture, |w| w.commit_numbers("a", 0, 3)),
+            start(&fixture, |w| w.commit_numbers("a", 1, 3)),
+            start(&fixture, |w| w.commit_numbers("b", 0, 3)),
+            start(&fixture, |w| w.watch("a", 0, 4)),
+            start(&fixture, |w| {
                 w.checkpoint();
                 w.ok(w.store.mark());
                 w.checkpoint();
             }),
         ];
         if thread_rng().gen_ratio(2, 3) {
-            threads.push(start(&world, |w| w.kill_at_some_time(600)));
+            threads.push(start(&fixture, |w| w.kill_at_some_time(600)));
         }
         join(threads);
-        COMMITS.fetch_add(world.store.status().commits, Relaxed);
-        FLUSHES.fetch_add(world.disk.syncs(Step::Commit), Relaxed);
-        world.judge();
+        COMMITS.fetch_add(fixture.store.status().commits, Relaxed);
+        FLUSHES.fetch_add(fixture.disk.syncs(Step::Commit), Relaxed);
+        fixture.verify();
     });
     let (commits, flushes) = (COMMITS.load(Relaxed), FLUSHES.load(Relaxed));
     println!("committers: {flushes} flushes for {commits} commits");
@@ -114,9 +114,9 @@ fn committers_share_files_and_flushes() {
 #[test]
 fn files_that_commit_together_stay_together() {
     explore("together", || {
-        let world = World::new(disk(), options());
+        let fixture = Fixture::new(disk(), options());
         let mut threads = vec![
-            start(&world, |w| {
+            start(&fixture, |w| {
                 let Some(p) = w.ok(w.store.create("p")) else { return };
                 let Some(q) = w.ok(w.store.create("q")) else { return };
                 for number in 1..=3 {
@@ -130,10 +130,10 @@ fn files_that_commit_together_stay_together() {
                     w.ledger.done("q", 0, number);
                 }
             }),
-            start(&world, |w| w.commit_numbers("b", 0, 4)),
-            start(&world, |w| w.checkpoint()),
-            // Once a file is in a transaction, nobody else's commit takes its changes.
-            start(&world, |w| {
+            start(&fixture, |w| w.commit_numbers("b", 0, 4)),
+            start(&fixture, |w| w.checkpoint()),
+            // Once a file is in a transaction, no other commit takes its changes.
+            start(&fixture, |w| {
                 let Some(file) = w.ok(w.store.create("t")) else { return };
                 let mut txn = w.store.begin();
                 w.ledger.tried("t", 0, 1);
@@ -142,7 +142,7 @@ fn files_that_commit_together_stay_together() {
                     w.ledger.done("t", 0, 1);
                 }
             }),
-            start(&world, |w| {
+            start(&fixture, |w| {
                 let Some(file) = w.ok(w.store.create("t")) else { return };
                 w.ledger.tried("t", 1, 1);
                 match write(&file, 1, 1).and_then(|()| file.commit()) {
@@ -151,10 +151,10 @@ fn files_that_commit_together_stay_together() {
                 }
             }),
         ];
-        threads.push(start(&world, |w| w.kill_at_some_time(500)));
+        threads.push(start(&fixture, |w| w.kill_at_some_time(500)));
         join(threads);
-        world.judge();
-        let after = world.disk.fork();
+        fixture.verify();
+        let after = fixture.disk.fork();
         let store = options()
             .background(false)
             .open_on(after.process(), untorn_journal::home::Home::of_directory(), "".into())
@@ -168,10 +168,10 @@ fn files_that_commit_together_stay_together() {
 #[test]
 fn names_change_under_committers() {
     explore("names", || {
-        let world = World::new(disk(), options());
+        let fixture = Fixture::new(disk(), options());
         let is_gone = |e: &Error| matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound);
         let mut threads = vec![
-            start(&world, |w| {
+            start(&fixture, |w| {
                 for number in 1..=3 {
                     w.ledger.tried("target", 0, number);
                     let mut txn = w.store.begin();
@@ -186,10 +186,10 @@ fn names_change_under_committers() {
                     w.ledger.done("target", 0, number);
                 }
             }),
-            start(&world, |w| w.commit_numbers("shared", 0, 2)),
-            start(&world, |w| w.commit_numbers("shared", 1, 2)),
-            // Writes to a file that somebody removes, or replaces, at any moment.
-            start(&world, move |w| {
+            start(&fixture, |w| w.commit_numbers("shared", 0, 2)),
+            start(&fixture, |w| w.commit_numbers("shared", 1, 2)),
+            // Writes to a file that another thread removes, or replaces, at any moment.
+            start(&fixture, move |w| {
                 for name in ["doomed", "target"] {
                     let Some(file) = w.ok(w.store.create(name)) else { return };
                     w.ledger.tried(name, 1, 1);
@@ -199,7 +199,7 @@ fn names_change_under_committers() {
                     }
                 }
             }),
-            start(&world, move |w| {
+            start(&fixture, move |w| {
                 for _ in 0..2 {
                     let mut txn = w.store.begin();
                     match txn.unlink("doomed").and_then(|()| txn.commit()) {
@@ -210,19 +210,19 @@ fn names_change_under_committers() {
             }),
         ];
         if thread_rng().r#gen() {
-            threads.push(start(&world, |w| w.kill_at_some_time(900)));
+            threads.push(start(&fixture, |w| w.kill_at_some_time(900)));
         }
         join(threads);
-        world.judge();
+        fixture.verify();
     });
 }
 
 #[test]
 fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
     explore("closing", || {
-        let world = World::new(disk(), options());
+        let fixture = Fixture::new(disk(), options());
         let committer = |name: &'static str| {
-            move |w: &World| {
+            move |w: &Fixture| {
                 let Some(file) = w.ok(w.store.create(name)) else { return };
                 for number in 1..=2 {
                     w.ledger.tried(name, 0, number);
@@ -234,7 +234,7 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
                 }
             }
         };
-        let closer = |w: &World| {
+        let closer = |w: &Fixture| {
             for _ in 0..thread_rng().gen_range(0..200) {
                 thread::yield_now();
             }
@@ -253,16 +253,16 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
             next.close().expect("a healthy disk");
         };
         let threads = vec![
-            start(&world, committer("a")),
-            start(&world, committer("b")),
-            start(&world, |w| w.watch("a", 0, 3)),
-            start(&world, |w| w.checkpoint()),
-            start(&world, closer),
-            start(&world, closer),
+            start(&fixture, committer("a")),
+            start(&fixture, committer("b")),
+            start(&fixture, |w| w.watch("a", 0, 3)),
+            start(&fixture, |w| w.checkpoint()),
+            start(&fixture, closer),
+            start(&fixture, closer),
         ];
         join(threads);
-        open_next(&world).expect("the store is free").close().expect("a healthy disk");
-        world.judge();
+        open_next(&fixture).expect("the store is free").close().expect("a healthy disk");
+        fixture.verify();
     });
 }
 
@@ -273,30 +273,30 @@ fn descriptors_come_and_go_while_the_journal_is_full() {
         let model = if full_page { Model::PageGarbage } else { Model::SectorAtomic };
         let disk = Options { open_files_max: 1, model, ..disk() };
         let small = options().sizes(32 << 10, 16 << 10, 8 << 10).background(thread_rng().r#gen());
-        let world = World::with_files(disk, small.full_page(full_page), &["a", "b", "r"]);
+        let fixture = Fixture::with_files(disk, small.full_page(full_page), &["a", "b", "r"]);
         let mut threads = vec![
-            start(&world, |w| w.commit_numbers("a", 0, 2)),
+            start(&fixture, |w| w.commit_numbers("a", 0, 2)),
             // On the same page.
-            start(&world, |w| w.commit_numbers("a", 1, 2)),
-            start(&world, |w| w.commit_numbers("b", 1, 3)),
-            start(&world, |w| w.commit_numbers("c", 0, 3)),
-            // Nobody writes to this one: its last handle goes, and somebody opens it anew.
-            start(&world, |w| w.watch("r", 0, 3)),
-            start(&world, |w| w.watch("r", 0, 3)),
-            start(&world, |w| {
+            start(&fixture, |w| w.commit_numbers("a", 1, 2)),
+            start(&fixture, |w| w.commit_numbers("b", 1, 3)),
+            start(&fixture, |w| w.commit_numbers("c", 0, 3)),
+            // No thread writes to this one: its last handle goes, and another thread opens it anew.
+            start(&fixture, |w| w.watch("r", 0, 3)),
+            start(&fixture, |w| w.watch("r", 0, 3)),
+            start(&fixture, |w| {
                 w.watch("a", 0, 2);
                 w.watch("b", 1, 2);
             }),
-            start(&world, |w| {
+            start(&fixture, |w| {
                 w.checkpoint();
                 w.checkpoint();
             }),
         ];
         if thread_rng().r#gen() {
-            threads.push(start(&world, |w| w.kill_at_some_time(900)));
+            threads.push(start(&fixture, |w| w.kill_at_some_time(900)));
         }
         join(threads);
-        world.judge();
+        fixture.verify();
     });
 }
 
@@ -307,42 +307,43 @@ fn pages_are_logged_whole_around_a_checkpoint() {
     explore("pages", || {
         let profile = PROFILES[thread_rng().gen_range(0..PROFILES.len())];
         let disk = Options { profile, model: Model::PageGarbage, ..disk() };
-        let world = World::new(disk, options().full_page(true).sizes(256 << 10, 64 << 10, 32 << 10).background(false));
+        let fixture =
+            Fixture::new(disk, options().full_page(true).sizes(256 << 10, 64 << 10, 32 << 10).background(false));
         join(vec![
-            start(&world, |w| w.commit_numbers("a", 0, 3)),
-            start(&world, |w| w.commit_numbers("a", 1, 2)),
-            start(&world, |w| (0..4).for_each(|_| w.checkpoint())),
-            start(&world, |w| w.kill_at_some_time(400)),
+            start(&fixture, |w| w.commit_numbers("a", 0, 3)),
+            start(&fixture, |w| w.commit_numbers("a", 1, 2)),
+            start(&fixture, |w| (0..4).for_each(|_| w.checkpoint())),
+            start(&fixture, |w| w.kill_at_some_time(400)),
         ]);
-        world.judge();
+        fixture.verify();
     });
 }
 
 #[test]
 fn a_failed_flush_is_never_taken_for_a_good_one() {
     explore("failures", || {
-        let world = World::new(disk(), options());
+        let fixture = Fixture::new(disk(), options());
         for name in ["a", "b", "c"] {
-            world.store.create(name).expect("a healthy disk");
+            fixture.store.create(name).expect("a healthy disk");
         }
         let step = [Step::Commit, Step::Commit, Step::CheckpointData, Step::Header][thread_rng().gen_range(0..4)];
         let how = [Failed::Lost, Failed::Half, Failed::Landed][thread_rng().gen_range(0..3)];
         let after = thread_rng().gen_range(0..5);
-        world.disk.fail(Fault { on: On::Step(step), after, times: 1, what: What::Writeback(how) });
+        fixture.disk.fail(Fault { on: On::Step(step), after, times: 1, what: What::Writeback(how) });
         let threads = vec![
-            start(&world, |w| w.commit_while_it_goes_well("a", 3)),
-            start(&world, |w| w.commit_while_it_goes_well("b", 3)),
-            start(&world, |w| w.commit_while_it_goes_well("c", 3)),
+            start(&fixture, |w| w.commit_while_it_goes_well("a", 3)),
+            start(&fixture, |w| w.commit_while_it_goes_well("b", 3)),
+            start(&fixture, |w| w.commit_while_it_goes_well("c", 3)),
             // One of them may be the one that fails.
-            start(&world, |w| (0..3).for_each(|_| drop(w.store.checkpoint()))),
+            start(&fixture, |w| (0..3).for_each(|_| drop(w.store.checkpoint()))),
         ];
         join(threads);
-        if step == Step::Commit && world.store.clone().close().is_err() {
+        if step == Step::Commit && fixture.store.clone().close().is_err() {
             for name in ["a", "b", "c"] {
-                let (plain, done) = (world.plain_number(name, 0), world.ledger.acknowledged(name, 0));
+                let (plain, done) = (fixture.plain_number(name, 0), fixture.ledger.acknowledged(name, 0));
                 assert!(plain <= done, "{name}: {plain} was applied, {done} was acknowledged");
             }
         }
-        world.judge();
+        fixture.verify();
     });
 }

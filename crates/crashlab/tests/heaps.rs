@@ -1,5 +1,5 @@
-//! Random programs over a heap on the simulated disk, in step with a twin: crashed at every moment, and during the
-//! recovery, the heap is to the last byte what it was at a commit that may be the last, and goes on from there.
+//! Random programs over a heap on the simulated disk, beside a model: crashed at every moment, and during the
+//! recovery, the heap is to the last byte what it was at a commit that may be the last, and the program continues from there.
 //!
 //! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_ENUM_SECONDS` gives them more time. A violation prints the line
 //! that repeats it.

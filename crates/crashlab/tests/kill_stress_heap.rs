@@ -1,5 +1,5 @@
 //! Processes that change a heap are killed by SIGKILL at random moments, over and over. What each commit changes follows
-//! from the seed and its number alone, so the twin of any commit can be made: the heap must hold the last acknowledged
+//! from the seed and its number alone, so the model of any commit can be made: the heap must hold the last acknowledged
 //! commit or the one after it, structures and pointers and all, and no allocation besides.
 
 #[path = "../../untorn/tests/common/kill.rs"]
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use untorn::{Error, Heap, HeapOptions, HeapVec, InHeap, StoreOptions, Tracker};
 use untorn_crashlab::device::Again;
-use untorn_crashlab::heaps::{Change, Twin, World, blocks_of};
+use untorn_crashlab::heaps::{Change, HeapFixture, HeapModel, blocks_of};
 
 const TEST: &str = "heaps_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_STRESS_HEAP";
@@ -24,41 +24,41 @@ fn open(path: &Path, tracker: Tracker) -> Result<Heap, Error> {
 }
 
 /// The changes of commit number `n`, one after the other.
-fn commit(seed: u64, n: u64, twin: &mut Twin, mut change: impl FnMut(&Change, &Twin)) {
+fn commit(seed: u64, n: u64, model: &mut HeapModel, mut change: impl FnMut(&Change, &HeapModel)) {
     let rng = &mut Rng::with_seed(seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     for _ in 0..rng.usize(1..8) {
-        let next = twin.draw(rng);
-        change(&next, twin);
-        twin.apply(&next);
+        let next = model.draw(rng);
+        change(&next, model);
+        model.apply(&next);
     }
 }
 
-/// Brings the twin to what a heap holds, and returns the number of that commit.
-fn follow(seed: u64, mut n: u64, twin: &mut Twin, serial: u64) -> u64 {
-    while twin.serial < serial {
+/// Brings the model to what a heap holds, and returns the number of that commit.
+fn follow(seed: u64, mut n: u64, model: &mut HeapModel, serial: u64) -> u64 {
+    while model.serial < serial {
         n += 1;
-        commit(seed, n, twin, |_, _| {});
+        commit(seed, n, model, |_, _| {});
     }
-    assert_eq!(twin.serial, serial, "seed {seed}: the heap is between commits {} and {n}", n - 1);
+    assert_eq!(model.serial, serial, "seed {seed}: the heap is between commits {} and {n}", n - 1);
     n
 }
 
 /// In the second process: commits as fast as it can, telling each commit once it is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
     let heap = open(path, tracker).expect("open");
-    let world = || World::of(&heap).expect("the structures");
-    let mut twin = Twin::default();
-    let mut n = follow(seed, 0, &mut twin, world().serial());
+    let fixture = || HeapFixture::of(&heap).expect("the structures");
+    let mut model = HeapModel::default();
+    let mut n = follow(seed, 0, &mut model, fixture().serial());
     let mut out = std::io::stdout();
     loop {
         n += 1;
-        let mut apply = |change: &Change, twin: &Twin| world().apply(change, twin).expect("a change");
+        let mut apply = |change: &Change, model: &HeapModel| fixture().apply(change, model).expect("a change");
         if n.is_multiple_of(11) {
             // Done, and never committed.
-            commit(!seed, n, &mut twin.clone(), &mut apply);
+            commit(!seed, n, &mut model.clone(), &mut apply);
             heap.rollback().expect("rollback");
         }
-        commit(seed, n, &mut twin, &mut apply);
+        commit(seed, n, &mut model, &mut apply);
         match n % 5 {
             0 => heap.commit_async().expect("commit").wait().expect("durable"),
             _ => heap.commit().expect("commit"),
@@ -91,7 +91,7 @@ fn heaps_survive_sigkill_whole() {
         let order = format!("{seed} {tracker} {}", path.display());
         let again = Again::test(TEST).expect("this program");
         let rng = &mut Rng::with_seed(seed);
-        let (mut twin, mut verified, mut kills) = (Twin::default(), 0, 0u64);
+        let (mut model, mut verified, mut kills) = (HeapModel::default(), 0, 0u64);
         // At least so long, and until enough has happened to prove something.
         while start.elapsed() < DURATION || kills < 10 || verified < 50 {
             let after = Duration::from_micros(rng.u64(5_000..120_000));
@@ -99,11 +99,11 @@ fn heaps_survive_sigkill_whole() {
             kills += 1;
             let heap = open(&path, tracker).expect("recovery");
             let (blocks, others) = {
-                let world = World::of(&heap).expect("the structures");
-                verified = follow(seed, verified, &mut twin, world.serial());
+                let fixture = HeapFixture::of(&heap).expect("the structures");
+                verified = follow(seed, verified, &mut model, fixture.serial());
                 assert!(verified >= acknowledged, "seed {seed}: commit {acknowledged} is lost, {verified} is there");
-                world.compare(&twin).unwrap_or_else(|what| panic!("seed {seed}, commit {verified}: {what}"));
-                world.allocations()
+                fixture.compare(&model).unwrap_or_else(|what| panic!("seed {seed}, commit {verified}: {what}"));
+                fixture.allocations()
             };
             if kills.is_multiple_of(2) && verified > 0 {
                 heap.close().expect("close");

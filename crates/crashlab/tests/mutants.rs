@@ -1,5 +1,5 @@
-//! Which test fails if this one flush is deleted? For every durability step there is a crash that loses
-//! something without it (`docs/MUTANTS.md`), found by enumeration with that step taken away.
+//! Which test fails if this one flush is deleted? For every sync point there is a crash that loses
+//! something without it (`docs/MUTANTS.md`), found by enumeration with that sync point skipped.
 
 mod gate;
 
@@ -9,7 +9,7 @@ use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, NO_SUCH_CALL, with
 use untorn_crashlab::program::{Case, Op, STARTS, Setup, alphabet};
 use untorn_os::{STEPS, Step};
 
-/// Programs that show a missing step at once, so that most steps need no search.
+/// Programs that show a missing sync point at once, so that most need no search.
 fn known(step: &str) -> &'static [&'static str] {
     match step {
         "AttributeMany" => &["closed,posix,sector,tight,direct/0/many/"],
@@ -26,7 +26,7 @@ fn known(step: &str) -> &'static [&'static str] {
     }
 }
 
-/// Steps that no test here can miss, and why.
+/// Sync points that no test here needs, and why.
 fn why_not(step: Step) -> Option<&'static str> {
     match step {
         Step::Eject => Some("not here: `eject` is not enumerated: it ends the store"),
@@ -41,7 +41,7 @@ fn why_not(step: Step) -> Option<&'static str> {
     }
 }
 
-/// The smallest case that shows the missing step.
+/// The smallest case that shows the missing sync point.
 fn find(mutant: &Mutant) -> Option<Case> {
     let bounds = Bounds { skipped: mutant.skipped, deadline: within(Duration::from_secs(60)), ..Bounds::default() };
     let effort = Effort { cuts_max: 24, second_max: 6, after_failed_sync_max: 0, failed_sync_ways: 3 };
@@ -79,9 +79,9 @@ fn every_flush_is_needed() {
         about: step.about(),
         why_not: why_not(*step),
         skipped: 1 << *step as u64,
-        scene: None,
+        scenario: None,
     };
-    gate("Step", &STEPS.iter().map(mutant).collect::<Vec<_>>(), &|_, _| {}, &find);
+    gate("Sync point", &STEPS.iter().map(mutant).collect::<Vec<_>>(), &|_, _| {}, &find);
 }
 
 fn survives(case: &Case) {
@@ -94,14 +94,14 @@ fn survives(case: &Case) {
     }
 }
 
-/// With nothing taken away, every crash in the table goes well.
+/// With nothing broken, every crash in the table is survived.
 #[test]
 fn every_listed_crash_is_survived() {
-    for (name, shown) in ["Step", "Care"].into_iter().flat_map(listed) {
+    for (name, shown) in ["Sync point", "Invariant"].into_iter().flat_map(listed) {
         if let Some(case) = case_of(&shown) {
             println!("{name}: {case}");
             match run(&case) {
-                // Without the care there were more calls, or fewer: every crash of that program, then.
+                // With the invariant broken there were more calls, or fewer: every crash of that program, then.
                 Err(what) if what == NO_SUCH_CALL => survives(&case),
                 done => done.unwrap_or_else(|what| panic!("{case}\n  {what}")),
             }

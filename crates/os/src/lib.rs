@@ -7,6 +7,8 @@
 //! Paths are relative to the storage's root directory: names, joined by single slashes. They never
 //! leave it: `..`, absolute paths, symbolic links and mount points on the way are refused.
 //!
+//! `crates/crashlab/tests/storage_contract` tries what both sides promise, call by call.
+//!
 //! Every call that makes something durable names its reason, a [`SyncPoint`]. The crash laboratory
 //! skips the sync points one at a time and shows that each is needed. Crates declare their sync
 //! points with [`sync_points!`], and their invariants with [`invariants!`].

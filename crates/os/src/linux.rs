@@ -44,6 +44,10 @@ impl Linux {
     /// Opens beneath the root, through neither links nor mounts.
     fn open_beneath(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let root = self.root.get()?;
+        // `openat2` would let those pass that stay inside.
+        if path.components().any(|part| part == Component::ParentDir) {
+            return Err(Errno::XDEV.into());
+        }
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         if self.has_openat2.load(Relaxed) {
@@ -76,7 +80,11 @@ impl Linux {
             };
             let last = parts.peek().is_none();
             let (f, m) = if last { (flags, mode) } else { (directory, Mode::empty()) };
-            at = fs::openat(&at, name, f, m)?;
+            at = match fs::openat(&at, name, f, m) {
+                // What `openat2` says of a link on the way.
+                Err(Errno::NOTDIR) if !last && is_link(&at, name) => return Err(Errno::LOOP.into()),
+                done => done?,
+            };
             if fs::fstat(&at)?.st_dev != device {
                 return Err(Errno::XDEV.into());
             }
@@ -90,6 +98,11 @@ impl Linux {
         let parent = path.parent().unwrap_or(Path::new(""));
         Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
     }
+}
+
+fn is_link(directory: &OwnedFd, name: &OsStr) -> bool {
+    let st = fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    st.is_ok_and(|st| fs::FileType::from_raw_mode(st.st_mode).is_symlink())
 }
 
 fn meta_of(st: &fs::Stat) -> Meta {

@@ -77,13 +77,16 @@ pub trait Mapping: Send + Sync {
     /// Reads the file's pages of this range ahead.
     fn populate(&self, range: Range<u64>) -> io::Result<()>;
     /// Appends the ranges of pages in `within`, which is accessible, that may have been stored to since
-    /// they were asked for last, in order; after an error, those that were found before it.
+    /// they were asked for last, in order; after an error, those that were found before it. Pages that were
+    /// only loaded may be among them.
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
     /// Appends the ranges of pages in `within` that have left the file: stored to and not dropped since.
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
-    /// Copies bytes out. `EFAULT` if some of them are gone or cannot be read.
+    /// Copies bytes out of ranges that are shown or blank. `EFAULT` if some of their pages are gone. Hidden pages
+    /// are `EFAULT`, too, but Linux without `process_vm_readv` may return zeros.
     fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()>;
-    /// Stores bytes, as a program would.
+    /// Stores bytes in a range that is shown or blank. `EFAULT` if some of its pages are gone: those before
+    /// them were stored. Linux may take a store to a hidden page, which nobody sees.
     fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 

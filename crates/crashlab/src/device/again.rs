@@ -30,7 +30,7 @@ impl Again {
         command
     }
 
-    /// The same behind another program, which executes it.
+    /// The command as arguments of another program, which executes it.
     pub(super) fn behind(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).arg(&self.program).args(&self.arguments);

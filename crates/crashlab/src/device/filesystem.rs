@@ -1,8 +1,8 @@
 //! The file systems of the laboratory: made, mounted, unmounted.
 
-use super::image::Image;
+use super::disk_image::Image;
 use super::loopback::Loop;
-use super::recorder::memory_file;
+use super::memory_file::memory_file;
 use anyhow::{Context, Result, bail};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::ffi::{CString, OsString};
@@ -120,7 +120,7 @@ impl FileSystem {
 }
 
 /// Where programs are, those of the system's administrator included.
-pub(super) fn program_path() -> OsString {
+pub(in crate::device) fn program_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");
     path

@@ -48,7 +48,7 @@ impl Loop {
             // SAFETY: this request takes no argument.
             let number = checked(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
             match Loop::configure(PathBuf::from(format!("/dev/loop{number}")), file, flags) {
-                // Somebody else was faster.
+                // Another process took the device first.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) && tries < 100 => tries += 1,
                 done => return done,
             }

@@ -16,18 +16,20 @@
 //! detach themselves. The watchdog ([`watch::supervise`]) touches none of it.
 
 mod again;
+mod disk_image;
 mod event;
 mod filesystem;
-mod image;
 mod loopback;
+mod memory_file;
 mod recorder;
 mod server;
 pub mod watch;
 
 pub use again::Again;
+pub use disk_image::{Image, PAGE_BYTES};
 pub use event::Event;
 pub use filesystem::{FileSystem, SOUND, unmount_now};
-pub use image::{Image, PAGE_BYTES};
 pub use loopback::Loop;
-pub use recorder::{Acks, Counts, Recorder, Trouble, memory_file, path_of};
+pub use memory_file::memory_file;
+pub use recorder::{Acks, Counts, Recorder, Trouble, path_of};
 pub use server::serve_if_asked;

@@ -1,13 +1,13 @@
 //! The worker's side of the device: starts it, gives it orders, takes its log.
 
 use super::again::Again;
+use super::disk_image::Image;
 use super::event::Event;
-use super::image::Image;
 use super::loopback::Loop;
+use super::memory_file::memory_file;
 use super::server::{ACKS, ASKED, DISK};
-use super::watch;
+use super::watch::watchdog;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -17,14 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// The device answers at once, or something is wrong with it.
+/// Time after which a device that does not answer is taken for broken.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// A file in memory, without a name.
-pub fn memory_file(what: &str) -> Result<File> {
-    let file = memfd_create(format!("untorn-crashlab-{what}"), MemfdFlags::CLOEXEC).context("no memory file")?;
-    Ok(File::from(file))
-}
 
 /// Where other processes find an open file of this one.
 pub fn path_of(file: &File) -> PathBuf {
@@ -66,7 +60,7 @@ pub struct Recorder {
 impl Recorder {
     /// Starts a device that holds the image. Only in a worker: see [`super::watch`].
     pub fn start(again: &Again, base: Image) -> Result<Recorder> {
-        let place = watch::directory("served")?;
+        let place = watchdog::directory("served")?;
         let (disk, log) = (memory_file("disk")?, memory_file("log")?);
         base.store(&disk)?;
         let (ours, theirs) = UnixStream::pair()?;
@@ -81,7 +75,7 @@ impl Recorder {
             .context("cannot start the device")?;
         let mut recorder = Recorder { child, control: BufReader::new(ours), disk, log, place, base };
         recorder.order("ready?").context("the device does not come up")?;
-        watch::name_connection(rustix::fs::minor(rustix::fs::stat(&recorder.place)?.st_dev));
+        watchdog::name_connection(rustix::fs::minor(rustix::fs::stat(&recorder.place)?.st_dev));
         Ok(recorder)
     }
 
@@ -96,7 +90,7 @@ impl Recorder {
         self.place.join(ACKS)
     }
 
-    /// Gives an order; see the server for what it knows.
+    /// Sends an order; the server lists those that it knows.
     pub fn order(&mut self, order: &str) -> Result<String> {
         self.control.get_mut().write_all(format!("{order}\n").as_bytes())?;
         let mut answer = String::new();
@@ -157,7 +151,7 @@ impl Recorder {
         Ok(Event::read_all(File::open(path_of(&self.log))?)?)
     }
 
-    /// Ends the device. What the disk held at first, and everything that happened.
+    /// Ends the device. Returns what the disk held at first, and everything that happened.
     pub fn stop(mut self) -> Result<(Image, Vec<Event>)> {
         self.end();
         let events = self.events()?;

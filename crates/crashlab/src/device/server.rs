@@ -106,7 +106,7 @@ struct State {
     writes: Counts,
     flushes: Counts,
     flush_time: Duration,
-    /// What unflushed writes overwrote, while somebody may ask for it.
+    /// What unflushed writes overwrote, as long as it can be asked for.
     undo: Option<Vec<(u64, Vec<u8>)>>,
     /// The beginning of a line of `acks`.
     line: Vec<u8>,

@@ -1,19 +1,19 @@
 //! Random programs over a heap on the simulated disk, crashed at every moment, and during the recovery.
 //!
-//! The program runs in step with its twin. After a crash the heap must hold, to the last byte, what it held at the
-//! last acknowledged commit, or at one that had begun; and go on from there in step with that commit's twin.
+//! The program runs beside its model. After a crash the heap must hold, to the last byte, what it held at the
+//! last acknowledged commit, or at one that had begun. The program then continues from that commit's model.
 
-use super::file::blocks_of;
-use super::twin::Twin;
-use super::world::World;
-use crate::cut::Snapshot;
-use crate::disk::SimDisk;
-use crate::image::{hash_bytes, mix};
-use crate::judge::crash;
-use crate::options::Options;
+use super::heap_fixture::HeapFixture;
+use super::heap_layout::blocks_of;
+use super::heap_model::HeapModel;
+use crate::fixture::store_options;
+use crate::oracle::crash;
 use crate::program::{How, Journal, Setup, Start, Trouble};
-use crate::run::KillOnDrop;
-use crate::stage::store_options;
+use crate::runner::KillOnDrop;
+use crate::simulation::Options;
+use crate::simulation::SimDisk;
+use crate::simulation::Snapshot;
+use crate::simulation::inodes::{hash_bytes, mix};
 use fastrand::Rng;
 use std::collections::HashSet;
 use std::fmt;
@@ -47,7 +47,7 @@ pub struct Effort {
     pub deadline: Option<Instant>,
 }
 
-/// What was tried.
+/// Counts of what was tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Programs that ran.
@@ -79,7 +79,7 @@ pub struct HeapCase {
     pub seed: u64,
     /// So many changes, commits and so on.
     pub steps: usize,
-    /// A crash, and perhaps another during the recovery.
+    /// A crash, and possibly another during the recovery.
     pub crashes: Vec<Trouble>,
 }
 
@@ -104,10 +104,10 @@ impl FromStr for HeapCase {
     }
 }
 
-/// A state that must not be.
+/// A violation: a state that no allowed history leads to.
 #[derive(Clone, Debug)]
 pub struct HeapViolation {
-    /// How to see it again.
+    /// The case that repeats it.
     pub case: HeapCase,
     /// What is wrong.
     pub what: String,
@@ -127,7 +127,7 @@ impl fmt::Display for HeapViolation {
 /// A commit.
 #[derive(Clone)]
 struct State {
-    twin: Arc<Twin>,
+    model: Arc<HeapModel>,
     note: u64,
     /// Of all bytes of the heap; none: there is nothing in it yet, wherever it is.
     sum: Option<u64>,
@@ -162,7 +162,7 @@ struct Session<'d> {
     heap: Heap,
     note_file: File,
     store: Store,
-    twin: Twin,
+    model: HeapModel,
     note: u64,
     commits: Vec<State>,
     window: Window,
@@ -209,35 +209,35 @@ impl<'d> Session<'d> {
         };
         commits.truncate(number + 1);
         let window = Window { acknowledged: number, begun: number };
-        let (twin, tickets) = (Twin::default(), Vec::new());
-        let mut session = Session { disk, life, heap, note_file, store, twin, note: 0, commits, window, tickets };
+        let (model, tickets) = (HeapModel::default(), Vec::new());
+        let mut session = Session { disk, life, heap, note_file, store, model, note: 0, commits, window, tickets };
         session.back();
         session.mark();
         session.compare()?;
         Ok(session)
     }
 
-    fn world(&self) -> Result<World<'_>, String> {
-        World::of(&self.heap).map_err(text("the structures"))
+    fn fixture(&self) -> Result<HeapFixture<'_>, String> {
+        HeapFixture::of(&self.heap).map_err(text("the structures"))
     }
 
     fn compare(&self) -> Result<(), String> {
-        self.world()?.compare(&self.twin)
+        self.fixture()?.compare(&self.model)
     }
 
     fn mark(&self) {
         self.disk.set_mark(self.window.pack());
     }
 
-    /// The twin is as of the last commit that has begun.
+    /// The model is as of the last commit that has begun.
     fn back(&mut self) {
         let last = self.commits.last().expect("the start");
-        self.twin = (*last.twin).clone();
+        self.model = (*last.model).clone();
         self.note = last.note;
     }
 
     fn begin(&mut self) -> usize {
-        let state = State { twin: Arc::new(self.twin.clone()), note: self.note, sum: Some(sum(&self.heap)) };
+        let state = State { model: Arc::new(self.model.clone()), note: self.note, sum: Some(sum(&self.heap)) };
         self.commits.push(state);
         self.window.begun = self.commits.len() - 1;
         self.mark();
@@ -258,9 +258,9 @@ impl<'d> Session<'d> {
     }
 
     fn change(&mut self, rng: &mut Rng) -> Result<(), String> {
-        let change = self.twin.draw(rng);
-        self.world()?.apply(&change, &self.twin).map_err(|e| format!("{change:?}: {e}"))?;
-        self.twin.apply(&change);
+        let change = self.model.draw(rng);
+        self.fixture()?.apply(&change, &self.model).map_err(|e| format!("{change:?}: {e}"))?;
+        self.model.apply(&change);
         if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
     }
 
@@ -321,7 +321,7 @@ impl<'d> Session<'d> {
     fn finish(mut self) -> Result<Vec<State>, String> {
         self.commit()?;
         self.compare()?;
-        let (blocks, others) = self.world()?.allocations();
+        let (blocks, others) = self.fixture()?.allocations();
         let disk = self.disk;
         let (commits, _) = self.end(true)?;
         let found = blocks_of(&disk.get(HEAP).map_err(|e| e.to_string())?)?;
@@ -347,12 +347,12 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// None yet.
+    /// Programs, of which none has run yet.
     pub fn new(effort: Effort) -> Programs {
         Programs { effort, totals: Totals::default(), known: HashSet::new() }
     }
 
-    /// So far.
+    /// Counts so far.
     pub fn totals(&self) -> Totals {
         self.totals
     }
@@ -424,7 +424,7 @@ impl Programs {
     }
 }
 
-/// Does one case over again, and says what is wrong with it.
+/// Repeats one case, and returns what is wrong.
 pub fn again_heap(case: &HeapCase) -> Result<(), String> {
     let setup = setup_of(case.seed);
     let (moments, commits) = run(&setup, case.seed, case.steps)?;
@@ -451,7 +451,7 @@ fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<Sta
     disk.settle();
     disk.record();
     let mut rng = Rng::with_seed(seed);
-    let mut commits = vec![State { twin: Arc::default(), note: 0, sum: None }];
+    let mut commits = vec![State { model: Arc::default(), note: 0, sum: None }];
     let mut window = Window { acknowledged: 0, begun: 0 };
     let mut session = Session::open(&disk, setup, commits, window)?;
     for _ in 0..steps {
@@ -467,7 +467,7 @@ fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<Sta
     Ok((disk.recorded(), commits))
 }
 
-/// Recovers after a crash, and goes on for a while. Returns the moments of all that, if they are to be recorded.
+/// Recovers after a crash, and continues for a while. Returns the moments of all that, if they are to be recorded.
 fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record: bool) -> Result<Vec<Moment>, String> {
     let disk = crash(moment, how);
     let mut moments = Vec::new();
@@ -483,7 +483,7 @@ fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record
         keep(commits);
         disk.record();
     }
-    let mut rng = Rng::with_seed(mix(moment.call() ^ mix(session.twin.serial)));
+    let mut rng = Rng::with_seed(mix(moment.call() ^ mix(session.model.serial)));
     for _ in 0..STEPS_AFTER {
         session.step(&mut rng)?;
     }

@@ -6,14 +6,14 @@ use anyhow::Result;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Judges what a crash left.
+/// An oracle: checks what a crash left.
 pub trait Check {
-    /// Looks at a mounted file system; `said` is what was acknowledged before the cut. What is wrong, if
-    /// anything is.
+    /// Checks a mounted file system; `said` is what was acknowledged before the cut. The error says what is
+    /// wrong.
     fn check(&self, dir: &Path, said: &[String]) -> Result<(), String>;
 }
 
-/// What came of a state.
+/// The result of checking a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// What was promised is there.
@@ -32,12 +32,12 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A bench.
+    /// Makes a bench.
     pub fn new() -> Result<Bench> {
         Ok(Bench { disk: memory_file("state")?, device: None, at: watch::directory("state")? })
     }
 
-    /// Mounts the image for a moment and lets somebody look.
+    /// Mounts the image for a moment and calls `look` with its directory.
     pub fn with<T>(&mut self, fs: FileSystem, image: &Image, look: impl FnOnce(&Path) -> T) -> Result<Result<T>> {
         if self.disk.metadata()?.len() != image.bytes() {
             self.device = None;

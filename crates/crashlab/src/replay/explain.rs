@@ -1,9 +1,9 @@
 //! A violation in words.
 
 use super::bench::{Bench, Verdict};
+use super::crash_state::{Fate, SECTOR_BYTES, State};
 use super::extents::{Stretch, find, map};
 use super::recording::Recording;
-use super::state::{Fate, SECTOR_BYTES, State};
 use crate::device::{Event, FileSystem};
 use anyhow::Result;
 use std::fmt::Write;

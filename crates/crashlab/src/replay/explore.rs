@@ -1,15 +1,15 @@
 //! Many crash states of one recording.
 
 use super::bench::{Bench, Check, Verdict};
+use super::crash_state::State;
 use super::recording::{Recording, apply};
-use super::state::State;
 use crate::device::{FileSystem, Image};
 use anyhow::Result;
 use std::collections::HashSet;
 use std::ops::AddAssign;
 use std::time::Instant;
 
-/// What was looked at, and what was found.
+/// Counts of the states that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Crash states that count: something unflushed was lost or torn, and no state before had the same disk
@@ -41,7 +41,7 @@ impl AddAssign for Totals {
     }
 }
 
-/// A state that should not be.
+/// A violation: a state that the check refused.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// Which.
@@ -54,13 +54,13 @@ pub struct Violation {
 pub struct Exploration<'a> {
     /// What happened.
     pub recording: &'a Recording,
-    /// Judges.
+    /// The oracle.
     pub check: &'a dyn Check,
     /// Where the seeds of the states come from.
     pub seed: u64,
-    /// So many states that count.
+    /// Number of counted states after which it ends.
     pub states: u64,
-    /// So many violations are enough.
+    /// Number of violations after which it ends.
     pub violations_max: usize,
     /// Ends it early.
     pub deadline: Option<Instant>,
@@ -77,7 +77,7 @@ pub fn seed_of(seed: u64, n: u64) -> u64 {
 }
 
 impl Exploration<'_> {
-    /// Looks; tells of every state that was judged.
+    /// Explores; calls back after every state that was checked.
     pub fn run(&self, bench: &mut Bench, mut tell: impl FnMut(&Totals)) -> Result<(Totals, Vec<Violation>)> {
         let (mut totals, mut violations) = (Totals::default(), Vec::new());
         let (mut known, mut images) = (HashSet::new(), HashSet::new());
@@ -123,7 +123,7 @@ impl Exploration<'_> {
     }
 
     /// XFS does not replay a block of its own whose first sector is new: the others may be old, and then it cannot be
-    /// mounted. That is no doing of the program's, if all is well as soon as such writes are whole.
+    /// mounted. The program is not at fault if the state passes as soon as such writes are whole.
     fn is_of_torn_metadata(&self, bench: &mut Bench, state: &State, flushed: &Image) -> Result<bool> {
         if self.recording.fs != FileSystem::Xfs || !state.is_torn() {
             return Ok(false);

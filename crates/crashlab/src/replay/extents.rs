@@ -24,7 +24,7 @@ struct Extent {
     reserved: [u32; 3],
 }
 
-/// `struct fiemap`, with room for answers.
+/// `struct fiemap`, with room for results.
 #[repr(C)]
 struct Request {
     start: u64,
@@ -45,7 +45,7 @@ pub(super) struct Stretch {
     offset: u64,
 }
 
-/// Where the files of a mounted file system are. btrfs answers with addresses of its own, not the disk's.
+/// Where the files of a mounted file system are. btrfs returns addresses of its own, not the disk's.
 pub(super) fn map(root: &Path) -> Vec<Stretch> {
     let (mut stretches, mut left) = (Vec::new(), vec![root.to_owned()]);
     while let Some(dir) = left.pop() {

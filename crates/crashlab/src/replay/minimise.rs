@@ -1,11 +1,11 @@
 //! Makes a violation small: as few lost writes as will do.
 
 use super::bench::{Bench, Check, Verdict};
+use super::crash_state::{Fate, State};
 use super::recording::Recording;
-use super::state::{Fate, State};
 use anyhow::Result;
 
-/// Gives back, as long as it still fails, whatever was lost: first many writes at a time, then single ones,
+/// Restores whatever was lost, as long as the check still fails: first many writes at a time, then single ones,
 /// then the sectors of what is torn. At most `tries` states are looked at.
 pub fn minimise(
     bench: &mut Bench,

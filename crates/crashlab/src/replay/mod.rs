@@ -4,22 +4,22 @@
 //! power cut may happen at any moment of it. What was flushed by then is there; of what was written
 //! since the last flush, any part may be: each write whole, lost, or torn at 512 bytes, the later one
 //! kept and the earlier one lost. [`State`] is one such choice, drawn from a seed. [`Bench`] makes the disk
-//! of a state, mounts it (the kernel recovers), and lets a [`Check`] judge what is there. What it
-//! refuses is made small ([`minimise`]) and explained ([`explain`]).
+//! of a state, mounts it (the kernel recovers), and lets a [`Check`] look at what is there. A state that
+//! the check refuses is made small ([`minimise`]) and explained ([`explain`]).
 
 mod bench;
+mod crash_state;
 mod explain;
 mod explore;
 mod extents;
 mod minimise;
-mod record;
+mod recorded_run;
 mod recording;
-mod state;
 
 pub use bench::{Bench, Check, Verdict};
+pub use crash_state::{Fate, SECTOR_BYTES, State};
 pub use explain::explain;
 pub use explore::{Exploration, Totals, Violation, seed_of};
 pub use minimise::minimise;
-pub use record::{Program, Recorded, record};
+pub use recorded_run::{Program, Recorded, record};
 pub use recording::Recording;
-pub use state::{Fate, SECTOR_BYTES, State};

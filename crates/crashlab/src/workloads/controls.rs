@@ -1,4 +1,4 @@
-//! Programs with a known mistake: a laboratory that does not find them proves nothing.
+//! Programs with a known mistake, which every run of the laboratory must find.
 //!
 //! All keep a number in their file or files, in every place of them, and count it up.
 
@@ -31,7 +31,7 @@ const fn control(mistake: Mistake) -> Control {
     Control { mistake, seed: 0 }
 }
 
-/// All of them.
+/// All controls.
 pub const CONTROLS: [Control; 5] = [
     control(Mistake::EarlyAck),
     control(Mistake::NoBarrier),
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// The same mistake with other numbers.
+    /// This mistake with another seed.
     pub fn seeded(self, seed: u64) -> Control {
         Control { seed, ..self }
     }
@@ -92,7 +92,7 @@ impl Control {
         numbers.all(|n| n == first).then_some(number)
     }
 
-    /// A record, its number in a header beside it, both durable before the answer. In order only with a barrier.
+    /// A record, its number in a header beside it, both durable before the acknowledgement. In order only with a barrier.
     fn round_of_log(self, file: &File, number: u64, barrier: bool) -> Result<()> {
         let place = 1 + number % (BLOCKS - 1);
         file.write_all_at(&self.block(number), place * BLOCK_BYTES as u64)?;

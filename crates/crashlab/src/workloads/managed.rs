@@ -20,7 +20,7 @@ const HEARD: &str = "said: ";
 pub(super) const STORE: &str = "store";
 const LONE: &str = "lone";
 
-/// What kind of program.
+/// Kinds of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// Several files of one store, by single commits and `syncv`.
@@ -35,7 +35,7 @@ pub enum Flavour {
     Mapped,
 }
 
-/// All of them.
+/// All kinds.
 pub const FLAVOURS: [Flavour; 5] = [Flavour::Several, Flavour::Names, Flavour::Lone, Flavour::Tight, Flavour::Mapped];
 
 impl Flavour {
@@ -103,7 +103,7 @@ pub struct Managed {
     plan: Plan,
 }
 
-/// What a program says when it has opened the store and found this commit: from then on it is this one.
+/// The line of a program that has opened the store and found this commit: the store holds it from then on.
 pub fn settled(commit: usize) -> String {
     format!("{SETTLED}{commit}")
 }
@@ -114,7 +114,7 @@ impl Managed {
         Managed { flavour, plan: Plan::new(seed, flavour.start(), flavour.bounds()) }
     }
 
-    /// The same with fewer commits.
+    /// This program with fewer commits.
     pub fn short(flavour: Flavour, seed: u64, commits: usize) -> Managed {
         let bounds = Bounds { commits, ..flavour.bounds() };
         Managed { flavour, plan: Plan::new(seed, flavour.start(), bounds) }
@@ -159,7 +159,7 @@ impl Managed {
     }
 
     /// Runs until something fails, or to the end. Then `heal` is called, and a store whose journal has failed must
-    /// go on refusing, whatever the disk says now.
+    /// continue to refuse commits, also if the disk works again.
     pub fn run_on_failing_disk(&self, dir: &Path, acks: &Path, heal: impl FnOnce() -> Result<()>) -> Result<Ended> {
         let mut acks = Acks::open(acks)?;
         let mut open = match self.open(dir) {
@@ -181,7 +181,7 @@ impl Managed {
                 }
             }
         }
-        // It may say what it likes: what is there is seen afterwards.
+        // Its result does not matter: the files are checked afterwards.
         let _ = open.close();
         Ok(Ended::Refused { error, refuses_on })
     }
@@ -287,7 +287,7 @@ impl Recovers for Managed {
 pub struct Reopening<'a> {
     /// The program that crashed.
     pub of: &'a dyn Recovers,
-    /// What it had acknowledged.
+    /// The lines that the program had acknowledged.
     pub said: &'a [String],
 }
 
@@ -306,7 +306,7 @@ pub struct Killed<'a> {
     pub name: &'a str,
     /// How to start the other process.
     pub again: &'a Again,
-    /// So many lines are acknowledged before it is killed.
+    /// Number of lines that are acknowledged before the program is killed.
     pub lines: usize,
 }
 

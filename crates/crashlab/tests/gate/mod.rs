@@ -6,22 +6,22 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use untorn_crashlab::enumerate::{NO_SUCH_CALL, again};
 use untorn_crashlab::program::Case;
-use untorn_crashlab::scenes::SCENES;
+use untorn_crashlab::scenarios::SCENARIOS;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/MUTANTS.md");
 
-/// Something that can be taken away.
+/// A sync point or an invariant that can be broken.
 pub struct Mutant {
     /// Its name.
     pub name: String,
     /// What it is about.
     pub about: &'static str,
-    /// Why nothing here can miss it.
+    /// Why no test here needs it.
     pub why_not: Option<&'static str>,
-    /// Steps taken away, as bits.
+    /// Sync points that are skipped, as bits.
     pub skipped: u64,
-    /// The scene that shows it, if no crash does.
-    pub scene: Option<&'static str>,
+    /// The scenario that shows it, if no crash does.
+    pub scenario: Option<&'static str>,
 }
 
 /// The rows of a section, by name: what shows the mutant.
@@ -45,12 +45,12 @@ fn body<'d>(document: &'d str, section: &str) -> &'d str {
     rest.split_once("\n## ").map_or(rest, |(body, _)| body)
 }
 
-/// Does a case over again; a panic is a finding, too.
+/// Repeats a case; a panic is a violation, too.
 pub fn run(case: &Case) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| again(case, &|_| {}))).unwrap_or_else(|_| Err("it panicked".into()))
 }
 
-/// Whether the case goes well, and does not without what was taken away, which may change the number of calls.
+/// Whether the case is survived, and is not with the mutant, which may change the number of calls.
 pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     take(false);
     let well = run(&Case { skipped: 0, ..case.clone() });
@@ -61,9 +61,9 @@ pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     well && missed
 }
 
-/// Whether the scene goes well, and does not without what was taken away.
-fn scene_shows(scene: &str, take: &dyn Fn(bool)) -> bool {
-    let play = SCENES.iter().find(|(name, _)| *name == scene).expect("a scene of that name").1;
+/// Whether the scenario ends well, and does not with the mutant.
+fn scenario_shows(scenario: &str, take: &dyn Fn(bool)) -> bool {
+    let play = SCENARIOS.iter().find(|(name, _)| *name == scenario).expect("a scenario of that name").1;
     let goes_well = || matches!(catch_unwind(AssertUnwindSafe(play)), Ok(Ok(())));
     take(true);
     let missed = !goes_well();
@@ -71,7 +71,7 @@ fn scene_shows(scene: &str, take: &dyn Fn(bool)) -> bool {
     missed && goes_well()
 }
 
-/// Takes each mutant's care or step away and checks the section of the table. `take` switches it, `search`
+/// Breaks each mutant's invariant or sync point and checks the section of the table. `take` switches it, `search`
 /// looks for a case that shows it.
 pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), search: &dyn Fn(&Mutant) -> Option<Case>) {
     let how = std::env::var("UNTORN_MUTANTS").unwrap_or_default();
@@ -83,13 +83,16 @@ pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), sea
         let take = |away| take(mutant, away);
         let old = listed.get(&mutant.name);
         let case = old.and_then(|shown| case_of(shown)).filter(|case| shows(case, mutant.skipped, &take));
-        let scene = mutant.scene.filter(|scene| scene_shows(scene, &take)).map(|scene| format!("scene `{scene}`"));
+        let scenario = mutant
+            .scenario
+            .filter(|scenario| scenario_shows(scenario, &take))
+            .map(|scenario| format!("scenario `{scenario}`"));
         let searched = || if checking { None } else { search(mutant) };
         let shown = match mutant.why_not {
             Some(why) => Some(why.to_owned()),
-            None => {
-                (case.map(|case| format!("`{case}`"))).or(scene).or_else(|| searched().map(|case| format!("`{case}`")))
-            }
+            None => (case.map(|case| format!("`{case}`")))
+                .or(scenario)
+                .or_else(|| searched().map(|case| format!("`{case}`"))),
         };
         let shown = shown.unwrap_or_else(|| {
             survived.push(&mutant.name);

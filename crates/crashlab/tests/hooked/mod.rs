@@ -1,4 +1,4 @@
-//! A storage that tells of every call before it is made.
+//! A storage that reports every call before it is made.
 
 use std::ffi::OsString;
 use std::io::Result;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
 
-/// What is told, by the name of the method.
+/// Called with the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A process under observation.
@@ -26,7 +26,7 @@ struct HookedFile {
     hook: Hook,
 }
 
-/// Methods that tell, then do what is below.
+/// Methods that report, then call the storage below.
 macro_rules! pass {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)+) => {
         $(fn $name(&self $(, $argument: $type)*) -> $result {

@@ -1,6 +1,6 @@
 //! A store whose every call of the storage is a place where another thread may go on.
 
-pub mod world;
+pub mod fixture;
 
 use crate::hooked::Hooked;
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};

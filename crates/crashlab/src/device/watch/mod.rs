@@ -1,0 +1,7 @@
+//! Workers, which do whatever could hang, and the watchdog that ends them.
+
+mod trial;
+pub(super) mod watchdog;
+
+pub use trial::try_mount;
+pub use watchdog::{Limits, PROBE, Stuck, directory, end_all, missing, probe, say, supervise, work_if_asked};

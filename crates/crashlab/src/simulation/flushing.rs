@@ -1,0 +1,126 @@
+//! Effects of syncs, and of failed ones.
+
+use super::disk_options::Failed;
+use super::disk_state::State;
+use super::effect::{Effect, chosen_by_directory_sync, chosen_by_file_sync};
+use super::inodes::Slot;
+use std::sync::Arc;
+
+impl State {
+    /// Makes the chosen effects durable.
+    fn settle(&mut self, mut chosen: Vec<bool>) {
+        if !chosen.contains(&true) {
+            return;
+        }
+        self.clip_overtaken(&mut chosen);
+        let mut left = Vec::new();
+        for (effect, chosen) in self.pending.iter().zip(&chosen) {
+            if *chosen {
+                effect.apply_whole(&mut self.durable);
+            } else {
+                left.push(effect.clone());
+            }
+        }
+        self.pending = Arc::new(left);
+        self.share();
+    }
+
+    /// A size that becomes durable before an earlier write of the same file must not be undone by
+    /// that write when it lands later, and what a truncation cut off must not come back.
+    fn clip_overtaken(&mut self, chosen: &mut [bool]) {
+        for i in 0..chosen.len() {
+            let Effect::Size { slot, to: Some(size), .. } = *self.pending[i] else { continue };
+            if !chosen[i] {
+                continue;
+            }
+            for (j, chosen) in chosen[..i].iter_mut().enumerate() {
+                let Effect::Write { slot: written, from, to, grows, .. } = *self.pending[j] else { continue };
+                if *chosen || written != slot {
+                    continue;
+                }
+                if from < size && size < to {
+                    *chosen = true;
+                } else if grows || from >= size {
+                    let effect = Arc::make_mut(&mut Arc::make_mut(&mut self.pending)[j]);
+                    if let Effect::Write { patches, grows, .. } = effect {
+                        *grows = false;
+                        if from >= size {
+                            patches.clear();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// With nothing pending, disk and cache are the same; sharing them makes the next copies cheap.
+    fn share(&mut self) {
+        if self.pending.is_empty() && !self.diverged {
+            self.durable = self.live.clone();
+        }
+    }
+
+    fn file_sync_choice(&self, slot: Slot, all: bool) -> Vec<bool> {
+        if self.live.get(slot).is_some_and(|inode| inode.is_directory()) {
+            return chosen_by_directory_sync(&self.pending, slot, self.options.profile);
+        }
+        chosen_by_file_sync(&self.pending, slot, all, self.options.profile)
+    }
+
+    pub fn sync_file(&mut self, slot: Slot, all: bool) {
+        self.settle(self.file_sync_choice(slot, all));
+        self.settle_time(slot);
+    }
+
+    fn settle_time(&mut self, slot: Slot) {
+        if let Some(live) = self.live.get(slot) {
+            self.durable.set_time(slot, live.mtime_ns);
+        }
+    }
+
+    pub fn sync_directory(&mut self, slot: Slot) {
+        self.settle(chosen_by_directory_sync(&self.pending, slot, self.options.profile));
+    }
+
+    pub fn sync_everything(&mut self) {
+        self.settle(vec![true; self.pending.len()]);
+    }
+
+    /// The writeback of one file, or of all, fails. What went through the cache is marked clean and
+    /// forgotten; a direct write may or may not survive, so it stays pending.
+    pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
+        let of_file = |e: &Effect| slot.is_none_or(|slot| e.slot() == slot);
+        let hit: Vec<bool> = self
+            .pending
+            .iter()
+            .map(|e| of_file(e) && matches!(**e, Effect::Write { direct, .. } if how == Failed::Landed || !direct))
+            .collect();
+        let count = hit.iter().filter(|&&hit| hit).count();
+        let landing = match how {
+            Failed::Lost => 0,
+            Failed::Half => count / 2,
+            Failed::Landed => count,
+        };
+        let mut left = Vec::new();
+        let mut seen = 0;
+        for (effect, hit) in self.pending.iter().zip(&hit) {
+            if !hit {
+                left.push(effect.clone());
+                continue;
+            }
+            if seen < landing {
+                effect.apply_whole(&mut self.durable);
+            } else {
+                self.diverged = true;
+            }
+            seen += 1;
+        }
+        self.pending = Arc::new(left);
+        self.share();
+    }
+
+    /// Whether a file has contents that are waiting to be written.
+    pub fn waits(&self, slot: Slot) -> bool {
+        self.pending.iter().any(|e| e.is_write() && e.slot() == slot)
+    }
+}

@@ -1,0 +1,444 @@
+//! One process on the simulated machine: the traits that Untorn is written against.
+
+use super::disk_options::{Call, Failed, What};
+use super::disk_state::{State, errno};
+use super::inodes::{Body, Inode, Slot};
+use super::machine::{Life, Lock, Machine, Shared};
+use super::simulated_mapping::SimMapping;
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
+
+/// A process, and the storage it sees.
+pub struct SimProcess {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+    user: u32,
+    /// Failed writebacks that `syncfs` has already reported, or that are older than the process.
+    failures_seen: AtomicU64,
+}
+
+struct SimFile {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+    path: Box<Path>,
+    slot: Slot,
+    handle: u64,
+    write: bool,
+    direct: bool,
+    /// Failed writebacks that this descriptor has reported, or that are older than it.
+    failures_seen: AtomicU64,
+}
+
+impl SimProcess {
+    pub(crate) fn new(shared: &Arc<Shared>, machine: &Machine, life: Arc<Life>, user: u32) -> Arc<SimProcess> {
+        Arc::new(SimProcess { shared: shared.clone(), life, user, failures_seen: AtomicU64::new(machine.all_failures) })
+    }
+
+    /// Kills the process: its files say `EBADF`, and its locks and claims are free.
+    pub fn kill(&self) {
+        self.shared.machine().kill(&self.life);
+        self.shared.unlocked.notify_all();
+    }
+
+    fn call<T>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.shared.call(&self.life, call, describe, |machine, _| act(machine))
+    }
+}
+
+impl Storage for SimProcess {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
+        let call = if how.create.is_some() { Call::Name } else { Call::Look };
+        let (slot, handle, failures, direct) = self.call(
+            call,
+            || format!("open {} {how:?}", path.display()),
+            |machine| {
+                let state = &mut machine.state;
+                state.openable(path)?;
+                let slot = match how.create {
+                    Some(mode) => state.create(path, Inode::empty_file(), mode, self.user)?,
+                    None => state.resolve(path)?,
+                };
+                match state.inode(slot)?.body {
+                    Body::Symlink => return Err(errno(libc::ELOOP)),
+                    Body::Directory(_) if how.write => return Err(errno(libc::EISDIR)),
+                    _ if how.write && state.options.read_only => return Err(errno(libc::EROFS)),
+                    _ => {}
+                }
+                let direct = how.direct && state.options.direct;
+                let handle = machine.opened(slot, &self.life);
+                Ok((slot, handle, machine.failures.get(&slot).copied().unwrap_or(0), direct))
+            },
+        )?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: path.into(),
+            slot,
+            handle,
+            write: how.write,
+            direct,
+            failures_seen: AtomicU64::new(failures),
+        }))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Meta> {
+        let describe = || format!("stat {}", path.display());
+        self.call(Call::Look, describe, |machine| machine.state.meta(machine.state.named(path)?))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let describe = || format!("list {}", path.display());
+        self.call(Call::Look, describe, |machine| machine.state.list(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        let describe = || format!("rename {} to {}, replace: {replace}", from.display(), to.display());
+        self.call(Call::Name, describe, |machine| {
+            if let Some(replaced) = machine.state.rename(from, to, replace)? {
+                machine.unnamed(replaced);
+            }
+            Ok(())
+        })
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        let describe = || format!("unlink {}", path.display());
+        self.call(Call::Name, describe, |machine| {
+            let slot = machine.state.unlink(path)?;
+            machine.unnamed(slot);
+            Ok(())
+        })
+    }
+
+    fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let describe = || format!("mkdir {}", path.display());
+        self.call(Call::Name, describe, |machine| {
+            machine.state.create(path, Body::Directory(Vec::new()), mode, self.user)?;
+            Ok(())
+        })
+    }
+
+    fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let describe = || format!("set_dir_mode {} {mode:o}", path.display());
+        self.call(Call::Attribute, describe, |machine| {
+            let slot = machine.state.directory(path)?;
+            machine.state.set_mode(slot, mode)
+        })
+    }
+
+    fn rmdir(&self, path: &Path) -> io::Result<()> {
+        let describe = || format!("rmdir {}", path.display());
+        self.call(Call::Name, describe, |machine| {
+            let slot = machine.state.rmdir(path)?;
+            machine.unnamed(slot);
+            Ok(())
+        })
+    }
+
+    fn sync_dir(&self, path: &Path, step: Step) -> io::Result<()> {
+        let describe = || format!("sync_dir {} ({step:?})", path.display());
+        self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
+            let slot = machine.state.directory(path)?;
+            if let Some(What::Writeback(how)) = fault {
+                if how == Failed::Landed {
+                    machine.state.sync_directory(slot);
+                }
+                return Err(errno(libc::EIO));
+            }
+            if !machine.state.options.skips(step) {
+                machine.state.sync_directory(slot);
+            }
+            Ok(())
+        })
+    }
+
+    fn sync_everything(&self, step: Step) -> io::Result<()> {
+        let describe = || format!("sync_everything ({step:?})");
+        self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
+            if machine.state.options.skips(step) {
+                return Ok(());
+            }
+            if let Some(What::Writeback(how)) = fault {
+                machine.fail_writeback(None, how);
+            } else {
+                machine.state.sync_everything();
+            }
+            told(&self.failures_seen, machine.all_failures)
+        })
+    }
+
+    fn sync_everything_tells(&self) -> bool {
+        true
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        self.call(
+            Call::Look,
+            || "space".to_owned(),
+            |machine| {
+                let (available_bytes, total_bytes) = machine.state.space();
+                Ok(Space { available_bytes, total_bytes, read_only: machine.state.options.read_only })
+            },
+        )
+    }
+
+    fn open_files_max(&self) -> usize {
+        self.shared.machine().state.options.open_files_max
+    }
+
+    fn effective_user(&self) -> u32 {
+        self.user
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.call(Call::Look, || "boot_id".to_owned(), |machine| Ok(machine.state.boot_id()))
+    }
+
+    fn random(&self, bytes: &mut [u8]) -> io::Result<()> {
+        let len = bytes.len();
+        self.call(
+            Call::Look,
+            || format!("random {len}"),
+            |machine| {
+                for chunk in bytes.chunks_mut(8) {
+                    chunk.copy_from_slice(&machine.state.next_random().to_le_bytes()[..chunk.len()]);
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn pause(&self) {}
+
+    fn counters(&self) -> Counters {
+        *self.life.counters()
+    }
+}
+
+/// Reports a failed writeback once.
+fn told(seen: &AtomicU64, failures: u64) -> io::Result<()> {
+    if seen.swap(failures, SeqCst) == failures { Ok(()) } else { Err(errno(libc::EIO)) }
+}
+
+impl SimFile {
+    fn call<T>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine, Option<What>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.shared.call(&self.life, call, || format!("{} {}", self.path.display(), describe()), act)
+    }
+
+    /// A call on a file that must be open for writing.
+    fn change<T>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.call(call, describe, |machine, _| {
+            if !self.write {
+                return Err(errno(libc::EBADF));
+            }
+            act(machine)
+        })
+    }
+
+    fn sync(&self, all: bool, step: Step) -> io::Result<()> {
+        let describe = || format!("{} ({step:?})", if all { "sync_all" } else { "sync_data" });
+        self.call(Call::Sync(step), describe, |machine, fault| {
+            if machine.state.options.skips(step) {
+                return Ok(());
+            }
+            if let Some(What::Writeback(how)) = fault {
+                machine.fail_writeback(Some(self.slot), how);
+            } else {
+                machine.state.sync_file(self.slot, all);
+            }
+            told(&self.failures_seen, machine.failures.get(&self.slot).copied().unwrap_or(0))
+        })
+    }
+
+    /// The inode of something that has contents.
+    fn readable<'m>(&self, machine: &'m Machine, offset: u64) -> io::Result<&'m Inode> {
+        State::offset(offset)?;
+        let inode = machine.state.inode(self.slot)?;
+        if inode.is_directory() { Err(errno(libc::EISDIR)) } else { Ok(inode) }
+    }
+
+    fn try_lock(&self, machine: &mut Machine, lock: Lock) -> bool {
+        *machine.locks.entry((self.slot, lock)).or_insert(self.handle) == self.handle
+    }
+}
+
+/// A longer attribute is none of Untorn's: its value is not read.
+const ATTRIBUTE_BYTES_READ_MAX: usize = 256;
+
+/// At most as many bytes as a planned short read or write lets through.
+fn shortened(len: usize, fault: Option<What>) -> usize {
+    match fault {
+        Some(What::Short(most)) => len.min(most),
+        _ => len,
+    }
+}
+
+impl File for SimFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = buf.len();
+        let describe = || format!("read {offset}+{len}");
+        self.call(Call::Read, describe, |machine, fault| {
+            if self.direct {
+                State::aligned(buf, offset)?;
+            }
+            let len = shortened(buf.len(), fault);
+            Ok(self.readable(machine, offset)?.read(&mut buf[..len], offset))
+        })
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        let how = if self.direct { "direct write" } else { "write" };
+        self.call(
+            Call::Write,
+            || format!("{how} {}+{}", offset, buf.len()),
+            |machine, fault| {
+                if !self.write {
+                    return Err(errno(libc::EBADF));
+                }
+                if self.direct {
+                    State::aligned(buf, offset)?;
+                }
+                let len = shortened(buf.len(), fault);
+                let n = machine.state.write(self.slot, &buf[..len], offset, self.direct)?;
+                for counters in [&mut machine.counters, &mut *self.life.counters()] {
+                    counters.writes += 1;
+                    counters.bytes_written += n as u64;
+                }
+                Ok(n)
+            },
+        )
+    }
+
+    fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = buf.len();
+        let describe = || format!("read past cache {offset}+{len}");
+        self.call(Call::Read, describe, |machine, fault| {
+            State::aligned(buf, offset)?;
+            self.readable(machine, offset)?;
+            let len = shortened(buf.len(), fault);
+            machine.state.read_device(self.slot, &mut buf[..len], offset)
+        })
+    }
+
+    fn set_len(&self, size: u64) -> io::Result<()> {
+        let describe = || format!("set_len {size}");
+        self.call(Call::Size, describe, |machine, _| {
+            // Linux returns `EINVAL` here, and `EBADF` in the other calls.
+            if !self.write {
+                return Err(errno(libc::EINVAL));
+            }
+            machine.set_len(self.slot, size)
+        })
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let describe = || format!("allocate {offset}+{len}");
+        self.change(Call::Size, describe, |machine| machine.state.allocate(self.slot, offset, len))
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.change(Call::Size, || format!("zero {offset}+{len}"), |machine| machine.state.zero(self.slot, offset, len))
+    }
+
+    fn sync_data(&self, step: Step) -> io::Result<()> {
+        self.sync(false, step)
+    }
+
+    fn sync_all(&self, step: Step) -> io::Result<()> {
+        self.sync(true, step)
+    }
+
+    fn meta(&self) -> io::Result<Meta> {
+        self.call(Call::Look, || "meta".to_owned(), |machine, _| machine.state.meta(self.slot))
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let describe = || format!("set_mode {mode:o}");
+        self.call(Call::Attribute, describe, |machine, _| machine.state.set_mode(self.slot, mode))
+    }
+
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
+        self.call(
+            Call::Look,
+            || "attribute".to_owned(),
+            |machine, _| {
+                let value = machine.state.inode(self.slot)?.attribute.as_deref();
+                Ok(value.map(|value| if value.len() > ATTRIBUTE_BYTES_READ_MAX { Vec::new() } else { value.to_vec() }))
+            },
+        )
+    }
+
+    fn set_attribute(&self, value: &[u8]) -> io::Result<()> {
+        let describe = || format!("set_attribute {} bytes", value.len());
+        self.call(Call::Attribute, describe, |machine, _| machine.state.set_attribute(self.slot, Some(value)))
+    }
+
+    fn remove_attribute(&self) -> io::Result<()> {
+        let describe = || "remove_attribute".to_owned();
+        self.call(Call::Attribute, describe, |machine, _| machine.state.set_attribute(self.slot, None))
+    }
+
+    fn try_claim(&self) -> io::Result<bool> {
+        self.call(Call::Look, || "try_claim".to_owned(), |machine, _| Ok(self.try_lock(machine, Lock::Claim)))
+    }
+
+    fn lock(&self, wait: bool) -> io::Result<bool> {
+        let describe = || format!("lock, wait: {wait}");
+        let got = self.change(Call::Look, describe, |machine| Ok(self.try_lock(machine, Lock::WholeFile)))?;
+        if got || !wait {
+            return Ok(got);
+        }
+        // Waiting is one call, however long it takes.
+        let mut machine = self.shared.machine();
+        loop {
+            if !self.life.alive.load(SeqCst) {
+                return Err(errno(libc::EBADF));
+            }
+            if self.try_lock(&mut machine, Lock::WholeFile) {
+                return Ok(true);
+            }
+            machine = self.shared.unlocked.wait(machine).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    fn is_locked(&self) -> io::Result<bool> {
+        let other =
+            |machine: &Machine| machine.locks.get(&(self.slot, Lock::WholeFile)).is_some_and(|h| *h != self.handle);
+        self.call(Call::Look, || "is locked".to_owned(), |machine, _| Ok(other(machine)))
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
+        SimMapping::open(&self.shared, &self.life, &self.path, self.slot, request)
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        // Nothing happens if the process was killed: its files closed then.
+        self.shared.machine().close(self.handle);
+        self.shared.unlocked.notify_all();
+    }
+}

@@ -1,0 +1,260 @@
+//! Where the rules are tried: a fresh storage for each, and what other programs do to it.
+
+use std::fmt::Debug;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+use untorn_crashlab::{Options, Profile, SimDisk};
+use untorn_os::{File, Linux, Open, Storage};
+
+/// What may differ from one storage to the other, by name. Everything else is the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Difference {
+    /// XFS: a directory that is renamed to a directory that is not empty gets `EEXIST`; elsewhere it is `ENOTEMPTY`.
+    FullDirectoryExists,
+    /// ext4: an allocation that finds no room may have made the file longer, by zeros.
+    FailedAllocationMayExtend,
+    /// Linux: [`untorn_os::Mapping::copy_in`] may store into a page that is hidden, where nobody sees it. The
+    /// simulated disk says `EFAULT`.
+    HiddenPagesMayTakeStores,
+    /// Linux without `process_vm_readv`: a page that is hidden may be loaded. Elsewhere it is `EFAULT`.
+    HiddenPagesMayBeLoaded,
+    /// Linux, tracker `scan`: a page that was loaded for the first time may be told of as if it had been stored to.
+    LoadedPagesMayCountAsStoredTo,
+}
+
+/// A rule of the contract, and its name.
+pub type Rule = (&'static str, fn(&Fixture));
+
+/// Lists rules by their names.
+macro_rules! rules {
+    ($($name:ident,)+) => { pub const RULES: &[crate::fixture::Rule] = &[$((stringify!($name), $name),)+]; };
+}
+pub(crate) use rules;
+
+enum Kind {
+    Simulated(Options),
+    Linux(PathBuf),
+}
+
+/// A kind of storage that must keep the contract.
+pub struct Backend {
+    pub name: String,
+    kind: Kind,
+    differences: Vec<Difference>,
+}
+
+/// A storage for one rule, empty at first.
+pub struct Fixture {
+    pub storage: Arc<dyn Storage>,
+    root: Root,
+    differences: Vec<Difference>,
+}
+
+enum Root {
+    Simulated(SimDisk),
+    Linux(TempDir),
+}
+
+impl Backend {
+    /// The simulated disk.
+    pub fn simulated(options: Options) -> Backend {
+        let Options { profile, memory, direct, .. } = options;
+        let name = format!("simulated disk, {profile:?}, direct: {direct}, memory: {memory}");
+        let differences = match profile {
+            Profile::Ext4 => vec![Difference::FailedAllocationMayExtend],
+            _ => Vec::new(),
+        };
+        Backend { name, kind: Kind::Simulated(options), differences }
+    }
+
+    /// A directory of this machine.
+    pub fn linux(name: String, dir: &Path, its_own: &[Difference]) -> Backend {
+        let everywhere = [Difference::HiddenPagesMayTakeStores, Difference::LoadedPagesMayCountAsStoredTo];
+        let differences = everywhere.iter().chain(its_own).copied().collect();
+        Backend { name, kind: Kind::Linux(dir.to_owned()), differences }
+    }
+
+    fn fixture(&self) -> Fixture {
+        let root = match &self.kind {
+            Kind::Simulated(options) => Root::Simulated(SimDisk::new(*options)),
+            Kind::Linux(dir) => {
+                let dir = tempfile::Builder::new().prefix("untorn-contract-").tempdir_in(dir);
+                Root::Linux(dir.expect("a writable directory"))
+            }
+        };
+        Fixture { storage: root.storage(), root, differences: self.differences.clone() }
+    }
+
+    /// Whether a rule holds here; if not, what it said.
+    pub fn try_rule(&self, (_, rule): &Rule) -> Result<(), String> {
+        catch_unwind(AssertUnwindSafe(|| rule(&self.fixture()))).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+        })
+    }
+}
+
+impl Root {
+    fn storage(&self) -> Arc<dyn Storage> {
+        match self {
+            Root::Simulated(disk) => disk.process(),
+            Root::Linux(dir) => Linux::open(dir.path()).expect("a directory"),
+        }
+    }
+}
+
+impl Fixture {
+    pub fn has(&self, difference: Difference) -> bool {
+        self.differences.contains(&difference)
+    }
+
+    /// The same directory, opened by somebody else.
+    pub fn another_storage(&self) -> Arc<dyn Storage> {
+        self.root.storage()
+    }
+
+    #[track_caller]
+    pub fn open(&self, path: &str, how: Open) -> Arc<dyn File> {
+        self.storage.open(Path::new(path), how).unwrap_or_else(|e| panic!("{path}: {e}"))
+    }
+
+    /// A new file with these contents, open for reading and writing.
+    #[track_caller]
+    pub fn file(&self, path: &str, contents: &[u8]) -> Arc<dyn File> {
+        let file = self.open(path, Open::create(0o644));
+        untorn_os::write_all_at(&*file, contents, 0).expect("room for contents");
+        file
+    }
+
+    #[track_caller]
+    pub fn directory(&self, path: &str) {
+        self.storage.mkdir(Path::new(path), 0o755).expect("a new directory");
+    }
+
+    /// The names in a directory, sorted.
+    #[track_caller]
+    pub fn names(&self, path: &str) -> Vec<String> {
+        let names = self.storage.list(Path::new(path)).expect("a directory");
+        let mut names: Vec<String> = names.into_iter().map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    // --- other programs
+
+    /// A symbolic link. On real file systems it leads to `target` in its own directory.
+    pub fn symbolic_link(&self, path: &str) {
+        match &self.root {
+            Root::Simulated(disk) => disk.symlink(path).unwrap(),
+            Root::Linux(dir) => std::os::unix::fs::symlink("target", dir.path().join(path)).unwrap(),
+        }
+    }
+
+    pub fn hard_link(&self, from: &str, to: &str) {
+        match &self.root {
+            Root::Simulated(disk) => disk.hard_link(from, to).unwrap(),
+            Root::Linux(dir) => std::fs::hard_link(dir.path().join(from), dir.path().join(to)).unwrap(),
+        }
+    }
+
+    /// A named pipe. False: the simulated disk has none.
+    pub fn pipe(&self, path: &str) -> bool {
+        let Root::Linux(dir) = &self.root else { return false };
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, dir.path().join(path), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        true
+    }
+
+    /// Mounts something empty on a directory while `act` runs. Nothing happens where that is impossible: without
+    /// root, outside of a worker's own mount namespace, on the simulated disk.
+    pub fn with_mount_on(&self, path: &str, act: impl FnOnce()) {
+        use rustix::mount::{MountFlags, mount};
+        let Some(dir) = self.mountable() else { return };
+        let at = dir.join(path);
+        mount("tmpfs", &at, "tmpfs", MountFlags::empty(), None).unwrap();
+        let _unmount = Unmount(at);
+        act();
+    }
+
+    /// The same directory as a storage that is mounted read-only, while `act` runs. Nothing happens where that is
+    /// impossible.
+    pub fn while_read_only(&self, act: impl FnOnce(&dyn Storage)) {
+        use rustix::mount::{MountFlags, mount_bind, mount_remount};
+        if let Root::Simulated(disk) = &self.root {
+            disk.set_options(|options| options.read_only = true);
+            act(&*disk.process());
+            return disk.set_options(|options| options.read_only = false);
+        }
+        let Some(dir) = self.mountable() else { return };
+        let at = tempfile::tempdir().unwrap();
+        mount_bind(dir, at.path()).unwrap();
+        let _unmount = Unmount(at.path().to_owned());
+        mount_remount(at.path(), MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
+        let storage = Linux::open(at.path()).unwrap();
+        act(&*storage);
+    }
+
+    /// The directory, if this process may mount something on it: a worker, whose mounts are its own.
+    fn mountable(&self) -> Option<&Path> {
+        let Root::Linux(dir) = &self.root else { return None };
+        std::env::var_os("UNTORN_CRASHLAB_WORKER").map(|_| dir.path())
+    }
+
+    /// A storage with room for about `bytes`, if one can be had.
+    pub fn with_room_for(&self, bytes: u64, act: impl FnOnce(&Fixture)) {
+        match &self.root {
+            Root::Simulated(disk) => {
+                disk.set_capacity(Some(bytes));
+                act(self);
+                disk.set_capacity(None);
+            }
+            Root::Linux(_) if self.mountable().is_some() => act(self),
+            Root::Linux(_) => {}
+        }
+    }
+}
+
+struct Unmount(PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// The call was refused with one of these errors.
+#[track_caller]
+pub fn refused<T>(result: io::Result<T>, errors: &[i32]) {
+    let name = |code: &i32| io::Error::from_raw_os_error(*code).to_string();
+    match result.map(drop) {
+        Err(e) if e.raw_os_error().is_some_and(|code| errors.contains(&code)) => {}
+        other => panic!(
+            "{other:?}, not {} (line {})",
+            errors.iter().map(name).collect::<Vec<_>>().join(" or "),
+            std::panic::Location::caller().line()
+        ),
+    }
+}
+
+/// Equal, or a panic that names the line.
+#[track_caller]
+pub fn same<T: PartialEq + Debug>(found: T, expected: T) {
+    assert!(found == expected, "line {}: {found:?}, not {expected:?}", std::panic::Location::caller().line());
+}
+
+/// True, or a panic that names the line.
+#[track_caller]
+pub fn holds(condition: bool) {
+    assert!(condition, "line {}", std::panic::Location::caller().line());
+}
+
+/// All of a file.
+pub fn contents(file: &dyn File) -> Vec<u8> {
+    let mut bytes = vec![0xee; file.meta().unwrap().size as usize + 10];
+    let n = untorn_os::read_full_at(file, &mut bytes, 0).unwrap();
+    bytes.truncate(n);
+    bytes
+}

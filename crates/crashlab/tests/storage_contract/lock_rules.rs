@@ -1,0 +1,121 @@
+//! Rules about claims and locks: two kinds that know nothing of each other, each held by one opening of a file.
+
+use crate::fixture::{Fixture, holds, refused, rules, same};
+use libc::EBADF;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use untorn_os::{File, MapRequest, Open};
+
+rules! {
+    a_claim_is_exclusive,
+    a_lock_is_exclusive,
+    claims_and_locks_are_apart,
+    they_follow_the_file,
+    they_end_with_their_opening,
+    waiting_for_a_lock,
+    a_lock_needs_the_right_to_write,
+    a_mapping_holds_none,
+}
+
+fn again(fixture: &Fixture) -> [Arc<dyn File>; 2] {
+    [fixture.open("f", Open::WRITE), fixture.another_storage().open(Path::new("f"), Open::WRITE).unwrap()]
+}
+
+fn a_claim_is_exclusive(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let others = again(fixture);
+    holds(file.try_claim().unwrap());
+    holds(file.try_claim().unwrap());
+    others.iter().for_each(|other| holds(!other.try_claim().unwrap()));
+    // For reading only, too.
+    holds(!fixture.open("f", Open::READ).try_claim().unwrap());
+    holds(fixture.file("g", b"").try_claim().unwrap());
+}
+
+fn a_lock_is_exclusive(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let others = again(fixture);
+    others.iter().for_each(|other| holds(!other.is_locked().unwrap()));
+    holds(file.lock(false).unwrap());
+    holds(file.lock(false).unwrap() && file.lock(true).unwrap());
+    others.iter().for_each(|other| holds(other.is_locked().unwrap() && !other.lock(false).unwrap()));
+    holds(!file.is_locked().unwrap());
+    holds(fixture.open("f", Open::READ).is_locked().unwrap());
+    holds(fixture.file("g", b"").lock(false).unwrap());
+}
+
+fn claims_and_locks_are_apart(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let [first, second] = again(fixture);
+    holds(file.try_claim().unwrap());
+    holds(!first.is_locked().unwrap() && first.lock(false).unwrap());
+    holds(!second.try_claim().unwrap() && !second.lock(false).unwrap());
+    drop(first);
+    holds(!second.try_claim().unwrap() && second.lock(false).unwrap());
+}
+
+fn they_follow_the_file(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    holds(file.try_claim().unwrap() && file.lock(false).unwrap());
+    fixture.hard_link("f", "g");
+    fixture.storage.rename(Path::new("f"), Path::new("h"), false).unwrap();
+    for name in ["g", "h"] {
+        let other = fixture.open(name, Open::WRITE);
+        holds(!other.try_claim().unwrap() && !other.lock(false).unwrap() && other.is_locked().unwrap());
+    }
+    let new = fixture.file("f", b"");
+    holds(new.try_claim().unwrap() && new.lock(false).unwrap());
+}
+
+fn they_end_with_their_opening(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let [first, second] = again(fixture);
+    holds(first.try_claim().unwrap() && first.lock(false).unwrap());
+    // Other openings end nothing.
+    drop(fixture.open("f", Open::WRITE));
+    holds(!file.try_claim().unwrap() && file.is_locked().unwrap());
+    // The last handle of the opening ends it.
+    let handle = first.clone();
+    drop(first);
+    holds(!file.try_claim().unwrap() && file.is_locked().unwrap());
+    drop(handle);
+    holds(!file.is_locked().unwrap() && file.try_claim().unwrap() && second.lock(false).unwrap());
+}
+
+fn waiting_for_a_lock(fixture: &Fixture) {
+    let holder = fixture.file("f", b"");
+    let waiter = fixture.open("f", Open::WRITE);
+    holds(holder.lock(true).unwrap());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.lock(true).unwrap());
+        std::thread::sleep(Duration::from_millis(30));
+        holds(!waiting.is_finished());
+        drop(holder);
+        holds(waiting.join().unwrap());
+    });
+    holds(fixture.open("f", Open::WRITE).is_locked().unwrap());
+}
+
+fn a_lock_needs_the_right_to_write(fixture: &Fixture) {
+    drop(fixture.file("f", b""));
+    let reader = fixture.open("f", Open::READ);
+    refused(reader.lock(false), &[EBADF]);
+    refused(reader.lock(true), &[EBADF]);
+    holds(!reader.is_locked().unwrap() && reader.try_claim().unwrap());
+}
+
+fn a_mapping_holds_none(fixture: &Fixture) {
+    let file = fixture.file("f", b"contents");
+    let other = fixture.open("f", Open::WRITE);
+    holds(file.try_claim().unwrap() && file.lock(false).unwrap());
+    let mapping = file.map(&MapRequest { address_space: 1, ..MapRequest::default() }).unwrap();
+    drop(file);
+    holds(other.try_claim().unwrap() && other.lock(false).unwrap());
+    mapping.show(0..mapping.page_bytes()).unwrap();
+    let mut bytes = [0; 8];
+    mapping.copy_out(&mut [untorn_os::Piece { offset: 0, into: &mut bytes }]).unwrap();
+    same(&bytes, b"contents");
+    drop(mapping);
+    holds(fixture.open("f", Open::WRITE).is_locked().unwrap());
+}

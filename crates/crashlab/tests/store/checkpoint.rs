@@ -1,0 +1,91 @@
+//! Checkpoints: what is applied, and what changes meanwhile.
+
+use crate::fixture::{roomy, survives};
+use crate::hooked::Hooked;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use untorn::{Store, StoreOptions};
+use untorn_crashlab::{PROFILES, SimDisk};
+use untorn_journal::home::Home;
+
+/// A store that does something else, once, when it makes this call of the storage.
+fn open_with_surprise(
+    disk: &SimDisk,
+    options: StoreOptions,
+    call: &'static str,
+    surprise: impl Fn(&Store) + Send + Sync + 'static,
+) -> (Store, impl Fn()) {
+    let armed: Arc<Mutex<Option<Store>>> = Arc::default();
+    let taken = armed.clone();
+    let hook = move |name: &str| {
+        if name == call
+            && let Some(store) = taken.lock().unwrap().take()
+        {
+            surprise(&store);
+        }
+    };
+    let storage = Hooked::over(disk.process(), Arc::new(hook));
+    let store = options.open_on(storage, Home::of_directory(), PathBuf::new()).expect("a healthy disk");
+    let arm = {
+        let store = store.clone();
+        move || *armed.lock().unwrap() = Some(store.clone())
+    };
+    (store, arm)
+}
+
+/// The gap before a write behind the end was left to a hole, where a crash had put old sectors.
+#[test]
+fn the_gap_before_a_write_behind_the_end_is_zero() {
+    survives("closed,posix,sector,tight,buffered/0/empty,group,retire/");
+    survives("closed,posix,sector,tight,buffered/0/replace,group,retire/");
+}
+
+/// A checkpoint finds a file gone that a later commit removed. That removal must be durable before the
+/// records are given up that the file would need if it came back.
+#[test]
+fn a_file_removed_under_a_checkpoint_does_not_come_back_as_an_older_one() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        let store = roomy::open(&disk);
+        let file = store.create("a").unwrap();
+        store.checkpoint().unwrap();
+        file.write_at(b"doomed", 0).unwrap();
+        file.commit().unwrap();
+        let checkpoint = store.cut().unwrap().unwrap();
+        let mut removal = store.begin();
+        removal.unlink("a").unwrap();
+        removal.commit().unwrap();
+        checkpoint.apply().unwrap().retire().unwrap();
+        let snapshot = disk.snapshot();
+        for cut in snapshot.cuts(256, 1) {
+            assert!(roomy::recovered(&snapshot.power_cut(cut).disk).get("a").is_err(), "{profile:?} {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        // When the checkpoint has flushed the file and goes on to its directory.
+        let (store, arm) = open_with_surprise(&disk, roomy::options(), "sync_dir", |store| {
+            let mut txn = store.begin();
+            txn.chmod("a", 0o640).unwrap();
+            txn.commit().unwrap();
+        });
+        let file = store.create("a").unwrap();
+        file.write_at(b"contents", 0).unwrap();
+        file.commit().unwrap();
+        arm();
+        store.checkpoint().unwrap();
+        store.close().unwrap();
+        let snapshot = disk.snapshot();
+        for cut in snapshot.cuts(256, 1) {
+            assert_eq!(
+                roomy::recovered(&snapshot.power_cut(cut).disk).entry("a").unwrap().mode,
+                0o640,
+                "{profile:?} {cut}"
+            );
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The store on the simulated disk, by subject: small programs, each of which once lost, doubled or misjudged
+//! something.
+
+mod checkpoint;
+mod failure_classes;
+mod fixture;
+mod full_page;
+#[path = "../hooked/mod.rs"]
+mod hooked;
+mod journal_flushes;
+mod large_commits;
+mod names;
+mod quarantine;
+mod recovery;
+mod refused_commits;
+mod transactions;

@@ -1,0 +1,79 @@
+//! Journals of files that are gone: quarantined, taken up again, removed.
+
+use crate::fixture::{contents, small, survives};
+use std::path::{Path, PathBuf};
+use untorn::{Error, FailureClass, Store};
+
+fn quarantined(store: &Store) -> Vec<PathBuf> {
+    store.status().quarantined.into_iter().map(|q| q.path).collect()
+}
+
+/// Removing a quarantined journal was interrupted: the store could not be opened any more.
+#[test]
+fn a_crash_while_a_journal_set_aside_is_removed_does_no_harm() {
+    survives("closed,ext4,garbage,tight,buffered/0/one,kill/");
+    survives("closed,ext4,sector,tight,direct/0/away/");
+}
+
+#[test]
+fn setting_a_journal_aside_flushes_what_class_process_had_not() {
+    let process = || small::options().class(FailureClass::Process);
+    let disk = small::disk();
+    let store = small::open_with(&disk, process()).unwrap();
+    let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+    store.checkpoint().unwrap();
+    a.write_at(b"aaaa", 0).unwrap();
+    a.commit().unwrap();
+    b.write_at(&[b'b'; 9000], 0).unwrap();
+    b.commit().unwrap();
+    disk.kill();
+    drop((a, b, store));
+    disk.rename("a", "elsewhere").unwrap();
+
+    // The file that is gone takes the journal aside, and the new one knows nothing of an unflushed past.
+    let store = small::open_with(&disk, process()).unwrap();
+    assert_eq!(quarantined(&store), [Path::new("a")]);
+    let moment = disk.snapshot();
+    for cut in moment.cuts(256, 1) {
+        match small::open_with(&moment.power_cut(cut).disk, process()) {
+            Err(Error::UnknownState { .. }) => {}
+            Err(e) => panic!("{cut}: {e}"),
+            Ok(store) => assert_eq!(contents(&store.file("b").unwrap()), [b'b'; 9000], "{cut}"),
+        }
+    }
+}
+
+#[test]
+fn a_journal_set_aside_that_lost_its_end_is_damaged() {
+    let disk = small::disk();
+    let store = small::open(&disk);
+    let a = store.create("a").unwrap();
+    store.checkpoint().unwrap();
+    for version in [b"one", b"two"] {
+        a.write_at(version, 0).unwrap();
+        a.commit().unwrap();
+    }
+    disk.kill();
+    drop((a, store));
+    disk.rename("a", "elsewhere").unwrap();
+    let store = small::open(&disk);
+    assert_eq!(quarantined(&store), [Path::new("a")]);
+    store.close().unwrap();
+
+    // The disk damages the last group; nothing in the journal itself calls that one durable.
+    let is_held = |path: &Path| path.to_string_lossy().starts_with(".untorn/held.");
+    let held = || disk.tree().into_iter().map(|(path, _)| path).filter(|path| is_held(path));
+    let segment = held().find(|path| path.ends_with("segment.0")).expect("a segment of the journal set aside");
+    let bytes = disk.get(&segment).unwrap();
+    let last = bytes.windows(4).rposition(|magic| magic == b"UTRC").expect("records");
+    disk.overwrite(&segment, last as u64, &[0; 80]).unwrap();
+    disk.rename("elsewhere", "a").unwrap();
+    let kept = held().count();
+
+    match small::open_with(&disk, small::options()) {
+        Err(Error::Corrupt { path, .. }) => assert!(is_held(&path), "{}", path.display()),
+        Err(e) => panic!("{e}"),
+        Ok(store) => panic!("the file fell back to {:?}", contents(&store.file("a").unwrap())),
+    }
+    assert_eq!(held().count(), kept, "nothing of it was removed");
+}

@@ -1,0 +1,117 @@
+//! Commits that are refused or fail, and those behind them.
+
+use crate::fixture::roomy;
+use untorn::{Error, Outcome};
+use untorn_crashlab::{Fault, On, Profile, What};
+use untorn_os::Step;
+
+/// Two commits of one file, the second with nothing of its own: what the first took and could not
+/// write is the second's to write, or to refuse.
+#[test]
+fn a_commit_does_not_rely_on_one_that_failed() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let file = store.create("a").unwrap();
+    file.write_at(b"acknowledged", 0).unwrap();
+    let first = file.commit_async().unwrap();
+    // A change of names keeps the two out of one group.
+    let mut between = store.begin();
+    between.chmod("a", 0o640).unwrap();
+    drop(between.commit_async().unwrap());
+    let second = file.commit_async().unwrap();
+    disk.fail(Fault { on: On::Write, after: 0, times: 1, what: What::Errno(libc::EIO) });
+    assert!(matches!(second.wait(), Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. })));
+    assert!(first.wait().is_err());
+    let third = file.commit();
+    assert!(matches!(third, Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. })), "{third:?}");
+}
+
+#[test]
+fn a_commit_takes_over_what_one_before_it_could_not_do() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let file = store.create("a").unwrap();
+    // Many pieces: their list goes into a spill file, for which there is no room once.
+    for i in 0..4000u64 {
+        file.write_at(b"x", i * 2).unwrap();
+    }
+    let first = file.commit_async().unwrap();
+    let second = file.commit_async().unwrap();
+    let create = Fault { on: On::Name, after: 0, times: 2, what: What::Errno(libc::ENOSPC) };
+    disk.fail(create);
+    let (first, second) = (first.wait(), second.wait());
+    assert!(first.is_err());
+    if second.is_ok() {
+        assert_eq!(roomy::recovered(&disk).get("a").unwrap().len(), 7999);
+    }
+}
+
+/// Of a group, a part is written and the rest fails before the flush: the part may come back, and no error may
+/// say that it will not.
+#[test]
+fn what_was_written_and_not_flushed_is_not_called_refused() {
+    for blocks in 0..4 {
+        let disk = roomy::disk(Profile::Ext4);
+        let store = roomy::open(&disk);
+        let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+        for size in 0..blocks {
+            a.truncate(size).unwrap();
+            a.commit().unwrap();
+        }
+        store.checkpoint().unwrap();
+        // The record fills its blocks but for some bytes, too few for any other record.
+        a.truncate(8000).unwrap();
+        a.commit().unwrap();
+        a.write_at(&[1; 3950], 0).unwrap();
+        let small = a.commit_async().unwrap();
+        (0..4000u64).for_each(|i| b.write_at(b"x", i * 2).unwrap());
+        let large = b.commit_async().unwrap();
+        let sync = Fault { on: On::Step(Step::ExtentContents), after: 0, times: 1, what: What::Errno(libc::EIO) };
+        disk.fail(sync);
+        let small = small.wait();
+        assert!(large.wait().is_err());
+        let kept = roomy::recovered(&disk).get("a").unwrap_or_default().first() == Some(&1);
+        match small {
+            Err(Error::SyncFailed { outcome: Outcome::NotCommitted, .. }) => assert!(!kept, "{blocks}: it came back"),
+            Err(Error::SyncFailed { .. }) => {}
+            done => panic!("{done:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_commit_behind_the_removal_of_its_file_is_refused() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+    let mut removal = store.begin();
+    removal.unlink("a").unwrap();
+    let removed = removal.commit_async().unwrap();
+    a.write_at(b"too late", 0).unwrap();
+    let late = a.commit_async().unwrap();
+    b.write_at(b"kept", 0).unwrap();
+    b.commit().unwrap();
+    removed.wait().unwrap();
+    assert!(matches!(late.wait(), Err(Error::Io { .. })), "the file is gone");
+    let after = roomy::recovered(&disk);
+    assert!(after.get("a").is_err());
+    assert_eq!(after.get("b").unwrap(), b"kept");
+}
+
+#[test]
+fn a_commit_behind_a_failed_creation_of_its_file_is_refused() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let mut first = store.begin();
+    let mut second = store.begin();
+    let _x = first.create("x", 0o600).unwrap();
+    let y = second.create("x", 0o600).unwrap();
+    let first = first.commit_async().unwrap();
+    let second = second.commit_async().unwrap();
+    y.write_at(b"nowhere", 0).unwrap();
+    let third = y.commit_async().unwrap();
+    first.wait().unwrap();
+    assert!(second.wait().is_err(), "the name is taken");
+    assert!(third.wait().is_err(), "the file never came to be");
+    assert_eq!(roomy::recovered(&disk).get("x").unwrap(), b"");
+}

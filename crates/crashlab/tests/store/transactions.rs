@@ -1,0 +1,34 @@
+//! Transactions without changes.
+
+use crate::fixture::roomy;
+use untorn_crashlab::Profile;
+
+#[test]
+fn a_transaction_without_changes_does_not_stand_before_the_next_commit() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let file = store.create("a").unwrap();
+    let mut txn = store.begin();
+    txn.add(&file).unwrap();
+    txn.commit().unwrap();
+    file.write_at(b"acknowledged", 0).unwrap();
+    file.commit().unwrap();
+    assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"acknowledged");
+}
+
+#[test]
+fn a_transaction_that_names_a_file_without_changes_breaks_no_chain() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+    a.write_at(b"one", 0).unwrap();
+    a.commit().unwrap();
+    let mut txn = store.begin();
+    txn.add(&a).unwrap();
+    txn.add(&b).unwrap();
+    b.write_at(b"other", 0).unwrap();
+    txn.commit().unwrap();
+    a.write_at(b"two", 0).unwrap();
+    a.commit().unwrap();
+    assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"two");
+}
