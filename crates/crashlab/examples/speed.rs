@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::time::Instant;
+use untorn::sync_point;
 use untorn_crashlab::{Options, PROFILES, SimDisk};
-use untorn_os::{AlignedBuf, Open, Step};
+use untorn_os::{AlignedBuf, Open};
 
 fn main() {
     for profile in PROFILES {
@@ -22,13 +23,13 @@ fn main() {
         block.fill(7);
         for round in 0..10 {
             journal.write_at(&block, round * 8192).unwrap();
-            journal.sync_data(Step::Commit).unwrap();
+            journal.sync_data(sync_point::COMMIT).unwrap();
             for i in 0..3 {
                 let file = process.open(Path::new(&format!("file{i}")), Open::WRITE).unwrap();
                 file.write_at(&[round as u8; 100], 64 * round).unwrap();
                 file.write_at(&[round as u8; 3000], 3000).unwrap();
                 if round % 2 == 1 {
-                    file.sync_data(Step::CheckpointData).unwrap();
+                    file.sync_data(sync_point::CHECKPOINT_DATA).unwrap();
                 }
             }
         }

@@ -8,8 +8,8 @@ pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> 
     for (name, node) in files {
         let Node::File(contents, _) = node else { continue };
         let text = |e: Error| format!("{} cannot be read through the store: {e}", name.display());
-        let file = store.file(name).map_err(text)?;
-        let mut found = vec![0; file.size().map_err(text)? as usize];
+        let file = store.open_file(name).map_err(text)?;
+        let mut found = vec![0; file.len().map_err(text)? as usize];
         let n = file.read_at(&mut found, 0).map_err(text)?;
         if n != found.len() || found != *contents {
             return Err(format!("{} through the store: {}", name.display(), difference(contents, &found)));

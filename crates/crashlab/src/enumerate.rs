@@ -6,6 +6,7 @@
 //! before, with the same states allowed, is not recovered twice.
 
 use crate::fixture::{Expect, prepare};
+use crate::mutation::sync_points;
 use crate::oracle::{Oracle, class_after, crash};
 use crate::program::{Case, How, Op, Setup, Trouble};
 use crate::reference_model::{COMMITS_MAX, Files, Model, numbers};
@@ -21,7 +22,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use untorn_os::STEPS;
 
 /// How much is tried.
 #[derive(Clone, Copy, Debug)]
@@ -261,7 +261,7 @@ impl Enumeration {
         if runner.moved {
             self.crash_all(trial, &runner.reference, &runner.snapshots, &[], usize::MAX);
             if trial.effort.after_failed_sync_max > 0 {
-                let syncs = STEPS.iter().map(|step| disk.syncs(*step)).sum();
+                let syncs = sync_points().iter().map(|point| disk.syncs(*point)).sum();
                 self.fail_syncs(trial, base, syncs);
             }
         }
@@ -365,7 +365,7 @@ impl Enumeration {
         let reopened = oracle.recover(&disk, moment.mark(), class, power).map_err(failed)?;
         // After an unknown state was accepted, a crash may bring back another one: nothing more is promised.
         let second_max = if reopened.accepted { 0 } else { second_max };
-        let syncs: u64 = STEPS.iter().map(|step| disk.syncs(*step)).sum();
+        let syncs: u64 = sync_points().iter().map(|point| disk.syncs(*point)).sum();
         let files = oracle.use_again(&disk, reopened).map_err(failed)?;
         let mut recovery = if second_max > 0 { disk.recorded() } else { Vec::new() };
         recovery.retain(|moment| Expect::unpack(moment.mark()).allowed != 0);

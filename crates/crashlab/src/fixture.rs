@@ -8,7 +8,7 @@ use crate::simulation::SimDisk;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use untorn::{FailureClass, StoreOptions};
-use untorn_journal::home::Home;
+use untorn_journal::store_dir::StoreDir;
 
 /// The states that a crash may leave at some moment, packed into the number that snapshots carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,10 +88,10 @@ pub(crate) fn prepare(setup: &Setup, many: bool) -> SimDisk {
     disk.settle();
     if setup.start != Start::Plain {
         let options = store_options(setup, FailureClass::Power);
-        let opened = options.open_on(disk.process(), Home::of_directory(), PathBuf::new());
+        let opened = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new());
         let store = opened.expect("a new store on a healthy disk");
         for name in ["a", "b"] {
-            let file = store.file(name).expect("a plain file");
+            let file = store.open_file(name).expect("a plain file");
             file.write_at(b"first", 9).expect("a healthy disk");
             file.commit().expect("a healthy disk");
         }

@@ -7,6 +7,7 @@ pub mod enumerate;
 mod fixture;
 pub mod heaps;
 mod mapping_operations;
+pub mod mutation;
 mod name_operations;
 mod oracle;
 pub mod program;

@@ -57,7 +57,7 @@ impl Runner<'_> {
             Op::Clip => return self.resize(size.saturating_sub(2500)),
             Op::Txn | Op::Abort => return self.transaction(store, op == Op::Txn),
             Op::Quiesce => {
-                let done = self.mapped().map.quiesce();
+                let done = self.mapped().map.reclaim();
                 return done.or_else(|e| self.refused("quiescing", &e));
             }
             _ => return Ok(()),

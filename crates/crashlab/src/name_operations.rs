@@ -111,7 +111,7 @@ impl Runner<'_> {
     /// committed name may have to wait for the next checkpoint: a file that cannot be read is no finding.
     pub(crate) fn compare(&self, store: &Store) -> Step<()> {
         let mut files = self.reference.now.clone();
-        let readable = |name: &Path| store.file(name).and_then(|file| file.read_at(&mut [0], 0)).is_ok();
+        let readable = |name: &Path| store.open_file(name).and_then(|file| file.read_at(&mut [0], 0)).is_ok();
         files.retain(|name, _| !self.faults || readable(name));
         compare_views(store, &files).or_else(wrong)
     }

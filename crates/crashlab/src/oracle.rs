@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn::{Error, FailureClass, Store};
 use untorn_journal::format::{Attribute, AttributeFound};
-use untorn_journal::home::Home;
+use untorn_journal::store_dir::StoreDir;
 
 /// Says whether what the crashes of one run leave is allowed.
 #[derive(Clone, Copy)]
@@ -65,7 +65,7 @@ impl Oracle<'_> {
         let expect = Expect::unpack(mark);
         let options = store_options(self.setup, class);
         let process = disk.spawn();
-        let open = |o: &untorn::StoreOptions| o.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        let open = |o: &untorn::StoreOptions| o.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
         let store = match open(&options) {
             Ok(store) => store,
             Err(Error::UnknownState { .. }) if power && expect.exposed => {
@@ -96,7 +96,8 @@ impl Oracle<'_> {
     /// A recovery that meets a fault may fail or leave files for later; then its process dies.
     pub fn attempt(&self, disk: &SimDisk, class: FailureClass) {
         let process = disk.spawn();
-        let opened = store_options(self.setup, class).open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        let opened =
+            store_options(self.setup, class).open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
         process.kill();
         drop(opened);
         disk.clear_faults();
@@ -136,7 +137,7 @@ impl Oracle<'_> {
         let checked = name != "z";
         let allowed = if checked { expect.allowed | 1 << AGAIN } else { 0 };
         disk.set_mark(Expect { allowed, exposed, ..expect }.pack());
-        let file = store.create(name).map_err(text)?;
+        let file = store.open_or_create(name).map_err(text)?;
         file.write_at(b"again", 2).map_err(text)?;
         file.commit().map_err(text)?;
         disk.set_mark(Expect { allowed: 1 << AGAIN, exposed, ..expect }.pack());

@@ -9,7 +9,7 @@ use crate::simulation::SimProcess;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn::{Checkpoint, FailureClass, File, Store};
-use untorn_journal::home::Home;
+use untorn_journal::store_dir::StoreDir;
 
 /// The most journal that a commit needs, in bytes: two blocks, if it makes its file first.
 const ROOM_BYTES_MIN: u64 = 8 << 10;
@@ -133,7 +133,7 @@ impl Runner<'_> {
                 Op::Apply => self.advance(store, &mut stage, 2)?,
                 Op::Retire => self.advance(store, &mut stage, 3)?,
                 Op::Mark => {
-                    if let Err(e) = store.mark() {
+                    if let Err(e) = store.write_durable_mark() {
                         self.refused("mark", &e)?;
                     }
                 }
@@ -163,10 +163,10 @@ impl Runner<'_> {
 
     fn open(&mut self, process: &Arc<SimProcess>) -> Step<Store> {
         let options = store_options(self.setup, self.class);
-        let mut opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        let mut opened = options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
         if let (Err(e), true) = (&opened, self.faults) {
             self.refused("open", &e.clone())?;
-            opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+            opened = options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
         }
         let store = opened.or_else(|e| wrong(format!("the store cannot be opened again: {e}")))?;
         let status = store.status();
@@ -197,7 +197,7 @@ impl Runner<'_> {
         self.mark();
         let process = self.disk.spawn();
         let options = store_options(self.setup, self.class);
-        let opened = options.open_on(process.clone(), Home::of_directory(), PathBuf::new());
+        let opened = options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
         process.kill();
         if let Err(e) = opened {
             self.refused("opening without `a`", &e)?;
@@ -213,14 +213,14 @@ impl Runner<'_> {
     fn advance<'s>(&mut self, store: &'s Store, stage: &mut Option<Stage<'s>>, to: u8) -> Step<()> {
         while stage_number(stage) < to {
             let result = match stage.take() {
-                None => match store.cut() {
+                None => match store.begin_checkpoint() {
                     Ok(None) => return Ok(()),
                     Ok(Some(checkpoint)) => Ok(Some(Stage::Cut(checkpoint))),
                     Err(e) => Err(e),
                 },
                 Some(Stage::Cut(checkpoint)) => checkpoint.apply().map(|c| Some(Stage::Applied(c))),
                 Some(Stage::Applied(checkpoint)) => {
-                    return match checkpoint.retire() {
+                    return match checkpoint.truncate_log() {
                         Ok(()) => Ok(()),
                         Err(e) => self.refused("retire", &e),
                     };
@@ -294,7 +294,7 @@ impl Runner<'_> {
         let result = match edit {
             Edit::Write(offset, len) => {
                 put(&mut contents, offset as usize, &bytes(len));
-                file.write_at(&bytes(len), offset)
+                file.write_all_at(&bytes(len), offset)
             }
             Edit::Append(len) => {
                 let end = contents.len();
@@ -303,7 +303,7 @@ impl Runner<'_> {
             }
             Edit::Size(size) => {
                 contents.resize(size as usize, 0);
-                file.truncate(size)
+                file.set_len(size)
             }
             Edit::Zero(offset, len) => {
                 put(&mut contents, offset as usize, &vec![0; len as usize]);

@@ -128,14 +128,14 @@ impl<'d> Runner<'d> {
     pub fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
         let path = Path::new(name);
         if self.reference.now.contains_key(path) {
-            return match store.file(name) {
+            return match store.open_file(name) {
                 Ok(file) => self.keep(file),
                 Err(e) => self.refused("opening a file", &e).map(|()| None),
             };
         }
         let node = Node::File(Vec::new(), 0o666 & !umask());
         let number = self.submit(vec![Change::Set(path.to_owned(), node.clone())]);
-        let created = store.create(name);
+        let created = store.open_or_create(name);
         let (file, result) = match created {
             Ok(file) => (Some(file), Ok(())),
             Err(e) => (None, Err(e)),

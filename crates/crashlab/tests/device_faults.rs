@@ -143,10 +143,10 @@ fn again_after_failure(fs: FileSystem) -> Result<()> {
         let device = recorder.attach()?;
         fs.mount(device.path(), &at)?;
         let store = Store::open(at.join("store"))?;
-        let handles = (0..files).map(|n| store.create(format!("file-{n}"))).collect::<Result<Vec<_>, _>>()?;
+        let handles = (0..files).map(|n| store.open_or_create(format!("file-{n}"))).collect::<Result<Vec<_>, _>>()?;
         store.checkpoint()?;
         rustix::fs::syncfs(File::open(&at)?)?;
-        handles.iter().try_for_each(|file| file.write_at(&whole, 0))?;
+        handles.iter().try_for_each(|file| file.write_all_at(&whole, 0))?;
         store.syncv(&handles.iter().collect::<Vec<_>>())?;
         recorder.fail(Trouble::Writes, 1)?;
         let first = store.checkpoint();

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use untorn::sync_point;
 use untorn_crashlab::{Cut, Failed, Fault, Model, On, Options, PROFILES, Profile, SimDisk, What};
-use untorn_os::{AlignedBuf, File, Open, Step, Storage};
+use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint};
 
-const STEP: Step = Step::Commit;
+const STEP: SyncPoint = sync_point::COMMIT;
 
 fn path(text: &str) -> &Path {
     Path::new(text)
@@ -320,9 +321,9 @@ fn a_failed_sync_says_so_once_and_the_old_data_comes_back() {
         assert!(late.sync_data(STEP).is_ok(), "opened after the failure");
         assert_eq!(code(bystander.sync_data(STEP)), Some(libc::EIO), "open since before the write");
         assert!(bystander.sync_data(STEP).is_ok());
-        assert_eq!(code(process.sync_everything(STEP)), Some(libc::EIO), "open since before the failure");
-        assert!(process.sync_everything(STEP).is_ok());
-        assert!(disk.process().sync_everything(STEP).is_ok());
+        assert_eq!(code(process.sync_file_system(STEP)), Some(libc::EIO), "open since before the failure");
+        assert!(process.sync_file_system(STEP).is_ok());
+        assert!(disk.process().sync_file_system(STEP).is_ok());
         if evict_by_power {
             disk.power_cut(Cut::Everything);
         } else {
@@ -341,7 +342,7 @@ fn a_failed_sync_may_have_written_half_or_all() {
         let (_process, file) = open(&disk, "f");
         file.write_at(&[b'b'; 512], 0).unwrap();
         file.write_at(&[b'b'; 512], 512).unwrap();
-        disk.fail(Fault { on: On::Step(STEP), after: 0, times: 1, what: What::Writeback(how) });
+        disk.fail(Fault { on: On::SyncPoint(STEP), after: 0, times: 1, what: What::Writeback(how) });
         assert!(file.sync_data(STEP).is_err());
         let after = disk.power_cut(Cut::Nothing).disk.get("f").unwrap();
         assert_eq!([after[0], after[512]], expected.as_bytes(), "{how:?}");
@@ -450,15 +451,15 @@ fn a_full_disk_refuses_and_copy_on_write_refuses_overwriting_too() {
 
 #[test]
 fn a_skipped_step_does_nothing_and_the_others_do() {
-    for skipped in [Step::Commit, Step::PutContents] {
+    for skipped in [sync_point::COMMIT, sync_point::PUT_CONTENTS] {
         let disk = disk_with(Profile::AnyPosix, b"a");
         disk.skip(skipped);
         let (_process, file) = open(&disk, "f");
         file.write_at(b"b", 0).unwrap();
-        file.sync_data(Step::Commit).unwrap();
+        file.sync_data(sync_point::COMMIT).unwrap();
         let kept = disk.power_cut(Cut::Nothing).disk.get("f").unwrap() == b"b";
-        assert_eq!(kept, skipped != Step::Commit);
-        assert_eq!(disk.syncs(Step::Commit), 1);
+        assert_eq!(kept, skipped != sync_point::COMMIT);
+        assert_eq!(disk.syncs(sync_point::COMMIT), 1);
     }
 }
 

@@ -17,9 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use untorn::sync_point;
 use untorn::{Error, StoreOptions};
 use untorn_crashlab::{Failed, Fault, Model, On, Options, PROFILES, What};
-use untorn_os::Step;
 
 const SEED: u64 = 0x5eed;
 const PCT_DEPTH: usize = 3;
@@ -93,7 +93,7 @@ fn committers_share_files_and_flushes() {
             start(&fixture, |w| w.watch("a", 0, 4)),
             start(&fixture, |w| {
                 w.checkpoint();
-                w.ok(w.store.mark());
+                w.ok(w.store.write_durable_mark());
                 w.checkpoint();
             }),
         ];
@@ -102,7 +102,7 @@ fn committers_share_files_and_flushes() {
         }
         join(threads);
         COMMITS.fetch_add(fixture.store.status().commits, Relaxed);
-        FLUSHES.fetch_add(fixture.disk.syncs(Step::Commit), Relaxed);
+        FLUSHES.fetch_add(fixture.disk.syncs(sync_point::COMMIT), Relaxed);
         fixture.verify();
     });
     let (commits, flushes) = (COMMITS.load(Relaxed), FLUSHES.load(Relaxed));
@@ -117,8 +117,8 @@ fn files_that_commit_together_stay_together() {
         let fixture = Fixture::new(disk(), options());
         let mut threads = vec![
             start(&fixture, |w| {
-                let Some(p) = w.ok(w.store.create("p")) else { return };
-                let Some(q) = w.ok(w.store.create("q")) else { return };
+                let Some(p) = w.ok(w.store.open_or_create("p")) else { return };
+                let Some(q) = w.ok(w.store.open_or_create("q")) else { return };
                 for number in 1..=3 {
                     w.ledger.tried("p", 0, number);
                     w.ledger.tried("q", 0, number);
@@ -134,7 +134,7 @@ fn files_that_commit_together_stay_together() {
             start(&fixture, |w| w.checkpoint()),
             // Once a file is in a transaction, no other commit takes its changes.
             start(&fixture, |w| {
-                let Some(file) = w.ok(w.store.create("t")) else { return };
+                let Some(file) = w.ok(w.store.open_or_create("t")) else { return };
                 let mut txn = w.store.begin();
                 w.ledger.tried("t", 0, 1);
                 let committed = txn.add(&file).and_then(|()| write(&file, 0, 1)).and_then(|()| txn.commit());
@@ -143,7 +143,7 @@ fn files_that_commit_together_stay_together() {
                 }
             }),
             start(&fixture, |w| {
-                let Some(file) = w.ok(w.store.create("t")) else { return };
+                let Some(file) = w.ok(w.store.open_or_create("t")) else { return };
                 w.ledger.tried("t", 1, 1);
                 match write(&file, 1, 1).and_then(|()| file.commit()) {
                     Err(Error::InTransaction { .. }) => {}
@@ -157,7 +157,7 @@ fn files_that_commit_together_stay_together() {
         let after = fixture.disk.fork();
         let store = options()
             .background(false)
-            .open_on(after.process(), untorn_journal::home::Home::of_directory(), "".into())
+            .open_on(after.process(), untorn_journal::store_dir::StoreDir::of_directory(), "".into())
             .expect("recovery");
         store.close().expect("a clean close");
         let numbers = ["p", "q"].map(|name| after.get(name).unwrap_or_default().first().copied().unwrap_or(0));
@@ -191,7 +191,7 @@ fn names_change_under_committers() {
             // Writes to a file that another thread removes, or replaces, at any moment.
             start(&fixture, move |w| {
                 for name in ["doomed", "target"] {
-                    let Some(file) = w.ok(w.store.create(name)) else { return };
+                    let Some(file) = w.ok(w.store.open_or_create(name)) else { return };
                     w.ledger.tried(name, 1, 1);
                     match write(&file, 1, 1).and_then(|()| file.commit()) {
                         Err(e) if is_gone(&e) => {}
@@ -223,7 +223,7 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
         let fixture = Fixture::new(disk(), options());
         let committer = |name: &'static str| {
             move |w: &Fixture| {
-                let Some(file) = w.ok(w.store.create(name)) else { return };
+                let Some(file) = w.ok(w.store.open_or_create(name)) else { return };
                 for number in 1..=2 {
                     w.ledger.tried(name, 0, number);
                     let Some(()) = w.ok(write(&file, 0, number)) else { return };
@@ -247,7 +247,7 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
             // The other one may have it open just now.
             let Ok(next) = open_next(w) else { return };
             for name in ["a", "b"] {
-                let opened = next.file(name);
+                let opened = next.open_file(name);
                 assert!(!matches!(opened, Err(Error::Busy { .. })), "{name}: a claim outlived the store");
             }
             next.close().expect("a healthy disk");
@@ -324,12 +324,13 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
     explore("failures", || {
         let fixture = Fixture::new(disk(), options());
         for name in ["a", "b", "c"] {
-            fixture.store.create(name).expect("a healthy disk");
+            fixture.store.open_or_create(name).expect("a healthy disk");
         }
-        let step = [Step::Commit, Step::Commit, Step::CheckpointData, Step::Header][thread_rng().gen_range(0..4)];
+        let step = [sync_point::COMMIT, sync_point::COMMIT, sync_point::CHECKPOINT_DATA, sync_point::HEADER]
+            [thread_rng().gen_range(0..4)];
         let how = [Failed::Lost, Failed::Half, Failed::Landed][thread_rng().gen_range(0..3)];
         let after = thread_rng().gen_range(0..5);
-        fixture.disk.fail(Fault { on: On::Step(step), after, times: 1, what: What::Writeback(how) });
+        fixture.disk.fail(Fault { on: On::SyncPoint(step), after, times: 1, what: What::Writeback(how) });
         let threads = vec![
             start(&fixture, |w| w.commit_while_it_goes_well("a", 3)),
             start(&fixture, |w| w.commit_while_it_goes_well("b", 3)),
@@ -338,7 +339,7 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
             start(&fixture, |w| (0..3).for_each(|_| drop(w.store.checkpoint()))),
         ];
         join(threads);
-        if step == Step::Commit && fixture.store.clone().close().is_err() {
+        if step == sync_point::COMMIT && fixture.store.clone().close().is_err() {
             for name in ["a", "b", "c"] {
                 let (plain, done) = (fixture.plain_number(name, 0), fixture.ledger.acknowledged(name, 0));
                 assert!(plain <= done, "{name}: {plain} was applied, {done} was acknowledged");

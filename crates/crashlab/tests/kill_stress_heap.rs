@@ -10,7 +10,8 @@ use kill::run_and_kill;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use untorn::{Error, Heap, HeapOptions, HeapVec, InHeap, StoreOptions, Tracker};
+use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap};
+use untorn::{Error, StoreOptions, Tracker};
 use untorn_crashlab::device::Again;
 use untorn_crashlab::heaps::{Change, HeapFixture, HeapModel, blocks_of};
 
@@ -65,7 +66,7 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
         }
         writeln!(out, "ack {n}").expect("the parent is gone");
         if n.is_multiple_of(61) {
-            heap.quiesce().expect("quiesce");
+            heap.reclaim().expect("quiesce");
         }
     }
 }
@@ -137,7 +138,7 @@ fn strangers<T>(heap: &Heap, value: &T) -> usize {
 #[test]
 fn empty_tables_need_room() {
     let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let heap = Heap::create(dir.path().join("heap")).expect("a heap");
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("a heap");
     let alloc = heap.allocator();
     assert_eq!(strangers(&heap, &Table::with_hasher_in(Default::default(), alloc)), 1);
     let mut table = Table::with_capacity_and_hasher_in(1, Default::default(), alloc);

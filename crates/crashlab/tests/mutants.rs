@@ -5,38 +5,42 @@ mod gate;
 
 use gate::{Mutant, case_of, gate, listed, run, shows};
 use std::time::Duration;
+use untorn::sync_point;
 use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, NO_SUCH_CALL, within};
+use untorn_crashlab::mutation::{sync_point_index, sync_points};
 use untorn_crashlab::program::{Case, Op, STARTS, Setup, alphabet};
-use untorn_os::{STEPS, Step};
+use untorn_os::SyncPoint;
 
 /// Programs that show a missing sync point at once, so that most need no search.
 fn known(step: &str) -> &'static [&'static str] {
     match step {
-        "AttributeMany" => &["closed,posix,sector,tight,direct/0/many/"],
-        "CheckpointMany" => &["closed,posix,sector,tight,direct/0/many,retire/"],
-        "HeldContents" => {
+        "ATTRIBUTE_MANY" => &["closed,posix,sector,tight,direct/0/many/"],
+        "CHECKPOINT_MANY" => &["closed,posix,sector,tight,direct/0/many,retire/"],
+        "QUARANTINE_CONTENTS" => {
             &["closed,posix,sector,tight,direct/0/one,away/", "closed,posix,sector,roomy,buffered/0/large,away/"]
         }
-        "RecoverData" => &["closed,posix,sector,tight,buffered/0/other,one,other/"],
-        "HeaderBoot" => &["closed,posix,sector,tight,buffered/0/other,one/"],
-        "ExtentContents" | "ExtentName" => &["closed,posix,sector,tight,direct/0/large/"],
-        "HeaderUnclean" => &["plain,ext4,garbage,growing,buffered/0//"],
-        "SegmentName" => &["pending,posix,sector,roomy,direct/0/one/"],
+        "RECOVER_DATA" => &["closed,posix,sector,tight,buffered/0/other,one,other/"],
+        "HEADER_BOOT" => &["closed,posix,sector,tight,buffered/0/other,one/"],
+        "SPILL_CONTENTS" | "SPILL_NAME" => &["closed,posix,sector,tight,direct/0/large/"],
+        "HEADER_UNCLEAN" => &["plain,ext4,garbage,growing,buffered/0//"],
+        "SEGMENT_NAME" => &["pending,posix,sector,roomy,direct/0/one/"],
         _ => &[],
     }
 }
 
 /// Sync points that no test here needs, and why.
-fn why_not(step: Step) -> Option<&'static str> {
+fn why_not(step: SyncPoint) -> Option<&'static str> {
     match step {
-        Step::Eject => Some("not here: `eject` is not enumerated: it ends the store"),
-        Step::SegmentContents => Some(
+        sync_point::EJECT => Some("not here: `eject` is not enumerated: it ends the store"),
+        sync_point::SEGMENT_CONTENTS => Some(
             "not needed: it is for speed: the flush of the segment's first commit makes the same bytes and the same size durable",
         ),
-        Step::HeldName => {
+        sync_point::QUARANTINE_NAME => {
             Some("not needed: the journal that is made next flushes the same directories before anything relies on it")
         }
-        Step::PutContents | Step::PutName => Some("not here: `put` has no store and no journal; it has its own tests"),
+        sync_point::PUT_CONTENTS | sync_point::PUT_NAME => {
+            Some("not here: `put` has no store and no journal; it has its own tests")
+        }
         _ => None,
     }
 }
@@ -74,14 +78,14 @@ fn find(mutant: &Mutant) -> Option<Case> {
 
 #[test]
 fn every_flush_is_needed() {
-    let mutant = |step: &Step| Mutant {
+    let mutant = |step: &SyncPoint| Mutant {
         name: format!("{step:?}"),
         about: step.about(),
         why_not: why_not(*step),
-        skipped: 1 << *step as u64,
+        skipped: 1 << sync_point_index(*step),
         scenario: None,
     };
-    gate("Sync point", &STEPS.iter().map(mutant).collect::<Vec<_>>(), &|_, _| {}, &find);
+    gate("Sync point", &sync_points().iter().map(mutant).collect::<Vec<_>>(), &|_, _| {}, &find);
 }
 
 fn survives(case: &Case) {

@@ -4,7 +4,8 @@ use super::heap_model::{Block, Change, HeapModel, bytes};
 use std::alloc::Layout;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ptr::NonNull;
-use untorn::{Error, Heap, HeapBox, HeapVec, InHeap};
+use untorn::Error;
+use untorn::heap::{Heap, HeapBox, HeapVec, InHeap};
 
 type Table<V> = hashbrown::HashMap<u64, V, BuildHasherDefault<DefaultHasher>, InHeap>;
 

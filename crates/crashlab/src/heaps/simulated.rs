@@ -22,8 +22,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
-use untorn::{Error, FailureClass, File, Heap, HeapOptions, Store, Ticket, Tracker};
-use untorn_journal::home::Home;
+use untorn::heap::{Heap, HeapOptions};
+use untorn::{Error, FailureClass, File, Store, Ticket, Tracker};
+use untorn_journal::store_dir::StoreDir;
 
 const HEAP: &str = "heap";
 /// An ordinary file that some commits change, too.
@@ -184,7 +185,8 @@ impl<'d> Session<'d> {
     fn open(disk: &'d SimDisk, setup: &Setup, mut commits: Vec<State>, window: Window) -> Result<Session<'d>, String> {
         let life = KillOnDrop(disk.spawn());
         let options = store_options(setup, FailureClass::Power);
-        let store = options.open_on(life.0.clone(), Home::of_directory(), PathBuf::new()).map_err(text("the store"))?;
+        let store =
+            options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(text("the store"))?;
         let quarantined = store.status().quarantined;
         if !quarantined.is_empty() {
             return Err(format!("files are quarantined: {quarantined:?}"));
@@ -195,7 +197,7 @@ impl<'d> Session<'d> {
             options = options.dirty_max(DIRTY_MAX);
         }
         let heap = options.open_in(&store, HEAP).map_err(text("the heap"))?;
-        let note_file = store.file(NOTE).map_err(text("the note"))?;
+        let note_file = store.open_file(NOTE).map_err(text("the note"))?;
         let mut bytes = [0; NOTE_BYTES];
         note_file.read_at(&mut bytes, 0).map_err(text("the note"))?;
         let (sum, is_empty) = (sum(&heap), heap.roots().is_empty());
@@ -298,7 +300,7 @@ impl<'d> Session<'d> {
             }
             24..26 => self.wait()?,
             26..29 => self.store.checkpoint().map_err(text("a checkpoint"))?,
-            29..31 => self.heap.quiesce().map_err(text("giving memory back"))?,
+            29..31 => self.heap.reclaim().map_err(text("giving memory back"))?,
             _ => self.change(rng)?,
         }
         Ok(())

@@ -6,7 +6,8 @@ use crate::simulation::SimDisk;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
-use untorn::{Error, FailureClass, Heap, HeapOptions, Store};
+use untorn::heap::{Heap, HeapOptions};
+use untorn::{Error, FailureClass, Store};
 
 const CHUNK_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES: usize = 4 << 20;

@@ -18,9 +18,9 @@ fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
 pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let file = store.create("a").map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
     for text in [b"one", b"two"] {
-        file.write_at(text, 0).and_then(|()| file.commit()).map_err(failed)?;
+        file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed)?;
     }
     disk.kill();
     disk.overwrite(".untorn/journal/segment.0", 20, &[0xff]).map_err(|e| e.to_string())?;
@@ -34,8 +34,8 @@ pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
     open(&disk, FailureClass::Process).and_then(Store::close).map_err(failed)?;
     let before = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
     let store = open(&disk, FailureClass::Process).map_err(failed)?;
-    let file = store.create("a").map_err(failed)?;
-    file.write_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
     let after = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
     disk.settle();
     disk.power_cut(crate::Cut::Nothing);
@@ -52,7 +52,7 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
             let disk = SimDisk::new(Options::default());
             disk.put("a", &[b'.'; 6000]).map_err(|e| e.to_string())?;
             let store = open(&disk, FailureClass::Power).map_err(failed)?;
-            let file = store.file("a").map_err(failed)?;
+            let file = store.open_file("a").map_err(failed)?;
             let map = file.map_with(&MapOptions::new().tracker(tracker).address_space(1 << 16)).map_err(failed)?;
             let store_to = |at: usize| map.as_ptr().wrapping_add(at);
             disk.store(store_to(10), b"first").map_err(|e| e.to_string())?;

@@ -24,10 +24,11 @@ use super::disk_state::State;
 use super::machine::{Machine, Shared};
 use super::power_cut::{Cut, Snapshot};
 use super::process::SimProcess;
+use crate::mutation::sync_point_index;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
-use untorn_os::{Counters, Step, Storage};
+use untorn_os::{Counters, Storage, SyncPoint};
 
 /// A disk in memory, the cache before it, and the processes that use it.
 pub struct SimDisk {
@@ -186,7 +187,7 @@ impl SimDisk {
     }
 
     /// Skips a sync point: its syncs return OK and do nothing, here and in every machine made from this.
-    pub fn skip(&self, step: Step) {
+    pub fn skip(&self, step: SyncPoint) {
         self.set_options(|options| *options = options.skip(step));
     }
 
@@ -198,8 +199,8 @@ impl SimDisk {
     // --- counts
 
     /// Syncs of this sync point so far, skipped ones included.
-    pub fn syncs(&self, step: Step) -> u64 {
-        self.machine().syncs[step as usize]
+    pub fn syncs(&self, step: SyncPoint) -> u64 {
+        self.machine().syncs[sync_point_index(step)]
     }
 
     /// Totals of all processes.

@@ -1,6 +1,7 @@
 //! Properties of a simulated disk, planned faults, and kinds of calls.
 
-use untorn_os::Step;
+use crate::mutation::sync_point_index;
+use untorn_os::SyncPoint;
 
 /// What may become of data that was written and not flushed when the power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,13 +83,13 @@ impl Default for Options {
 
 impl Options {
     /// Skips a sync point: its syncs return OK and do nothing.
-    pub fn skip(mut self, step: Step) -> Options {
-        self.skipped |= 1 << step as u64;
+    pub fn skip(mut self, step: SyncPoint) -> Options {
+        self.skipped |= 1 << sync_point_index(step);
         self
     }
 
-    pub(crate) fn skips(&self, step: Step) -> bool {
-        self.skipped & (1 << step as u64) != 0
+    pub(crate) fn skips(&self, step: SyncPoint) -> bool {
+        self.skipped & (1 << sync_point_index(step)) != 0
     }
 }
 
@@ -106,7 +107,7 @@ pub enum Call {
     /// Changes an attribute or a mode.
     Attribute,
     /// Any sync, with its sync point.
-    Sync(Step),
+    Sync(SyncPoint),
     /// Maps a file, loads and stores, shows and drops pages.
     Map,
     /// Opens, looks, lists, locks, asks.
@@ -139,7 +140,7 @@ pub enum On {
     /// Syncs.
     Sync,
     /// Syncs of one sync point.
-    Step(Step),
+    SyncPoint(SyncPoint),
 }
 
 impl On {
@@ -153,7 +154,7 @@ impl On {
             On::Name => call == Call::Name,
             On::Attribute => call == Call::Attribute,
             On::Sync => matches!(call, Call::Sync(_)),
-            On::Step(step) => call == Call::Sync(step),
+            On::SyncPoint(step) => call == Call::Sync(step),
         }
     }
 }

@@ -82,7 +82,7 @@ impl State {
         self.settle(chosen_by_directory_sync(&self.pending, slot, self.options.profile));
     }
 
-    pub fn sync_everything(&mut self) {
+    pub fn sync_file_system(&mut self) {
         self.settle(vec![true; self.pending.len()]);
     }
 

@@ -5,11 +5,12 @@ use super::disk_state::{State, errno};
 use super::inodes::{Inode, PAGE_BYTES, Slot};
 use super::mapped_pages::Mapped;
 use super::power_cut::Snapshot;
+use crate::mutation::{sync_point_index, sync_points};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use untorn_os::{Counters, STEPS};
+use untorn_os::Counters;
 
 /// Two kinds of lock that know nothing of each other, as in Linux.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +98,7 @@ impl Shared {
             Some(What::Writeback(_)) if !matches!(call, Call::Sync(_)) => Err(errno(libc::EIO)),
             fault => {
                 if let Call::Sync(step) = call {
-                    machine.syncs[step as usize] += 1;
+                    machine.syncs[sync_point_index(step)] += 1;
                     machine.counters.syncs += 1;
                     life.counters().syncs += 1;
                 }
@@ -135,7 +136,7 @@ impl Machine {
             crash_at: u64::MAX,
             faults: Vec::new(),
             races: Vec::new(),
-            syncs: vec![0; STEPS.len()],
+            syncs: vec![0; sync_points().len()],
             counters: Counters::default(),
             snapshots: None,
             trace: None,

@@ -177,7 +177,7 @@ impl SimDisk {
 
     /// Another program runs `sync`: all is durable.
     pub fn settle(&self) {
-        self.machine().state.sync_everything();
+        self.machine().state.sync_file_system();
     }
 }
 

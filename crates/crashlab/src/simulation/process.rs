@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
+use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
 /// A process, and the storage it sees.
 pub struct SimProcess {
@@ -144,7 +144,7 @@ impl Storage for SimProcess {
         })
     }
 
-    fn sync_dir(&self, path: &Path, step: Step) -> io::Result<()> {
+    fn sync_dir(&self, path: &Path, step: SyncPoint) -> io::Result<()> {
         let describe = || format!("sync_dir {} ({step:?})", path.display());
         self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
             let slot = machine.state.directory(path)?;
@@ -161,8 +161,8 @@ impl Storage for SimProcess {
         })
     }
 
-    fn sync_everything(&self, step: Step) -> io::Result<()> {
-        let describe = || format!("sync_everything ({step:?})");
+    fn sync_file_system(&self, step: SyncPoint) -> io::Result<()> {
+        let describe = || format!("sync_file_system ({step:?})");
         self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
             if machine.state.options.skips(step) {
                 return Ok(());
@@ -170,13 +170,13 @@ impl Storage for SimProcess {
             if let Some(What::Writeback(how)) = fault {
                 machine.fail_writeback(None, how);
             } else {
-                machine.state.sync_everything();
+                machine.state.sync_file_system();
             }
             told(&self.failures_seen, machine.all_failures)
         })
     }
 
-    fn sync_everything_tells(&self) -> bool {
+    fn sync_file_system_reports_errors(&self) -> bool {
         true
     }
 
@@ -254,7 +254,7 @@ impl SimFile {
         })
     }
 
-    fn sync(&self, all: bool, step: Step) -> io::Result<()> {
+    fn sync(&self, all: bool, step: SyncPoint) -> io::Result<()> {
         let describe = || format!("{} ({step:?})", if all { "sync_all" } else { "sync_data" });
         self.call(Call::Sync(step), describe, |machine, fault| {
             if machine.state.options.skips(step) {
@@ -359,11 +359,11 @@ impl File for SimFile {
         self.change(Call::Size, || format!("zero {offset}+{len}"), |machine| machine.state.zero(self.slot, offset, len))
     }
 
-    fn sync_data(&self, step: Step) -> io::Result<()> {
+    fn sync_data(&self, step: SyncPoint) -> io::Result<()> {
         self.sync(false, step)
     }
 
-    fn sync_all(&self, step: Step) -> io::Result<()> {
+    fn sync_all(&self, step: SyncPoint) -> io::Result<()> {
         self.sync(true, step)
     }
 

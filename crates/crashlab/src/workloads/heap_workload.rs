@@ -7,7 +7,8 @@ use crate::replay::{Check, Program};
 use anyhow::{Context, Result};
 use fastrand::Rng;
 use std::path::Path;
-use untorn::{File, Heap, HeapOptions, Store, StoreOptions};
+use untorn::heap::{Heap, HeapOptions};
+use untorn::{File, Store, StoreOptions};
 
 const COMMITS: usize = 30;
 const HEAP: &str = "heap";
@@ -53,7 +54,7 @@ impl Open {
     fn at(dir: &Path) -> Result<Open, untorn::Error> {
         let store = StoreOptions::default().journal_bytes(256 << 10).open(dir.join(STORE))?;
         let heap = HeapOptions::new().dirty_max(1 << 20).open_in(&store, HEAP)?;
-        Ok(Open { heap, note: store.create(NOTE)?, store })
+        Ok(Open { heap, note: store.open_or_create(NOTE)?, store })
     }
 
     fn close(self) -> Result<()> {
@@ -163,7 +164,7 @@ impl Program for OverHeap {
                     tell(&mut acks, &format!("{COMMIT}{number}"))?;
                 }
                 Step::Checkpoint => open.store.checkpoint()?,
-                Step::Quiesce => open.heap.quiesce()?,
+                Step::Quiesce => open.heap.reclaim()?,
                 Step::Reopen => {
                     open.close()?;
                     open = Open::at(dir)?;

@@ -125,7 +125,7 @@ impl Managed {
         let options = self.flavour.options();
         match self.flavour {
             Flavour::Lone => {
-                let file = options.open_file(dir.join(LONE))?;
+                let file = options.open_standalone(dir.join(LONE))?;
                 let handles: BTreeMap<String, File> = [(LONE.to_owned(), file)].into();
                 Ok(Open { store: handles[LONE].store(), handles, maps: None })
             }
@@ -412,7 +412,7 @@ struct Open {
 impl Open {
     fn handle(&mut self, name: &str) -> Result<&File> {
         if !self.handles.contains_key(name) {
-            let file = self.store.file(name)?;
+            let file = self.store.open_file(name)?;
             if let Some(maps) = &mut self.maps {
                 maps.insert(name.to_owned(), file.map_with(&MapOptions::new().quiet(true))?);
             }
@@ -439,7 +439,7 @@ impl Open {
             }
             for change in changes {
                 match change {
-                    Change::Create { name, bytes } => txn.create(name, 0o644)?.write_at(bytes, 0)?,
+                    Change::Create { name, bytes } => txn.create(name, 0o644)?.write_all_at(bytes, 0)?,
                     Change::Rename { from, to } => txn.rename(from, to)?,
                     Change::Unlink { name } => txn.unlink(name)?,
                     contents => self.change(contents)?,
@@ -478,7 +478,7 @@ impl Open {
     /// With mappings, memory that the files hold as well is given back, too.
     fn checkpoint(&self) -> Result<()> {
         for map in self.maps.iter().flat_map(BTreeMap::values) {
-            map.quiesce()?;
+            map.reclaim()?;
         }
         Ok(self.store.checkpoint()?)
     }
@@ -492,9 +492,9 @@ impl Open {
                 }
                 map.store(bytes, *at)?;
             }
-            Change::Write { name, at, bytes } => self.handles[name].write_at(bytes, *at)?,
+            Change::Write { name, at, bytes } => self.handles[name].write_all_at(bytes, *at)?,
             Change::Zero { name, at, len } => self.handles[name].zero(*at, *len)?,
-            Change::Size { name, size } => self.handles[name].truncate(*size)?,
+            Change::Size { name, size } => self.handles[name].set_len(*size)?,
             names => anyhow::bail!("{names:?} is a change of names"),
         }
         Ok(())
@@ -506,7 +506,7 @@ impl Open {
         for name in names(home).map_err(|e| format!("the directory cannot be read: {e}"))? {
             let file = self.handle(&name).map_err(|e| format!("{name} cannot be opened: {e:#}"))?;
             let read = || -> Result<Vec<u8>, untorn::Error> {
-                let mut bytes = vec![0; file.size()? as usize];
+                let mut bytes = vec![0; file.len()? as usize];
                 let length = file.read_at(&mut bytes, 0)?;
                 bytes.truncate(length);
                 Ok(bytes)

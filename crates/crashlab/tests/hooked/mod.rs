@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Result;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Step, Storage};
+use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
 /// Called with the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
@@ -50,9 +50,9 @@ impl Storage for Hooked {
         fn mkdir(&self, path: &Path, mode: u32) -> Result<()>;
         fn set_dir_mode(&self, path: &Path, mode: u32) -> Result<()>;
         fn rmdir(&self, path: &Path) -> Result<()>;
-        fn sync_dir(&self, path: &Path, step: Step) -> Result<()>;
-        fn sync_everything(&self, step: Step) -> Result<()>;
-        fn sync_everything_tells(&self) -> bool;
+        fn sync_dir(&self, path: &Path, point: SyncPoint) -> Result<()>;
+        fn sync_file_system(&self, point: SyncPoint) -> Result<()>;
+        fn sync_file_system_reports_errors(&self) -> bool;
         fn space(&self) -> Result<Space>;
         fn open_files_max(&self) -> usize;
         fn effective_user(&self) -> u32;
@@ -71,8 +71,8 @@ impl File for HookedFile {
         fn set_len(&self, size: u64) -> Result<()>;
         fn allocate(&self, offset: u64, len: u64) -> Result<()>;
         fn zero(&self, offset: u64, len: u64) -> Result<()>;
-        fn sync_data(&self, step: Step) -> Result<()>;
-        fn sync_all(&self, step: Step) -> Result<()>;
+        fn sync_data(&self, point: SyncPoint) -> Result<()>;
+        fn sync_all(&self, point: SyncPoint) -> Result<()>;
         fn meta(&self) -> Result<Meta>;
         fn set_mode(&self, mode: u32) -> Result<()>;
         fn attribute(&self) -> Result<Option<Vec<u8>>>;

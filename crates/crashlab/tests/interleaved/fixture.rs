@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use untorn::{Error, File, Outcome, Result, Store, StoreOptions};
 use untorn_crashlab::{Options, SimDisk, SimProcess, Snapshot};
-use untorn_journal::home::Home;
+use untorn_journal::store_dir::StoreDir;
 
 /// Each thread writes an area of its own, in one call: all of it is always one number.
 const AREA_BYTES: usize = 1300;
@@ -105,7 +105,7 @@ impl Fixture {
 
     /// Writes the next numbers into an area and commits each.
     pub fn commit_numbers(&self, name: &'static str, area: u64, count: u8) {
-        let Some(file) = self.ok(self.store.create(name)) else { return };
+        let Some(file) = self.ok(self.store.open_or_create(name)) else { return };
         for number in 1..=count {
             self.ledger.tried(name, area, number);
             if self.ok(write(&file, area, number).and_then(|()| file.commit())).is_none() {
@@ -122,7 +122,7 @@ impl Fixture {
 
     /// Commits where a flush of the journal may fail: what is reported as not committed is not.
     pub fn commit_while_it_goes_well(&self, name: &'static str, count: u8) {
-        let file = self.store.file(name).expect("a file that is there");
+        let file = self.store.open_file(name).expect("a file that is there");
         for number in 1..=count {
             self.ledger.tried(name, 0, number);
             match write(&file, 0, number).and_then(|()| file.commit()) {
@@ -142,7 +142,7 @@ impl Fixture {
         let mut last = 0;
         for _ in 0..times {
             let (done, _) = self.ledger.of(name, area);
-            let file = match self.store.file(name) {
+            let file = match self.store.open_file(name) {
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound && done == 0 => continue,
                 opened => opened,
             };
@@ -183,7 +183,7 @@ impl Fixture {
         let quarantined: Vec<String> = store.status().quarantined.iter().map(|q| q.reason.clone()).collect();
         assert!(quarantined.is_empty(), "{how}: {quarantined:?}");
         for ((name, area), (done, tried)) in areas {
-            let number = match store.file(name) {
+            let number = match store.open_file(name) {
                 Ok(file) => read(&file, *area).unwrap_or_else(|e| panic!("{how}: {e}")),
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => 0,
                 Err(e) => panic!("{how}: {e}"),
@@ -202,7 +202,7 @@ impl Fixture {
 }
 
 fn open(storage: Arc<dyn untorn_os::Storage>, options: &StoreOptions) -> Result<Store> {
-    options.open_on(storage, Home::of_directory(), PathBuf::new())
+    options.open_on(storage, StoreDir::of_directory(), PathBuf::new())
 }
 
 /// Opens the store as another process would.

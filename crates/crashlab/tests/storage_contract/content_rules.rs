@@ -3,7 +3,8 @@
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC};
 use std::path::Path;
-use untorn_os::{AlignedBuf, BLOCK_BYTES, Open, Step, read_full_at, read_full_past_cache_at, write_all_at};
+use untorn::sync_point;
+use untorn_os::{AlignedBuf, BLOCK_BYTES, Open, read_full_at, read_full_past_cache_at, write_all_at};
 
 rules! {
     reading_ends_at_the_end,
@@ -95,8 +96,8 @@ fn a_file_opened_for_reading_is_not_changed(fixture: &Fixture) {
     refused(file.zero(0, 4), &[EBADF]);
     same(contents(&*file), b"contents".to_vec());
     // A sync asks for no right to write.
-    file.sync_data(Step::CheckpointData).unwrap();
-    file.sync_all(Step::CheckpointData).unwrap();
+    file.sync_data(sync_point::CHECKPOINT_DATA).unwrap();
+    file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
 }
 
 fn a_file_grows_by_zeros(fixture: &Fixture) {
@@ -227,7 +228,7 @@ fn reading_past_the_cache(fixture: &Fixture) {
         let blocks = aligned(&[9; 2 * BLOCK_BYTES]);
         write_all_at(&*file, &blocks, 0).unwrap();
         file.set_len(5000).unwrap();
-        file.sync_all(Step::CheckpointData).unwrap();
+        file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
         let mut read = AlignedBuf::zeroed(4 * BLOCK_BYTES);
         same(read_full_past_cache_at(&*file, &mut read, 0).unwrap(), 5000);
         holds(read[..5000].iter().all(|&b| b == 9));
@@ -242,7 +243,7 @@ fn reading_past_the_cache(fixture: &Fixture) {
 
 fn forgetting_the_cache(fixture: &Fixture) {
     let file = fixture.file("f", &[3; 10_000]);
-    file.sync_all(Step::CheckpointData).unwrap();
+    file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
     file.forget_cached().unwrap();
     same(contents(&*file), vec![3; 10_000]);
     // What was not flushed is not forgotten.
@@ -277,8 +278,8 @@ fn a_full_disk(fixture: &Fixture) {
         // Names are still changed, and what is removed makes room.
         fixture.storage.rename(Path::new("f"), Path::new("g"), false).unwrap();
         file.set_len(0).unwrap();
-        file.sync_all(Step::CheckpointData).unwrap();
-        fixture.storage.sync_everything(Step::CheckpointMany).unwrap();
+        file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
+        fixture.storage.sync_file_system(sync_point::CHECKPOINT_MANY).unwrap();
         write_all_at(&*file, &[9; CHUNK], 0).unwrap();
         same(contents(&*file), vec![9; CHUNK]);
     });
@@ -294,17 +295,17 @@ fn counters(fixture: &Fixture) {
     refused(storage.open(Path::new("f"), Open::READ).unwrap().write_at(&[1], 0), &[EBADF]);
     let now = storage.counters();
     same((now.writes, now.bytes_written, now.syncs), (2, 150, 0));
-    file.sync_data(Step::CheckpointData).unwrap();
-    file.sync_all(Step::CheckpointData).unwrap();
-    storage.sync_dir(Path::new(""), Step::CheckpointNames).unwrap();
-    storage.sync_everything(Step::CheckpointMany).unwrap();
+    file.sync_data(sync_point::CHECKPOINT_DATA).unwrap();
+    file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
+    storage.sync_dir(Path::new(""), sync_point::CHECKPOINT_NAMES).unwrap();
+    storage.sync_file_system(sync_point::CHECKPOINT_MANY).unwrap();
     let now = storage.counters();
     same((now.writes, now.bytes_written, now.syncs), (2, 150, 4));
     // Each storage counts its own, its files' included.
     let other = fixture.another_storage();
     let same_file = other.open(Path::new("f"), Open::WRITE).unwrap();
     same(same_file.write_at(&[1; 7], 0).unwrap(), 7);
-    same_file.sync_data(Step::CheckpointData).unwrap();
+    same_file.sync_data(sync_point::CHECKPOINT_DATA).unwrap();
     same(storage.counters(), now);
     let its = other.counters();
     same((its.writes, its.bytes_written, its.syncs), (1, 7, 1));

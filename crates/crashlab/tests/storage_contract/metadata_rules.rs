@@ -4,7 +4,8 @@
 use crate::fixture::{Fixture, contents, holds, same};
 use std::path::Path;
 use std::time::Duration;
-use untorn_os::{Kind, Open, Step};
+use untorn::sync_point;
+use untorn_os::{Kind, Open};
 
 crate::fixture::rules! {
     what_stat_tells,
@@ -91,7 +92,7 @@ fn the_time_moves_with_contents(fixture: &Fixture) {
     holds(!moves(&|| file.set_attribute(b"value").unwrap()));
     holds(!moves(&|| fixture.storage.rename(p("f"), p("g"), false).unwrap()));
     holds(!moves(&|| drop(fixture.open("g", Open::WRITE))));
-    holds(!moves(&|| file.sync_all(Step::CheckpointData).unwrap()));
+    holds(!moves(&|| file.sync_all(sync_point::CHECKPOINT_DATA).unwrap()));
     // A directory's time moves with its names.
     let before = fixture.storage.stat(p("")).unwrap().mtime_ns;
     wait_for_the_clock();
@@ -199,5 +200,5 @@ fn the_machine(fixture: &Fixture) {
     holds(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn.iter().all(|bytes| bytes != &[0; 19]));
     storage.random(&mut []).unwrap();
     storage.pause();
-    same(storage.sync_everything_tells(), other.sync_everything_tells());
+    same(storage.sync_file_system_reports_errors(), other.sync_file_system_reports_errors());
 }

@@ -3,7 +3,8 @@
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EROFS, EXDEV};
 use std::path::Path;
-use untorn_os::{Kind, Open, Step};
+use untorn::sync_point;
+use untorn_os::{Kind, Open};
 
 rules! {
     opening_what_is_not_there,
@@ -59,7 +60,7 @@ fn opening_never_follows_a_link(fixture: &Fixture) {
         // Where a directory is asked for, a link itself is none.
         let no_directory = if path == "l" { ENOTDIR } else { ELOOP };
         refused(fixture.storage.list(p(path)), &[no_directory]);
-        refused(fixture.storage.sync_dir(p(path), Step::CheckpointNames), &[no_directory]);
+        refused(fixture.storage.sync_dir(p(path), sync_point::CHECKPOINT_NAMES), &[no_directory]);
         refused(fixture.storage.set_dir_mode(p(path), 0o700), &[no_directory]);
     }
     refused(fixture.storage.open(p("l"), Open::create(0o600)), &[EEXIST]);
@@ -88,7 +89,7 @@ fn opening_a_directory(fixture: &Fixture) {
     refused(fixture.storage.open(p("d"), Open::WRITE), &[EISDIR]);
     refused(fixture.storage.open(p(""), Open::WRITE), &[EISDIR]);
     same(fixture.open("", Open::READ).meta().unwrap().inode, fixture.storage.stat(p("")).unwrap().inode);
-    directory.sync_all(Step::CheckpointNames).unwrap();
+    directory.sync_all(sync_point::CHECKPOINT_NAMES).unwrap();
 }
 
 fn opening_a_pipe_does_not_wait(fixture: &Fixture) {
@@ -150,7 +151,7 @@ fn paths_do_not_lead_outside(fixture: &Fixture) {
         let error = [if path.file_name().is_some() { EXDEV } else { EINVAL }];
         refused(fixture.storage.open(path, Open::READ), &[EXDEV]);
         refused(fixture.storage.list(path), &[EXDEV]);
-        refused(fixture.storage.sync_dir(path, Step::CheckpointNames), &[EXDEV]);
+        refused(fixture.storage.sync_dir(path, sync_point::CHECKPOINT_NAMES), &[EXDEV]);
         refused(fixture.storage.set_dir_mode(path, 0o700), &[EXDEV]);
         refused(fixture.storage.open(path, Open::create(0o600)), &[EXDEV]);
         refused(fixture.storage.stat(path), &error);
@@ -179,7 +180,7 @@ fn mounts_are_not_crossed(fixture: &Fixture) {
         refused(fixture.storage.open(p("d/f"), Open::create(0o600)), &[EXDEV]);
         refused(fixture.storage.open(p("d"), Open::READ), &[EXDEV]);
         refused(fixture.storage.list(p("d")), &[EXDEV]);
-        refused(fixture.storage.sync_dir(p("d"), Step::CheckpointNames), &[EXDEV]);
+        refused(fixture.storage.sync_dir(p("d"), sync_point::CHECKPOINT_NAMES), &[EXDEV]);
         refused(fixture.storage.mkdir(p("d/e"), 0o700), &[EXDEV]);
         refused(fixture.storage.stat(p("d/f")), &[EXDEV]);
         refused(fixture.storage.rename(p("f"), p("d/f"), true), &[EXDEV]);
@@ -359,7 +360,7 @@ fn an_unlinked_file_stays_readable(fixture: &Fixture) {
     same((meta.links, meta.size), (0, 4));
     file.set_len(2).unwrap();
     same(file.write_at(b"more", 2).unwrap(), 4);
-    file.sync_all(Step::CheckpointData).unwrap();
+    file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
     let new = fixture.file("f", b"another");
     same(contents(&*file), b"opmore".to_vec());
     same(contents(&*new), b"another".to_vec());
@@ -411,11 +412,11 @@ fn removing_directories(fixture: &Fixture) {
 fn syncing_directories(fixture: &Fixture) {
     fixture.directory("d");
     drop(fixture.file("f", b""));
-    fixture.storage.sync_dir(p(""), Step::CheckpointNames).unwrap();
-    fixture.storage.sync_dir(p("d"), Step::CheckpointNames).unwrap();
-    refused(fixture.storage.sync_dir(p("f"), Step::CheckpointNames), &[ENOTDIR]);
-    refused(fixture.storage.sync_dir(p("n"), Step::CheckpointNames), &[ENOENT]);
-    fixture.storage.sync_everything(Step::CheckpointMany).unwrap();
+    fixture.storage.sync_dir(p(""), sync_point::CHECKPOINT_NAMES).unwrap();
+    fixture.storage.sync_dir(p("d"), sync_point::CHECKPOINT_NAMES).unwrap();
+    refused(fixture.storage.sync_dir(p("f"), sync_point::CHECKPOINT_NAMES), &[ENOTDIR]);
+    refused(fixture.storage.sync_dir(p("n"), sync_point::CHECKPOINT_NAMES), &[ENOENT]);
+    fixture.storage.sync_file_system(sync_point::CHECKPOINT_MANY).unwrap();
 }
 
 fn a_read_only_storage(fixture: &Fixture) {
@@ -445,8 +446,8 @@ fn a_read_only_storage(fixture: &Fixture) {
         refused(file.remove_attribute(), &[EROFS]);
         refused(file.set_mode(0o600), &[EROFS]);
         holds(file.try_claim().unwrap());
-        file.sync_all(Step::CheckpointData).unwrap();
-        storage.sync_dir(p(""), Step::CheckpointNames).unwrap();
+        file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
+        storage.sync_dir(p(""), sync_point::CHECKPOINT_NAMES).unwrap();
         // A private mapping never writes to its file.
         let request = untorn_os::MapRequest { address_space: 1, ..Default::default() };
         let mapping = file.map(&request).unwrap();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use untorn::{Store, StoreOptions};
 use untorn_crashlab::{PROFILES, SimDisk};
-use untorn_journal::home::Home;
+use untorn_journal::store_dir::StoreDir;
 
 /// A store that does something else, once, when it makes this call of the storage.
 fn open_with_surprise(
@@ -25,7 +25,7 @@ fn open_with_surprise(
         }
     };
     let storage = Hooked::over(disk.process(), Arc::new(hook));
-    let store = options.open_on(storage, Home::of_directory(), PathBuf::new()).expect("a healthy disk");
+    let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a healthy disk");
     let arm = {
         let store = store.clone();
         move || *armed.lock().unwrap() = Some(store.clone())
@@ -47,15 +47,15 @@ fn a_file_removed_under_a_checkpoint_does_not_come_back_as_an_older_one() {
     for profile in PROFILES {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         store.checkpoint().unwrap();
         file.write_at(b"doomed", 0).unwrap();
         file.commit().unwrap();
-        let checkpoint = store.cut().unwrap().unwrap();
+        let checkpoint = store.begin_checkpoint().unwrap().unwrap();
         let mut removal = store.begin();
         removal.unlink("a").unwrap();
         removal.commit().unwrap();
-        checkpoint.apply().unwrap().retire().unwrap();
+        checkpoint.apply().unwrap().truncate_log().unwrap();
         let snapshot = disk.snapshot();
         for cut in snapshot.cuts(256, 1) {
             assert!(roomy::recovered(&snapshot.power_cut(cut).disk).get("a").is_err(), "{profile:?} {cut}");
@@ -73,7 +73,7 @@ fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
             txn.chmod("a", 0o640).unwrap();
             txn.commit().unwrap();
         });
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         file.write_at(b"contents", 0).unwrap();
         file.commit().unwrap();
         arm();

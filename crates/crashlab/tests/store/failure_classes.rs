@@ -29,7 +29,7 @@ fn accepting_an_unknown_state_may_be_interrupted_anywhere() {
     let accept = || small::options().class(FailureClass::Process).accept_unknown(true);
     let disk = small::disk();
     let store = small::open_with(&disk, accept()).unwrap();
-    let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
     a.write_at(b"checkpointed", 0).unwrap();
     a.commit().unwrap();
     store.checkpoint().unwrap();
@@ -46,7 +46,9 @@ fn accepting_an_unknown_state_may_be_interrupted_anywhere() {
             let store = small::open_with(&moment.power_cut(cut).disk, accept()).unwrap();
             assert_eq!(quarantined(&store), [] as [PathBuf; 0]);
             for name in ["a", "b"] {
-                store.file(name).unwrap_or_else(|e| panic!("call {} {cut}: {name} is locked out: {e}", moment.call()));
+                store
+                    .open_file(name)
+                    .unwrap_or_else(|e| panic!("call {} {cut}: {name} is locked out: {e}", moment.call()));
             }
         }
     }

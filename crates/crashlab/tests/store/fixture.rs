@@ -5,10 +5,10 @@ use untorn::{File, Store, StoreOptions};
 use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration};
 use untorn_crashlab::program::Case;
 use untorn_crashlab::{Options, Profile, SimDisk};
-use untorn_journal::home::Home;
+use untorn_journal::store_dir::StoreDir;
 
 pub fn open_on(disk: &SimDisk, options: StoreOptions) -> untorn::Result<Store> {
-    options.open_on(disk.process(), Home::of_directory(), PathBuf::new())
+    options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())
 }
 
 /// Stores whose journal has room, on a disk of a chosen profile.
@@ -62,7 +62,7 @@ pub mod small {
 }
 
 pub fn contents(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; file.size().unwrap() as usize];
+    let mut bytes = vec![0; file.len().unwrap() as usize];
     file.read_at(&mut bytes, 0).unwrap();
     bytes
 }

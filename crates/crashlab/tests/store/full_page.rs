@@ -20,12 +20,12 @@ fn a_page_is_logged_whole_for_the_checkpoint_that_follows() {
     disk.put("a", &[1; 4096]).unwrap();
     disk.settle();
     let store = roomy::open_with(&disk, roomy::options().full_page(true)).unwrap();
-    let a = store.file("a").unwrap();
+    let a = store.open_file("a").unwrap();
     a.write_at(&[2; 100], 0).unwrap();
     a.commit().unwrap();
     a.write_at(&[3; 100], 1000).unwrap();
     let asked_for_before = a.commit_async().unwrap();
-    store.cut().unwrap().unwrap().apply().unwrap().retire().unwrap();
+    store.begin_checkpoint().unwrap().unwrap().apply().unwrap().truncate_log().unwrap();
     asked_for_before.wait().unwrap();
     disk.record();
     store.checkpoint().unwrap();

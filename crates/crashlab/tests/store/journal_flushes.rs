@@ -1,21 +1,21 @@
 //! Flushes of the journal's own files that fail or are missing.
 
 use crate::fixture::roomy;
+use untorn::sync_point;
 use untorn_crashlab::{Failed, Fault, On, PROFILES, Profile, What};
-use untorn_os::Step;
 
 #[test]
 fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
     for profile in PROFILES {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         file.write_at(b"acknowledged", 0).unwrap();
         file.commit().unwrap();
-        assert!(store.mark().unwrap());
+        assert!(store.write_durable_mark().unwrap());
         disk.record();
-        let checkpoint = store.cut().unwrap().unwrap().apply().unwrap();
-        checkpoint.retire().unwrap();
+        let checkpoint = store.begin_checkpoint().unwrap().unwrap().apply().unwrap();
+        checkpoint.truncate_log().unwrap();
         for snapshot in disk.recorded() {
             for cut in snapshot.cuts(256, 1) {
                 let after = roomy::recovered(&snapshot.power_cut(cut).disk);
@@ -29,8 +29,9 @@ fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
 fn a_segment_whose_name_was_not_flushed_can_be_made_again() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.create("a").unwrap();
-    let once = Fault { on: On::Step(Step::SegmentName), after: 0, times: 1, what: What::Writeback(Failed::Lost) };
+    let file = store.open_or_create("a").unwrap();
+    let once =
+        Fault { on: On::SyncPoint(sync_point::SEGMENT_NAME), after: 0, times: 1, what: What::Writeback(Failed::Lost) };
     disk.fail(once);
     let mut refused = 0;
     for i in 0..40u64 {

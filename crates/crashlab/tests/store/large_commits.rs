@@ -2,19 +2,19 @@
 
 use crate::fixture::{contents, roomy, small, survives};
 use std::path::Path;
+use untorn::sync_point;
 use untorn::{Error, Outcome};
 use untorn_crashlab::{Cut, Fault, On, Profile, SimDisk, What};
-use untorn_os::Step;
 
-fn extents(disk: &SimDisk) -> usize {
-    let is_extent = |path: &Path| path.to_string_lossy().starts_with(".untorn/journal/extent.");
-    disk.tree().iter().filter(|(path, _)| is_extent(path)).count()
+fn spill_files(disk: &SimDisk) -> usize {
+    let is_spill_file = |path: &Path| path.to_string_lossy().starts_with(".untorn/journal/spill.");
+    disk.tree().iter().filter(|(path, _)| is_spill_file(path)).count()
 }
 
 /// The next flushes of spill files fail, as on a disk or a quota that turns out to be full when delayed
 /// allocation is made good.
 fn no_room_for_extents(disk: &SimDisk, times: u64, errno: i32) {
-    disk.fail(Fault { on: On::Step(Step::ExtentContents), after: 0, times, what: What::Errno(errno) });
+    disk.fail(Fault { on: On::SyncPoint(sync_point::SPILL_CONTENTS), after: 0, times, what: What::Errno(errno) });
 }
 
 #[track_caller]
@@ -36,19 +36,20 @@ fn an_extent_of_a_change_that_was_never_committed_does_not_stay() {
 fn large_changes_of_a_refused_commit_can_be_committed_one_file_after_the_other() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let (a, b, c) = (store.create("a").unwrap(), store.create("b").unwrap(), store.create("c").unwrap());
+    let (a, b, c) =
+        (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap(), store.open_or_create("c").unwrap());
     store.syncv(&[&a, &b, &c]).unwrap();
     disk.settle();
     a.write_at(&[1; 30_000], 0).unwrap();
     b.write_at(&[2; 30_000], 0).unwrap();
     // The file's attribute cannot be set, so that the commit of both is refused.
     disk.put("d", b"").unwrap();
-    let d = store.file("d").unwrap();
+    let d = store.open_file("d").unwrap();
     d.write_at(b"d", 0).unwrap();
     disk.fail(Fault { on: On::Attribute, after: 0, times: 10, what: What::Errno(libc::ENOSPC) });
     assert!(store.syncv(&[&a, &b, &d]).is_err());
     disk.clear_faults();
-    assert_eq!(extents(&disk), 1, "one extent has the large changes of both");
+    assert_eq!(spill_files(&disk), 1, "one spill file has the large changes of both");
     a.commit().unwrap();
     store.checkpoint().unwrap();
     b.commit().unwrap();
@@ -59,16 +60,16 @@ fn large_changes_of_a_refused_commit_can_be_committed_one_file_after_the_other()
 fn a_rolled_back_large_change_leaves_nothing_after_a_refused_commit() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     file.commit().unwrap();
     file.write_at(&[7; 100_000], 0).unwrap();
     // The record finds no segment, and no room for one.
     let full = Fault { on: On::Write, after: 0, times: 10, what: What::Errno(libc::ENOSPC) };
-    disk.fail(Fault { on: On::Step(Step::ExtentContents), ..full });
+    disk.fail(Fault { on: On::SyncPoint(sync_point::SPILL_CONTENTS), ..full });
     assert!(file.commit().is_err());
     disk.clear_faults();
     file.rollback().unwrap();
-    assert_eq!(extents(&disk), 0);
+    assert_eq!(spill_files(&disk), 0);
 }
 
 #[test]
@@ -76,7 +77,7 @@ fn an_operation_list_whose_flush_found_no_room_is_not_committed() {
     for errno in [libc::ENOSPC, libc::EDQUOT] {
         let disk = small::disk();
         let store = small::open(&disk);
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         file.write_at(b"old", 0).unwrap();
         file.commit().unwrap();
         // So many ranges that their list fits into no segment.
@@ -87,7 +88,7 @@ fn an_operation_list_whose_flush_found_no_room_is_not_committed() {
         not_committed(file.commit());
         for cut in disk.snapshot().cuts(64, 1) {
             let after = disk.snapshot().power_cut(cut).disk;
-            assert_eq!(contents(&small::open(&after).file("a").unwrap()), b"old", "{cut}");
+            assert_eq!(contents(&small::open(&after).open_file("a").unwrap()), b"old", "{cut}");
         }
     }
 }
@@ -97,7 +98,7 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
     for errno in [libc::ENOSPC, libc::EDQUOT] {
         let disk = small::disk();
         let store = small::open(&disk);
-        let file = store.create("a").unwrap();
+        let file = store.open_or_create("a").unwrap();
         file.write_at(b"old", 0).unwrap();
         file.commit().unwrap();
         file.write_at(&[7; 20_000], 0).unwrap();
@@ -105,10 +106,10 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
         not_committed(file.commit());
         // Now the disk would say OK, which proves nothing about what it had dropped before.
         not_committed(file.commit());
-        let other = store.file("a").unwrap();
+        let other = store.open_file("a").unwrap();
         other.write_at(b"new", 0).unwrap();
         not_committed(other.commit());
         let after = disk.snapshot().power_cut(Cut::Nothing).disk;
-        assert_eq!(contents(&small::open(&after).file("a").unwrap()), b"old");
+        assert_eq!(contents(&small::open(&after).open_file("a").unwrap()), b"old");
     }
 }

@@ -20,7 +20,7 @@ fn setting_a_journal_aside_flushes_what_class_process_had_not() {
     let process = || small::options().class(FailureClass::Process);
     let disk = small::disk();
     let store = small::open_with(&disk, process()).unwrap();
-    let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
     store.checkpoint().unwrap();
     a.write_at(b"aaaa", 0).unwrap();
     a.commit().unwrap();
@@ -38,7 +38,7 @@ fn setting_a_journal_aside_flushes_what_class_process_had_not() {
         match small::open_with(&moment.power_cut(cut).disk, process()) {
             Err(Error::UnknownState { .. }) => {}
             Err(e) => panic!("{cut}: {e}"),
-            Ok(store) => assert_eq!(contents(&store.file("b").unwrap()), [b'b'; 9000], "{cut}"),
+            Ok(store) => assert_eq!(contents(&store.open_file("b").unwrap()), [b'b'; 9000], "{cut}"),
         }
     }
 }
@@ -47,7 +47,7 @@ fn setting_a_journal_aside_flushes_what_class_process_had_not() {
 fn a_journal_set_aside_that_lost_its_end_is_damaged() {
     let disk = small::disk();
     let store = small::open(&disk);
-    let a = store.create("a").unwrap();
+    let a = store.open_or_create("a").unwrap();
     store.checkpoint().unwrap();
     for version in [b"one", b"two"] {
         a.write_at(version, 0).unwrap();
@@ -61,19 +61,19 @@ fn a_journal_set_aside_that_lost_its_end_is_damaged() {
     store.close().unwrap();
 
     // The disk damages the last group; nothing in the journal itself calls that one durable.
-    let is_held = |path: &Path| path.to_string_lossy().starts_with(".untorn/held.");
-    let held = || disk.tree().into_iter().map(|(path, _)| path).filter(|path| is_held(path));
-    let segment = held().find(|path| path.ends_with("segment.0")).expect("a segment of the journal set aside");
+    let is_quarantined = |path: &Path| path.to_string_lossy().starts_with(".untorn/quarantine.");
+    let quarantined = || disk.tree().into_iter().map(|(path, _)| path).filter(|path| is_quarantined(path));
+    let segment = quarantined().find(|path| path.ends_with("segment.0")).expect("a segment of the quarantined journal");
     let bytes = disk.get(&segment).unwrap();
     let last = bytes.windows(4).rposition(|magic| magic == b"UTRC").expect("records");
     disk.overwrite(&segment, last as u64, &[0; 80]).unwrap();
     disk.rename("elsewhere", "a").unwrap();
-    let kept = held().count();
+    let kept = quarantined().count();
 
     match small::open_with(&disk, small::options()) {
-        Err(Error::Corrupt { path, .. }) => assert!(is_held(&path), "{}", path.display()),
+        Err(Error::Corrupt { path, .. }) => assert!(is_quarantined(&path), "{}", path.display()),
         Err(e) => panic!("{e}"),
-        Ok(store) => panic!("the file fell back to {:?}", contents(&store.file("a").unwrap())),
+        Ok(store) => panic!("the file fell back to {:?}", contents(&store.open_file("a").unwrap())),
     }
-    assert_eq!(held().count(), kept, "nothing of it was removed");
+    assert_eq!(quarantined().count(), kept, "nothing of it was removed");
 }

@@ -1,9 +1,9 @@
 //! Commits that are refused or fail, and those behind them.
 
 use crate::fixture::roomy;
+use untorn::sync_point;
 use untorn::{Error, Outcome};
 use untorn_crashlab::{Fault, On, Profile, What};
-use untorn_os::Step;
 
 /// Two commits of one file, the second with nothing of its own: what the first took and could not
 /// write is the second's to write, or to refuse.
@@ -11,7 +11,7 @@ use untorn_os::Step;
 fn a_commit_does_not_rely_on_one_that_failed() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     file.write_at(b"acknowledged", 0).unwrap();
     let first = file.commit_async().unwrap();
     // A change of names keeps the two out of one group.
@@ -30,10 +30,10 @@ fn a_commit_does_not_rely_on_one_that_failed() {
 fn a_commit_takes_over_what_one_before_it_could_not_do() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.create("a").unwrap();
+    let file = store.open_or_create("a").unwrap();
     // Many pieces: their list goes into a spill file, for which there is no room once.
     for i in 0..4000u64 {
-        file.write_at(b"x", i * 2).unwrap();
+        file.write_all_at(b"x", i * 2).unwrap();
     }
     let first = file.commit_async().unwrap();
     let second = file.commit_async().unwrap();
@@ -53,20 +53,21 @@ fn what_was_written_and_not_flushed_is_not_called_refused() {
     for blocks in 0..4 {
         let disk = roomy::disk(Profile::Ext4);
         let store = roomy::open(&disk);
-        let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+        let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
         for size in 0..blocks {
-            a.truncate(size).unwrap();
+            a.set_len(size).unwrap();
             a.commit().unwrap();
         }
         store.checkpoint().unwrap();
         // The record fills its blocks but for some bytes, too few for any other record.
-        a.truncate(8000).unwrap();
+        a.set_len(8000).unwrap();
         a.commit().unwrap();
         a.write_at(&[1; 3950], 0).unwrap();
         let small = a.commit_async().unwrap();
-        (0..4000u64).for_each(|i| b.write_at(b"x", i * 2).unwrap());
+        (0..4000u64).for_each(|i| b.write_all_at(b"x", i * 2).unwrap());
         let large = b.commit_async().unwrap();
-        let sync = Fault { on: On::Step(Step::ExtentContents), after: 0, times: 1, what: What::Errno(libc::EIO) };
+        let sync =
+            Fault { on: On::SyncPoint(sync_point::SPILL_CONTENTS), after: 0, times: 1, what: What::Errno(libc::EIO) };
         disk.fail(sync);
         let small = small.wait();
         assert!(large.wait().is_err());
@@ -83,7 +84,7 @@ fn what_was_written_and_not_flushed_is_not_called_refused() {
 fn a_commit_behind_the_removal_of_its_file_is_refused() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let (a, b) = (store.create("a").unwrap(), store.create("b").unwrap());
+    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
     let mut removal = store.begin();
     removal.unlink("a").unwrap();
     let removed = removal.commit_async().unwrap();

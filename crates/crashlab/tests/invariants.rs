@@ -1,0 +1,135 @@
+//! Which test fails if this invariant is broken? As `mutants` for flushes, in a build where invariants can be
+//! broken: `make mutants`.
+
+mod gate;
+
+use gate::{Mutant, gate, shows};
+use std::time::Duration;
+use untorn::invariant;
+use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, within};
+use untorn_crashlab::mutation::invariants;
+use untorn_crashlab::program::{Case, Op, STARTS, Setup, Trouble, alphabet, mapped_alphabet};
+use untorn_os::{Invariant, disable};
+
+/// Programs that show a broken invariant at once.
+fn known(invariant: Invariant) -> &'static [&'static str] {
+    match invariant {
+        invariant::FRESH_START | invariant::CHAIN | invariant::EPOCH => {
+            &["closed,posix,garbage,growing,buffered/0/one/", "closed,posix,garbage,growing,direct/0/one/"]
+        }
+        invariant::DURABLE_HEADER => &["closed,posix,sector,tight,buffered/0/other,one,retire,one,retire/"],
+        invariant::SPILL_FILES_STAY => &["closed,posix,sector,roomy,direct/0/one,cut,large,retire,apply/"],
+        invariant::HALF_CREATED => &["closed,posix,sector,tight,buffered/0/replace,move/"],
+        invariant::STICKY_ERROR => &["closed,ext4,sector,tight,buffered/0/one,one/"],
+        invariant::OTHER_SLOT => &["closed,posix,garbage,tight,direct/0/one,retire/"],
+        invariant::APPLY_AGAIN => &["closed,posix,sector,roomy,direct/0/one,retire,append,retire/"],
+        invariant::ZERO_GAP => &["closed,posix,sector,tight,buffered/0/empty,group,retire/"],
+        invariant::FULL_PAGE => &["closed,ext4,garbage,roomy,buffered/0/zero,retire/"],
+        invariant::COMPARE_WITH_VIEW => &["closed,ext4,sector,roomy,direct/0/line,back/"],
+        invariant::KNOWN_PAGES_STAY => &["closed,ext4,sector,tight,direct/0/pages/"],
+        invariant::OVERLAYS_SHOW => &["closed,ext4,sector,roomy,direct/0/line,unmap,map/"],
+        invariant::GROWS_BY_ZEROS => &["closed,ext4,sector,roomy,direct/0/dip/"],
+        invariant::TRUNCATED_PAGES_HIDDEN => &["closed,ext4,sector,roomy,direct/0/empty,cut,grow,map,apply/"],
+        invariant::STORES_BEHIND_THE_END => &["closed,ext4,sector,roomy,direct/0/end,grow/"],
+        invariant::ZEROED_AT_ONCE => &["closed,ext4,sector,roomy,direct/0/map,zero/"],
+        invariant::COMMITTED_BYTES_BACK => &["closed,ext4,sector,roomy,direct/0/line,poke,undo/"],
+        _ => &[],
+    }
+}
+
+/// Programs in which an error, at some call, shows it.
+fn known_by_errors(invariant: Invariant) -> &'static [&'static str] {
+    match invariant {
+        invariant::FOUND_ONCE => &["closed,ext4,sector,tight,direct/0/map,pages,line/"],
+        invariant::UNDONE_IS_NOT_COMMITTED => &["closed,ext4,sector,tight,direct/0/map,poke,undo/"],
+        _ => &[],
+    }
+}
+
+/// What no crash shows.
+fn scenario(invariant: Invariant) -> Option<&'static str> {
+    match invariant {
+        invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
+        invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
+        invariant::ONE_COPY => Some("a_racing_store_is_in_this_commit_or_the_next"),
+        invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
+        invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),
+        invariant::HEAP_IS_QUIET => Some("a_commit_of_a_heap_waits_for_a_change"),
+        invariant::HEAP_FORGETS => Some("what_was_rolled_back_is_given_out_once"),
+        invariant::FREE_CHUNK_UNLISTED => Some("a_free_chunk_has_one_use"),
+        invariant::INSIDES_SKIPPED => Some("a_huge_allocation_hides_no_metadata"),
+        invariant::INSIDES_ZEROED => Some("a_huge_allocation_leaves_no_metadata"),
+        _ => None,
+    }
+}
+
+/// Invariants that no test here needs, and why.
+fn why_not(invariant: Invariant) -> Option<&'static str> {
+    match invariant {
+        invariant::EPOCH => {
+            Some("not needed: the chain of checksums, which begins at a random number, refuses other epochs' records")
+        }
+        _ => None,
+    }
+}
+
+fn take(invariant: Invariant, away: bool) {
+    disable(away.then_some(invariant));
+}
+
+/// The smallest case that shows the disabled invariant.
+fn find(invariant: Invariant) -> Option<Case> {
+    let bounds = Bounds { deadline: within(Duration::from_secs(60)), violations_max: 50, ..Bounds::default() };
+    let effort = Effort { cuts_max: 200, second_max: 300, after_failed_sync_max: 8, failed_sync_ways: 3 };
+    let found = |enumeration: &Enumeration| {
+        let mut cases = enumeration.violations().into_iter().map(|violation| violation.case);
+        cases.find(|case| shows(case, 0, &|away| take(invariant, away)))
+    };
+    let tried = |work: &dyn Fn(&Enumeration)| {
+        let enumeration = Enumeration::new(bounds);
+        take(invariant, true);
+        work(&enumeration);
+        take(invariant, false);
+        found(&enumeration)
+    };
+    let parsed = |text: &&str| text.parse::<Case>().unwrap();
+    let programs = known(invariant).iter().map(parsed);
+    let by_errors = known_by_errors(invariant).iter().map(parsed);
+    let eio: &[fn(u64) -> Trouble] = &[|call| Trouble::Errno(call, libc::EIO)];
+    programs
+        .flat_map(|case| tried(&|e| e.program(&case.setup, &case.ops, &effort)))
+        .chain(by_errors.flat_map(|case| tried(&|e| e.trouble_at_every_call(&case.setup, &case.ops, &effort, eio))))
+        .next()
+        .or_else(|| tried(&search))
+}
+
+/// Programs of up to two operations, without and with a map.
+fn search(enumeration: &Enumeration) {
+    let effort = &Effort { cuts_max: 8, second_max: 1, after_failed_sync_max: 4, failed_sync_ways: 1 };
+    for ops in [alphabet().collect::<Vec<Op>>(), mapped_alphabet().collect()] {
+        for start in STARTS.into_iter().rev() {
+            let setups = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
+            let mut shorter = enumeration.level(&[], &ops, &setups, effort);
+            for _ in 0..2 {
+                shorter = enumeration.level(&shorter, &ops, &setups, effort);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_invariant_is_needed() {
+    let mutant = |invariant: &Invariant| Mutant {
+        name: format!("{invariant:?}"),
+        about: invariant.about(),
+        why_not: why_not(*invariant),
+        skipped: 0,
+        scenario: scenario(*invariant),
+    };
+    let invariant_of = |mutant: &Mutant| {
+        invariants().iter().copied().find(|invariant| format!("{invariant:?}") == mutant.name).unwrap()
+    };
+    let only = std::env::var("UNTORN_INVARIANT").unwrap_or_default();
+    let mutants: Vec<Mutant> = invariants().iter().map(mutant).filter(|m| m.name.contains(&only)).collect();
+    gate("Invariant", &mutants, &|mutant, away| take(invariant_of(mutant), away), &|mutant| find(invariant_of(mutant)));
+}
