@@ -1,13 +1,13 @@
 //! Commits of a mapped file against ordinary `msync`: latency against pages stored to in between, as in
 //! Figures 2 and 3 of "Failure-atomic msync()" (Park, Kelly, Shen 2013).
 
-use crate::Run;
 use crate::commit::load_text;
 use crate::fs::{FileSystem, Place};
 use crate::harness::{Contender, Plan, THINK, interleave_parts};
 use crate::memory::{Folios, Layout, Managed, Memory, Stores, account, cycle, plain_mapping, tracked_by, warm_up};
 use crate::peers::{Floor, fill};
-use crate::report::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::Result;
 use memmap2::MmapMut;
@@ -26,7 +26,7 @@ const LARGE: &str = "msync, large folios";
 const DATA_JOURNAL: &str = "msync, data=journal";
 
 /// The `msync` sections of one place: for each size and load, stores and commit, and the commit alone.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let dir = place.directory("msync")?;
     for name in ["scan", "pagemap", "eager"] {
         std::fs::create_dir(dir.join(name))?;

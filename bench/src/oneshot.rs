@@ -1,11 +1,11 @@
 //! One small change in a new process, against write, fsync, rename, fsync in a new process.
 
-use crate::Run;
 use crate::child::{Job, measure};
 use crate::fs::Place;
 use crate::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::peers::fill;
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::{Measured, Ratio, Summary};
 use anyhow::Result;
 use std::cell::{Cell, RefCell};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const BYTES: usize = 1 << 10;
 
 /// The `oneshot` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     run.progress.cell(format!("{}: oneshot", place.name));
     let dir = place.directory("oneshot")?;
     for name in ["lone", "put", "plain"] {

@@ -93,3 +93,26 @@ fn key_value_stores_race_and_hold_what_they_should() {
     assert_eq!((cells(2), cells(3)), (5, 2));
     assert!(table.contains("kv: 10 keys, think 1 ms") && picture.contains("1 std::map on Untorn"));
 }
+
+#[test]
+fn one_benchmark_by_itself_and_completions_and_manual_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_untorn-bench")).args(arguments).current_dir(&dir).output();
+        let output = output.unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(output.status.success(), "{out}{err}");
+        out
+    };
+    let out = run(&["recovery", "--quick", "--fs", "here", "--dir", "."]);
+    assert!(out.contains("recovery of a full journal") && out.contains("copy + fdatasync"), "{out}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&["completions", shell]);
+        assert!(script.contains("untorn-bench") && script.contains("kv-large") && script.contains("kills"), "{script}");
+    }
+    run(&["man", "."]);
+    for page in ["untorn-bench.1", "untorn-bench-demo.1"] {
+        assert!(std::fs::read_to_string(dir.path().join(page)).unwrap().contains(".SH SYNOPSIS"), "{page}");
+    }
+}

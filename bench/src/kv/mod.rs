@@ -2,11 +2,11 @@
 //! standard containers on Untorn's heap, and the stores that people would use instead.
 
 mod crates;
-pub(crate) mod first;
+pub mod first;
 mod gdbm;
 mod in_heap;
 mod kyoto;
-pub(crate) mod large;
+pub mod large;
 mod library;
 mod lmdb;
 mod lsm;
@@ -15,12 +15,12 @@ mod sqlite;
 mod stl;
 mod store;
 
-use crate::Run;
 use crate::commit::load_text;
 use crate::fs::Place;
 use crate::harness::Activity;
 use crate::memory::minor_faults;
-use crate::report::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Context, Result};
 use fastrand::Rng;
@@ -42,7 +42,7 @@ const RUNS_THINKING: usize = 3;
 const PASSES: [&str; 3] = ["insert", "replace", "delete"];
 
 /// The `kv` sections of one place: one for each load.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let work = Work {
         put_bytes: KEY_BYTES + VALUE_BYTES,
         floor_bytes: 16 << 20,

@@ -1,10 +1,10 @@
 //! `untorn status`.
 
-use crate::answer::{Answer, Failure};
-use crate::table::{bytes, count, pairs};
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
+use untorn_terminal::table::{bytes, count, pairs};
+use untorn_terminal::{Failure, Output};
 
 /// Show the condition of a store.
 ///
@@ -21,9 +21,9 @@ pub struct Status {
 }
 
 impl Status {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let found = offline::inspect(&self.path)?;
-        if self.json { Answer::json(&summary(&found)?) } else { Ok(Answer::text(text(&found))) }
+        if self.json { Output::json(&summary(&found)?) } else { Ok(Output::text(text(&found))) }
     }
 }
 

@@ -7,16 +7,16 @@
 mod device;
 mod file_system;
 mod finding;
-mod report;
+mod promises;
 mod trial;
 mod trust;
 
-use crate::answer::{Answer, Failure};
 use clap::{Args, ValueHint};
 use finding::Finding;
-use report::Report;
+use promises::Report;
 use std::path::{Path, PathBuf};
 use untorn::offline;
+use untorn_terminal::{Failure, Output};
 
 /// Say what is promised at a place, and why not more.
 ///
@@ -34,11 +34,11 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let report = examine(&self.path)?;
         let code = u8::from(!report.usable);
-        let answer = if self.json { Answer::json(&report)? } else { Answer::text(report.text()) };
-        Ok(answer.code(code))
+        let output = if self.json { Output::json(&report)? } else { Output::text(report.text()) };
+        Ok(output.code(code))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Who may write here, and whether their journal would be believed.
 
 use super::finding::Finding;
-use crate::answer::Failure;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use untorn_terminal::Failure;
 
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;

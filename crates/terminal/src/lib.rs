@@ -1,0 +1,9 @@
+//! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables
+//! ([`table`]), interruption ([`signals`]), and completion scripts and manual pages ([`pages`]).
+
+mod output;
+pub mod pages;
+pub mod signals;
+pub mod table;
+
+pub use output::{Failure, Output, print};
