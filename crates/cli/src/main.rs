@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod json;
 mod other_programs;
 mod progress_bar;
 

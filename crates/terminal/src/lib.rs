@@ -2,6 +2,7 @@
 //! ([`table`]), interruption ([`signals`]), and completion scripts and manual pages ([`pages`]).
 
 mod output;
+#[cfg(feature = "pages")]
 pub mod pages;
 pub mod signals;
 pub mod table;

@@ -1,7 +1,6 @@
 //! Results go to standard output, errors to standard error after the program's name, and the exit code
 //! is one that scripts can rely on.
 
-use serde::Serialize;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,12 +18,6 @@ impl Output {
     /// A text, and success.
     pub fn text(text: impl Into<String>) -> Output {
         Output { text: text.into(), code: 0 }
-    }
-
-    /// A value as JSON, and success.
-    pub fn json(value: &impl Serialize) -> Result<Output, Failure> {
-        let text = serde_json::to_string_pretty(value).map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
-        Ok(Output::text(text + "\n"))
     }
 
     /// With another exit code.

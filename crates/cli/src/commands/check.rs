@@ -2,6 +2,7 @@
 
 use super::heap::{self, Target};
 use super::status;
+use crate::json;
 use crate::progress_bar::Progress;
 use clap::Args;
 use std::path::Path;
@@ -57,7 +58,7 @@ impl Check {
         let output = if self.json {
             let mut value = status::summary(&found)?;
             value["sound"] = sound.into();
-            Output::json(&value)?
+            json::output(&value)?
         } else {
             Output::text(text(&found, sound))
         };
@@ -87,7 +88,7 @@ fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Output, Failure> {
     let output = if json {
         let mut value = heap::json(&found)?;
         value["reclaimed"] = reclaimed.into();
-        Output::json(&value)?
+        json::output(&value)?
     } else {
         Output::text(heap::check_text(&found, reclaimed))
     };

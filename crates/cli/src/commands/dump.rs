@@ -1,6 +1,7 @@
 //! `untorn dump`.
 
 use super::heap::{self, Target};
+use crate::json;
 use crate::progress_bar::Progress;
 use clap::Args;
 use std::fmt::Write;
@@ -30,13 +31,13 @@ impl Dump {
             let progress = Progress::new("looking");
             let found = offline::dump_heap(&path, &|done, all| progress.show(done, all))?;
             return if self.json {
-                Output::json(&heap::json(&found)?)
+                json::output(&heap::json(&found)?)
             } else {
                 Ok(Output::text(heap::dump_text(&found)))
             };
         }
         let found = offline::inspect(&path)?;
-        if self.json { Output::json(&found) } else { Ok(Output::text(text(&found))) }
+        if self.json { json::output(&found) } else { Ok(Output::text(text(&found))) }
     }
 }
 

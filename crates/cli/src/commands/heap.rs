@@ -1,5 +1,6 @@
 //! What `untorn check heap` and `untorn dump heap` say.
 
+use crate::json;
 use std::path::PathBuf;
 use untorn::{HeapChunk, HeapReport};
 use untorn_terminal::Failure;
@@ -32,7 +33,7 @@ const CHUNK_BYTES: u64 = 64 << 10;
 
 /// For programs.
 pub fn json(found: &HeapReport) -> Result<serde_json::Value, Failure> {
-    let mut value = serde_json::to_value(found).map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
+    let mut value = json::value(found)?;
     value["sound"] = found.is_sound().into();
     Ok(value)
 }

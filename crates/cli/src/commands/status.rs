@@ -1,5 +1,6 @@
 //! `untorn status`.
 
+use crate::json;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
@@ -23,13 +24,13 @@ pub struct Status {
 impl Status {
     pub fn run(self) -> Result<Output, Failure> {
         let found = offline::inspect(&self.path)?;
-        if self.json { Output::json(&summary(&found)?) } else { Ok(Output::text(text(&found))) }
+        if self.json { json::output(&summary(&found)?) } else { Ok(Output::text(text(&found))) }
     }
 }
 
 /// Everything but the records, of which there can be very many.
 pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
-    let mut value = serde_json::to_value(found).map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
+    let mut value = json::value(found)?;
     value["records"] = found.records.len().into();
     Ok(value)
 }

@@ -11,6 +11,7 @@ mod promises;
 mod trial;
 mod trust;
 
+use crate::json;
 use clap::{Args, ValueHint};
 use finding::Finding;
 use promises::Report;
@@ -37,7 +38,7 @@ impl Doctor {
     pub fn run(self) -> Result<Output, Failure> {
         let report = examine(&self.path)?;
         let code = u8::from(!report.usable);
-        let output = if self.json { Output::json(&report)? } else { Output::text(report.text()) };
+        let output = if self.json { json::output(&report)? } else { Output::text(report.text()) };
         Ok(output.code(code))
     }
 }
