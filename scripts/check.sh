@@ -1,5 +1,5 @@
 #!/bin/bash
-# Everything that keeps the house in order, short of running the tests.
+# Formatting, lints, documentation, and what is known of dependencies: everything short of running the tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -29,9 +29,9 @@ fi
 step "licences, bans and sources of dependencies"
 $cargo deny --log-level error check licenses bans sources
 step "known vulnerabilities of dependencies"
-if answer=$(timeout 120 $cargo deny --log-level error check advisories 2>&1); then
-    echo "$answer"
-elif [ $? = 124 ] || grep -qiE 'failed to (fetch|clone|open|load)|could not resolve|network|unable to (connect|access)' <<<"$answer"; then
+if output=$(timeout 120 $cargo deny --log-level error check advisories 2>&1); then
+    echo "$output"
+elif [ $? = 124 ] || grep -qiE 'failed to (fetch|clone|open|load)|could not resolve|network|unable to (connect|access)' <<<"$output"; then
     # The list of advisories lives on a git host. Without it the last copy on this machine counts.
     if $cargo deny --log-level error --offline check advisories 2>/dev/null; then
         step "WARNING: the list of advisories could not be fetched; checked against the last copy"
@@ -39,7 +39,7 @@ elif [ $? = 124 ] || grep -qiE 'failed to (fetch|clone|open|load)|could not reso
         step "WARNING: VULNERABILITIES NOT CHECKED: their list could not be fetched and there is no copy here"
     fi
 else
-    echo "$answer" >&2
+    echo "$output" >&2
     exit 1
 fi
 step "all is in order"
