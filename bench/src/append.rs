@@ -56,7 +56,11 @@ fn cells(run: &Run, place: &Place, size: usize) -> Result<Vec<Row>> {
         let load = load_text(think);
         run.progress.cell(format!("{}: append {}, {load}", place.name, bytes_text(size as u64)));
         let dir = place.directory("append")?;
-        rows.push(cell(run, place, &dir, size, think)?.judge(target.map(Target::AtMost), Waited::Allowed, run.quick));
+        rows.push(cell(run, place, &dir, size, think)?.against_target(
+            target.map(Target::AtMost),
+            Waited::Allowed,
+            run.quick,
+        ));
         std::fs::remove_dir_all(&dir)?;
     }
     Ok(rows)

@@ -17,7 +17,7 @@ pub enum Job {
     /// Commits distinct pages to `file` of the store `root` until `wanted_bytes` of journal are
     /// pending or no more can be, and is killed.
     FillJournal { root: PathBuf, file: String, journal_bytes: u64, wanted_bytes: u64 },
-    /// Opens a lone file, changes all of it, commits, closes. Creates file and store if missing.
+    /// Opens a standalone file, changes all of it, commits, closes. Creates file and store if missing.
     Update { path: PathBuf, bytes: usize },
     /// Replaces the file with `untorn put`'s function.
     Put { path: PathBuf, bytes: usize },

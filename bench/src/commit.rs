@@ -200,7 +200,7 @@ impl Setting<'_> {
             extras,
             ..Row::default()
         };
-        Ok(row.judge(Some(Target::AtMost(1.25)), waited, self.run.quick))
+        Ok(row.against_target(Some(Target::AtMost(1.25)), waited, self.run.quick))
     }
 
     /// Untorn without company: sustained rate, and what reaches the device. Returns the waits.
@@ -271,7 +271,7 @@ impl Setting<'_> {
             place_details: self.place.details.clone(),
             unit: TimeUnit::Microseconds,
             ratio_means: "median commit ÷ median pwrite",
-            rows: vec![row.judge(Some(Target::AtMost(6.0)), Waited::Allowed, self.run.quick)],
+            rows: vec![row.against_target(Some(Target::AtMost(6.0)), Waited::Allowed, self.run.quick)],
             notes: vec![format!(
                 "The peer is a plain pwrite of 4 KiB at the same offsets of another file of {}; neither side flushes.",
                 bytes_text(self.file_bytes)

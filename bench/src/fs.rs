@@ -73,7 +73,7 @@ impl FileSystem {
     }
 }
 
-/// Goes on in a private mount namespace, if that is possible: then nobody else sees the mounts, and
+/// Goes on in a private mount namespace, if that is possible: then no other process sees the mounts, and
 /// they end with the process, even if it is killed.
 pub fn enter_private_namespace() {
     let allowed = || Command::new("unshare").args(["--mount", "true"]).output().is_ok_and(|out| out.status.success());
@@ -83,7 +83,7 @@ pub fn enter_private_namespace() {
     if let Ok(executable) = std::env::current_exe() {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--"]).arg(executable);
-        // Comes back only if it failed; then we go on where everybody sees the mounts.
+        // Returns only if it failed; then the mounts are seen by all processes.
         let _ = command.args(std::env::args_os().skip(1)).env(NAMESPACE_VARIABLE, "1").exec();
     }
 }

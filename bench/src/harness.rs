@@ -57,7 +57,7 @@ pub struct Plan {
     /// Turns of every contender in a round.
     pub batches: usize,
     /// Slept before each operation, of the peers too: a device and a processor that were idle are
-    /// slower, whoever wakes them.
+    /// slower, whatever wakes them.
     pub think: Duration,
 }
 
@@ -95,7 +95,7 @@ pub fn interleave_parts<const PARTS: usize>(
         for batch in 0..plan.batches {
             progress.tick(round, plan.rounds, batch, plan.batches);
             for turn in 0..contenders.len() {
-                // Another one starts each time, so that nobody always follows the same neighbour.
+                // Another contender starts each time, so that none always follows the same neighbour.
                 let who = (turn + batch) % contenders.len();
                 for _ in 0..contenders[who].batch {
                     if !plan.think.is_zero() {

@@ -15,7 +15,7 @@ use untorn::{Map, MapOptions, Status, Store, StoreOptions, Tracker};
 pub const PAGE_BYTES: usize = 4096;
 
 /// With `pagemap`, every commit compares all pages that were ever stored to: they have to be dropped now
-/// and then, which takes the promise that nobody stores during a commit. Here nobody does.
+/// and then, which takes the promise that no thread stores during a commit. Here none does.
 pub fn tracked_by(tracker: Tracker) -> MapOptions {
     MapOptions::new().tracker(tracker).quiet(tracker == Tracker::PageMap)
 }
@@ -100,7 +100,7 @@ pub enum Folios {
     Large,
 }
 
-/// Maps a new file of random bytes as everybody does.
+/// Maps a new file of random bytes with `mmap`.
 pub fn plain_mapping(path: &Path, bytes: u64, folios: Folios) -> Result<MmapMut> {
     let step = match folios {
         Folios::Small => PAGE_BYTES,
@@ -120,7 +120,7 @@ pub fn plain_mapping(path: &Path, bytes: u64, folios: Folios) -> Result<MmapMut>
 }
 
 pub fn map_shared(file: &File) -> std::io::Result<MmapMut> {
-    // SAFETY: a file of the benchmark's own, which nobody else changes or truncates.
+    // SAFETY: a file of the benchmark's own, which no other program changes or truncates.
     unsafe { MmapMut::map_mut(file) }
 }
 

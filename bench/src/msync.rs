@@ -175,7 +175,7 @@ impl Setting<'_> {
         }
         for (name, _, memory) in &mut self.peers {
             let mut stores = stores();
-            // Many times slower than everybody else: fewer do.
+            // Many times slower than all others: fewer commits do.
             let batch = if *name == LARGE && count > 1 { batch.div_ceil(5) } else { batch };
             contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
         }
@@ -229,7 +229,7 @@ fn row((count, load): &(usize, String), contenders: &[&Measured], ratio: Ratio) 
     }
 }
 
-/// Everybody but the floors. Untorn's own ratio is against `msync` where it is at its best.
+/// All contenders but the floors. Untorn's own ratio is against `msync` where it is at its best.
 fn cycle_row(
     names: &(usize, String),
     measured: &[&Measured],
@@ -246,7 +246,7 @@ fn cycle_row(
         _ => None,
     };
     let small = named(&shown, SMALL).expect("always measured");
-    let mut row = row(names, &shown, Ratio::cost(ours, &[small])).judge(target, Waited::Allowed, quick);
+    let mut row = row(names, &shown, Ratio::cost(ours, &[small])).against_target(target, Waited::Allowed, quick);
     for (peer, target) in [(LARGE, (count >= 16).then_some(Target::AtMost(0.1))), (DATA_JOURNAL, None)] {
         if let Some(peer) = named(&shown, peer) {
             row.others.push(Other::new(&peer.name, Ratio::cost(ours, &[peer]), target, quick));
@@ -264,7 +264,8 @@ fn commit_row(names: &(usize, String), measured: &[&Measured], quick: bool) -> R
     let shown: Vec<&Measured> = measured.iter().filter(|m| wanted(m)).copied().collect();
     let floors: Vec<&Measured> = [Floor::BUFFERED, Floor::DIRECT].iter().filter_map(|f| named(&shown, f)).collect();
     let target = Target::AtMost(if names.0 <= 64 { 1.25 } else { 2.0 });
-    let mut row = row(names, &shown, Ratio::cost(shown[0], &floors)).judge(Some(target), Waited::Allowed, quick);
+    let mut row =
+        row(names, &shown, Ratio::cost(shown[0], &floors)).against_target(Some(target), Waited::Allowed, quick);
     for own in [PAGEMAP, EAGER].into_iter().filter_map(|name| named(&shown[1..], name)) {
         row.others.push(Other::new(&own.name, Ratio::cost(own, &floors), None, quick));
     }

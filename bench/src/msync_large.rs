@@ -246,7 +246,7 @@ impl Large<'_> {
                 ratio: Some(Ratio::cost(&measured[0], &[&measured[1]])),
                 ..Row::default()
             };
-            rows.push(row.judge(Some(Target::AtMost(1.0)), Waited::Allowed, self.run.quick));
+            rows.push(row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, self.run.quick));
         }
         memory.into_inner().close()?;
         Ok(rows)
@@ -350,7 +350,7 @@ impl Large<'_> {
             details: details.collect(),
             ..Row::default()
         };
-        row.judge(target, Waited::Allowed, self.run.quick)
+        row.against_target(target, Waited::Allowed, self.run.quick)
     }
 }
 

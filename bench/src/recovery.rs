@@ -81,7 +81,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         place_details: place.details.clone(),
         unit: TimeUnit::Milliseconds,
         ratio_means: "throughput of recovery ÷ throughput of copying",
-        rows: vec![row.judge(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick)],
+        rows: vec![row.against_target(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick)],
         notes: vec![
             format!(
                 "A child process commits pages of a file of {}, each page once, in random order, and is killed; opening \

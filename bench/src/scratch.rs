@@ -41,7 +41,7 @@ pub fn clean_up_on_signals() -> Result<()> {
     ctrlc::set_handler(|| {
         let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
         left.iter().rev().for_each(|path| remove(path));
-        // The lock is held until the end: whoever waits for it would only make more.
+        // The lock is held until the end: a thread that waits for it would only make more.
         std::process::exit(INTERRUPTED);
     })
     .context("cannot handle Ctrl-C")

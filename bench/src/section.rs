@@ -1,4 +1,4 @@
-//! What a benchmark hands over: sections of rows, the same for the table, the JSON and the plot.
+//! Results of benchmarks: sections of rows, from which the table, the JSON and the plot are made.
 
 use crate::stats::{Ratio, Summary};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -31,7 +31,7 @@ pub struct Section {
     /// What the ratio divides by what.
     pub ratio_means: &'static str,
     pub rows: Vec<Row>,
-    /// How it was measured, for whoever wants to repeat it.
+    /// How it was measured, so that it can be repeated.
     pub notes: Vec<String>,
 }
 
@@ -99,18 +99,19 @@ pub struct Other {
 
 impl Other {
     pub fn new(beside: &str, ratio: Ratio, target: Option<Target>, quick: bool) -> Other {
-        let verdict = target.filter(|_| !quick).map(|target| target.judge(&ratio));
+        let verdict = target.filter(|_| !quick).map(|target| target.verdict(&ratio));
         Other { beside: beside.to_owned(), ratio, target, verdict }
     }
 }
 
 impl Row {
-    /// Judges the ratio, and that nothing waited where nothing may; a quick run judges nothing.
-    pub fn judge(mut self, target: Option<Target>, waited: Waited, quick: bool) -> Row {
+    /// With a target and the verdict on it: by the ratio, and by whether commits waited where none may. A quick run
+    /// has no verdicts.
+    pub fn against_target(mut self, target: Option<Target>, waited: Waited, quick: bool) -> Row {
         self.target = target;
         self.verdict = match (&self.ratio, target) {
             _ if quick => None,
-            (Some(ratio), Some(target)) => Some(match (target.judge(ratio), waited) {
+            (Some(ratio), Some(target)) => Some(match (target.verdict(ratio), waited) {
                 (Verdict::Reached, Waited::Forbidden(commits)) if commits > 0 => Verdict::Waited,
                 (verdict, _) => verdict,
             }),
@@ -136,7 +137,7 @@ pub enum Target {
 }
 
 impl Target {
-    fn judge(self, ratio: &Ratio) -> Verdict {
+    fn verdict(self, ratio: &Ratio) -> Verdict {
         let reached = match self {
             Target::AtMost(limit) => ratio.value <= limit,
             Target::AtLeast(limit) => ratio.value >= limit,
@@ -239,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_target_is_missed_by_the_ratio_or_by_a_wait() {
-        let verdict = |value, target, waited, quick| row(value).judge(Some(target), waited, quick).verdict;
+        let verdict = |value, target, waited, quick| row(value).against_target(Some(target), waited, quick).verdict;
         let at_most = Target::AtMost(1.25);
         assert_eq!(verdict(1.25, at_most, Waited::Allowed, false), Some(Verdict::Reached));
         assert_eq!(verdict(1.26, at_most, Waited::Allowed, false), Some(Verdict::Missed));

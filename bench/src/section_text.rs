@@ -55,7 +55,7 @@ fn times(section: &Section) -> Columns {
             let c = contender;
             let times_us = [c.mean_us, c.p25_us, c.median_us, c.p75_us, c.p999_us];
             line.extend(times_us.map(|us| format!("{:.1}", section.unit.scale_us(us))));
-            line.extend(judgement(row, n));
+            line.extend(verdict(row, n));
             columns.lines.push(line);
         }
     }
@@ -95,16 +95,16 @@ fn grid(section: &Section) -> Columns {
     columns
 }
 
-fn judgement(row: &Row, contender: usize) -> [String; 4] {
+fn verdict(row: &Row, contender: usize) -> [String; 4] {
     let other = row.others.iter().find(|other| other.beside == row.contenders[contender].name);
     match other {
-        _ if contender == 0 => judged(row.ratio.as_ref(), row.target, row.verdict),
-        Some(other) => judged(Some(&other.ratio), other.target, other.verdict),
+        _ if contender == 0 => verdict_cells(row.ratio.as_ref(), row.target, row.verdict),
+        Some(other) => verdict_cells(Some(&other.ratio), other.target, other.verdict),
         None => Default::default(),
     }
 }
 
-fn judged(ratio: Option<&Ratio>, target: Option<Target>, verdict: Option<Verdict>) -> [String; 4] {
+fn verdict_cells(ratio: Option<&Ratio>, target: Option<Target>, verdict: Option<Verdict>) -> [String; 4] {
     [
         ratio.map_or(String::new(), |r| format!("{:.2}", r.value)),
         ratio.map_or(String::new(), |r| format!("{:.2}–{:.2}", r.p25, r.p75)),
@@ -187,7 +187,7 @@ pub mod tests {
             place_details: "xfs (rw) on /dev/loop0".to_owned(),
             unit: TimeUnit::Microseconds,
             ratio_means: "Untorn ÷ floor",
-            rows: vec![row.judge(Some(Target::AtMost(1.25)), Waited::Allowed, false)],
+            rows: vec![row.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, false)],
             notes: vec!["A note.".to_owned()],
         }
     }

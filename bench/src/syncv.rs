@@ -99,7 +99,7 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
         extras,
         ..Row::default()
     };
-    Ok(row.judge((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
+    Ok(row.against_target((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
 }
 
 fn count_text(count: usize) -> String {

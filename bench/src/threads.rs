@@ -89,8 +89,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         unit: TimeUnit::Microseconds,
         ratio_means: "1 thread: median commit ÷ median of the faster floor (*); more threads: commits per second ÷ those of 1 thread",
         rows: vec![
-            single.judge(Some(Target::AtMost(1.25)), Waited::Allowed, run.quick),
-            crowded.judge(Some(Target::AtLeast(2.5)), Waited::Allowed, run.quick),
+            single.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, run.quick),
+            crowded.against_target(Some(Target::AtLeast(2.5)), Waited::Allowed, run.quick),
         ],
         notes: vec![format!(
             "Each thread commits at random offsets of its own file of {}; {commits} commits of each thread in a round.",

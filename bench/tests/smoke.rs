@@ -33,7 +33,7 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     assert_eq!(titles.len(), 13, "{titles:?}");
     for row in sections.iter().flat_map(|section| section["rows"].as_array().unwrap()) {
         assert!(row["ratio"]["value"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
-        assert!(row["verdict"].is_null(), "a smoke run judges nothing: {row}");
+        assert!(row["verdict"].is_null(), "a smoke run has no verdicts: {row}");
         for contender in row["contenders"].as_array().unwrap() {
             let figure = |name: &str| contender[name].as_f64().unwrap();
             assert!(figure("samples") >= 1.0 && 0.0 < figure("p25_us"), "{contender}");
@@ -77,7 +77,7 @@ fn key_value_stores_race_and_hold_what_they_should() {
             }
             assert_eq!(names[0], "std::map on Untorn", "{}", section["notes"]);
             assert!(!names.iter().any(|name| name.starts_with("Kyoto Cabinet tree")), "{names:?}");
-            // Whoever is not installed is named, with the package to install.
+            // A store that is not installed is named, with the package to install.
             for (name, package) in [("LevelDB", "libleveldb"), ("LMDB", "liblmdb"), ("gdbm", "libgdbm")] {
                 let left_out = section["notes"].as_array().unwrap().iter().any(|note| {
                     let note = note.as_str().unwrap();

@@ -18,7 +18,7 @@ const VALUE_BYTES: usize = 1 << 10;
 const ENTRY_BYTES: u64 = 1400;
 /// Entries in one commit while loading.
 const LOT: usize = 10_000;
-/// Commits that nobody has applied at the crash.
+/// Commits that are not applied at the crash.
 const CRASH_COMMITS: u64 = 1000;
 const CRASH_COMMITS_QUICK: u64 = 20;
 const ROUNDS: usize = 5;
@@ -80,7 +80,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
             ratio: (measured.len() > 1).then(|| Ratio::cost(&measured[0], &[&measured[1]])),
             ..Row::default()
         };
-        row.judge(Some(Target::AtMost(1.0)), Waited::Allowed, run.quick)
+        row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, run.quick)
     };
     let mut all_notes = vec![format!(
         "{count} keys of {KEY_BYTES} B with random values of {VALUE_BYTES} B: about {}. Opening and the first lookup in \
@@ -121,7 +121,7 @@ fn put(store: &mut dyn Store, numbers: &[u64]) -> Result<()> {
 /// In a process that is going to be killed: commits new keys from a number on.
 pub fn leave_unapplied(dir: &Path, name: &str, bytes: u64, from: u64, commits: u64) -> Result<u64> {
     let probe = tempfile::tempdir()?;
-    let only = ENTRANTS.chunks(1).find(|only| only[0] == name).context("nobody of that name")?;
+    let only = ENTRANTS.chunks(1).find(|only| only[0] == name).context("no store of that name")?;
     let roster = Roster::here(probe.path(), work(bytes, only))?;
     let entrant = roster.entrants.first().context("no such entrant any more")?;
     let mut store = entrant.open(dir)?;

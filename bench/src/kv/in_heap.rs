@@ -27,7 +27,7 @@ impl HashbrownStore {
     }
 
     fn table(&mut self) -> &mut Table {
-        // SAFETY: a root of this type, in a heap that is open and that nobody else uses.
+        // SAFETY: a root of this type, in a heap that is open and that nothing else uses.
         unsafe { self.table.as_mut() }
     }
 }

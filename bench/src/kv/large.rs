@@ -170,5 +170,5 @@ fn row(phase: &str, measured: &[(Role, &Measured)], quick: bool) -> Row {
         let floor = Ratio::cost(ours, &floors);
         row.others.push(Other::new(&floor.against.clone(), floor, None, quick));
     }
-    row.judge(Some(Target::AtMost(1.0)), Waited::Allowed, quick)
+    row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, quick)
 }

@@ -114,7 +114,7 @@ impl LmdbStore {
 
 impl Drop for LmdbStore {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody has a transaction.
+        // SAFETY: ours, and there is no transaction.
         unsafe { (self.lmdb.f.env_close)(self.env) };
     }
 }

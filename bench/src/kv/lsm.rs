@@ -62,7 +62,7 @@ impl Lsm {
         }
         // SAFETY: a string that is ours to free.
         let text = unsafe { c_text(failure) };
-        // SAFETY: as above; nobody uses it any more.
+        // SAFETY: as above; nothing uses it any more.
         unsafe { (self.f.free)(failure.cast()) };
         bail!(text)
     }

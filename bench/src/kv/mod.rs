@@ -88,7 +88,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     for round in 0..runs {
         run.progress.cell(format!("{}: kv, {load}, run {} of {runs}", place.name, round + 1));
         for turn in 0..all.len() {
-            // Another one starts each time, so that nobody always follows the same neighbour.
+            // Another store starts each time, so that none always follows the same neighbour.
             let who = (turn + round) % all.len();
             let entrant = &roster.entrants[who];
             let dir = new_directory(place, entrant.name)?;
@@ -126,7 +126,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     })
 }
 
-/// How everybody was told to be durable, and who is missing.
+/// How each store was made durable, and which are missing.
 fn notes(roster: &Roster) -> Vec<String> {
     let mut notes = vec![
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
@@ -141,7 +141,7 @@ fn notes(roster: &Roster) -> Vec<String> {
     notes
 }
 
-/// A directory for one store. It takes its time to go: nobody pays for what another one left to be written.
+/// A directory for one store. Removing it waits until it is written, so that no store pays for what another one left.
 struct StoreDirectory(PathBuf);
 
 fn new_directory(place: &Place, name: &str) -> Result<StoreDirectory> {
@@ -237,7 +237,7 @@ fn row(pass: &str, load: &str, measured: &[(Role, &Taken)], quick: bool) -> Row 
         details: measured.iter().map(|(role, taken)| (taken.means.name.clone(), details(*role, taken))).collect(),
         ..Row::default()
     };
-    row.judge(Some(Target::AtMost(1.25)), Waited::Allowed, quick)
+    row.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, quick)
 }
 
 /// Single operations, and what Untorn did for one.

@@ -126,7 +126,7 @@ impl Roster {
         self.entrants.retain(|e| e.name == first || !names.iter().any(|name| e.name.starts_with(name.as_str())));
         self.missing.extend(names.iter().map(|name| format!("Left out: {name}…; as was asked for.")));
         let some = |role| self.entrants.iter().any(|entrant| entrant.role == role);
-        ensure!(some(Role::Peer) && some(Role::Floor), "nobody is left to compare with");
+        ensure!(some(Role::Peer) && some(Role::Floor), "no store is left to compare with");
         Ok(self)
     }
 

@@ -1,4 +1,4 @@
-//! What everybody who takes part can do.
+//! What every store that takes part can do.
 
 use crate::harness::Activity;
 use anyhow::{Result, ensure};
@@ -48,7 +48,7 @@ impl Scan {
     }
 }
 
-/// The same work for each value that is read, whoever reads it.
+/// The same work for each value that is read, whichever store reads it.
 pub fn taste(value: &[u8]) -> u64 {
     match value {
         [] => 0,

@@ -1,4 +1,4 @@
-//! The two files in memory: mapped by Untorn, or as everybody maps files.
+//! The two files in memory: mapped by Untorn, or by `mmap`.
 
 use crate::medium::{Medium, NAMES, Which, open_plain};
 use memmap2::{MmapMut, MmapOptions};
@@ -20,7 +20,7 @@ impl PlainMapped {
     pub fn open(dir: &Path) -> Result<PlainMapped, Failure> {
         let open = |name: &str| -> Result<(File, MmapMut), Failure> {
             let file = open_plain(dir, name)?;
-            // SAFETY: the demonstration is alone with its files, and only makes them larger.
+            // SAFETY: no other program has these files, and this one only makes them larger.
             let map = unsafe { MmapOptions::new().len(ROOM_BYTES).map_mut(&file) };
             Ok((file, map.map_err(|e| Failure::io("map", &dir.join(name), e))?))
         };

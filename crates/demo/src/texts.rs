@@ -85,7 +85,7 @@ fn collect(dir: &Path, texts: &mut Vec<Vec<u8>>, left_bytes: &mut u64) -> std::i
     Ok(())
 }
 
-/// Few texts serve several times: an update must have many records to choose from.
+/// Few texts are used several times: an update must have many records to choose from.
 fn enough(mut texts: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     for n in 0..TEXTS_MIN.saturating_sub(texts.len()) {
         texts.push(texts[n].clone());

@@ -60,14 +60,17 @@ impl Recover {
     }
 }
 
-/// Files that could not be served are a failure, however many others could.
+/// Quarantined files are a failure, however many others were recovered.
 pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     if files.is_empty() {
         return Ok(());
     }
     let reasons: Vec<String> = files.iter().map(|q| format!("{}: {}", q.path.display(), q.reason)).collect();
     let files = count(files.len() as u64, "file was", "files were");
-    Err(Failure::new(format!("{files} set aside, with the commits kept; all others are whole\n{}", reasons.join("\n"))))
+    Err(Failure::new(format!(
+        "{files} quarantined, with the commits kept; all others are whole\n{}",
+        reasons.join("\n")
+    )))
 }
 
 /// What recovery did, in a line, and its notes.

@@ -35,7 +35,7 @@ pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
     Ok(value)
 }
 
-/// The same for people.
+/// The condition of a store, for people.
 pub fn text(found: &Inspection) -> String {
     let class = serde_json::to_value(found.class).ok();
     let class = class.as_ref().and_then(|c| c.as_str()).unwrap_or("?").to_owned();
@@ -49,7 +49,7 @@ pub fn text(found: &Inspection) -> String {
         ("journal", journal(found)),
     ];
     if found.held_journals > 0 {
-        lines.push(("held", count(found.held_journals, "journal set aside", "journals set aside")));
+        lines.push(("quarantine", count(found.held_journals, "journal", "journals")));
     }
     let mut text = pairs(&lines);
     for file in &found.files_pending {
@@ -85,5 +85,5 @@ fn journal(found: &Inspection) -> String {
     if found.records.is_empty() {
         return format!("{allocated}, no records{torn}");
     }
-    format!("{allocated}, {records}, commits {} to {}{torn}", found.sequence_first, found.sequence_last)
+    format!("{allocated}, {records}, LSN {} to {}{torn}", found.sequence_first, found.sequence_last)
 }

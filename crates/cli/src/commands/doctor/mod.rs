@@ -68,7 +68,7 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     let dir = directory_of(path);
     let info = untorn_os::file_system_info(dir).map_err(|e| Failure::io("look at the file system of", dir, e))?;
     let disk = device::look(&info);
-    let mut findings = file_system::judge(&info, disk.cache, file_system::ext4_has_journal(&info));
+    let mut findings = file_system::assess(&info, disk.cache, file_system::ext4_has_journal(&info));
     findings.extend(disk.findings);
     findings.extend(trial::room(dir, &info)?);
     findings.extend(trust::directory(path, dir)?);
