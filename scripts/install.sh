@@ -111,6 +111,7 @@ fill untorn.pc.in "$LIBDIR/pkgconfig/untorn.pc"
 fill UntornConfig.cmake.in "$LIBDIR/cmake/Untorn/UntornConfig.cmake"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
 
+# The pages of untorn-crashtest and untorn-bench replace the short ones that untorn has of them.
 for program in $programs; do
     put 755 "$out/$program" "bin/$program"
     mkdir "$work/man"
