@@ -25,7 +25,7 @@ test: setup ## Run every test; prints totals
 	@scripts/test.sh
 
 demo: ## Kill a program a few hundred times, with and without Untorn, and count torn states (needs Rust and cc only)
-	$(CARGO) run --release --locked --quiet --package untorn-demo --example demo
+	$(CARGO) run --release --locked --package untorn-demo --example demo
 
 bench: build ## Measure against the floor and the usual ways; prints tables
 	$(TARGET)/release/untorn-bench all
