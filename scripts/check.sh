@@ -10,10 +10,11 @@ step() {
 
 step "formatting"
 $cargo fmt --all --check
+# With the profile of the tests: build scripts and macros are compiled once for all.
 step "lints"
-$cargo clippy --workspace --all-targets --locked -- -D warnings
+$cargo clippy --workspace --all-targets --profile test --locked -- -D warnings
 step "documentation"
-RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --locked --quiet
+RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet
 
 if ! $cargo deny --version >/dev/null 2>&1; then
     step "installing cargo-deny (once, takes some minutes)"
