@@ -1,5 +1,5 @@
-//! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables
-//! ([`table`]), interruption ([`signals`]), and completion scripts and manual pages ([`pages`]).
+//! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]),
+//! interruption ([`signals`]), and, with the feature `pages`, completion scripts and manual pages.
 
 mod output;
 #[cfg(feature = "pages")]
