@@ -1,4 +1,4 @@
-# One door to everything that is done with Untorn's source. `make help` lists it.
+# Everything that is done with Untorn's source. `make help` lists it.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,7 +7,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Where cargo builds; the programs below are run from there.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-UNTORN := $(TARGET)/release/untorn
+PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-bench)
 FUZZ_SECONDS ?= 20
 
 .PHONY: help setup build test demo bench check mutants install man fuzz crash-soak ports clean
@@ -18,36 +18,37 @@ help: ## Show this list
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
 
-build: ## Build the library and the `untorn` command, optimised
+build: ## Build the libraries and the three programs, optimised
 	$(CARGO) build --release --workspace
 
 test: setup ## Run every test; prints totals
 	@scripts/test.sh
 
-demo: setup build ## Kill a program a few hundred times, with and without Untorn, and count torn states
-	$(UNTORN) demo
+demo: ## Kill a program a few hundred times, with and without Untorn, and count torn states (needs Rust and cc only)
+	$(CARGO) run --release --locked --package untorn-demo --example demo
 
 bench: build ## Measure against the floor and the usual ways; prints tables
-	$(UNTORN) bench all
+	$(TARGET)/release/untorn-bench all
 
 check: setup ## Formatting, lints, documentation, licences and advisories of dependencies
 	@scripts/check.sh
 
-mutants: ## Take every durability step and care away, one at a time: something must fail (WRITE=1 writes docs/MUTANTS.md)
+mutants: ## Take every sync point and invariant away, one at a time: something must fail (WRITE=1 writes docs/MUTANTS.md)
 	@WRITE="$(WRITE)" scripts/mutants.sh
 
-install: ## Install library, header, command and pages under PREFIX (default /usr/local)
+install: ## Install library, header, programs and their pages under PREFIX (default /usr/local)
 	PREFIX="$(PREFIX)" scripts/install.sh
 
 man: build ## Write man pages to $(TARGET)/man
 	mkdir -p $(TARGET)/man
-	$(UNTORN) man $(TARGET)/man
+	for program in $(PROGRAMS); do $$program man $(TARGET)/man; done
 
 fuzz: ## Fuzz every parser for FUZZ_SECONDS each (needs a nightly toolchain and cargo-fuzz)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 crash-soak: ## Crash states of real file systems with new seeds, for STATES or SECONDS (needs root)
 	@scripts/crash-soak.sh
+
 ports: setup ## Port Kyoto Cabinet and GDBM to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh
 

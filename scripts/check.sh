@@ -1,5 +1,5 @@
 #!/bin/bash
-# Everything that keeps the house in order, short of running the tests.
+# Formatting, lints, documentation, and what is known of dependencies: everything short of running the tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -10,17 +10,18 @@ step() {
 
 step "formatting"
 $cargo fmt --all --check
+# With the profile of the tests: build scripts and macros are compiled once for all.
 step "lints"
-$cargo clippy --workspace --all-targets --locked -- -D warnings
+$cargo clippy --workspace --all-targets --profile test --locked -- -D warnings
 step "documentation"
-RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --locked --quiet
+RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet
 # Imports, names and wording are held to their rules by the tests of `crates/house`.
 step "public API"
-$cargo run --quiet --locked --package untorn-house -- api
+$cargo run --quiet --locked --profile test --package untorn-house -- api
 step "packages for the registry"
 # Without a network: what is packed, and that its manifest is complete. `cargo publish --workspace --dry-run` builds
 # the packages, too.
-packages=$($cargo run --quiet --locked --package untorn-house -- published)
+packages=$($cargo run --quiet --locked --profile test --package untorn-house -- published)
 # shellcheck disable=SC2086 # several words
 packed=$($cargo package $packages --no-verify --offline --locked --allow-dirty --quiet 2>&1) || {
     echo "$packed" >&2
@@ -41,9 +42,9 @@ fi
 step "licences, bans and sources of dependencies"
 $cargo deny --log-level error check licenses bans sources
 step "known vulnerabilities of dependencies"
-if answer=$(timeout 120 $cargo deny --log-level error check advisories 2>&1); then
-    echo "$answer"
-elif [ $? = 124 ] || grep -qiE 'failed to (fetch|clone|open|load)|could not resolve|network|unable to (connect|access)' <<<"$answer"; then
+if output=$(timeout 120 $cargo deny --log-level error check advisories 2>&1); then
+    echo "$output"
+elif [ $? = 124 ] || grep -qiE 'failed to (fetch|clone|open|load)|could not resolve|network|unable to (connect|access)' <<<"$output"; then
     # The list of advisories lives on a git host. Without it the last copy on this machine counts.
     if $cargo deny --log-level error --offline check advisories 2>/dev/null; then
         step "WARNING: the list of advisories could not be fetched; checked against the last copy"
@@ -51,7 +52,7 @@ elif [ $? = 124 ] || grep -qiE 'failed to (fetch|clone|open|load)|could not reso
         step "WARNING: VULNERABILITIES NOT CHECKED: their list could not be fetched and there is no copy here"
     fi
 else
-    echo "$answer" >&2
+    echo "$output" >&2
     exit 1
 fi
 step "all is in order"

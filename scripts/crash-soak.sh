@@ -29,7 +29,7 @@ interrupted=
 trap 'rm -rf "$log" "$TMPDIR"/untorn-crashlab-*; rmdir --ignore-fail-on-non-empty "$TMPDIR"' EXIT
 trap 'interrupted=1' INT TERM
 say "building"
-$cargo test --locked -q -p untorn-crashlab --test replay --no-run || exit 1
+$cargo test --workspace --locked -q --test replay --no-run || exit 1
 say "from seed $seed; so far $states states in $rounds rounds, $violations violations ($totals)"
 
 begin=$SECONDS
@@ -38,7 +38,7 @@ while [ -z "$interrupted" ]; do
     [ -z "$seconds_wanted" ] || [ $((SECONDS - begin)) -lt "$seconds_wanted" ] || break
     [ -z "$states_wanted" ] || [ $((states - first)) -lt "$states_wanted" ] || break
     UNTORN_TEST_SEED=$seed UNTORN_REPLAY_STATES=$per_round UNTORN_REPLAY_SECONDS=600 \
-        $cargo test --locked -q -p untorn-crashlab --test replay -- --nocapture survives >"$log" 2>&1
+        $cargo test --workspace --locked -q --test replay -- --nocapture survives >"$log" 2>&1
     status=$?
     [ -z "$interrupted" ] || break
     if why=$(grep -aom1 'skipped: .*' "$log"); then

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds and installs Untorn: the C library (header, libuntorn.so, libuntorn.a, pkg-config file, CMake
-# package) and the command `untorn` with its man pages and shell completions.
+# package) and the programs untorn, untorn-crashtest and untorn-bench with their man pages and shell
+# completions. The program `untorn` needs neither of the others.
 #
 #   PREFIX=/usr/local DESTDIR= LIBDIR=lib INCLUDEDIR=include scripts/install.sh [--library-only] [--profile NAME]
 #
@@ -42,7 +43,11 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 
 packages="-p untorn-capi"
-[ $library_only = yes ] || packages="$packages -p untorn-cli"
+programs=
+if [ $library_only = no ]; then
+    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-bench"
+    programs="untorn untorn-crashtest untorn-bench"
+fi
 
 # shellcheck disable=SC2086  # $packages is a list of words.
 build() {
@@ -50,7 +55,8 @@ build() {
 }
 
 # Offline first: it is what a cached or vendored build needs, and it fails at once where it cannot work.
-if ! build --offline; then
+# UNTORN_PREBUILT: the caller has built everything (the tests do, once).
+if [ -z "${UNTORN_PREBUILT:-}" ] && ! build --offline; then
     echo "install.sh: the offline build failed; trying with the network" >&2
     build
 fi
@@ -105,20 +111,22 @@ fill untorn.pc.in "$LIBDIR/pkgconfig/untorn.pc"
 fill UntornConfig.cmake.in "$LIBDIR/cmake/Untorn/UntornConfig.cmake"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
 
-if [ $library_only = no ]; then
-    put 755 "$out/untorn" bin/untorn
+# The pages of untorn-crashtest and untorn-bench replace the short ones that untorn has of them.
+for program in $programs; do
+    put 755 "$out/$program" "bin/$program"
     mkdir "$work/man"
-    "$out/untorn" man "$work/man"
+    "$out/$program" man "$work/man"
     for page in "$work/man"/*.1; do
         put 644 "$page" "share/man/man1/$(basename "$page")"
     done
-    "$out/untorn" completions bash >"$work/bash"
-    "$out/untorn" completions zsh >"$work/zsh"
-    "$out/untorn" completions fish >"$work/fish"
-    put 644 "$work/bash" share/bash-completion/completions/untorn
-    put 644 "$work/zsh" share/zsh/site-functions/_untorn
-    put 644 "$work/fish" share/fish/vendor_completions.d/untorn.fish
-fi
+    rm -r "$work/man"
+    for shell in bash zsh fish; do
+        "$out/$program" completions $shell >"$work/$shell"
+    done
+    put 644 "$work/bash" "share/bash-completion/completions/$program"
+    put 644 "$work/zsh" "share/zsh/site-functions/_$program"
+    put 644 "$work/fish" "share/fish/vendor_completions.d/$program.fish"
+done
 
 echo "Untorn $version is installed in $to"
 case $DESTDIR$PREFIX in

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The mutation gate: every durability step and every care is taken away, one at a time, and something must
+# The mutation gate: every sync point and every invariant is taken away, one at a time, and something must
 # fail. With WRITE=1, crashes that show it are looked for anew and docs/MUTANTS.md is written.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,5 +7,7 @@ cargo=${CARGO:-cargo}
 export UNTORN_MUTANTS=check
 if [ -n "${WRITE:-}" ]; then UNTORN_MUTANTS=write; fi
 
-$cargo test --locked -p untorn-crashlab --test mutants -- --show-output
-$cargo test --locked -p untorn-crashlab --features mutants --test cares -- --show-output
+# Of the whole workspace, so that dependencies have the features that `make test` built them with; and so that only
+# what contains the switches is built again for the second.
+$cargo test --workspace --locked --test mutants -- --show-output
+$cargo test --workspace --locked --features untorn-crashlab/mutants --test cares -- --show-output

@@ -141,7 +141,7 @@ kill_test() {
 }
 
 kill_tests() {
-    local name program answer
+    local name program found
     step "killing each $kills times"
     for name in hash tree gdbm; do
         for kind in port plain; do
@@ -150,11 +150,11 @@ kill_tests() {
             *) program=("$work/kyotocabinet.$kind/kill" "$name" FILE) ;;
             esac
             local status=0
-            answer=$(kill_test "${program[@]}") || status=$?
+            found=$(kill_test "${program[@]}") || status=$?
             # As it is, a program may be torn; that says what the test can see.
             [ $kind = plain ] && [ $status = 1 ] || [ $status = 0 ] || failed=1
-            [ -n "$answer" ] || answer="$name: DID NOT RUN, status $status"
-            rows+=("$name, $([ $kind = port ] && echo ported || echo 'as it is')|${answer#*: }")
+            [ -n "$found" ] || found="$name: DID NOT RUN, status $status"
+            rows+=("$name, $([ $kind = port ] && echo ported || echo 'as it is')|${found#*: }")
         done
     done
 }

@@ -3,7 +3,7 @@
 # missing. Running it again does nothing.
 #
 #     setup.sh          for building and testing
-#     setup.sh bench    also the key-value stores that `untorn bench kv` measures Untorn against
+#     setup.sh bench    also the key-value stores that `untorn-bench kv` measures Untorn against
 set -euo pipefail
 
 fail() {

@@ -13,13 +13,17 @@ export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 ${UNTORN_TEST_SECOND
 
 # What passing tests print is shown too: counts of crash states, and why something was left out.
 run_all() {
-    local status=0
-    ${CARGO:-cargo} test --workspace --locked --no-fail-fast "$@" -- --show-output || status=$?
-    # Concurrent commits under a scheduler that replaces the library's locks and threads, which takes a
-    # build of its own.
+    local status=0 cargo=${CARGO:-cargo}
+    # All at once, the programs and libraries for C included: tests that need these build nothing then.
+    if [ $# = 0 ] && $cargo build --workspace --locked --all-targets --profile test; then
+        export UNTORN_PREBUILT=1
+    fi
+    $cargo test --workspace --locked --no-fail-fast "$@" -- --show-output || status=$?
+    # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
+    # that only the library and the crash laboratory are built again.
     if [ $# = 0 ]; then
-        CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/shuttle ${CARGO:-cargo} test --locked -p untorn-crashlab \
-            --features shuttle --test group_commit -- --show-output || status=$?
+        $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit -- --show-output ||
+            status=$?
     fi
     return "$status"
 }

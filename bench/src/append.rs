@@ -1,10 +1,10 @@
 //! Appending and committing, against `write` and `fsync`.
 
-use crate::Run;
 use crate::commit::{commits_needed, journal_bytes, load_text};
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, interleave, timed};
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::Ratio;
 use anyhow::Result;
 use std::fs::File;
@@ -19,7 +19,7 @@ const SIZES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 4 << 20, 16 <
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
 /// The `append` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let mut rows = Vec::new();
     for size in SIZES {
         if run.quick && size > 4 << 20 {
@@ -56,7 +56,11 @@ fn cells(run: &Run, place: &Place, size: usize) -> Result<Vec<Row>> {
         let load = load_text(think);
         run.progress.cell(format!("{}: append {}, {load}", place.name, bytes_text(size as u64)));
         let dir = place.directory("append")?;
-        rows.push(cell(run, place, &dir, size, think)?.judge(target.map(Target::AtMost), Waited::Allowed, run.quick));
+        rows.push(cell(run, place, &dir, size, think)?.against_target(
+            target.map(Target::AtMost),
+            Waited::Allowed,
+            run.quick,
+        ));
         std::fs::remove_dir_all(&dir)?;
     }
     Ok(rows)

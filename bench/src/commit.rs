@@ -1,11 +1,11 @@
 //! Commits at random offsets of a large file, against the floor; class `process` against a plain
 //! `pwrite`; several threads against one.
 
-use crate::Run;
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, TURNOVERS_MIN, interleave, timed};
 use crate::peers::{Floor, fill};
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::Ratio;
 use anyhow::Result;
 use fastrand::Rng;
@@ -18,7 +18,7 @@ use untorn::{FailureClass, Store, StoreOptions};
 const SIZES: [usize; 5] = [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
 
 /// Both `commit` sections of one place: against the floor, and class `process`.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let dir = place.directory("commit")?;
     let setting = Setting { run, place, dir: &dir, file_bytes: if run.quick { 64 << 20 } else { 1 << 30 } };
     std::fs::create_dir(dir.join("store"))?;
@@ -31,7 +31,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
 
 /// Journal size of a cell: small enough that three turnovers are affordable, large enough that one
 /// takes more than a hundred commits.
-pub(crate) fn journal_bytes(run: &Run, commit_bytes: usize) -> u64 {
+pub fn journal_bytes(run: &Run, commit_bytes: usize) -> u64 {
     match commit_bytes {
         _ if run.quick => 1 << 20,
         0..=4096 => 4 << 20,
@@ -42,14 +42,14 @@ pub(crate) fn journal_bytes(run: &Run, commit_bytes: usize) -> u64 {
 
 /// Commits that turn the journal over three times, were each one a record of its own, on blocks of
 /// its own.
-pub(crate) fn commits_needed(run: &Run, commit_bytes: usize) -> usize {
+pub fn commits_needed(run: &Run, commit_bytes: usize) -> usize {
     let record_bytes = (commit_bytes + 256).next_multiple_of(4096) as u64;
     let turnovers = TURNOVERS_MIN * journal_bytes(run, commit_bytes) / record_bytes;
     if run.quick { 50 } else { COMMITS_MIN.max(turnovers as usize) }
 }
 
 /// How the tables call a run with these pauses.
-pub(crate) fn load_text(think: Duration) -> String {
+pub fn load_text(think: Duration) -> String {
     if think.is_zero() { "saturated".to_owned() } else { format!("think {} ms", think.as_millis()) }
 }
 
@@ -61,21 +61,21 @@ struct Setting<'a> {
 }
 
 /// One file in an open store, written at random offsets.
-pub(crate) struct Writer {
-    pub(crate) file: untorn::File,
+pub struct Writer {
+    pub file: untorn::File,
     bytes: Vec<u8>,
     offsets: Offsets,
 }
 
 impl Writer {
-    pub(crate) fn new(file: untorn::File, commit_bytes: usize, file_bytes: u64) -> Writer {
+    pub fn new(file: untorn::File, commit_bytes: usize, file_bytes: u64) -> Writer {
         let mut bytes = vec![0; commit_bytes];
         fastrand::fill(&mut bytes);
         Writer { file, bytes, offsets: Offsets::new(commit_bytes, file_bytes) }
     }
 
     /// One change, one commit.
-    pub(crate) fn commit(&mut self) -> Result<Duration> {
+    pub fn commit(&mut self) -> Result<Duration> {
         let offset = self.offsets.next();
         freshen(&mut self.bytes);
         timed(|| {
@@ -200,7 +200,7 @@ impl Setting<'_> {
             extras,
             ..Row::default()
         };
-        Ok(row.judge(Some(Target::AtMost(1.25)), waited, self.run.quick))
+        Ok(row.against_target(Some(Target::AtMost(1.25)), waited, self.run.quick))
     }
 
     /// Untorn without company: sustained rate, and what reaches the device. Returns the waits.
@@ -271,7 +271,7 @@ impl Setting<'_> {
             place_details: self.place.details.clone(),
             unit: TimeUnit::Microseconds,
             ratio_means: "median commit ÷ median pwrite",
-            rows: vec![row.judge(Some(Target::AtMost(6.0)), Waited::Allowed, self.run.quick)],
+            rows: vec![row.against_target(Some(Target::AtMost(6.0)), Waited::Allowed, self.run.quick)],
             notes: vec![format!(
                 "The peer is a plain pwrite of 4 KiB at the same offsets of another file of {}; neither side flushes.",
                 bytes_text(self.file_bytes)

@@ -1,8 +1,8 @@
 //! Where a benchmark runs: on file systems that it makes for itself in image files, or here.
 
-use crate::progress::Progress;
-use crate::report::bytes_text;
 use crate::scratch::Scratch;
+use crate::section::bytes_text;
+use crate::status_line::StatusLine;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -20,7 +20,7 @@ const NAMESPACE_VARIABLE: &str = "UNTORN_BENCH_NAMESPACE";
 
 /// A kind of place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum FileSystem {
+pub enum FileSystem {
     /// ext4 with its journal, in an image file (root only)
     Ext4,
     /// XFS with reflink, in an image file (root only)
@@ -73,9 +73,9 @@ impl FileSystem {
     }
 }
 
-/// Goes on in a private mount namespace, if that is possible: then nobody else sees the mounts, and
+/// Goes on in a private mount namespace, if that is possible: then no other process sees the mounts, and
 /// they end with the process, even if it is killed.
-pub(crate) fn enter_private_namespace() {
+pub fn enter_private_namespace() {
     let allowed = || Command::new("unshare").args(["--mount", "true"]).output().is_ok_and(|out| out.status.success());
     if !rustix::process::geteuid().is_root() || std::env::var_os(NAMESPACE_VARIABLE).is_some() || !allowed() {
         return;
@@ -83,18 +83,18 @@ pub(crate) fn enter_private_namespace() {
     if let Ok(executable) = std::env::current_exe() {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--"]).arg(executable);
-        // Comes back only if it failed; then we go on where everybody sees the mounts.
+        // Returns only if it failed; then the mounts are seen by all processes.
         let _ = command.args(std::env::args_os().skip(1)).env(NAMESPACE_VARIABLE, "1").exec();
     }
 }
 
 /// A directory to measure in.
-pub(crate) struct Place {
-    pub(crate) name: String,
+pub struct Place {
+    pub name: String,
     /// Its type: `ext4`, `xfs`, …
-    pub(crate) file_system: String,
+    pub file_system: String,
     /// File system, mount options, device.
-    pub(crate) details: String,
+    pub details: String,
     root: PathBuf,
     device_stat: Option<PathBuf>,
     // Dropped in this order: the directory in the file system before the mount.
@@ -104,7 +104,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// The places asked for; without a wish, the three file systems if we may mount, else here.
-    pub(crate) fn choose(wish: &[FileSystem], dir: &Path, quick: bool) -> Vec<(FileSystem, bool)> {
+    pub fn choose(wish: &[FileSystem], dir: &Path, quick: bool) -> Vec<(FileSystem, bool)> {
         if !wish.is_empty() {
             return wish.iter().map(|&fs| (fs, true)).collect();
         }
@@ -119,7 +119,7 @@ impl Place {
     }
 
     /// Makes the place ready.
-    pub(crate) fn prepare(fs: FileSystem, dir: &Path, quick: bool, progress: &Progress) -> Result<Place> {
+    pub fn prepare(fs: FileSystem, dir: &Path, quick: bool, progress: &StatusLine) -> Result<Place> {
         if fs == FileSystem::Here {
             return Place::open("here", Scratch::new_in(dir)?, None, "");
         }
@@ -157,31 +157,31 @@ impl Place {
     }
 
     /// An empty directory in this place, for one cell; the cell removes it.
-    pub(crate) fn directory(&self, name: &str) -> Result<PathBuf> {
+    pub fn directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.root.join(name);
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
 
     /// Bytes that can still be stored here.
-    pub(crate) fn available_bytes(&self) -> Result<u64> {
+    pub fn available_bytes(&self) -> Result<u64> {
         let stat = rustix::fs::statvfs(&self.root)?;
         Ok(stat.f_bavail * stat.f_frsize)
     }
 
     /// It was made for the benchmark, in an image file.
-    pub(crate) fn is_image(&self) -> bool {
+    pub fn is_image(&self) -> bool {
         self._mount.is_some()
     }
 
     /// Bytes written to the device so far, everything cached included.
-    pub(crate) fn device_bytes_written(&self) -> Result<Option<u64>> {
+    pub fn device_bytes_written(&self) -> Result<Option<u64>> {
         rustix::fs::syncfs(File::open(&self.root)?)?;
         self.device_bytes_written_by_now()
     }
 
     /// The same without what is still cached.
-    pub(crate) fn device_bytes_written_by_now(&self) -> Result<Option<u64>> {
+    pub fn device_bytes_written_by_now(&self) -> Result<Option<u64>> {
         let Some(stat) = &self.device_stat else { return Ok(None) };
         let text = fs::read_to_string(stat).with_context(|| format!("cannot read {}", stat.display()))?;
         // Documentation/block/stat.rst: the seventh field counts 512-byte sectors written.
@@ -220,7 +220,7 @@ fn write_image(path: &Path, sparse: bool) -> Result<()> {
 }
 
 /// `O_DIRECT` as the standard library wants it.
-pub(crate) fn libc_o_direct() -> i32 {
+pub fn libc_o_direct() -> i32 {
     rustix::fs::OFlags::DIRECT.bits() as i32
 }
 
@@ -246,7 +246,7 @@ fn run(command: &mut Command) -> Result<String> {
 }
 
 /// Empties the page cache; without root only of the given files, flushed before.
-pub(crate) fn drop_caches(files: &[PathBuf]) -> Result<()> {
+pub fn drop_caches(files: &[PathBuf]) -> Result<()> {
     rustix::fs::sync();
     if fs::write("/proc/sys/vm/drop_caches", "3").is_ok() {
         return Ok(());

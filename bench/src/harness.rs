@@ -1,37 +1,37 @@
 //! Runs contenders side by side: in short alternating batches, in rounds, with or without think
 //! time, so that whatever drifts on the machine drifts for all of them.
 
-use crate::progress::Progress;
-use crate::report::Extras;
+use crate::section::Extras;
 use crate::stats::Measured;
+use crate::status_line::StatusLine;
 use anyhow::Result;
 use std::time::{Duration, Instant};
 use untorn::Status;
 
 /// The pause between two operations of a run with think time.
-pub(crate) const THINK: Duration = Duration::from_millis(2);
+pub const THINK: Duration = Duration::from_millis(2);
 
 /// Commits of a cell, at least, and how often each cell turns its journal over, at least.
-pub(crate) const COMMITS_MIN: usize = 200;
-pub(crate) const TURNOVERS_MIN: u64 = 3;
+pub const COMMITS_MIN: usize = 200;
+pub const TURNOVERS_MIN: u64 = 3;
 
 /// Rounds of a cell, at least. A published ratio is the median over the rounds.
-pub(crate) const ROUNDS_MIN: usize = 5;
+pub const ROUNDS_MIN: usize = 5;
 
 /// A round more is run while a cell is not done, up to this many: a contender that never gets done
 /// must not hang the benchmark.
 const ROUNDS_MAX: usize = 40;
 
 /// Something measured: a name and an operation that says how long each of its timed parts took.
-pub(crate) struct Contender<'a, const PARTS: usize = 1> {
-    pub(crate) name: String,
+pub struct Contender<'a, const PARTS: usize = 1> {
+    pub name: String,
     /// Operations in a row before the next contender's turn.
-    pub(crate) batch: usize,
-    pub(crate) operation: Box<dyn FnMut() -> Result<[Duration; PARTS]> + 'a>,
+    pub batch: usize,
+    pub operation: Box<dyn FnMut() -> Result<[Duration; PARTS]> + 'a>,
 }
 
 impl<'a> Contender<'a> {
-    pub(crate) fn new(
+    pub fn new(
         name: impl Into<String>,
         batch: usize,
         mut operation: impl FnMut() -> Result<Duration> + 'a,
@@ -41,7 +41,7 @@ impl<'a> Contender<'a> {
 }
 
 impl<'a, const PARTS: usize> Contender<'a, PARTS> {
-    pub(crate) fn in_parts(
+    pub fn in_parts(
         name: impl Into<String>,
         batch: usize,
         operation: impl FnMut() -> Result<[Duration; PARTS]> + 'a,
@@ -52,28 +52,28 @@ impl<'a, const PARTS: usize> Contender<'a, PARTS> {
 
 /// How long a cell runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
-    pub(crate) rounds: usize,
+pub struct Plan {
+    pub rounds: usize,
     /// Turns of every contender in a round.
-    pub(crate) batches: usize,
+    pub batches: usize,
     /// Slept before each operation, of the peers too: a device and a processor that were idle are
-    /// slower, whoever wakes them.
-    pub(crate) think: Duration,
+    /// slower, whatever wakes them.
+    pub think: Duration,
 }
 
 impl Plan {
     /// `operations` of each contender in all, `batch` in a row.
-    pub(crate) fn spread(operations: usize, batch: usize, quick: bool, think: Duration) -> Plan {
+    pub fn spread(operations: usize, batch: usize, quick: bool, think: Duration) -> Plan {
         let rounds = if quick { 2 } else { ROUNDS_MIN };
         Plan { rounds, batches: operations.div_ceil(rounds * batch).max(1), think }
     }
 }
 
 /// Runs the contenders in turn until the plan is done and `enough` agrees.
-pub(crate) fn interleave(
+pub fn interleave(
     contenders: &mut [Contender<'_>],
     plan: &Plan,
-    progress: &Progress,
+    progress: &StatusLine,
     enough: impl FnMut() -> bool,
 ) -> Result<Vec<Measured>> {
     let measured = interleave_parts(contenders, plan, progress, enough)?;
@@ -81,10 +81,10 @@ pub(crate) fn interleave(
 }
 
 /// The same for operations of several timed parts.
-pub(crate) fn interleave_parts<const PARTS: usize>(
+pub fn interleave_parts<const PARTS: usize>(
     contenders: &mut [Contender<'_, PARTS>],
     plan: &Plan,
-    progress: &Progress,
+    progress: &StatusLine,
     mut enough: impl FnMut() -> bool,
 ) -> Result<Vec<[Measured; PARTS]>> {
     let new = |c: &Contender<'_, PARTS>| std::array::from_fn(|_| Measured::new(c.name.as_str()));
@@ -95,7 +95,7 @@ pub(crate) fn interleave_parts<const PARTS: usize>(
         for batch in 0..plan.batches {
             progress.tick(round, plan.rounds, batch, plan.batches);
             for turn in 0..contenders.len() {
-                // Another one starts each time, so that nobody always follows the same neighbour.
+                // Another contender starts each time, so that none always follows the same neighbour.
                 let who = (turn + batch) % contenders.len();
                 for _ in 0..contenders[who].batch {
                     if !plan.think.is_zero() {
@@ -112,7 +112,7 @@ pub(crate) fn interleave_parts<const PARTS: usize>(
 }
 
 /// The time that `work` takes.
-pub(crate) fn timed<T, E>(work: impl FnOnce() -> std::result::Result<T, E>) -> Result<Duration>
+pub fn timed<T, E>(work: impl FnOnce() -> std::result::Result<T, E>) -> Result<Duration>
 where
     anyhow::Error: From<E>,
 {
@@ -123,22 +123,22 @@ where
 
 /// What a store did between two looks at its status.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Activity {
-    pub(crate) commits: u64,
-    pub(crate) commits_waited: u64,
-    pub(crate) groups: u64,
-    pub(crate) checkpoints: u64,
-    pub(crate) syncs: u64,
-    pub(crate) journal_bytes: u64,
+pub struct Activity {
+    pub commits: u64,
+    pub commits_waited: u64,
+    pub groups: u64,
+    pub checkpoints: u64,
+    pub syncs: u64,
+    pub journal_bytes: u64,
 }
 
 impl Activity {
-    pub(crate) fn between(before: &Status, after: &Status) -> Activity {
+    pub fn between(before: &Status, after: &Status) -> Activity {
         Activity::total(after).since(&Activity::total(before))
     }
 
     /// Since the store was opened.
-    pub(crate) fn total(status: &Status) -> Activity {
+    pub fn total(status: &Status) -> Activity {
         Activity {
             commits: status.commits,
             commits_waited: status.commits_waited,
@@ -149,7 +149,7 @@ impl Activity {
         }
     }
 
-    pub(crate) fn since(&self, before: &Activity) -> Activity {
+    pub fn since(&self, before: &Activity) -> Activity {
         Activity {
             commits: self.commits - before.commits,
             commits_waited: self.commits_waited - before.commits_waited,
@@ -161,7 +161,7 @@ impl Activity {
     }
 
     /// Counts another stretch in.
-    pub(crate) fn add(&mut self, other: &Activity) {
+    pub fn add(&mut self, other: &Activity) {
         self.commits += other.commits;
         self.commits_waited += other.commits_waited;
         self.groups += other.groups;
@@ -172,13 +172,13 @@ impl Activity {
 
     /// Whether the journal turned over often enough, or will never: commits by reference hardly
     /// touch it.
-    pub(crate) fn turned_over(&self, journal_bytes_max: u64, commit_bytes: u64) -> bool {
+    pub fn turned_over(&self, journal_bytes_max: u64, commit_bytes: u64) -> bool {
         let by_reference = self.commits > 0 && self.journal_bytes / self.commits < commit_bytes / 2;
         by_reference || self.journal_bytes >= TURNOVERS_MIN * journal_bytes_max
     }
 
     /// The figures as columns of the second table.
-    pub(crate) fn describe(&self, journal_bytes_max: u64, extras: &mut Extras) {
+    pub fn describe(&self, journal_bytes_max: u64, extras: &mut Extras) {
         let per_commit = |n: u64| n as f64 / self.commits.max(1) as f64;
         extras.add("journal MiB", journal_bytes_max as f64 / f64::from(1 << 20), 1);
         extras.add("turnovers", self.journal_bytes as f64 / journal_bytes_max as f64, 1);
@@ -208,7 +208,7 @@ mod tests {
         let plan = Plan { rounds: 2, batches: 2, think: Duration::ZERO };
         let mut extra_rounds = 1;
         let enough = || std::mem::replace(&mut extra_rounds, 0) == 0;
-        let measured = interleave(&mut contenders, &plan, &Progress::hidden(), enough).unwrap();
+        let measured = interleave(&mut contenders, &plan, &StatusLine::hidden(), enough).unwrap();
         drop(contenders);
         assert_eq!(order.into_inner(), "aabbaa".repeat(3));
         assert_eq!(measured[0].rounds_ns, vec![vec![1000; 4]; 3]);

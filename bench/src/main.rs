@@ -1,15 +1,37 @@
-//! The benchmarks by themselves; `untorn bench` is the same.
+//! `untorn-bench`: benchmarks of Untorn, each figure side by side with a peer that a careful program would
+//! write with plain system calls, in the same run, in turns; and the demonstration.
 
-use clap::Parser;
+mod append;
+mod benchmarks;
+mod child;
+mod child_work;
+mod cli;
+mod commit;
+mod fs;
+mod harness;
+mod kv;
+mod memory;
+mod msync;
+mod msync_large;
+mod oneshot;
+mod peers;
+mod plot;
+mod recovery;
+mod run;
+mod scratch;
+mod section;
+mod section_text;
+mod stats;
+mod status_line;
+mod syncv;
+mod threads;
+
 use std::process::ExitCode;
 
-#[derive(Parser)]
-#[command(name = "untorn-bench", version)]
-struct Arguments {
-    #[command(flatten)]
-    bench: untorn_bench::Bench,
-}
-
 fn main() -> ExitCode {
-    Arguments::parse().bench.run()
+    let result = match child_work::run_if_child() {
+        Some(done) => done.map_err(cli::failure).map(|()| untorn_terminal::Output::default()),
+        None => untorn_demo::run_if_child().unwrap_or_else(cli::run),
+    };
+    untorn_terminal::print(env!("CARGO_BIN_NAME"), result)
 }

@@ -2,7 +2,7 @@
 
 use crate::fs::Place;
 use crate::harness::Activity;
-use crate::report::Extras;
+use crate::section::Extras;
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use memmap2::MmapMut;
@@ -12,16 +12,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use untorn::{Map, MapOptions, Status, Store, StoreOptions, Tracker};
 
-pub(crate) const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 
 /// With `pagemap`, every commit compares all pages that were ever stored to: they have to be dropped now
-/// and then, which takes the promise that nobody stores during a commit. Here nobody does.
-pub(crate) fn tracked_by(tracker: Tracker) -> MapOptions {
+/// and then, which takes the promise that no thread stores during a commit. Here none does.
+pub fn tracked_by(tracker: Tracker) -> MapOptions {
     MapOptions::new().tracker(tracker).quiet(tracker == Tracker::PageMap)
 }
 
 /// A file in memory.
-pub(crate) trait Memory {
+pub trait Memory {
     /// Its bytes, to be stored to.
     fn bytes(&mut self) -> &mut [u8];
     /// Makes durable what was stored.
@@ -37,7 +37,7 @@ pub(crate) trait Memory {
 }
 
 /// A file that Untorn has mapped, alone in its store.
-pub(crate) struct Managed {
+pub struct Managed {
     map: Map,
     store: Store,
     eager: bool,
@@ -45,13 +45,13 @@ pub(crate) struct Managed {
 
 impl Managed {
     /// Maps `data` in the store `root`. `eager` makes a checkpoint part of each commit.
-    pub(crate) fn open(root: &Path, journal_bytes: u64, options: &MapOptions, eager: bool) -> Result<Managed> {
+    pub fn open(root: &Path, journal_bytes: u64, options: &MapOptions, eager: bool) -> Result<Managed> {
         let store = StoreOptions::default().journal_bytes(journal_bytes).open(root)?;
         let map = store.file("data")?.map_with(options)?;
         Ok(Managed { map, store, eager })
     }
 
-    pub(crate) fn close(self) -> Result<()> {
+    pub fn close(self) -> Result<()> {
         self.map.unmap()?;
         Ok(self.store.close()?)
     }
@@ -93,15 +93,15 @@ impl Memory for MmapMut {
 
 /// How a file came into the page cache decides how much a store makes dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Folios {
+pub enum Folios {
     /// Written page by page: a store makes one page dirty.
     Small,
     /// Written in one go: the page cache may hold it in large folios, and a store makes all of one dirty.
     Large,
 }
 
-/// Maps a new file of random bytes as everybody does.
-pub(crate) fn plain_mapping(path: &Path, bytes: u64, folios: Folios) -> Result<MmapMut> {
+/// Maps a new file of random bytes with `mmap`.
+pub fn plain_mapping(path: &Path, bytes: u64, folios: Folios) -> Result<MmapMut> {
     let step = match folios {
         Folios::Small => PAGE_BYTES,
         Folios::Large => bytes.min(16 << 20) as usize,
@@ -119,36 +119,36 @@ pub(crate) fn plain_mapping(path: &Path, bytes: u64, folios: Folios) -> Result<M
     map_shared(&file).with_context(|| format!("cannot map {}", path.display()))
 }
 
-pub(crate) fn map_shared(file: &File) -> std::io::Result<MmapMut> {
-    // SAFETY: a file of the benchmark's own, which nobody else changes or truncates.
+pub fn map_shared(file: &File) -> std::io::Result<MmapMut> {
+    // SAFETY: a file of the benchmark's own, which no other program changes or truncates.
     unsafe { MmapMut::map_mut(file) }
 }
 
 /// The pages of a file that are in use: all, or those of every n-th chunk of a sparse file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) resident_bytes: u64,
+pub struct Layout {
+    pub resident_bytes: u64,
     /// One chunk in use in so many.
-    pub(crate) one_in: u64,
+    pub one_in: u64,
 }
 
 impl Layout {
-    pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
+    pub const CHUNK_BYTES: u64 = 2 << 20;
 
-    pub(crate) fn dense(bytes: u64) -> Layout {
+    pub fn dense(bytes: u64) -> Layout {
         Layout { resident_bytes: bytes, one_in: 1 }
     }
 
-    pub(crate) fn file_bytes(&self) -> u64 {
+    pub fn file_bytes(&self) -> u64 {
         self.resident_bytes * self.one_in
     }
 
-    pub(crate) fn pages(&self) -> usize {
+    pub fn pages(&self) -> usize {
         self.resident_bytes as usize / PAGE_BYTES
     }
 
     /// Where the n-th page in use begins.
-    pub(crate) fn offset(&self, page: usize) -> usize {
+    pub fn offset(&self, page: usize) -> usize {
         let (chunk, inside) = (page * PAGE_BYTES / Layout::CHUNK_BYTES as usize, page * PAGE_BYTES);
         chunk * Layout::CHUNK_BYTES as usize * self.one_in as usize + inside % Layout::CHUNK_BYTES as usize
     }
@@ -156,7 +156,7 @@ impl Layout {
 
 /// Stores to random distinct pages, the same for everyone; of bytes that were never there before, as
 /// Untorn commits only what differs.
-pub(crate) struct Stores {
+pub struct Stores {
     random: Rng,
     layout: Layout,
     /// All pages; the first `count` are the next to be stored to.
@@ -169,18 +169,18 @@ pub(crate) struct Stores {
 
 impl Stores {
     /// `bytes` to each of `count` among the pages of a file.
-    pub(crate) fn new(layout: Layout, count: usize, bytes: usize) -> Stores {
+    pub fn new(layout: Layout, count: usize, bytes: usize) -> Stores {
         let pages = (0..layout.pages() as u32).collect();
         Stores { random: Rng::with_seed(1), layout, pages, count, slots: vec![0; count], bytes: vec![0; bytes] }
     }
 
     /// Bytes that one cycle changes.
-    pub(crate) fn changed_bytes(&self) -> usize {
+    pub fn changed_bytes(&self) -> usize {
         self.count * self.bytes.len()
     }
 
     /// Chooses pages and fresh bytes.
-    pub(crate) fn draw(&mut self) {
+    pub fn draw(&mut self) {
         for n in 0..self.count {
             let other = self.random.usize(n..self.pages.len());
             self.pages.swap(n, other);
@@ -189,7 +189,7 @@ impl Stores {
         fastrand::fill(&mut self.bytes);
     }
 
-    pub(crate) fn store(&self, memory: &mut [u8]) {
+    pub fn store(&self, memory: &mut [u8]) {
         for (page, slot) in self.pages.iter().zip(&self.slots) {
             let at = self.layout.offset(*page as usize) + slot;
             memory[at..at + self.bytes.len()].copy_from_slice(&self.bytes);
@@ -198,7 +198,7 @@ impl Stores {
 }
 
 /// Stores and commits: the time for both, and the commit's alone.
-pub(crate) fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Duration; 2]> {
+pub fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Duration; 2]> {
     stores.draw();
     let start = Instant::now();
     stores.store(memory.bytes());
@@ -209,7 +209,7 @@ pub(crate) fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Du
 }
 
 /// Stores to every page and commits: from then on no page is new, nor any copy of one.
-pub(crate) fn warm_up(memory: &mut impl Memory) -> Result<()> {
+pub fn warm_up(memory: &mut impl Memory) -> Result<()> {
     for page in memory.bytes().chunks_mut(PAGE_BYTES) {
         page[0] = page[0].wrapping_add(1);
     }
@@ -219,7 +219,7 @@ pub(crate) fn warm_up(memory: &mut impl Memory) -> Result<()> {
 
 /// Some cycles without company: faults, and what goes where. At commit means that nothing of an
 /// asynchronous checkpoint is in it; in all, that it is, with all that was cached.
-pub(crate) fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Place, cycles: u32) -> Result<Extras> {
+pub fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Place, cycles: u32) -> Result<Extras> {
     memory.settle()?;
     let status = memory.status();
     let before = place.device_bytes_written()?;
@@ -254,7 +254,7 @@ pub(crate) fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Pla
 }
 
 /// Page faults of this thread that needed no reading.
-pub(crate) fn minor_faults() -> Result<u64> {
+pub fn minor_faults() -> Result<u64> {
     let stat = std::fs::read_to_string("/proc/thread-self/stat")?;
     // proc(5): the tenth field; the second, a name in parentheses, may hold anything.
     let after_name = stat.rsplit(')').next().unwrap_or_default();
@@ -263,7 +263,7 @@ pub(crate) fn minor_faults() -> Result<u64> {
 }
 
 /// Processor time of this thread so far: what is left when others take turns.
-pub(crate) fn processor_time() -> Duration {
+pub fn processor_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -1,13 +1,13 @@
 //! Commits of a mapped file against ordinary `msync`: latency against pages stored to in between, as in
 //! Figures 2 and 3 of "Failure-atomic msync()" (Park, Kelly, Shen 2013).
 
-use crate::Run;
 use crate::commit::load_text;
 use crate::fs::{FileSystem, Place};
 use crate::harness::{Contender, Plan, THINK, interleave_parts};
 use crate::memory::{Folios, Layout, Managed, Memory, Stores, account, cycle, plain_mapping, tracked_by, warm_up};
 use crate::peers::{Floor, fill};
-use crate::report::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::Result;
 use memmap2::MmapMut;
@@ -26,7 +26,7 @@ const LARGE: &str = "msync, large folios";
 const DATA_JOURNAL: &str = "msync, data=journal";
 
 /// The `msync` sections of one place: for each size and load, stores and commit, and the commit alone.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let dir = place.directory("msync")?;
     for name in ["scan", "pagemap", "eager"] {
         std::fs::create_dir(dir.join(name))?;
@@ -175,7 +175,7 @@ impl Setting<'_> {
         }
         for (name, _, memory) in &mut self.peers {
             let mut stores = stores();
-            // Many times slower than everybody else: fewer do.
+            // Many times slower than all others: fewer commits do.
             let batch = if *name == LARGE && count > 1 { batch.div_ceil(5) } else { batch };
             contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
         }
@@ -229,7 +229,7 @@ fn row((count, load): &(usize, String), contenders: &[&Measured], ratio: Ratio) 
     }
 }
 
-/// Everybody but the floors. Untorn's own ratio is against `msync` where it is at its best.
+/// All contenders but the floors. Untorn's own ratio is against `msync` where it is at its best.
 fn cycle_row(
     names: &(usize, String),
     measured: &[&Measured],
@@ -246,7 +246,7 @@ fn cycle_row(
         _ => None,
     };
     let small = named(&shown, SMALL).expect("always measured");
-    let mut row = row(names, &shown, Ratio::cost(ours, &[small])).judge(target, Waited::Allowed, quick);
+    let mut row = row(names, &shown, Ratio::cost(ours, &[small])).against_target(target, Waited::Allowed, quick);
     for (peer, target) in [(LARGE, (count >= 16).then_some(Target::AtMost(0.1))), (DATA_JOURNAL, None)] {
         if let Some(peer) = named(&shown, peer) {
             row.others.push(Other::new(&peer.name, Ratio::cost(ours, &[peer]), target, quick));
@@ -264,7 +264,8 @@ fn commit_row(names: &(usize, String), measured: &[&Measured], quick: bool) -> R
     let shown: Vec<&Measured> = measured.iter().filter(|m| wanted(m)).copied().collect();
     let floors: Vec<&Measured> = [Floor::BUFFERED, Floor::DIRECT].iter().filter_map(|f| named(&shown, f)).collect();
     let target = Target::AtMost(if names.0 <= 64 { 1.25 } else { 2.0 });
-    let mut row = row(names, &shown, Ratio::cost(shown[0], &floors)).judge(Some(target), Waited::Allowed, quick);
+    let mut row =
+        row(names, &shown, Ratio::cost(shown[0], &floors)).against_target(Some(target), Waited::Allowed, quick);
     for own in [PAGEMAP, EAGER].into_iter().filter_map(|name| named(&shown[1..], name)) {
         row.others.push(Other::new(&own.name, Ratio::cost(own, &floors), None, quick));
     }

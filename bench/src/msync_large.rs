@@ -1,6 +1,5 @@
 //! A large mapped file: what a commit of few pages costs, and what reads and stores in between do.
 
-use crate::Run;
 use crate::commit::load_text;
 use crate::fs::Place;
 use crate::harness::{Contender, Plan, interleave, interleave_parts, timed};
@@ -8,7 +7,8 @@ use crate::memory::{
     Folios, Layout, Managed, Memory, PAGE_BYTES, Stores, cycle, map_shared, minor_faults, processor_time,
 };
 use crate::peers::Floor;
-use crate::report::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Context, Result};
 use fastrand::Rng;
@@ -31,7 +31,7 @@ const STORES: usize = 1024;
 const READS: usize = 64 << 10;
 
 /// The `msync-large` sections of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let resident_bytes = if run.quick { 8 << 20 } else { 1 << 30 };
     let (mut commits, mut accesses) = (Vec::new(), Vec::new());
     for one_in in [1, 64] {
@@ -246,7 +246,7 @@ impl Large<'_> {
                 ratio: Some(Ratio::cost(&measured[0], &[&measured[1]])),
                 ..Row::default()
             };
-            rows.push(row.judge(Some(Target::AtMost(1.0)), Waited::Allowed, self.run.quick));
+            rows.push(row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, self.run.quick));
         }
         memory.into_inner().close()?;
         Ok(rows)
@@ -350,7 +350,7 @@ impl Large<'_> {
             details: details.collect(),
             ..Row::default()
         };
-        row.judge(target, Waited::Allowed, self.run.quick)
+        row.against_target(target, Waited::Allowed, self.run.quick)
     }
 }
 

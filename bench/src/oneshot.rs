@@ -1,11 +1,11 @@
 //! One small change in a new process, against write, fsync, rename, fsync in a new process.
 
-use crate::Run;
 use crate::child::{Job, measure};
 use crate::fs::Place;
 use crate::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::peers::fill;
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::{Measured, Ratio, Summary};
 use anyhow::Result;
 use std::cell::{Cell, RefCell};
@@ -15,14 +15,14 @@ use std::time::Duration;
 const BYTES: usize = 1 << 10;
 
 /// The `oneshot` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     run.progress.cell(format!("{}: oneshot", place.name));
     let dir = place.directory("oneshot")?;
-    for name in ["lone", "put", "plain"] {
+    for name in ["standalone", "put", "plain"] {
         fill(&dir.join(name), BYTES as u64)?;
     }
-    let lone = Job::Update { path: dir.join("lone"), bytes: BYTES };
-    measure(&lone)?;
+    let standalone = Job::Update { path: dir.join("standalone"), bytes: BYTES };
+    measure(&standalone)?;
     let put = Job::Put { path: dir.join("put"), bytes: BYTES };
     let replace = Job::Replace { dir: dir.clone(), name: "plain".to_owned(), bytes: BYTES };
 
@@ -35,7 +35,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
     };
     let number = Cell::new(0);
     let mut contenders = [
-        Contender::new(names[0], 1, || job(0, &lone)),
+        Contender::new(names[0], 1, || job(0, &standalone)),
         Contender::new(names[1], 1, || job(1, &put)),
         Contender::new(names[2], 1, || job(2, &replace)),
         Contender::new(names[3], 1, || {
@@ -65,7 +65,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
             extras,
             ..Row::default()
         };
-        row.judge(target.map(Target::AtMost), Waited::Allowed, run.quick)
+        row.against_target(target.map(Target::AtMost), Waited::Allowed, run.quick)
     };
     let open_limit = if place.file_system == "btrfs" { 2.2 } else { 1.5 };
     Ok(Section {
@@ -77,7 +77,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         ratio_means: "median of Untorn ÷ median of write, fsync, rename, fsync, both inside their process",
         rows: vec![row(0, names[0], Some(open_limit)), row(1, names[1], Some(1.1)), row(3, names[3], None)],
         notes: vec![
-            "A lone file of 1 KiB with its private store beside it. Each time is a new process, and counts from its \
+            "A standalone file of 1 KiB with its private store beside it. Each time is a new process, and counts from its \
              first call to its last; the whole process, its start and end included, is in the second table."
                 .to_owned(),
             "The very first time: neither the file nor its store is there.".to_owned(),

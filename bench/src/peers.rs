@@ -12,7 +12,7 @@ use untorn_os::{AlignedBuf, BLOCK_BYTES};
 
 /// The least that durable bytes can cost: one sequential write of the bytes, unframed, padded to
 /// blocks of 4 KiB, into a preallocated and already written file, plus `fdatasync`.
-pub(crate) struct Floor {
+pub struct Floor {
     file: File,
     bytes: AlignedBuf,
     at: u64,
@@ -20,11 +20,11 @@ pub(crate) struct Floor {
 }
 
 impl Floor {
-    pub(crate) const BUFFERED: &str = "floor, buffered";
-    pub(crate) const DIRECT: &str = "floor, O_DIRECT";
+    pub const BUFFERED: &str = "floor, buffered";
+    pub const DIRECT: &str = "floor, O_DIRECT";
 
     /// Through the page cache.
-    pub(crate) fn buffered(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Floor> {
+    pub fn buffered(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Floor> {
         let path = dir.join("floor-buffered");
         fill(&path, file_bytes)?;
         let file = OpenOptions::new().write(true).open(path)?;
@@ -32,7 +32,7 @@ impl Floor {
     }
 
     /// Past it; `None` where the file system does not do that.
-    pub(crate) fn direct(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Option<Floor>> {
+    pub fn direct(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Option<Floor>> {
         let path = dir.join("floor-direct");
         fill(&path, file_bytes)?;
         // Nothing of it may be cached: each direct write would first have to throw that away.
@@ -50,12 +50,12 @@ impl Floor {
     }
 
     /// One write of all its bytes and one flush; from the start again at the end of the file.
-    pub(crate) fn write_all(&mut self) -> Result<Duration> {
+    pub fn write_all(&mut self) -> Result<Duration> {
         self.write(self.bytes.len())
     }
 
     /// The same with the first of them, padded.
-    pub(crate) fn write(&mut self, bytes: usize) -> Result<Duration> {
+    pub fn write(&mut self, bytes: usize) -> Result<Duration> {
         let bytes = bytes.next_multiple_of(BLOCK_BYTES);
         if self.at + bytes as u64 > self.file_bytes {
             self.at = 0;
@@ -72,7 +72,7 @@ impl Floor {
 }
 
 /// A new file of random bytes, durable.
-pub(crate) fn fill(path: &Path, bytes: u64) -> Result<()> {
+pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     let mut chunk = vec![0; 1 << 20];
     fastrand::fill(&mut chunk);
     let write = || -> std::io::Result<()> {
@@ -90,7 +90,7 @@ pub(crate) fn fill(path: &Path, bytes: u64) -> Result<()> {
 
 /// Replaces a file so that a crash leaves the old or the new content: a new file, flushed, renamed
 /// over the old, and the directory flushed.
-pub(crate) fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::Result<()> {
+pub fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::Result<()> {
     let temporary = dir.join(format!("{name}.tmp"));
     let mut file = File::create(&temporary)?;
     file.write_all(content)?;
@@ -101,7 +101,7 @@ pub(crate) fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::R
 
 /// Copies the first `bytes` of a file to a new one and flushes it. A plain loop: `copy_file_range`
 /// would clone instead of copying where it can.
-pub(crate) fn copy(from: &Path, to: &Path, bytes: u64) -> std::io::Result<()> {
+pub fn copy(from: &Path, to: &Path, bytes: u64) -> std::io::Result<()> {
     let (from, to) = (File::open(from)?, File::create(to)?);
     let mut chunk = vec![0; 1 << 20];
     let mut at = 0;

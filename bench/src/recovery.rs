@@ -1,11 +1,11 @@
 //! Recovery of a full journal of one-page records, against copying the same bytes.
 
-use crate::Run;
 use crate::child::{Job, leave_full_journal};
 use crate::fs::{Place, drop_caches};
 use crate::harness::{ROUNDS_MIN, timed};
 use crate::peers::{copy, fill};
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Result, bail};
 use untorn::StoreOptions;
@@ -13,7 +13,7 @@ use untorn::StoreOptions;
 const PAGE: u64 = 4096;
 
 /// The `recovery` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let dir = place.directory("recovery")?;
     let (file_bytes, wanted_bytes): (u64, u64) = if run.quick { (64 << 20, 8 << 20) } else { (1 << 30, 256 << 20) };
     let root = dir.join("store");
@@ -81,7 +81,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         place_details: place.details.clone(),
         unit: TimeUnit::Milliseconds,
         ratio_means: "throughput of recovery ÷ throughput of copying",
-        rows: vec![row.judge(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick)],
+        rows: vec![row.against_target(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick)],
         notes: vec![
             format!(
                 "A child process commits pages of a file of {}, each page once, in random order, and is killed; opening \

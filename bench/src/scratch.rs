@@ -5,23 +5,26 @@ use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+/// What a shell calls "ended by Ctrl-C".
+const INTERRUPTED: i32 = 130;
+
 /// What is still there, in the order of its making.
 static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A new directory, unmounted (if something was mounted on it) and removed when dropped.
-pub(crate) struct Scratch {
+pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    pub(crate) fn new_in(parent: &Path) -> Result<Scratch> {
+    pub fn new_in(parent: &Path) -> Result<Scratch> {
         let made = tempfile::Builder::new().prefix("untorn-bench-").tempdir_in(parent);
         let path = made.with_context(|| format!("cannot make a directory in {}", parent.display()))?.keep();
         LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
         Ok(Scratch { path })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -34,12 +37,12 @@ impl Drop for Scratch {
 }
 
 /// Cleans up on SIGINT, SIGTERM and SIGHUP.
-pub(crate) fn clean_up_on_signals() -> Result<()> {
+pub fn clean_up_on_signals() -> Result<()> {
     ctrlc::set_handler(|| {
         let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
         left.iter().rev().for_each(|path| remove(path));
-        // The lock is held until the end: whoever waits for it would only make more.
-        std::process::exit(130);
+        // The lock is held until the end: a thread that waits for it would only make more.
+        std::process::exit(INTERRUPTED);
     })
     .context("cannot handle Ctrl-C")
 }

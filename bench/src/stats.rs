@@ -5,26 +5,26 @@ use std::time::Duration;
 
 /// What was measured of one contender, round by round, in nanoseconds.
 #[derive(Clone, Debug)]
-pub(crate) struct Measured {
+pub struct Measured {
     /// The contender's name, as tables show it.
-    pub(crate) name: String,
+    pub name: String,
     /// The samples of each round.
-    pub(crate) rounds_ns: Vec<Vec<u64>>,
+    pub rounds_ns: Vec<Vec<u64>>,
 }
 
 impl Measured {
     /// A contender without samples yet.
-    pub(crate) fn new(name: impl Into<String>) -> Measured {
+    pub fn new(name: impl Into<String>) -> Measured {
         Measured { name: name.into(), rounds_ns: Vec::new() }
     }
 
     /// Starts a new round.
-    pub(crate) fn begin_round(&mut self) {
+    pub fn begin_round(&mut self) {
         self.rounds_ns.push(Vec::new());
     }
 
     /// Adds a sample to the running round.
-    pub(crate) fn push(&mut self, time: Duration) {
+    pub fn push(&mut self, time: Duration) {
         if self.rounds_ns.is_empty() {
             self.begin_round();
         }
@@ -33,26 +33,26 @@ impl Measured {
     }
 
     /// All rounds as one.
-    pub(crate) fn summary(&self) -> Summary {
+    pub fn summary(&self) -> Summary {
         Summary::of(&self.name, self.rounds_ns.concat())
     }
 
     /// The median of each round.
-    pub(crate) fn round_medians_ns(&self) -> Vec<f64> {
+    pub fn round_medians_ns(&self) -> Vec<f64> {
         self.rounds_ns.iter().map(|round| quantile(&sorted(round.clone()), 0.5) as f64).collect()
     }
 }
 
 /// One contender's figures. Times are in microseconds.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Summary {
-    pub(crate) name: String,
-    pub(crate) samples: usize,
-    pub(crate) mean_us: f64,
-    pub(crate) p25_us: f64,
-    pub(crate) median_us: f64,
-    pub(crate) p75_us: f64,
-    pub(crate) p999_us: f64,
+pub struct Summary {
+    pub name: String,
+    pub samples: usize,
+    pub mean_us: f64,
+    pub p25_us: f64,
+    pub median_us: f64,
+    pub p75_us: f64,
+    pub p999_us: f64,
 }
 
 impl Summary {
@@ -86,17 +86,17 @@ fn quantile(sorted_ns: &[u64], q: f64) -> u64 {
 
 /// A ratio per round; the published figure is the median of the rounds.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Ratio {
-    pub(crate) against: String,
-    pub(crate) value: f64,
-    pub(crate) p25: f64,
-    pub(crate) p75: f64,
-    pub(crate) rounds: usize,
+pub struct Ratio {
+    pub against: String,
+    pub value: f64,
+    pub p25: f64,
+    pub p75: f64,
+    pub rounds: usize,
 }
 
 impl Ratio {
     /// From one figure per round.
-    pub(crate) fn of_rounds(against: &str, mut ratios: Vec<f64>) -> Ratio {
+    pub fn of_rounds(against: &str, mut ratios: Vec<f64>) -> Ratio {
         ratios.sort_unstable_by(f64::total_cmp);
         let at = |q: f64| {
             let rank = (q * ratios.len() as f64).ceil() as usize;
@@ -106,12 +106,12 @@ impl Ratio {
     }
 
     /// How many times the peer's time `ours` took: small is good.
-    pub(crate) fn cost(ours: &Measured, peers: &[&Measured]) -> Ratio {
+    pub fn cost(ours: &Measured, peers: &[&Measured]) -> Ratio {
         Ratio::divide(ours, peers, |ours, peer| ours / peer)
     }
 
     /// How many times faster than the peer `ours` was: large is good.
-    pub(crate) fn speedup(ours: &Measured, peers: &[&Measured]) -> Ratio {
+    pub fn speedup(ours: &Measured, peers: &[&Measured]) -> Ratio {
         Ratio::divide(ours, peers, |ours, peer| peer / ours)
     }
 

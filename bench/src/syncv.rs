@@ -1,10 +1,10 @@
 //! Many files as one commit, against replacing each of them by write, flush and rename.
 
-use crate::Run;
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::peers::replace_file;
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::Ratio;
 use anyhow::Result;
 use std::path::Path;
@@ -18,7 +18,7 @@ const FILE_BYTES: usize = 4096;
 const SAMPLE: usize = 1000;
 
 /// The `syncv` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let mut rows = Vec::new();
     for count in COUNTS {
         if run.quick && count > 64 {
@@ -99,7 +99,7 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
         extras,
         ..Row::default()
     };
-    Ok(row.judge((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
+    Ok(row.against_target((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
 }
 
 fn count_text(count: usize) -> String {

@@ -1,12 +1,12 @@
 //! Four threads that commit to their own files in one store, against one thread, and that against
 //! the floor.
 
-use crate::Run;
 use crate::commit::{Writer, commits_needed, journal_bytes};
 use crate::fs::Place;
 use crate::harness::{Activity, ROUNDS_MIN};
 use crate::peers::{Floor, fill};
-use crate::report::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::Result;
 use std::time::Instant;
@@ -17,7 +17,7 @@ const COMMIT_BYTES: usize = 1 << 10;
 const FILE_BYTES: u64 = 64 << 20;
 
 /// The `threads` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let dir = place.directory("threads")?;
     run.progress.cell(format!("{}: commit 1 KiB, {THREADS} threads", place.name));
     let root = dir.join("store");
@@ -89,8 +89,8 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
         unit: TimeUnit::Microseconds,
         ratio_means: "1 thread: median commit ÷ median of the faster floor (*); more threads: commits per second ÷ those of 1 thread",
         rows: vec![
-            single.judge(Some(Target::AtMost(1.25)), Waited::Allowed, run.quick),
-            crowded.judge(Some(Target::AtLeast(2.5)), Waited::Allowed, run.quick),
+            single.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, run.quick),
+            crowded.against_target(Some(Target::AtLeast(2.5)), Waited::Allowed, run.quick),
         ],
         notes: vec![format!(
             "Each thread commits at random offsets of its own file of {}; {commits} commits of each thread in a round.",

@@ -7,12 +7,12 @@ use std::path::Path;
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("kv");
 
-pub(crate) struct RedbStore {
+pub struct RedbStore {
     db: redb::Database,
 }
 
 impl RedbStore {
-    pub(crate) fn open(dir: &Path) -> Result<RedbStore> {
+    pub fn open(dir: &Path) -> Result<RedbStore> {
         let store = RedbStore { db: redb::Database::create(dir.join("db"))? };
         store.transact(|_| Ok(()))?;
         Ok(store)
@@ -59,13 +59,13 @@ impl Store for RedbStore {
     }
 }
 
-pub(crate) struct FjallStore {
+pub struct FjallStore {
     keyspace: fjall::Keyspace,
     partition: fjall::PartitionHandle,
 }
 
 impl FjallStore {
-    pub(crate) fn open(dir: &Path) -> Result<FjallStore> {
+    pub fn open(dir: &Path) -> Result<FjallStore> {
         let keyspace = fjall::Config::new(dir.join("db")).open()?;
         let partition = keyspace.open_partition("kv", fjall::PartitionCreateOptions::default())?;
         Ok(FjallStore { keyspace, partition })

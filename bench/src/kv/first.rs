@@ -3,10 +3,10 @@
 use super::roster::{Entrant, Roster, Work};
 use super::store::{Entry, KEY_BYTES, Key, Store, key, taste};
 use super::{StoreDirectory, new_directory, notes};
-use crate::Run;
 use crate::child::{Job, leave_full_journal};
 use crate::fs::{Place, drop_caches};
-use crate::report::{Chart, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::run::Run;
+use crate::section::{Chart, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -18,14 +18,14 @@ const VALUE_BYTES: usize = 1 << 10;
 const ENTRY_BYTES: u64 = 1400;
 /// Entries in one commit while loading.
 const LOT: usize = 10_000;
-/// Commits that nobody has applied at the crash.
+/// Commits that are not applied at the crash.
 const CRASH_COMMITS: u64 = 1000;
 const CRASH_COMMITS_QUICK: u64 = 20;
 const ROUNDS: usize = 5;
 static ENTRANTS: [&str; 2] = ["std::map on Untorn", "LMDB"];
 
 /// The `kv-open` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     // The journal and LMDB's free pages need room, too.
     let bytes = if run.quick { 2 << 20 } else { (4 << 30).min(place.available_bytes()? / 4) };
     let count = bytes / ENTRY_BYTES;
@@ -80,7 +80,7 @@ pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
             ratio: (measured.len() > 1).then(|| Ratio::cost(&measured[0], &[&measured[1]])),
             ..Row::default()
         };
-        row.judge(Some(Target::AtMost(1.0)), Waited::Allowed, run.quick)
+        row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, run.quick)
     };
     let mut all_notes = vec![format!(
         "{count} keys of {KEY_BYTES} B with random values of {VALUE_BYTES} B: about {}. Opening and the first lookup in \
@@ -119,9 +119,9 @@ fn put(store: &mut dyn Store, numbers: &[u64]) -> Result<()> {
 }
 
 /// In a process that is going to be killed: commits new keys from a number on.
-pub(crate) fn leave_unapplied(dir: &Path, name: &str, bytes: u64, from: u64, commits: u64) -> Result<u64> {
+pub fn leave_unapplied(dir: &Path, name: &str, bytes: u64, from: u64, commits: u64) -> Result<u64> {
     let probe = tempfile::tempdir()?;
-    let only = ENTRANTS.chunks(1).find(|only| only[0] == name).context("nobody of that name")?;
+    let only = ENTRANTS.chunks(1).find(|only| only[0] == name).context("no store of that name")?;
     let roster = Roster::here(probe.path(), work(bytes, only))?;
     let entrant = roster.entrants.first().context("no such entrant any more")?;
     let mut store = entrant.open(dir)?;

@@ -42,23 +42,23 @@ functions!(Functions {
 const MODE: c_int = 2;
 const REPLACE: c_int = 1;
 
-pub(crate) struct Gdbm {
+pub struct Gdbm {
     f: Functions,
 }
 
 impl Gdbm {
-    pub(crate) fn load() -> Result<Gdbm> {
+    pub fn load() -> Result<Gdbm> {
         Ok(Gdbm { f: Functions::of(load(&["libgdbm.so.6"], "libgdbm6")?, "")? })
     }
 }
 
-pub(crate) struct GdbmStore {
+pub struct GdbmStore {
     gdbm: Rc<Gdbm>,
     db: Any,
 }
 
 impl GdbmStore {
-    pub(crate) fn open(gdbm: &Rc<Gdbm>, dir: &Path) -> Result<GdbmStore> {
+    pub fn open(gdbm: &Rc<Gdbm>, dir: &Path) -> Result<GdbmStore> {
         let path = c_path(&dir.join("db"))?;
         // SAFETY: a string; no function for fatal errors.
         let db = unsafe { (gdbm.f.gdbm_open)(path.as_ptr(), 0, MODE, 0o666, null_mut()) };

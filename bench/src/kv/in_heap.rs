@@ -12,14 +12,14 @@ use untorn::{Heap, HeapOptions, HeapVec, InHeap};
 type Hasher = BuildHasherDefault<DefaultHasher>;
 type Table = hashbrown::HashMap<Key, HeapVec<u8>, Hasher, InHeap>;
 
-pub(crate) struct HashbrownStore {
+pub struct HashbrownStore {
     store: untorn::Store,
     heap: Heap,
     table: NonNull<Table>,
 }
 
 impl HashbrownStore {
-    pub(crate) fn open(dir: &Path) -> Result<HashbrownStore> {
+    pub fn open(dir: &Path) -> Result<HashbrownStore> {
         let store = untorn::Store::open(dir)?;
         let heap = HeapOptions::new().open_in(&store, "heap")?;
         let table = heap.root_or("all", |memory| Table::with_capacity_and_hasher_in(1, Hasher::default(), memory))?;
@@ -27,7 +27,7 @@ impl HashbrownStore {
     }
 
     fn table(&mut self) -> &mut Table {
-        // SAFETY: a root of this type, in a heap that is open and that nobody else uses.
+        // SAFETY: a root of this type, in a heap that is open and that nothing else uses.
         unsafe { self.table.as_mut() }
     }
 }

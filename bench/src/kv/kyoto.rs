@@ -33,36 +33,36 @@ const AUTO_SYNC: u32 = 32;
 
 /// The file's suffix says which kind of database it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub enum Kind {
     Tree,
     Hash,
 }
 
 /// What makes an operation durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durable {
+pub enum Durable {
     Transactions,
     AutoSync,
 }
 
-pub(crate) struct Kyoto {
+pub struct Kyoto {
     f: Functions,
 }
 
 impl Kyoto {
-    pub(crate) fn load() -> Result<Kyoto> {
+    pub fn load() -> Result<Kyoto> {
         Ok(Kyoto { f: Functions::of(load(&["libkyotocabinet.so.16"], "libkyotocabinet16v5")?, "kc")? })
     }
 }
 
-pub(crate) struct KyotoStore {
+pub struct KyotoStore {
     kyoto: Rc<Kyoto>,
     db: Any,
     durable: Durable,
 }
 
 impl KyotoStore {
-    pub(crate) fn open(kyoto: &Rc<Kyoto>, dir: &Path, kind: Kind, durable: Durable) -> Result<KyotoStore> {
+    pub fn open(kyoto: &Rc<Kyoto>, dir: &Path, kind: Kind, durable: Durable) -> Result<KyotoStore> {
         let (name, mode) = match kind {
             Kind::Tree => ("db.kct", WRITE),
             Kind::Hash => ("db.kch", WRITE),

@@ -3,9 +3,9 @@
 use super::roster::{Entrant, Role, Roster, Work};
 use super::store::{Entry, Expected, KEY_BYTES, Key, Store, key, shuffled};
 use super::{new_directory, notes};
-use crate::Run;
 use crate::fs::Place;
-use crate::report::{Chart, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::run::Run;
+use crate::section::{Chart, Other, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -36,7 +36,7 @@ impl Amount {
 }
 
 /// The `kv-large` section of one place.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Section> {
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let amount = if run.quick { QUICK } else { FULL };
     let work = Work {
         put_bytes: amount.lot * (KEY_BYTES + VALUE_BYTES),
@@ -170,5 +170,5 @@ fn row(phase: &str, measured: &[(Role, &Measured)], quick: bool) -> Row {
         let floor = Ratio::cost(ours, &floors);
         row.others.push(Other::new(&floor.against.clone(), floor, None, quick));
     }
-    row.judge(Some(Target::AtMost(1.0)), Waited::Allowed, quick)
+    row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, quick)
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use libloading::Library;
 
 /// The first of `files` that is there; it stays loaded.
-pub(crate) fn load(files: &[&str], package: &str) -> Result<&'static Library> {
+pub fn load(files: &[&str], package: &str) -> Result<&'static Library> {
     for file in files {
         // SAFETY: a library of the distribution, whose initialisers have no demands.
         if let Ok(library) = unsafe { Library::new(*file) } {
@@ -17,12 +17,12 @@ pub(crate) fn load(files: &[&str], package: &str) -> Result<&'static Library> {
 /// Declares a struct of a library's functions, whose names there begin with a prefix.
 macro_rules! functions {
     ($name:ident { $(fn $function:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
-        pub(crate) struct $name {
+        pub struct $name {
             $($function: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl $name {
-            pub(crate) fn of(library: &'static libloading::Library, prefix: &str) -> anyhow::Result<$name> {
+            pub fn of(library: &'static libloading::Library, prefix: &str) -> anyhow::Result<$name> {
                 Ok($name {
                     $($function: {
                         let symbol = format!("{prefix}{}", stringify!($function));
@@ -37,7 +37,7 @@ macro_rules! functions {
 pub(crate) use functions;
 
 /// A path for C.
-pub(crate) fn c_path(path: &std::path::Path) -> Result<std::ffi::CString> {
+pub fn c_path(path: &std::path::Path) -> Result<std::ffi::CString> {
     use std::os::unix::ffi::OsStrExt;
     Ok(std::ffi::CString::new(path.as_os_str().as_bytes())?)
 }
@@ -46,7 +46,7 @@ pub(crate) fn c_path(path: &std::path::Path) -> Result<std::ffi::CString> {
 ///
 /// # Safety
 /// `text` is NULL or a string.
-pub(crate) unsafe fn c_text(text: *const std::ffi::c_char) -> String {
+pub unsafe fn c_text(text: *const std::ffi::c_char) -> String {
     if text.is_null() {
         return "no reason was given".to_owned();
     }

@@ -54,12 +54,12 @@ const READ_ONLY: c_uint = 0x20000;
 const NEXT: c_int = 8;
 const NOT_FOUND: c_int = -30798;
 
-pub(crate) struct Lmdb {
+pub struct Lmdb {
     f: Functions,
 }
 
 impl Lmdb {
-    pub(crate) fn load() -> Result<Lmdb> {
+    pub fn load() -> Result<Lmdb> {
         Ok(Lmdb { f: Functions::of(load(&["liblmdb.so.0"], "liblmdb0")?, "mdb_")? })
     }
 
@@ -72,14 +72,14 @@ impl Lmdb {
     }
 }
 
-pub(crate) struct LmdbStore {
+pub struct LmdbStore {
     lmdb: Rc<Lmdb>,
     env: Any,
     dbi: c_uint,
 }
 
 impl LmdbStore {
-    pub(crate) fn open(lmdb: &Rc<Lmdb>, dir: &Path, map_bytes: usize) -> Result<LmdbStore> {
+    pub fn open(lmdb: &Rc<Lmdb>, dir: &Path, map_bytes: usize) -> Result<LmdbStore> {
         let (f, path) = (&lmdb.f, c_path(dir)?);
         let mut store = LmdbStore { lmdb: lmdb.clone(), env: null_mut(), dbi: 0 };
         // SAFETY: as the header has it; the environment is closed once, also if opening fails.
@@ -114,7 +114,7 @@ impl LmdbStore {
 
 impl Drop for LmdbStore {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody has a transaction.
+        // SAFETY: ours, and there is no transaction.
         unsafe { (self.lmdb.f.env_close)(self.env) };
     }
 }

@@ -39,16 +39,16 @@ functions!(Functions {
 });
 
 /// One of the two libraries.
-pub(crate) struct Lsm {
+pub struct Lsm {
     f: Functions,
 }
 
 impl Lsm {
-    pub(crate) fn leveldb() -> Result<Lsm> {
+    pub fn leveldb() -> Result<Lsm> {
         Ok(Lsm { f: Functions::of(load(&["libleveldb.so.1d", "libleveldb.so.1"], "libleveldb1d")?, "leveldb_")? })
     }
 
-    pub(crate) fn rocksdb() -> Result<Lsm> {
+    pub fn rocksdb() -> Result<Lsm> {
         let files = ["librocksdb.so.7.8", "librocksdb.so.8.9", "librocksdb.so.9.10", "librocksdb.so"];
         Ok(Lsm { f: Functions::of(load(&files, "librocksdb7.8")?, "rocksdb_")? })
     }
@@ -62,13 +62,13 @@ impl Lsm {
         }
         // SAFETY: a string that is ours to free.
         let text = unsafe { c_text(failure) };
-        // SAFETY: as above; nobody uses it any more.
+        // SAFETY: as above; nothing uses it any more.
         unsafe { (self.f.free)(failure.cast()) };
         bail!(text)
     }
 }
 
-pub(crate) struct LsmStore {
+pub struct LsmStore {
     lsm: Rc<Lsm>,
     db: Any,
     writing: Any,
@@ -76,7 +76,7 @@ pub(crate) struct LsmStore {
 }
 
 impl LsmStore {
-    pub(crate) fn open(lsm: &Rc<Lsm>, dir: &Path) -> Result<LsmStore> {
+    pub fn open(lsm: &Rc<Lsm>, dir: &Path) -> Result<LsmStore> {
         let (f, path) = (&lsm.f, c_path(&dir.join("db"))?);
         // SAFETY: as the header has it; everything made here is destroyed once.
         let (opened, writing, reading) = unsafe {

@@ -2,11 +2,11 @@
 //! standard containers on Untorn's heap, and the stores that people would use instead.
 
 mod crates;
-pub(crate) mod first;
+pub mod first;
 mod gdbm;
 mod in_heap;
 mod kyoto;
-pub(crate) mod large;
+pub mod large;
 mod library;
 mod lmdb;
 mod lsm;
@@ -15,12 +15,12 @@ mod sqlite;
 mod stl;
 mod store;
 
-use crate::Run;
 use crate::commit::load_text;
 use crate::fs::Place;
 use crate::harness::Activity;
 use crate::memory::minor_faults;
-use crate::report::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::run::Run;
+use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
 use crate::stats::{Measured, Ratio};
 use anyhow::{Context, Result};
 use fastrand::Rng;
@@ -42,7 +42,7 @@ const RUNS_THINKING: usize = 3;
 const PASSES: [&str; 3] = ["insert", "replace", "delete"];
 
 /// The `kv` sections of one place: one for each load.
-pub(crate) fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let work = Work {
         put_bytes: KEY_BYTES + VALUE_BYTES,
         floor_bytes: 16 << 20,
@@ -88,7 +88,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     for round in 0..runs {
         run.progress.cell(format!("{}: kv, {load}, run {} of {runs}", place.name, round + 1));
         for turn in 0..all.len() {
-            // Another one starts each time, so that nobody always follows the same neighbour.
+            // Another store starts each time, so that none always follows the same neighbour.
             let who = (turn + round) % all.len();
             let entrant = &roster.entrants[who];
             let dir = new_directory(place, entrant.name)?;
@@ -126,7 +126,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     })
 }
 
-/// How everybody was told to be durable, and who is missing.
+/// How each store was made durable, and which are missing.
 fn notes(roster: &Roster) -> Vec<String> {
     let mut notes = vec![
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
@@ -141,7 +141,7 @@ fn notes(roster: &Roster) -> Vec<String> {
     notes
 }
 
-/// A directory for one store. It takes its time to go: nobody pays for what another one left to be written.
+/// A directory for one store. Removing it waits until it is written, so that no store pays for what another one left.
 struct StoreDirectory(PathBuf);
 
 fn new_directory(place: &Place, name: &str) -> Result<StoreDirectory> {
@@ -237,7 +237,7 @@ fn row(pass: &str, load: &str, measured: &[(Role, &Taken)], quick: bool) -> Row 
         details: measured.iter().map(|(role, taken)| (taken.means.name.clone(), details(*role, taken))).collect(),
         ..Row::default()
     };
-    row.judge(Some(Target::AtMost(1.25)), Waited::Allowed, quick)
+    row.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, quick)
 }
 
 /// Single operations, and what Untorn did for one.

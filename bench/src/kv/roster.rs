@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 /// What an entrant is in the race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
     Untorn,
     Peer,
     Floor,
@@ -27,45 +27,45 @@ pub(crate) enum Role {
 type Open = Box<dyn Fn(&Path) -> Result<Box<dyn Store>>>;
 
 /// One that takes part.
-pub(crate) struct Entrant {
-    pub(crate) name: &'static str,
-    pub(crate) role: Role,
+pub struct Entrant {
+    pub name: &'static str,
+    pub role: Role,
     open: Open,
 }
 
 impl Entrant {
     /// Opens it in a directory, or makes it there.
-    pub(crate) fn open(&self, dir: &Path) -> Result<Box<dyn Store>> {
+    pub fn open(&self, dir: &Path) -> Result<Box<dyn Store>> {
         (self.open)(dir).with_context(|| format!("cannot open {}", self.name))
     }
 }
 
 /// What the entrants have to know of the work.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
+pub struct Work {
     /// Most bytes of one put, and what the floor gets to write them to in turn.
-    pub(crate) put_bytes: usize,
-    pub(crate) floor_bytes: u64,
+    pub put_bytes: usize,
+    pub floor_bytes: u64,
     /// LMDB wants to know the most that it will ever hold.
-    pub(crate) map_bytes: usize,
+    pub map_bytes: usize,
     /// Values for which SQLite advises a table with a rowid.
-    pub(crate) large_values: bool,
+    pub large_values: bool,
     /// Thousands of operations in one commit.
-    pub(crate) bulk: bool,
+    pub bulk: bool,
     /// Who is to take part; empty: all.
-    pub(crate) only: &'static [&'static str],
+    pub only: &'static [&'static str],
 }
 
 /// All that are here, Untorn first, and why others are not.
-pub(crate) struct Roster {
-    pub(crate) entrants: Vec<Entrant>,
-    pub(crate) missing: Vec<String>,
+pub struct Roster {
+    pub entrants: Vec<Entrant>,
+    pub missing: Vec<String>,
     only: &'static [&'static str],
 }
 
 impl Roster {
     /// `probe`: an empty directory where the work will be done.
-    pub(crate) fn here(probe: &Path, work: Work) -> Result<Roster> {
+    pub fn here(probe: &Path, work: Work) -> Result<Roster> {
         let mut roster = Roster { entrants: Vec::new(), missing: Vec::new(), only: work.only };
         let stl = roster.look("std::", Stl::get);
         if let Some(stl) = &stl {
@@ -121,12 +121,12 @@ impl Roster {
     }
 
     /// Those whose names begin so stay away. The first is never one of them.
-    pub(crate) fn without(mut self, names: &[String]) -> Result<Roster> {
+    pub fn without(mut self, names: &[String]) -> Result<Roster> {
         let first = self.entrants[0].name;
         self.entrants.retain(|e| e.name == first || !names.iter().any(|name| e.name.starts_with(name.as_str())));
         self.missing.extend(names.iter().map(|name| format!("Left out: {name}…; as was asked for.")));
         let some = |role| self.entrants.iter().any(|entrant| entrant.role == role);
-        ensure!(some(Role::Peer) && some(Role::Floor), "nobody is left to compare with");
+        ensure!(some(Role::Peer) && some(Role::Floor), "no store is left to compare with");
         Ok(self)
     }
 

@@ -28,22 +28,22 @@ const ROW: c_int = 100;
 const DONE: c_int = 101;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum JournalMode {
+pub enum JournalMode {
     Wal,
     Delete,
 }
 
-pub(crate) struct Sqlite {
+pub struct Sqlite {
     f: Functions,
 }
 
 impl Sqlite {
-    pub(crate) fn load() -> Result<Sqlite> {
+    pub fn load() -> Result<Sqlite> {
         Ok(Sqlite { f: Functions::of(load(&["libsqlite3.so.0"], "libsqlite3-0")?, "sqlite3_")? })
     }
 }
 
-pub(crate) struct SqliteStore {
+pub struct SqliteStore {
     sqlite: Rc<Sqlite>,
     db: Any,
     /// Put, delete, get, all.
@@ -63,7 +63,7 @@ const ALL: usize = 3;
 
 impl SqliteStore {
     /// `rowid`: a table with a rowid, better for large values; without one, for small ones.
-    pub(crate) fn open(sqlite: &Rc<Sqlite>, dir: &Path, mode: JournalMode, rowid: bool) -> Result<SqliteStore> {
+    pub fn open(sqlite: &Rc<Sqlite>, dir: &Path, mode: JournalMode, rowid: bool) -> Result<SqliteStore> {
         let path = c_path(&dir.join("db"))?;
         let mut store = SqliteStore { sqlite: sqlite.clone(), db: null_mut(), statements: [null_mut(); 4] };
         // SAFETY: as the header has it; closed once, also if opening fails.

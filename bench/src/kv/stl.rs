@@ -59,7 +59,7 @@ functions!(Functions {
 
 /// The containers, by their numbers in `stl.cpp`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Container {
+pub enum Container {
     Map = 0,
     UnorderedMap = 1,
     /// Without durability.
@@ -67,7 +67,7 @@ pub(crate) enum Container {
 }
 
 /// The compiled program.
-pub(crate) struct Stl {
+pub struct Stl {
     functions: Functions,
 }
 
@@ -77,7 +77,7 @@ thread_local! {
 
 impl Stl {
     /// Compiles and loads it, once.
-    pub(crate) fn get() -> Result<Rc<Stl>> {
+    pub fn get() -> Result<Rc<Stl>> {
         BUILT.with(|built| match built.get() {
             Some(stl) => Ok(stl.clone()),
             None => {
@@ -127,13 +127,13 @@ fn library() -> Result<PathBuf> {
 }
 
 /// One container with its contents.
-pub(crate) struct StlStore {
+pub struct StlStore {
     stl: Rc<Stl>,
     handle: *mut Handle,
 }
 
 impl StlStore {
-    pub(crate) fn open(stl: &Rc<Stl>, container: Container, dir: &Path) -> Result<StlStore> {
+    pub fn open(stl: &Rc<Stl>, container: Container, dir: &Path) -> Result<StlStore> {
         let path = c_path(dir)?;
         // SAFETY: a string.
         let handle = unsafe { (stl.functions.open)(container as c_int, path.as_ptr()) };

@@ -1,22 +1,22 @@
-//! What everybody who takes part can do.
+//! What every store that takes part can do.
 
 use crate::harness::Activity;
 use anyhow::{Result, ensure};
 use fastrand::Rng;
 
-pub(crate) const KEY_BYTES: usize = 24;
+pub const KEY_BYTES: usize = 24;
 
-pub(crate) type Key = [u8; KEY_BYTES];
+pub type Key = [u8; KEY_BYTES];
 
 /// A key and its value.
 #[derive(Clone, Copy)]
-pub(crate) struct Entry<'a> {
-    pub(crate) key: &'a Key,
-    pub(crate) value: &'a [u8],
+pub struct Entry<'a> {
+    pub key: &'a Key,
+    pub value: &'a [u8],
 }
 
 /// An open key-value store. What `put` and `delete` did is durable when they return, each call's as one.
-pub(crate) trait Store {
+pub trait Store {
     fn put(&mut self, entries: &[Entry<'_>]) -> Result<()>;
     fn delete(&mut self, key: &Key) -> Result<()>;
     /// Reads one after the other; the sum of all [`taste`]s.
@@ -35,21 +35,21 @@ pub(crate) trait Store {
 
 /// What a scan saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Scan {
-    pub(crate) count: u64,
+pub struct Scan {
+    pub count: u64,
     /// Of all tastes.
-    pub(crate) sum: u64,
+    pub sum: u64,
 }
 
 impl Scan {
-    pub(crate) fn add(&mut self, value: &[u8]) {
+    pub fn add(&mut self, value: &[u8]) {
         self.count += 1;
         self.sum += taste(value);
     }
 }
 
-/// The same work for each value that is read, whoever reads it.
-pub(crate) fn taste(value: &[u8]) -> u64 {
+/// The same work for each value that is read, whichever store reads it.
+pub fn taste(value: &[u8]) -> u64 {
     match value {
         [] => 0,
         [.., last] => value.len() as u64 + u64::from(value[0]) + u64::from(*last),
@@ -57,41 +57,41 @@ pub(crate) fn taste(value: &[u8]) -> u64 {
 }
 
 /// The n-th key: text that does not follow the order of the numbers.
-pub(crate) fn key(n: u64) -> Key {
+pub fn key(n: u64) -> Key {
     let scattered = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let text = format!("{scattered:016x}{n:08x}");
     text.as_bytes().try_into().expect("24 digits")
 }
 
 /// What a store must hold, in the order of the keys' numbers; compared with what it does hold.
-pub(crate) struct Expected {
+pub struct Expected {
     tastes: Vec<Option<u64>>,
 }
 
 impl Expected {
-    pub(crate) fn new(keys: usize) -> Expected {
+    pub fn new(keys: usize) -> Expected {
         Expected { tastes: vec![None; keys] }
     }
 
-    pub(crate) fn put(&mut self, n: usize, value: &[u8]) {
+    pub fn put(&mut self, n: usize, value: &[u8]) {
         self.tastes[n] = Some(taste(value));
     }
 
-    pub(crate) fn delete(&mut self, n: usize) {
+    pub fn delete(&mut self, n: usize) {
         self.tastes[n] = None;
     }
 
-    pub(crate) fn taste(&self, n: usize) -> Option<u64> {
+    pub fn taste(&self, n: usize) -> Option<u64> {
         self.tastes[n]
     }
 
-    pub(crate) fn scan(&self) -> Scan {
+    pub fn scan(&self) -> Scan {
         let there = self.tastes.iter().flatten();
         Scan { count: there.clone().count() as u64, sum: there.sum() }
     }
 
     /// Looks at a store in both ways.
-    pub(crate) fn compare(&self, store: &mut dyn Store, keys: &[Key]) -> Result<()> {
+    pub fn compare(&self, store: &mut dyn Store, keys: &[Key]) -> Result<()> {
         if store.keeps() {
             let (wanted, found, read) = (self.scan(), store.scan()?, store.read(keys)?);
             ensure!(found == wanted && read == wanted.sum, "holds {found:?}, reads {read}, instead of {wanted:?}");
@@ -101,7 +101,7 @@ impl Expected {
 }
 
 /// The keys' numbers in a new random order.
-pub(crate) fn shuffled(keys: usize, random: &mut Rng) -> Vec<usize> {
+pub fn shuffled(keys: usize, random: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keys).collect();
     random.shuffle(&mut order);
     order

@@ -1,25 +1,27 @@
-//! The command line: help, completions and man pages all come from here.
+//! The command line: help, completions and manual pages all come from here.
 
-use crate::{answer, commands, demo};
-use clap::{Parser, Subcommand};
-use std::process::ExitCode;
+use crate::commands;
+use crate::other_programs::{Arguments, Other};
+use clap::{CommandFactory, Parser, Subcommand};
+use untorn_terminal::pages::{Completions, Man};
+use untorn_terminal::{Failure, Output};
 
 /// All-or-nothing updates of application data in files.
 ///
 /// After a crash of the process, the kernel or the power, a file that is written through Untorn
-/// holds exactly what it held at its last commit. This command looks at the stores that keep this
-/// promise, repairs them, and replaces files in the same manner.
+/// holds exactly what it held at its last commit. This command shows the condition of the stores that
+/// keep this promise, repairs them, and replaces files in the same manner.
 ///
 /// A PATH is a store: a directory with `.untorn` in it, or a file with `<file>.untorn` beside it.
 #[derive(Parser)]
-#[command(name = "untorn", version, propagate_version = true, max_term_width = 100)]
-pub struct Cli {
+#[command(name = env!("CARGO_BIN_NAME"), version, propagate_version = true, max_term_width = 100)]
+struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    command: Command,
 }
 
 #[derive(Subcommand)]
-pub enum Command {
+enum Command {
     Status(commands::status::Status),
     Check(commands::check::Check),
     Dump(commands::dump::Dump),
@@ -28,36 +30,35 @@ pub enum Command {
     Eject(commands::eject::Eject),
     Doctor(commands::doctor::Doctor),
     Put(commands::put::Put),
-    Bench(untorn_bench::Bench),
-    Crashtest(commands::crashtest::Crashtest),
-    CrashPart(commands::crashtest::CrashPart),
-    Completions(commands::completions::Completions),
-    Man(commands::man::Man),
-    Demo(demo::Demo),
-    DemoChild(demo::child::DemoChild),
+    /// Cut the power under any program, and show what that may leave (the program untorn-crashtest).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Crashtest(Arguments),
+    /// Measure commits beside plain system calls (the program untorn-bench).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Bench(Arguments),
+    /// Kill a program while it updates files, and count torn states (the program untorn-bench).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Demo(Arguments),
+    Completions(Completions),
+    Man(Man),
 }
 
-impl Command {
-    pub fn run(self) -> ExitCode {
-        let result = match self {
-            // Prints its tables as they come, and starts this program again as its own child.
-            Command::Bench(bench) => return bench.run(),
-            Command::Status(c) => c.run(),
-            Command::Check(c) => c.run(),
-            Command::Dump(c) => c.run(),
-            Command::Recover(c) => c.run(),
-            Command::Checkpoint(c) => c.run(),
-            Command::Eject(c) => c.run(),
-            Command::Doctor(c) => c.run(),
-            Command::Put(c) => c.run(),
-            Command::Crashtest(c) => c.run(),
-            Command::CrashPart(c) => c.run(),
-            Command::Completions(c) => c.run(),
-            Command::Man(c) => c.run(),
-            Command::Demo(c) => c.run(),
-            Command::DemoChild(c) => c.run(),
-        };
-        answer::give(result)
+/// Runs the command that this process was started with.
+pub fn run() -> Result<Output, Failure> {
+    match Cli::parse().command {
+        Command::Status(c) => c.run(),
+        Command::Check(c) => c.run(),
+        Command::Dump(c) => c.run(),
+        Command::Recover(c) => c.run(),
+        Command::Checkpoint(c) => c.run(),
+        Command::Eject(c) => c.run(),
+        Command::Doctor(c) => c.run(),
+        Command::Put(c) => c.run(),
+        Command::Crashtest(arguments) => Err(Other::Crashtest.execute(&arguments)),
+        Command::Bench(arguments) => Err(Other::Bench.execute(&arguments)),
+        Command::Demo(arguments) => Err(Other::Demo.execute(&arguments)),
+        Command::Completions(c) => c.run(Cli::command()),
+        Command::Man(c) => c.run(Cli::command()),
     }
 }
 

@@ -1,16 +1,13 @@
-//! The `untorn` command: look at stores, repair them, replace files, see it work.
+//! The `untorn` command: shows the condition of stores, repairs them, replaces files.
 
-mod answer;
 mod cli;
 mod commands;
-mod demo;
-mod progress;
-mod signals;
-mod table;
+mod json;
+mod other_programs;
+mod progress_bar;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::Cli::parse().command.run()
+    untorn_terminal::print(env!("CARGO_BIN_NAME"), cli::run())
 }

@@ -2,13 +2,16 @@
 
 mod common;
 
-use common::{run, untorn};
-use std::path::Path;
+use common::{Run, run, untorn};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const COMMANDS: [&str; 10] =
-    ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "bench", "completions"];
-const HIDDEN: [&str; 3] = ["man", "demo", "demo-child"];
+const COMMANDS: [&str; 9] =
+    ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
+/// Which are programs of their own.
+const OTHERS: [&str; 3] = ["crashtest", "bench", "demo"];
+const HIDDEN: [&str; 1] = ["man"];
 
 #[test]
 fn help_names_every_command_and_hides_the_others() {
@@ -17,6 +20,9 @@ fn help_names_every_command_and_hides_the_others() {
     for command in COMMANDS {
         assert!(listed.contains(&command), "{command} in {help}");
         assert!(untorn().args([command, "--help"]).output().unwrap().status.success());
+    }
+    for command in OTHERS {
+        assert!(listed.contains(&command), "{command} in {help}");
     }
     for command in HIDDEN {
         assert!(!listed.contains(&command), "{command} in {help}");
@@ -48,7 +54,7 @@ fn what_is_no_store_is_said_to_be_none_and_nothing_is_made() {
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(&["completions"], Path::new(shell)).ok();
-        for command in COMMANDS {
+        for command in COMMANDS.into_iter().chain(OTHERS) {
             assert!(script.contains(command), "{command} for {shell}");
         }
     }
@@ -58,13 +64,55 @@ fn completions_know_the_commands() {
     assert!(bash.wait().unwrap().success(), "bash parses its script");
 }
 
-/// The benchmark starts its own program again, which here is `untorn`.
-#[test]
-fn bench_measures_from_within_the_command() {
+/// `untorn` in a directory of its own, with a program of this name and text beside it.
+fn installed(name: &str, text: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let out = run(&["bench", "recovery", "--quick", "--fs", "here", "--dir"], dir.path()).ok();
-    assert!(out.contains("recovery of a full journal") && out.contains("copy + fdatasync"), "{out}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    let command = dir.path().join("untorn");
+    install(Path::new(env!("CARGO_BIN_EXE_untorn")), &command);
+    executable(&dir.path().join(name), text);
+    (dir, command)
+}
+
+fn executable(path: &Path, text: &str) {
+    let source = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(source.path(), text).unwrap();
+    install(source.path(), path);
+}
+
+/// Not written by this process: a child of another test could hold the file open for writing, which cannot be
+/// executed then.
+fn install(from: &Path, to: &Path) {
+    assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
+}
+
+#[test]
+fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
+    for (subcommand, program, first) in
+        [("crashtest", "untorn-crashtest", ""), ("bench", "untorn-bench", ""), ("demo", "untorn-bench", "demo ")]
+    {
+        let (_dir, command) = installed(program, "#!/bin/sh\necho \"$@\"\nexit 7\n");
+        let arguments = ["--check", "true", "--help", "--version", "--", "-x", "a b"];
+        let run: Run = Command::new(command).arg(subcommand).args(arguments).output().unwrap().into();
+        assert_eq!(run.code, Some(7), "{}{}", run.out, run.err);
+        assert_eq!(run.out, format!("{first}{}\n", arguments.join(" ")));
+    }
+}
+
+#[test]
+fn other_programs_are_looked_for_beside_the_command_then_in_path_then_named() {
+    let (dir, command) = installed("untorn-crashtest", "#!/bin/sh\necho beside\n");
+    let elsewhere = tempfile::tempdir().unwrap();
+    executable(&elsewhere.path().join("untorn-crashtest"), "#!/bin/sh\necho in PATH\n");
+    let path = std::env::join_paths([elsewhere.path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    let run = || -> Run { Command::new(&command).arg("crashtest").env("PATH", &path).output().unwrap().into() };
+    assert_eq!(run().ok(), "beside\n");
+    // What cannot be executed is not it.
+    let beside = dir.path().join("untorn-crashtest");
+    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(run().ok(), "in PATH\n");
+    std::fs::remove_file(elsewhere.path().join("untorn-crashtest")).unwrap();
+    let e = run().fails(127);
+    assert!(e.contains("untorn-crashtest") && e.contains("make install"), "{e}");
 }
 
 #[test]

@@ -138,13 +138,13 @@ fn a_managed_file_is_replaced_by_a_commit_and_keeps_its_inode() {
 }
 
 #[test]
-fn a_lone_file_is_replaced_by_a_commit() {
+fn a_standalone_file_is_replaced_by_a_commit() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("lone.db");
-    let lone = untorn::File::create(&path).unwrap();
-    lone.append(b"before").unwrap();
-    lone.commit().unwrap();
-    lone.close().unwrap();
+    let path = dir.path().join("standalone.db");
+    let standalone = untorn::File::create(&path).unwrap();
+    standalone.append(b"before").unwrap();
+    standalone.commit().unwrap();
+    standalone.close().unwrap();
     let inode = fs::metadata(&path).unwrap().ino();
     put(&path, b"after", "022", None).ok();
     assert_eq!((fs::read_to_string(&path).unwrap().as_str(), fs::metadata(&path).unwrap().ino()), ("after", inode));

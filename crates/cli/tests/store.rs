@@ -190,9 +190,9 @@ fn eject_leaves_plain_files() {
 }
 
 #[test]
-fn a_lone_file_is_named_by_its_path() {
+fn a_standalone_file_is_named_by_its_path() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("lone.db");
+    let path = dir.path().join("standalone.db");
     let file = untorn::File::create(&path).unwrap();
     file.append(b"contents").unwrap();
     file.commit().unwrap();
@@ -244,7 +244,7 @@ fn eject_asks_on_a_terminal() {
         return eprintln!("skipped: no `script` to make a terminal");
     }
     let dir = killed();
-    let answer = |word: &str| -> Run {
+    let reply = |word: &str| -> Run {
         let command = format!("{} eject {}", env!("CARGO_BIN_EXE_untorn"), dir.path().display());
         let mut child = Command::new("script");
         let mut child = child
@@ -257,11 +257,11 @@ fn eject_asks_on_a_terminal() {
         std::io::Write::write_all(child.stdin.as_mut().unwrap(), format!("{word}\n").as_bytes()).unwrap();
         child.wait_with_output().unwrap().into()
     };
-    let no = answer("n");
+    let no = reply("n");
     assert_eq!(no.code, Some(1));
     assert!(no.out.contains("[y/N]") && no.out.contains("nothing was changed"), "{}", no.out);
     assert!(dir.path().join(".untorn").exists());
-    assert_eq!(answer("y").code, Some(0));
+    assert_eq!(reply("y").code, Some(0));
     assert!(!dir.path().join(".untorn").exists());
 }
 

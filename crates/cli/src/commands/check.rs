@@ -2,11 +2,12 @@
 
 use super::heap::{self, Target};
 use super::status;
-use crate::answer::{Answer, Failure};
-use crate::progress::Progress;
+use crate::json;
+use crate::progress_bar::Progress;
 use clap::Args;
 use std::path::Path;
 use untorn::offline::{self, Inspection};
+use untorn_terminal::{Failure, Output};
 
 const PROBLEMS: u8 = 1;
 const COULD_NOT_LOOK: u8 = 2;
@@ -18,7 +19,7 @@ const COULD_NOT_LOOK: u8 = 2;
 ///
 /// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
 /// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
-/// heap that a program has open answers that it is busy.
+/// heap that a program has open is busy.
 #[derive(Args)]
 #[command(override_usage = "untorn check [OPTIONS] [heap] <PATH>")]
 pub struct Check {
@@ -35,7 +36,7 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let (path, in_heap) = self.target.path()?;
         if in_heap {
             return check_heap(&path, self.gc, self.json);
@@ -54,18 +55,18 @@ impl Check {
             Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
         };
         let sound = found.problems.is_empty() && !found.unknown_state;
-        let answer = if self.json {
+        let output = if self.json {
             let mut value = status::summary(&found)?;
             value["sound"] = sound.into();
-            Answer::json(&value)?
+            json::output(&value)?
         } else {
-            Answer::text(text(&found, sound))
+            Output::text(text(&found, sound))
         };
-        Ok(answer.code(if sound { 0 } else { PROBLEMS }))
+        Ok(output.code(if sound { 0 } else { PROBLEMS }))
     }
 }
 
-fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Answer, Failure> {
+fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Output, Failure> {
     let progress = Progress::new("looking");
     let show = |done, all| progress.show(done, all);
     let collected = match gc {
@@ -84,14 +85,14 @@ fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Answer, Failure> {
         }
         Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
     };
-    let answer = if json {
+    let output = if json {
         let mut value = heap::json(&found)?;
         value["reclaimed"] = reclaimed.into();
-        Answer::json(&value)?
+        json::output(&value)?
     } else {
-        Answer::text(heap::check_text(&found, reclaimed))
+        Output::text(heap::check_text(&found, reclaimed))
     };
-    Ok(answer.code(if found.is_sound() { 0 } else { PROBLEMS }))
+    Ok(output.code(if found.is_sound() { 0 } else { PROBLEMS }))
 }
 
 fn text(found: &Inspection, sound: bool) -> String {

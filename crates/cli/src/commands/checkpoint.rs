@@ -1,16 +1,16 @@
 //! `untorn checkpoint`.
 
 use super::recover;
-use crate::answer::{Answer, Failure};
-use crate::progress::Progress;
+use crate::progress_bar::Progress;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::Recovered;
 use untorn::offline::{self, RecoverOptions};
+use untorn_terminal::{Failure, Output};
 
 /// Apply and flush everything committed, so that data files are plain and whole.
 ///
-/// A store that a program has open answers that it is busy: only its owner can do this then, and
+/// A store that a program has open is busy: only its owner can do this then, and
 /// does so by itself when it closes the store.
 #[derive(Args)]
 pub struct Checkpoint {
@@ -20,7 +20,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let progress = Progress::new("recovering");
         let store = offline::open(&self.path, &RecoverOptions::default(), &|done, all| progress.show(done, all))?;
         store.checkpoint()?;
@@ -28,13 +28,13 @@ impl Checkpoint {
         store.close()?;
         recover::refuse_quarantined(&status.quarantined)?;
         let recovered = status.recovered;
-        Ok(Answer::text(format!("checkpointed{}; data files are plain and whole\n", after_crash(&recovered))))
+        Ok(Output::text(format!("checkpointed{}; data files are plain and whole\n", after_crash(&recovered))))
     }
 }
 
 fn after_crash(recovered: &Recovered) -> String {
     match recovered.commits {
         0 => String::new(),
-        n => format!(", after recovering {}", crate::table::count(n, "commit", "commits")),
+        n => format!(", after recovering {}", untorn_terminal::table::count(n, "commit", "commits")),
     }
 }

@@ -1,18 +1,19 @@
 //! `untorn dump`.
 
 use super::heap::{self, Target};
-use crate::answer::{Answer, Failure};
-use crate::progress::Progress;
+use crate::json;
+use crate::progress_bar::Progress;
 use clap::Args;
 use std::fmt::Write;
 use untorn::offline::{self, Inspection};
+use untorn_terminal::{Failure, Output};
 
 /// Print the journal's records, oldest first; or what is in a heap.
 ///
 /// Changes nothing. Only records that have not been checkpointed yet are still there.
 ///
 /// `untorn dump heap PATH` prints the sizes of a heap, how full its blocks are, its roots, and a map of its chunks. A
-/// heap that a program has open answers that it is busy.
+/// heap that a program has open is busy.
 #[derive(Args)]
 #[command(override_usage = "untorn dump [OPTIONS] [heap] <PATH>")]
 pub struct Dump {
@@ -24,19 +25,19 @@ pub struct Dump {
 }
 
 impl Dump {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let (path, in_heap) = self.target.path()?;
         if in_heap {
             let progress = Progress::new("looking");
             let found = offline::dump_heap(&path, &|done, all| progress.show(done, all))?;
             return if self.json {
-                Answer::json(&heap::json(&found)?)
+                json::output(&heap::json(&found)?)
             } else {
-                Ok(Answer::text(heap::dump_text(&found)))
+                Ok(Output::text(heap::dump_text(&found)))
             };
         }
         let found = offline::inspect(&path)?;
-        if self.json { Answer::json(&found) } else { Ok(Answer::text(text(&found))) }
+        if self.json { json::output(&found) } else { Ok(Output::text(text(&found))) }
     }
 }
 
@@ -45,8 +46,8 @@ fn text(found: &Inspection) -> String {
     let write = |text: &mut String| -> std::fmt::Result {
         writeln!(text, "{}  store {}  format {}", found.path.display(), found.store_id, found.format_version)?;
         for r in &found.records {
-            write!(text, "#{} {}  session {}  {} @ {}", r.sequence, r.kind, r.session, r.segment, r.offset)?;
-            writeln!(text, "  {} bytes  crc {}  durable through {}", r.bytes, r.crc, r.durable_through)?;
+            write!(text, "#{} {}  epoch {}  {} @ {}", r.sequence, r.kind, r.session, r.segment, r.offset)?;
+            writeln!(text, "  {} bytes  crc {}  durable LSN {}", r.bytes, r.crc, r.durable_through)?;
             for operation in &r.operations {
                 writeln!(text, "    {operation}")?;
             }

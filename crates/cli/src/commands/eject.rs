@@ -1,12 +1,12 @@
 //! `untorn eject`.
 
 use super::recover;
-use crate::answer::{Answer, Failure};
-use crate::progress::Progress;
+use crate::progress_bar::Progress;
 use clap::{Args, ValueHint};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use untorn::offline;
+use untorn_terminal::{Failure, Output};
 
 /// Leave plain files: recover, then remove everything of Untorn's.
 ///
@@ -23,14 +23,14 @@ pub struct Eject {
 }
 
 impl Eject {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         if !self.yes && std::io::stdin().is_terminal() && !self.confirmed()? {
             return Err(Failure::new("nothing was changed"));
         }
         let progress = Progress::new("recovering");
         let report = offline::eject(&self.path, &|done, all| progress.show(done, all))?;
         let recovered = recover::text(&report.recovered);
-        Ok(Answer::text(format!("{recovered}{}: nothing of Untorn's is left\n", self.path.display())))
+        Ok(Output::text(format!("{recovered}{}: nothing of Untorn's is left\n", self.path.display())))
     }
 
     fn confirmed(&self) -> Result<bool, Failure> {

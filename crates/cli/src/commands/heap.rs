@@ -1,9 +1,10 @@
 //! What `untorn check heap` and `untorn dump heap` say.
 
-use crate::answer::Failure;
-use crate::table::{bytes, count, pairs, table};
+use crate::json;
 use std::path::PathBuf;
 use untorn::{HeapChunk, HeapReport};
+use untorn_terminal::Failure;
+use untorn_terminal::table::{bytes, count, pairs, table};
 
 /// What to look at: `PATH`, or `heap PATH`.
 #[derive(clap::Args)]
@@ -32,7 +33,7 @@ const CHUNK_BYTES: u64 = 64 << 10;
 
 /// For programs.
 pub fn json(found: &HeapReport) -> Result<serde_json::Value, Failure> {
-    let mut value = serde_json::to_value(found).map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
+    let mut value = json::value(found)?;
     value["sound"] = found.is_sound().into();
     Ok(value)
 }
@@ -66,9 +67,7 @@ pub fn check_text(found: &HeapReport, collected: bool) -> String {
 /// What `untorn dump heap` says.
 pub fn dump_text(found: &HeapReport) -> String {
     let mut text = head(found);
-    let mut rows =
-        vec![["blocks of", "chunks", "blocks", "in use", "bytes in use", "occupancy"].map(str::to_owned).into()];
-    rows.extend(found.classes.iter().map(|class| {
+    let blocks_of = found.classes.iter().map(|class| {
         let used = class.used * class.block_bytes;
         let of = class.chunks * CHUNK_BYTES;
         [
@@ -80,13 +79,14 @@ pub fn dump_text(found: &HeapReport) -> String {
             percent(used, of),
         ]
         .to_vec()
-    }));
-    if rows.len() > 1 {
-        text += &format!("\n{}", table(&rows));
+    });
+    let rows: Vec<_> = blocks_of.collect();
+    if !rows.is_empty() {
+        let head = ["blocks of", "chunks", "blocks", "in use", "bytes in use", "occupancy"];
+        text += &format!("\n{}", table(&head, &rows));
     }
     if !found.roots.is_empty() {
-        let mut rows = vec![["root", "type", "version", "size", "alignment", "address"].map(str::to_owned).into()];
-        rows.extend(found.roots.iter().map(|root| {
+        let roots = found.roots.iter().map(|root| {
             [
                 root.name.escape_debug().to_string(),
                 root.type_name.escape_debug().to_string(),
@@ -96,8 +96,9 @@ pub fn dump_text(found: &HeapReport) -> String {
                 format!("{:#x}", root.address),
             ]
             .to_vec()
-        }));
-        text += &format!("\n{}", table(&rows));
+        });
+        let head = ["root", "type", "version", "size", "alignment", "address"];
+        text += &format!("\n{}", table(&head, &roots.collect::<Vec<_>>()));
     }
     text += &format!("\n{}", map(&found.chunks));
     for problem in &found.problems {

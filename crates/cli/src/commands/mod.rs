@@ -2,13 +2,10 @@
 
 pub mod check;
 pub mod checkpoint;
-pub mod completions;
-pub mod crashtest;
 pub mod doctor;
 pub mod dump;
 pub mod eject;
 pub mod heap;
-pub mod man;
 pub mod put;
 pub mod recover;
 pub mod status;

@@ -1,9 +1,9 @@
 //! `untorn put`.
 
-use crate::answer::{Answer, Failure};
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::offline;
+use untorn_terminal::{Failure, Output};
 
 /// Replace a file's contents from standard input, whole or not at all.
 ///
@@ -19,8 +19,8 @@ pub struct Put {
 }
 
 impl Put {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         offline::put(&self.file, &mut std::io::stdin().lock())?;
-        Ok(Answer::default())
+        Ok(Output::default())
     }
 }

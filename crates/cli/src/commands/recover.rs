@@ -1,14 +1,14 @@
 //! `untorn recover`.
 
 use super::status;
-use crate::answer::{Answer, Failure};
-use crate::progress::Progress;
-use crate::signals;
-use crate::table::{bytes, count};
+use crate::progress_bar::Progress;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::offline::{self, RecoverOptions};
 use untorn::{Quarantined, Recovered};
+use untorn_terminal::signals;
+use untorn_terminal::table::{bytes, count};
+use untorn_terminal::{Failure, Output};
 
 /// Bring a store that was not closed back to its last commit.
 ///
@@ -36,7 +36,7 @@ pub struct Recover {
 }
 
 impl Recover {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         if self.dry_run {
             let found = offline::inspect(&self.path)?;
             let mut text = status::text(&found);
@@ -44,26 +44,33 @@ impl Recover {
                 text += &format!("PROBLEM  {problem}\n");
             }
             text += "dry run: nothing was changed\n";
-            return Ok(Answer::text(text).code(u8::from(!found.problems.is_empty())));
+            return Ok(Output::text(text).code(u8::from(!found.problems.is_empty())));
         }
-        signals::on_interrupt("interrupted; nothing is lost: run `untorn recover` again, or open the store", || {})
-            .map_err(|e| Failure::new(format!("cannot watch for Ctrl-C: {e}")))?;
+        signals::on_interrupt(
+            "untorn",
+            "interrupted; nothing is lost: run `untorn recover` again, or open the store",
+            || {},
+        )
+        .map_err(|e| Failure::new(format!("cannot watch for Ctrl-C: {e}")))?;
         let options = RecoverOptions { salvage: self.salvage, accept_unknown: self.accept_unknown, wait: self.wait };
         let progress = Progress::new("recovering");
         let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
         refuse_quarantined(&report.quarantined)?;
-        Ok(Answer::text(text(&report.recovered)))
+        Ok(Output::text(text(&report.recovered)))
     }
 }
 
-/// Files that could not be served are a failure, however many others could.
+/// Quarantined files are a failure, however many others were recovered.
 pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     if files.is_empty() {
         return Ok(());
     }
     let reasons: Vec<String> = files.iter().map(|q| format!("{}: {}", q.path.display(), q.reason)).collect();
     let files = count(files.len() as u64, "file was", "files were");
-    Err(Failure::new(format!("{files} set aside, with the commits kept; all others are whole\n{}", reasons.join("\n"))))
+    Err(Failure::new(format!(
+        "{files} quarantined, with the commits kept; all others are whole\n{}",
+        reasons.join("\n")
+    )))
 }
 
 /// What recovery did, in a line, and its notes.

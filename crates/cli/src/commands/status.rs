@@ -1,10 +1,11 @@
 //! `untorn status`.
 
-use crate::answer::{Answer, Failure};
-use crate::table::{bytes, count, pairs};
+use crate::json;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::offline::{self, Inspection};
+use untorn_terminal::table::{bytes, count, pairs};
+use untorn_terminal::{Failure, Output};
 
 /// Show the condition of a store.
 ///
@@ -21,20 +22,20 @@ pub struct Status {
 }
 
 impl Status {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let found = offline::inspect(&self.path)?;
-        if self.json { Answer::json(&summary(&found)?) } else { Ok(Answer::text(text(&found))) }
+        if self.json { json::output(&summary(&found)?) } else { Ok(Output::text(text(&found))) }
     }
 }
 
 /// Everything but the records, of which there can be very many.
 pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
-    let mut value = serde_json::to_value(found).map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
+    let mut value = json::value(found)?;
     value["records"] = found.records.len().into();
     Ok(value)
 }
 
-/// The same for people.
+/// The condition of a store, for people.
 pub fn text(found: &Inspection) -> String {
     let class = serde_json::to_value(found.class).ok();
     let class = class.as_ref().and_then(|c| c.as_str()).unwrap_or("?").to_owned();
@@ -48,7 +49,7 @@ pub fn text(found: &Inspection) -> String {
         ("journal", journal(found)),
     ];
     if found.held_journals > 0 {
-        lines.push(("held", count(found.held_journals, "journal set aside", "journals set aside")));
+        lines.push(("quarantine", count(found.held_journals, "journal", "journals")));
     }
     let mut text = pairs(&lines);
     for file in &found.files_pending {
@@ -84,5 +85,5 @@ fn journal(found: &Inspection) -> String {
     if found.records.is_empty() {
         return format!("{allocated}, no records{torn}");
     }
-    format!("{allocated}, {records}, commits {} to {}{torn}", found.sequence_first, found.sequence_last)
+    format!("{allocated}, {records}, LSN {} to {}{torn}", found.sequence_first, found.sequence_last)
 }

@@ -52,7 +52,7 @@ pub fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{e} in {text}"))
 }
 
-/// `untorn put`, with an umask, perhaps as somebody else.
+/// `untorn put`, with an umask, perhaps as another user.
 pub fn put(path: &Path, contents: &[u8], umask: &str, user: Option<u32>) -> Run {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("umask {umask}; exec \"$0\" put \"$1\""), env!("CARGO_BIN_EXE_untorn")]).arg(path);

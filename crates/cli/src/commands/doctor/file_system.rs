@@ -14,12 +14,12 @@ const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
 const REMOTE: [&str; 13] =
     ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "virtiofs", "lustre", "gfs2", "ocfs2", "glusterfs", "beegfs"];
 
-/// Judges the type and the options. `journal`: whether an ext4 has one, where that can be told.
-pub fn judge(info: &FileSystemInfo, cache: Cache, journal: Option<bool>) -> Vec<Finding> {
-    judge_nested(info, cache, journal, OVERLAYS_MAX)
+/// What the type and the options mean. `journal`: whether an ext4 has one, where that can be told.
+pub fn assess(info: &FileSystemInfo, cache: Cache, journal: Option<bool>) -> Vec<Finding> {
+    assess_nested(info, cache, journal, OVERLAYS_MAX)
 }
 
-fn judge_nested(info: &FileSystemInfo, cache: Cache, journal: Option<bool>, left: u32) -> Vec<Finding> {
+fn assess_nested(info: &FileSystemInfo, cache: Cache, journal: Option<bool>, left: u32) -> Vec<Finding> {
     let kind = Finding::new("file system", &info.kind);
     let mut findings = match info.kind.as_str() {
         "overlay" => overlay(info, kind, left),
@@ -59,7 +59,7 @@ fn overlay(info: &FileSystemInfo, kind: Finding, left: u32) -> Vec<Finding> {
         Some(upper) if left > 0 => {
             let disk = super::device::look(&upper);
             let mut findings = vec![kind.note("writes go to its upper directory's file system")];
-            findings.extend(judge_nested(&upper, disk.cache, ext4_has_journal(&upper), left - 1));
+            findings.extend(assess_nested(&upper, disk.cache, ext4_has_journal(&upper), left - 1));
             findings.extend(disk.findings);
             findings
         }
@@ -113,7 +113,7 @@ mod tests {
             options: options.to_owned(),
             device: "0:0".to_owned(),
         };
-        let findings = judge(&info, cache, journal);
+        let findings = assess(&info, cache, journal);
         [Failure::ProcessKilled, Failure::KernelCrash, Failure::PowerCut]
             .map(|failure| findings.iter().map(|f| f.verdict(failure)).min().unwrap())
     }

@@ -7,16 +7,17 @@
 mod device;
 mod file_system;
 mod finding;
-mod report;
+mod promises;
 mod trial;
 mod trust;
 
-use crate::answer::{Answer, Failure};
+use crate::json;
 use clap::{Args, ValueHint};
 use finding::Finding;
-use report::Report;
+use promises::Report;
 use std::path::{Path, PathBuf};
 use untorn::offline;
+use untorn_terminal::{Failure, Output};
 
 /// Say what is promised at a place, and why not more.
 ///
@@ -34,11 +35,11 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<Output, Failure> {
         let report = examine(&self.path)?;
         let code = u8::from(!report.usable);
-        let answer = if self.json { Answer::json(&report)? } else { Answer::text(report.text()) };
-        Ok(answer.code(code))
+        let output = if self.json { json::output(&report)? } else { Output::text(report.text()) };
+        Ok(output.code(code))
     }
 }
 
@@ -67,7 +68,7 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     let dir = directory_of(path);
     let info = untorn_os::file_system_info(dir).map_err(|e| Failure::io("look at the file system of", dir, e))?;
     let disk = device::look(&info);
-    let mut findings = file_system::judge(&info, disk.cache, file_system::ext4_has_journal(&info));
+    let mut findings = file_system::assess(&info, disk.cache, file_system::ext4_has_journal(&info));
     findings.extend(disk.findings);
     findings.extend(trial::room(dir, &info)?);
     findings.extend(trust::directory(path, dir)?);

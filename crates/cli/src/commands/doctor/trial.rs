@@ -1,10 +1,9 @@
 //! What can only be learnt by trying: attributes, locks, direct writes, flushes, room.
 
 use super::finding::Finding;
-use crate::answer::Failure;
-use crate::table::bytes;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +11,8 @@ use std::time::{Duration, Instant};
 use untorn_os::{
     AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Step, Storage, Tracker, memory_limit,
 };
+use untorn_terminal::Failure;
+use untorn_terminal::table::bytes;
 
 /// Less than this, and a commit may not find room for its journal.
 const ROOM_BYTES: u64 = 1 << 20;
@@ -87,7 +88,7 @@ fn mappings(file: &dyn File) -> Finding {
     match (works(Tracker::Scan), works(Tracker::PageMap)) {
         (true, _) => Finding::new("mappings", "tracker scan"),
         (false, true) => Finding::new("mappings", "tracker pagemap").note(
-            "commits compare all pages changed since they were last dropped; Linux 6.7 or newer with userfaultfd              permitted is faster",
+            "commits compare all pages changed since they were last dropped; Linux 6.7 or newer with userfaultfd permitted is faster",
         ),
         (false, false) => Finding::new("mappings", "no").note("files cannot be mapped here; the file interface works"),
     }
@@ -121,7 +122,9 @@ pub fn on_a_file(dir: &Path) -> Vec<Finding> {
 
 fn try_all(dir: &Path) -> io::Result<Vec<Finding>> {
     let storage = Linux::open(dir)?;
-    let name = PathBuf::from(format!(".untorn-doctor-{:016x}", fastrand::u64(..)));
+    let mut unique = [0; 8];
+    rustix::rand::getrandom(&mut unique, GetRandomFlags::empty())?;
+    let name = PathBuf::from(format!(".untorn-doctor-{:016x}", u64::from_ne_bytes(unique)));
     let file = storage.open(&name, Open::create(0o600).direct())?;
     let trial = Trial { storage, name };
 

@@ -1,9 +1,9 @@
 //! Who may write here, and whether their journal would be believed.
 
 use super::finding::Finding;
-use crate::answer::Failure;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use untorn_terminal::Failure;
 
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -42,9 +42,9 @@ pub fn journal(journal: &Path) -> Option<Finding> {
     let mode = meta.mode() & 0o7777;
     let found = Finding::new("journal directory", format!("user {}, mode {mode:04o}", meta.uid()));
     Some(if meta.is_symlink() || !meta.is_dir() {
-        found.rules_out("it is not a directory; somebody else put it here")
+        found.rules_out("it is not a directory; another user put it here")
     } else if meta.uid() != me && meta.uid() != 0 {
-        found.rules_out("it belongs to somebody else, and is not believed")
+        found.rules_out("it belongs to another user, and is not believed")
     } else if mode & 0o077 != 0 {
         found.rules_out("others may get at it; it must be 0700")
     } else {

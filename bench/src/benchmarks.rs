@@ -1,0 +1,194 @@
+//! The benchmarks by name: which are run, where, and what is printed and written of them.
+
+use crate::fs::{FileSystem, Place};
+use crate::run::Run;
+use crate::section::{Report, Section};
+use crate::status_line::StatusLine;
+use crate::{
+    append, commit, fs, kv, msync, msync_large, oneshot, plot, recovery, scratch, section_text, syncv, threads,
+};
+use anyhow::{Context, Result};
+use std::path::PathBuf;
+
+/// Measure commits, side by side with what plain system calls cost here
+///
+/// As root, each benchmark runs on ext4, XFS and btrfs, in image files of 4 GiB that it makes and
+/// removes; otherwise on the file system of the directory.
+#[derive(clap::Args, Debug)]
+pub struct Bench {
+    /// What to measure
+    #[arg(value_enum, required = true)]
+    benchmarks: Vec<Benchmark>,
+
+    /// Where, separated by commas; the default is ext4,xfs,btrfs for root, else here
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHERE")]
+    fs: Vec<FileSystem>,
+
+    /// Directory for the images, or to measure in
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Also draw the figures as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// A smoke run of seconds: everything once, small, here, and no verdicts
+    #[arg(long)]
+    quick: bool,
+
+    /// kv: how many runs, instead of 7; 3 with think time, and of kv-large
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    runs: Option<u16>,
+
+    /// kv: think times in milliseconds, separated by commas; the default is 0,10
+    #[arg(long, value_delimiter = ',', value_name = "MS")]
+    think_ms: Vec<u64>,
+
+    /// kv: leave out those whose names begin so; separated by commas
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    without: Vec<String>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Benchmark {
+    /// Commits at random offsets; class process; several threads
+    Commit,
+    /// Append and commit
+    Append,
+    /// Many files in one commit
+    Syncv,
+    /// Commits of a mapped file, against ordinary msync
+    Msync,
+    /// The same for a file of 1 GiB, and for a sparse one of 64 GiB; reads and stores in between
+    MsyncLarge,
+    /// Opening after a crash with a full journal
+    Recovery,
+    /// One small change in a new process
+    Oneshot,
+    /// The containers of C++ and Rust on Untorn, against key-value stores (hours, because of the think time)
+    Kv,
+    /// The same with a million small values: loading, commits, reads, a scan
+    KvLarge,
+    /// The first lookup after opening 4 GiB of them, after a clean close and after a crash
+    KvOpen,
+    /// All of them but those of kv
+    All,
+}
+
+/// A commit wakes up several times; on a busy processor each of them waits for a turn, the floor's
+/// and the peers' too, and all ratios come near 1.
+fn warn_of_company(processors: usize) -> Result<()> {
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let running = load.split(' ').next().and_then(|minute| minute.parse().ok()).unwrap_or(0.0);
+    if running > processors as f64 / 4.0 {
+        eprintln!("The machine is busy (load {running} on {processors} processors): run this again when it is not.");
+    }
+    Ok(())
+}
+
+impl Bench {
+    /// Runs the benchmarks, prints their tables, writes the files. A missed target is no failure.
+    pub fn run(&self) -> Result<()> {
+        let dir = self.dir.canonicalize().with_context(|| format!("cannot use {}", self.dir.display()))?;
+        let places = Place::choose(&self.fs, &dir, self.quick);
+        if places.iter().any(|&(fs, _)| fs != FileSystem::Here) {
+            fs::enter_private_namespace();
+        }
+        scratch::clean_up_on_signals()?;
+        if cfg!(debug_assertions) {
+            eprintln!("This is a debug build: its figures mean nothing. Build with --release.");
+        }
+        let run = Run {
+            quick: self.quick,
+            runs: self.runs,
+            think_ms: self.think_ms.clone(),
+            without: self.without.clone(),
+            dir: dir.clone(),
+            progress: StatusLine::new(),
+        };
+        let mut report = Report {
+            untorn_version: env!("CARGO_PKG_VERSION"),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            processors: std::thread::available_parallelism()?.get(),
+            quick: self.quick,
+            sections: Vec::new(),
+        };
+        let smoke = if self.quick { "; a smoke run: its figures mean little" } else { "" };
+        run.progress.print(&format!(
+            "Untorn {}, Linux {}, {} processors{smoke}",
+            report.untorn_version, report.kernel, report.processors
+        ));
+        warn_of_company(report.processors)?;
+        for (fs, required) in places {
+            match Place::prepare(fs, &dir, self.quick, &run.progress) {
+                Ok(place) => self.measure_in(&place, &run, &mut report)?,
+                Err(e) if !required => run.progress.print(&format!("\nNot measured on an image: {e:#}")),
+                Err(e) => return Err(e),
+            }
+        }
+        if report.sections.is_empty() {
+            run.progress.print("No file system could be made: measuring where it stands.");
+            let here = Place::prepare(FileSystem::Here, &dir, self.quick, &run.progress)?;
+            self.measure_in(&here, &run, &mut report)?;
+        }
+        self.write_files(&report)
+    }
+
+    fn measure_in(&self, place: &Place, run: &Run, report: &mut Report) -> Result<()> {
+        for benchmark in self.chosen() {
+            for section in benchmark.sections(run, place)? {
+                run.progress.print(&section_text::render(&section));
+                report.sections.push(section);
+            }
+        }
+        Ok(())
+    }
+
+    fn chosen(&self) -> Vec<Benchmark> {
+        use Benchmark::{All, Append, Commit, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
+        let every = [Commit, Append, Syncv, Msync, MsyncLarge, Recovery, Oneshot];
+        let all = self.benchmarks.contains(&All);
+        let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
+        chosen.extend([Kv, KvLarge, KvOpen].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen
+    }
+
+    fn write_files(&self, report: &Report) -> Result<()> {
+        let write = |path: &PathBuf, text: String| {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        if let Some(path) = &self.json {
+            write(path, serde_json::to_string_pretty(report)? + "\n")?;
+        }
+        if let Some(path) = &self.svg {
+            write(path, plot::render(&report.sections)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Benchmark {
+    fn sections(self, run: &Run, place: &Place) -> Result<Vec<Section>> {
+        Ok(match self {
+            Benchmark::Commit => {
+                let mut sections = commit::run(run, place)?;
+                sections.push(threads::run(run, place)?);
+                sections
+            }
+            Benchmark::Append => vec![append::run(run, place)?],
+            Benchmark::Syncv => vec![syncv::run(run, place)?],
+            Benchmark::Msync => msync::run(run, place)?,
+            Benchmark::MsyncLarge => msync_large::run(run, place)?,
+            Benchmark::Recovery => vec![recovery::run(run, place)?],
+            Benchmark::Oneshot => vec![oneshot::run(run, place)?],
+            Benchmark::Kv => kv::run(run, place)?,
+            Benchmark::KvLarge => vec![kv::large::run(run, place)?],
+            Benchmark::KvOpen => vec![kv::first::run(run, place)?],
+            Benchmark::All => unreachable!("All stands for the others"),
+        })
+    }
+}

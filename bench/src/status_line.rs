@@ -1,0 +1,57 @@
+//! One line on the terminal that says what is being measured.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// A progress line; where standard error is no terminal, one plain line per cell instead.
+pub struct StatusLine {
+    bar: ProgressBar,
+    plain: bool,
+}
+
+impl StatusLine {
+    pub fn new() -> StatusLine {
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{spinner} [{elapsed}] {prefix} {msg}").expect("a valid template"));
+        bar.enable_steady_tick(Duration::from_millis(250));
+        StatusLine { bar, plain: !std::io::stderr().is_terminal() }
+    }
+
+    /// For tests.
+    #[cfg(test)]
+    pub fn hidden() -> StatusLine {
+        let bar = ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::hidden());
+        StatusLine { bar, plain: false }
+    }
+
+    /// What starts now.
+    pub fn cell(&self, what: impl Into<String>) {
+        let what = what.into();
+        if self.plain {
+            eprintln!("{what}");
+        }
+        self.bar.set_prefix(what);
+        self.bar.set_message("");
+    }
+
+    /// How far it is.
+    pub fn tick(&self, round: usize, rounds: usize, batch: usize, batches: usize) {
+        if round < rounds {
+            self.bar.set_message(format!("round {} of {rounds}, {} %", round + 1, 100 * batch / batches.max(1)));
+        } else {
+            self.bar.set_message(format!("round {}, until the journal has turned over often enough", round + 1));
+        }
+    }
+
+    /// Prints to standard output without disturbing the line.
+    pub fn print(&self, text: &str) {
+        self.bar.suspend(|| println!("{text}"));
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

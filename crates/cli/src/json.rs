@@ -1,0 +1,18 @@
+//! Results for programs.
+
+use serde::Serialize;
+use untorn_terminal::{Failure, Output};
+
+/// A value, to be added to.
+pub fn value(of: &impl Serialize) -> Result<serde_json::Value, Failure> {
+    serde_json::to_value(of).map_err(failure)
+}
+
+/// A value as text.
+pub fn output(value: &impl Serialize) -> Result<Output, Failure> {
+    Ok(Output::text(serde_json::to_string_pretty(value).map_err(failure)? + "\n"))
+}
+
+fn failure(e: serde_json::Error) -> Failure {
+    Failure::new(format!("cannot write JSON: {e}"))
+}

@@ -1,0 +1,71 @@
+//! Subcommands that are programs of their own: looked for beside this program, then in PATH.
+
+use clap::Args;
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use untorn_terminal::Failure;
+
+/// Exit code of a shell that cannot find a command.
+const NOT_FOUND: u8 = 127;
+/// Exit code of a shell that cannot execute what it found.
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Passed on as they are, `--help` included.
+#[derive(Args)]
+pub struct Arguments {
+    /// Arguments of that program; `--help` shows them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// A subcommand that another program does.
+#[derive(Clone, Copy)]
+pub enum Other {
+    Crashtest,
+    Bench,
+    Demo,
+}
+
+impl Other {
+    fn subcommand(self) -> &'static str {
+        match self {
+            Other::Crashtest => "crashtest",
+            Other::Bench => "bench",
+            Other::Demo => "demo",
+        }
+    }
+
+    /// The program, and the first of its arguments.
+    fn program(self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Other::Crashtest => ("untorn-crashtest", None),
+            Other::Bench => ("untorn-bench", None),
+            Other::Demo => ("untorn-bench", Some("demo")),
+        }
+    }
+
+    /// Becomes the other program, whose exit code is then this one's; returns only if that fails.
+    pub fn execute(self, arguments: &Arguments) -> Failure {
+        let (name, first) = self.program();
+        let Some(path) = find(name) else {
+            return Failure::new(format!(
+                "`untorn {}` is the program {name}, which is neither beside this one nor in PATH; \
+                 `make install` in Untorn's source installs it",
+                self.subcommand()
+            ))
+            .code(NOT_FOUND);
+        };
+        let error = Command::new(&path).arg0(name).args(first).args(&arguments.arguments).exec();
+        Failure::io("execute", &path, error).code(NOT_EXECUTABLE)
+    }
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = beside.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name));
+    places.find(|program| program.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0))
+}

@@ -1,0 +1,21 @@
+//! `untorn-crashtest`: any program on a recording disk, and what power cuts may leave of its work.
+//!
+//! The command itself ([`command`]) only watches and reports. All that could hang is done by a worker
+//! ([`worker`]), which is this program again; so is the device that the worker records on.
+
+mod cli;
+mod command;
+mod job;
+mod program;
+mod results;
+mod worker;
+
+use std::process::ExitCode;
+use untorn_crashlab::device::serve_if_asked;
+use untorn_crashlab::device::watch::work_if_asked;
+
+fn main() -> ExitCode {
+    serve_if_asked();
+    work_if_asked(worker::work);
+    untorn_terminal::print(env!("CARGO_BIN_NAME"), cli::run())
+}

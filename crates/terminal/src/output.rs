@@ -1,0 +1,96 @@
+//! Results go to standard output, errors to standard error after the program's name, and the exit code
+//! is one that scripts can rely on.
+
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A command's result.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// For standard output.
+    pub text: String,
+    /// The process's exit code.
+    pub code: u8,
+}
+
+impl Output {
+    /// A text, and success.
+    pub fn text(text: impl Into<String>) -> Output {
+        Output { text: text.into(), code: 0 }
+    }
+
+    /// With another exit code.
+    pub fn code(self, code: u8) -> Output {
+        Output { code, ..self }
+    }
+}
+
+/// Why a command could not do its work.
+#[derive(Debug)]
+pub struct Failure {
+    /// For standard error.
+    pub message: String,
+    /// The process's exit code.
+    pub code: u8,
+}
+
+impl Failure {
+    /// A message, and exit code 1.
+    pub fn new(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), code: 1 }
+    }
+
+    /// An operating-system error outside the library.
+    pub fn io(action: &'static str, path: &Path, e: std::io::Error) -> Failure {
+        Failure::new(untorn::Error::io(action, path, e).to_string())
+    }
+
+    /// With another exit code.
+    pub fn code(self, code: u8) -> Failure {
+        Failure { code, ..self }
+    }
+}
+
+impl From<untorn::Error> for Failure {
+    fn from(e: untorn::Error) -> Failure {
+        Failure::new(match advice(&e) {
+            Some(advice) => format!("{e}; {advice}"),
+            None => e.to_string(),
+        })
+    }
+}
+
+/// The library's errors say what to do, except where only the system's error number is known.
+fn advice(e: &untorn::Error) -> Option<&'static str> {
+    let untorn::Error::Io { source, .. } = e else { return None };
+    match source.kind() {
+        ErrorKind::NotFound => Some(
+            "check the path: a store is a directory with `.untorn` in it, or a file with `<file>.untorn` beside it",
+        ),
+        ErrorKind::PermissionDenied => Some("run this as the owner of the data, or as root"),
+        ErrorKind::ReadOnlyFilesystem => Some("remount the file system for writing, or copy the data elsewhere"),
+        _ => None,
+    }
+}
+
+/// Prints the result of a program, and turns it into the process's exit code.
+pub fn print(program: &str, result: Result<Output, Failure>) -> ExitCode {
+    match result {
+        Ok(output) => {
+            let mut out = std::io::stdout().lock();
+            match out.write_all(output.text.as_bytes()).and_then(|()| out.flush()) {
+                // A reader that has seen enough (`| head`) is no failure.
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+                    eprintln!("{program}: cannot write the result: {e}");
+                    ExitCode::FAILURE
+                }
+                _ => output.code.into(),
+            }
+        }
+        Err(failure) => {
+            eprintln!("{program}: {}", failure.message);
+            failure.code.into()
+        }
+    }
+}

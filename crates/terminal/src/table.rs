@@ -1,0 +1,72 @@
+//! Tables and amounts for people.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+
+/// Where the cells of a column stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A head and rows of cells, in columns as wide as they need to be, with a rule under the head.
+pub fn aligned(head: &[String], rows: &[Vec<String>], align: impl Fn(usize) -> Align) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(head).add_rows(rows);
+    let last = table.column_count().saturating_sub(1);
+    for (n, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, if n == last { 0 } else { 2 }));
+        column.set_cell_alignment(match align(n) {
+            Align::Left => CellAlignment::Left,
+            Align::Right => CellAlignment::Right,
+        });
+    }
+    let widths = table.column_max_content_widths();
+    let rule = widths.iter().map(|&width| "─".repeat(width.into())).collect::<Vec<_>>().join("  ");
+    let mut lines = table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
+    lines.insert(lines.len().min(1), rule);
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// A table that is set in from the left; columns in which every cell is a number stand to the right.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
+    let number = |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit());
+    let align = |column: usize| match rows.iter().filter_map(|row| row.get(column)).all(number) {
+        true => Align::Right,
+        false => Align::Left,
+    };
+    aligned(&head, rows, align).lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// Names and values, one pair a line.
+pub fn pairs(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    pairs.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+}
+
+/// A number of bytes as people read it.
+pub fn bytes(n: u64) -> String {
+    indicatif::BinaryBytes(n).to_string()
+}
+
+/// `1 file`, `2 files`.
+pub fn count(n: u64, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn columns_line_up() {
+        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        let text = super::table(&["a", "long head"], &[row(["größer", "b"])]);
+        assert_eq!(text, "  a       long head\n  ──────  ─────────\n  größer  b\n");
+        let text = super::table(&["a", "numbers"], &[row(["b", "5 µs"]), row(["c", "17"])]);
+        assert_eq!(text, "  a  numbers\n  ─  ───────\n  b     5 µs\n  c       17\n");
+    }
+}
