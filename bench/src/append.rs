@@ -73,7 +73,7 @@ fn cell(run: &Run, place: &Place, dir: &Path, size: usize, think: Duration) -> R
     let store = StoreOptions::default().journal_bytes(journal_bytes).open(&root)?;
     let mut bytes = vec![0; size];
     fastrand::fill(&mut bytes);
-    let mut ours = Ours { file: store.create("data")?, store: store.clone(), bytes: &bytes };
+    let mut ours = Ours { file: store.open_or_create("data")?, store: store.clone(), bytes: &bytes };
     let mut plain = Plain { file: File::create(dir.join("plain"))?, at: 0, bytes: &bytes };
     ours.append()?;
     plain.append()?;
@@ -113,8 +113,8 @@ struct Ours<'a> {
 
 impl Ours<'_> {
     fn append(&mut self) -> Result<Duration> {
-        if self.file.size()? + self.bytes.len() as u64 > FILE_BYTES_MAX {
-            self.file.truncate(0)?;
+        if self.file.len()? + self.bytes.len() as u64 > FILE_BYTES_MAX {
+            self.file.set_len(0)?;
             self.file.commit()?;
             self.store.checkpoint()?;
         }

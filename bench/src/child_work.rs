@@ -34,8 +34,8 @@ fn run(job: Job) -> Result<()> {
         Job::Update { path, bytes } => {
             let content = content(bytes);
             start = Instant::now();
-            let file = if path.exists() { File::open(&path)? } else { File::create(&path)? };
-            file.write_at(&content, 0)?;
+            let file = if path.exists() { File::open(&path)? } else { File::open_or_create(&path)? };
+            file.write_all_at(&content, 0)?;
             file.commit()?;
             file.close()?;
         }
@@ -58,8 +58,8 @@ fn run(job: Job) -> Result<()> {
 /// nothing is closed, nothing checkpointed.
 fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_bytes: u64) -> Result<()> {
     let store = StoreOptions::default().journal_bytes(journal_bytes).open(root)?;
-    let file = store.file(file)?;
-    let mut pages: Vec<u64> = (0..file.size()? / 4096).collect();
+    let file = store.open_file(file)?;
+    let mut pages: Vec<u64> = (0..file.len()? / 4096).collect();
     let mut random = Rng::with_seed(1);
     random.shuffle(&mut pages);
     let mut content = [7; 4096];
@@ -68,7 +68,7 @@ fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_b
     let mut last_bytes = 0;
     for page in pages {
         content[..8].copy_from_slice(&random.u64(..).to_le_bytes());
-        file.write_at(&content, page * 4096)?;
+        file.write_all_at(&content, page * 4096)?;
         file.commit()?;
         // A checkpoint may take what is pending away before there is as much as we want; then the
         // second time that it is as full as it gets has to do.

@@ -79,7 +79,7 @@ impl Writer {
         let offset = self.offsets.next();
         freshen(&mut self.bytes);
         timed(|| {
-            self.file.write_at(&self.bytes, offset)?;
+            self.file.write_all_at(&self.bytes, offset)?;
             self.file.commit()
         })
     }
@@ -157,7 +157,7 @@ impl Setting<'_> {
     fn cell(&self, size: usize, think: Duration) -> Result<Row> {
         let journal_bytes = journal_bytes(self.run, size);
         let store = self.open(FailureClass::Power, journal_bytes)?;
-        let mut writer = Writer::new(store.file("data")?, size, self.file_bytes);
+        let mut writer = Writer::new(store.open_file("data")?, size, self.file_bytes);
         // The first commit after opening pays for the attribute; that is another benchmark's figure.
         for _ in 0..3 {
             writer.commit()?;
@@ -230,7 +230,7 @@ impl Setting<'_> {
         let plain = OpenOptions::new().write(true).open(&plain_path)?;
         let journal_bytes = journal_bytes(self.run, PAGE);
         let store = self.open(FailureClass::Process, journal_bytes)?;
-        let mut writer = Writer::new(store.file("data")?, PAGE, self.file_bytes);
+        let mut writer = Writer::new(store.open_file("data")?, PAGE, self.file_bytes);
         for _ in 0..3 {
             writer.commit()?;
         }

@@ -47,7 +47,7 @@ impl Managed {
     /// Maps `data` in the store `root`. `eager` makes a checkpoint part of each commit.
     pub fn open(root: &Path, journal_bytes: u64, options: &MapOptions, eager: bool) -> Result<Managed> {
         let store = StoreOptions::default().journal_bytes(journal_bytes).open(root)?;
-        let map = store.file("data")?.map_with(options)?;
+        let map = store.open_file("data")?.map_with(options)?;
         Ok(Managed { map, store, eager })
     }
 
@@ -71,7 +71,7 @@ impl Memory for Managed {
     fn settle(&mut self) -> Result<()> {
         match self.map.tracker()? {
             Tracker::Scan => Ok(self.store.checkpoint()?),
-            Tracker::PageMap => Ok(self.map.quiesce()?),
+            Tracker::PageMap => Ok(self.map.reclaim()?),
         }
     }
 

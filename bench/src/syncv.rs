@@ -108,7 +108,7 @@ fn count_text(count: usize) -> String {
 
 fn open(options: &StoreOptions, root: &Path, count: usize) -> Result<(Store, Vec<File>)> {
     let store = options.open(root)?;
-    let files = (0..count).map(|n| store.file(n.to_string())).collect::<untorn::Result<Vec<File>>>()?;
+    let files = (0..count).map(|n| store.open_file(n.to_string())).collect::<untorn::Result<Vec<File>>>()?;
     Ok((store, files))
 }
 
@@ -122,7 +122,7 @@ fn write_all(store: &Store, files: &[File]) -> Result<Duration> {
     let handles: Vec<&File> = files.iter().collect();
     timed(|| {
         for file in files {
-            file.write_at(&content(), 0)?;
+            file.write_all_at(&content(), 0)?;
         }
         store.syncv(&handles)
     })

@@ -29,7 +29,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let store = StoreOptions::default().journal_bytes(journal_bytes).open(&root)?;
     let mut writers = Vec::new();
     for n in 0..THREADS {
-        let mut writer = Writer::new(store.file(n.to_string())?, COMMIT_BYTES, FILE_BYTES);
+        let mut writer = Writer::new(store.open_file(n.to_string())?, COMMIT_BYTES, FILE_BYTES);
         writer.commit()?;
         writers.push(writer);
     }

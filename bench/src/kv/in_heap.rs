@@ -6,7 +6,7 @@ use anyhow::Result;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 use std::ptr::NonNull;
-use untorn::{Heap, HeapOptions, HeapVec, InHeap};
+use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap};
 
 /// The same hashes after a restart.
 type Hasher = BuildHasherDefault<DefaultHasher>;

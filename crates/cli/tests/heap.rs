@@ -5,11 +5,11 @@ mod common;
 use common::{json, run};
 use std::alloc::Layout;
 use std::path::Path;
-use untorn::Heap;
+use untorn::heap::Heap;
 
 /// A heap with a root to one block of three, the others lost, and one large and one huge allocation, lost, too.
 fn make(path: &Path) -> Heap {
-    let heap = Heap::create(path).unwrap();
+    let heap = Heap::open_or_create(path).unwrap();
     let blocks = [1000, 1000, 1000, 100_000, 5_000_000].map(|bytes| {
         let block = heap.allocate(Layout::from_size_align(bytes, 8).unwrap()).unwrap();
         // SAFETY: an allocation of so many bytes.

@@ -114,8 +114,8 @@ fn a_managed_file_is_replaced_by_a_commit_and_keeps_its_inode() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_in(dir.path(), "", 0o640);
     let store = untorn::Store::open(dir.path()).unwrap();
-    let managed = store.file("file").unwrap();
-    managed.write_at(b"first, and longer than what comes", 0).unwrap();
+    let managed = store.open_file("file").unwrap();
+    managed.write_all_at(b"first, and longer than what comes", 0).unwrap();
     managed.commit().unwrap();
 
     let e = put(&file, b"second", "022", None).fails(1);
@@ -141,7 +141,7 @@ fn a_managed_file_is_replaced_by_a_commit_and_keeps_its_inode() {
 fn a_standalone_file_is_replaced_by_a_commit() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("standalone.db");
-    let standalone = untorn::File::create(&path).unwrap();
+    let standalone = untorn::File::open_or_create(&path).unwrap();
     standalone.append(b"before").unwrap();
     standalone.commit().unwrap();
     standalone.close().unwrap();

@@ -55,12 +55,12 @@ fn owner() {
         _ => FailureClass::Power,
     };
     let store = StoreOptions::default().class(class).open(&dir).unwrap();
-    let file = store.create("file").unwrap();
+    let file = store.open_or_create("file").unwrap();
     for n in 1..=COMMITS {
-        file.write_at(format!("commit {n}").as_bytes(), 0).unwrap();
+        file.write_all_at(format!("commit {n}").as_bytes(), 0).unwrap();
         file.commit().unwrap();
     }
-    file.write_at(b"NOT COMMITTED", 0).unwrap();
+    file.write_all_at(b"NOT COMMITTED", 0).unwrap();
     println!("committed");
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
@@ -193,7 +193,7 @@ fn eject_leaves_plain_files() {
 fn a_standalone_file_is_named_by_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("standalone.db");
-    let file = untorn::File::create(&path).unwrap();
+    let file = untorn::File::open_or_create(&path).unwrap();
     file.append(b"contents").unwrap();
     file.commit().unwrap();
     file.close().unwrap();

@@ -68,8 +68,8 @@ pub struct Mapped {
 impl Mapped {
     pub fn open(dir: &Path) -> Result<Mapped, Failure> {
         let store = Store::open(dir)?;
-        let options = FileOptions { create: Some(0o666), ..FileOptions::default() };
-        let map = |name: &str| -> Result<Map, Failure> { Ok(store.file_with(name, &options)?.map()?) };
+        let options = FileOptions::new().create(true);
+        let map = |name: &str| -> Result<Map, Failure> { Ok(store.open_file_with(name, &options)?.map()?) };
         let maps = [map(NAMES[0])?, map(NAMES[1])?];
         Ok(Mapped { store, maps })
     }

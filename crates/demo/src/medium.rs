@@ -75,8 +75,8 @@ pub struct Managed {
 impl Managed {
     pub fn open(dir: &Path) -> Result<Managed, Failure> {
         let store = Store::open(dir)?;
-        let options = FileOptions { create: Some(0o666), ..FileOptions::default() };
-        let files = [store.file_with(NAMES[0], &options)?, store.file_with(NAMES[1], &options)?];
+        let options = FileOptions::new().create(true);
+        let files = [store.open_file_with(NAMES[0], &options)?, store.open_file_with(NAMES[1], &options)?];
         Ok(Managed { store, files })
     }
 }
@@ -84,14 +84,14 @@ impl Managed {
 impl Medium for Managed {
     fn read(&self, which: Which, offset: u64, len: usize) -> Result<Vec<u8>, Failure> {
         let file = &self.files[which as usize];
-        let mut bytes = vec![0; len.min(file.size()?.saturating_sub(offset) as usize)];
+        let mut bytes = vec![0; len.min(file.len()?.saturating_sub(offset) as usize)];
         let n = file.read_at(&mut bytes, offset)?;
         bytes.truncate(n);
         Ok(bytes)
     }
 
     fn write(&mut self, which: Which, bytes: &[u8], offset: u64) -> Result<(), Failure> {
-        Ok(self.files[which as usize].write_at(bytes, offset)?)
+        Ok(self.files[which as usize].write_all_at(bytes, offset)?)
     }
 
     fn commit(&mut self) -> Result<(), Failure> {

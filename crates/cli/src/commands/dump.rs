@@ -46,8 +46,8 @@ fn text(found: &Inspection) -> String {
     let write = |text: &mut String| -> std::fmt::Result {
         writeln!(text, "{}  store {}  format {}", found.path.display(), found.store_id, found.format_version)?;
         for r in &found.records {
-            write!(text, "#{} {}  epoch {}  {} @ {}", r.sequence, r.kind, r.session, r.segment, r.offset)?;
-            writeln!(text, "  {} bytes  crc {}  durable LSN {}", r.bytes, r.crc, r.durable_through)?;
+            write!(text, "#{} {}  epoch {}  {} @ {}", r.lsn, r.kind, r.epoch, r.segment, r.offset)?;
+            writeln!(text, "  {} bytes  crc {}  durable LSN {}", r.bytes, r.crc, r.durable_lsn)?;
             for operation in &r.operations {
                 writeln!(text, "    {operation}")?;
             }

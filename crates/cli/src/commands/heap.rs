@@ -2,7 +2,7 @@
 
 use crate::json;
 use std::path::PathBuf;
-use untorn::{HeapChunk, HeapReport};
+use untorn::heap::{HeapChunk, HeapReport};
 use untorn_terminal::Failure;
 use untorn_terminal::table::{bytes, count, pairs, table};
 
@@ -111,7 +111,7 @@ fn head(found: &HeapReport) -> String {
     let blocks: u64 = found.classes.iter().map(|class| class.used).sum();
     let block_bytes: u64 = found.classes.iter().map(|class| class.used * class.block_bytes).sum();
     let chunk_bytes = found.classes.iter().map(|class| class.chunks).sum::<u64>() * CHUNK_BYTES;
-    let whole = |of: &untorn::HeapLarge, unit: &str| {
+    let whole = |of: &untorn::heap::HeapLarge, unit: &str| {
         let asked = if of.count > 0 { format!(" ({} asked for)", bytes(of.asked_bytes)) } else { String::new() };
         format!("{} of whole {unit}, {}{asked}", count(of.count, "allocation", "allocations"), bytes(of.bytes))
     };

@@ -48,8 +48,8 @@ pub fn text(found: &Inspection) -> String {
         ("state", state(found)),
         ("journal", journal(found)),
     ];
-    if found.held_journals > 0 {
-        lines.push(("quarantine", count(found.held_journals, "journal", "journals")));
+    if found.quarantined_journals > 0 {
+        lines.push(("quarantine", count(found.quarantined_journals, "journal", "journals")));
     }
     let mut text = pairs(&lines);
     for file in &found.files_pending {
@@ -85,5 +85,5 @@ fn journal(found: &Inspection) -> String {
     if found.records.is_empty() {
         return format!("{allocated}, no records{torn}");
     }
-    format!("{allocated}, {records}, LSN {} to {}{torn}", found.sequence_first, found.sequence_last)
+    format!("{allocated}, {records}, LSN {} to {}{torn}", found.first_lsn, found.last_lsn)
 }

@@ -8,8 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use untorn::sync_point;
 use untorn_os::{
-    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Step, Storage, Tracker, memory_limit,
+    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Storage, Tracker, memory_limit,
 };
 use untorn_terminal::Failure;
 use untorn_terminal::table::bytes;
@@ -135,12 +136,12 @@ fn try_all(dir: &Path) -> io::Result<Vec<Finding>> {
     let mut block = AlignedBuf::default();
     block.resize(BLOCK_BYTES);
     untorn_os::write_all_at(&*file, &block, 0)?;
-    file.sync_all(Step::Attribute)?;
+    file.sync_all(sync_point::ATTRIBUTE)?;
     let mut flushes_us = Vec::new();
     for _ in 0..FLUSHES {
         untorn_os::write_all_at(&*file, &block, 0)?;
         let started = Instant::now();
-        file.sync_data(Step::Commit)?;
+        file.sync_data(sync_point::COMMIT)?;
         flushes_us.push(started.elapsed());
     }
     flushes_us.sort();
