@@ -1,11 +1,11 @@
 //! Appending and committing, against `write` and `fsync`.
 
-use crate::commit::{commits_needed, journal_bytes, load_text};
+use crate::bench_run::Run;
+use crate::commits::{commits_needed, journal_bytes, load_text};
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, interleave, timed};
-use crate::run::Run;
 use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::Ratio;
+use crate::statistics::Ratio;
 use anyhow::Result;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

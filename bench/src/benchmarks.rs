@@ -1,11 +1,11 @@
 //! The benchmarks by name: which are run, where, and what is printed and written of them.
 
+use crate::bench_run::Run;
 use crate::fs::{FileSystem, Place};
-use crate::run::Run;
 use crate::section::{Report, Section};
 use crate::status_line::StatusLine;
 use crate::{
-    append, commit, fs, kv, msync, msync_large, oneshot, plot, recovery, scratch, section_text, syncv, threads,
+    append, commits, fs, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text, syncv, threads,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ enum Benchmark {
     Syncv,
     /// Commits of a mapped file, against ordinary msync
     Msync,
-    /// The same for a file of 1 GiB, and for a sparse one of 64 GiB; reads and stores in between
+    /// Commits of a mapped file of 1 GiB and of a sparse one of 64 GiB; reads and stores in between
     MsyncLarge,
     /// Opening after a crash with a full journal
     Recovery,
@@ -71,7 +71,7 @@ enum Benchmark {
     Oneshot,
     /// The containers of C++ and Rust on Untorn, against key-value stores (hours, because of the think time)
     Kv,
-    /// The same with a million small values: loading, commits, reads, a scan
+    /// Containers and key-value stores with a million small values: loading, commits, reads, a scan
     KvLarge,
     /// The first lookup after opening 4 GiB of them, after a clean close and after a crash
     KvOpen,
@@ -175,7 +175,7 @@ impl Benchmark {
     fn sections(self, run: &Run, place: &Place) -> Result<Vec<Section>> {
         Ok(match self {
             Benchmark::Commit => {
-                let mut sections = commit::run(run, place)?;
+                let mut sections = commits::run(run, place)?;
                 sections.push(threads::run(run, place)?);
                 sections
             }
@@ -183,7 +183,7 @@ impl Benchmark {
             Benchmark::Syncv => vec![syncv::run(run, place)?],
             Benchmark::Msync => msync::run(run, place)?,
             Benchmark::MsyncLarge => msync_large::run(run, place)?,
-            Benchmark::Recovery => vec![recovery::run(run, place)?],
+            Benchmark::Recovery => vec![recovery_time::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
             Benchmark::Kv => kv::run(run, place)?,
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],

@@ -180,7 +180,7 @@ impl Place {
         self.device_bytes_written_by_now()
     }
 
-    /// The same without what is still cached.
+    /// Bytes that have reached the device; what is still cached does not count.
     pub fn device_bytes_written_by_now(&self) -> Result<Option<u64>> {
         let Some(stat) = &self.device_stat else { return Ok(None) };
         let text = fs::read_to_string(stat).with_context(|| format!("cannot read {}", stat.display()))?;

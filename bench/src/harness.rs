@@ -2,7 +2,7 @@
 //! time, so that whatever drifts on the machine drifts for all of them.
 
 use crate::section::Extras;
-use crate::stats::Measured;
+use crate::statistics::Measured;
 use crate::status_line::StatusLine;
 use anyhow::Result;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ pub fn interleave(
     Ok(measured.into_iter().map(|[only]| only).collect())
 }
 
-/// The same for operations of several timed parts.
+/// Interleaves operations of several timed parts.
 pub fn interleave_parts<const PARTS: usize>(
     contenders: &mut [Contender<'_, PARTS>],
     plan: &Plan,

@@ -2,26 +2,26 @@
 //! write with plain system calls, in the same run, in turns; and the demonstration.
 
 mod append;
+mod bench_run;
 mod benchmarks;
 mod child;
 mod child_work;
 mod cli;
-mod commit;
+mod commits;
 mod fs;
 mod harness;
 mod kv;
-mod memory;
+mod memory_use;
 mod msync;
 mod msync_large;
 mod oneshot;
 mod peers;
 mod plot;
-mod recovery;
-mod run;
+mod recovery_time;
 mod scratch;
 mod section;
 mod section_text;
-mod stats;
+mod statistics;
 mod status_line;
 mod syncv;
 mod threads;

@@ -1,14 +1,14 @@
 //! Commits of a mapped file against ordinary `msync`: latency against pages stored to in between, as in
 //! Figures 2 and 3 of "Failure-atomic msync()" (Park, Kelly, Shen 2013).
 
-use crate::commit::load_text;
+use crate::bench_run::Run;
+use crate::commits::load_text;
 use crate::fs::{FileSystem, Place};
 use crate::harness::{Contender, Plan, THINK, interleave_parts};
-use crate::memory::{Folios, Layout, Managed, Memory, Stores, account, cycle, plain_mapping, tracked_by, warm_up};
+use crate::memory_use::{Folios, Layout, Managed, Memory, Stores, account, cycle, plain_mapping, tracked_by, warm_up};
 use crate::peers::{Floor, fill};
-use crate::run::Run;
 use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::Result;
 use memmap2::MmapMut;
 use std::path::Path;

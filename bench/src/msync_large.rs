@@ -1,15 +1,15 @@
 //! A large mapped file: what a commit of few pages costs, and what reads and stores in between do.
 
-use crate::commit::load_text;
+use crate::bench_run::Run;
+use crate::commits::load_text;
 use crate::fs::Place;
 use crate::harness::{Contender, Plan, interleave, interleave_parts, timed};
-use crate::memory::{
+use crate::memory_use::{
     Folios, Layout, Managed, Memory, PAGE_BYTES, Stores, cycle, map_shared, minor_faults, processor_time,
 };
 use crate::peers::Floor;
-use crate::run::Run;
 use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result};
 use fastrand::Rng;
 use std::cell::{Cell, RefCell};

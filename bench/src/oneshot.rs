@@ -1,12 +1,12 @@
 //! One small change in a new process, against write, fsync, rename, fsync in a new process.
 
+use crate::bench_run::Run;
 use crate::child::{Job, measure};
 use crate::fs::Place;
 use crate::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::peers::fill;
-use crate::run::Run;
 use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
-use crate::stats::{Measured, Ratio, Summary};
+use crate::statistics::{Measured, Ratio, Summary};
 use anyhow::Result;
 use std::cell::{Cell, RefCell};
 use std::path::Path;

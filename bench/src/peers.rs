@@ -54,7 +54,7 @@ impl Floor {
         self.write(self.bytes.len())
     }
 
-    /// The same with the first of them, padded.
+    /// Writes the first of the bytes, padded.
     pub fn write(&mut self, bytes: usize) -> Result<Duration> {
         let bytes = bytes.next_multiple_of(BLOCK_BYTES);
         if self.at + bytes as u64 > self.file_bytes {

@@ -1,6 +1,6 @@
 //! Results of benchmarks: sections of rows, from which the table, the JSON and the plot are made.
 
-use crate::stats::{Ratio, Summary};
+use crate::statistics::{Ratio, Summary};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// Everything that one run found.

@@ -1,7 +1,7 @@
 //! Sections as text for people.
 
 use crate::section::{Chart, Extras, Row, Section, Target, Verdict};
-use crate::stats::Ratio;
+use crate::statistics::Ratio;
 use untorn_terminal::table::{Align, aligned};
 
 /// Text in columns: the first `left` columns to the left, numbers to the right.
@@ -160,7 +160,7 @@ fn extras(section: &Section) -> Option<Columns> {
 pub mod tests {
     use super::*;
     use crate::section::{Chart, Extras, Target, TimeUnit, Waited};
-    use crate::stats::{Measured, Ratio};
+    use crate::statistics::{Measured, Ratio};
     use std::time::Duration;
 
     /// A section with one row, as the tests of the table and of the plot need it.

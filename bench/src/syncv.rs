@@ -1,11 +1,11 @@
 //! Many files as one commit, against replacing each of them by write, flush and rename.
 
+use crate::bench_run::Run;
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::peers::replace_file;
-use crate::run::Run;
 use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
-use crate::stats::Ratio;
+use crate::statistics::Ratio;
 use anyhow::Result;
 use std::path::Path;
 use std::time::{Duration, Instant};

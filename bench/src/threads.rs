@@ -1,13 +1,13 @@
 //! Four threads that commit to their own files in one store, against one thread, and that against
 //! the floor.
 
-use crate::commit::{Writer, commits_needed, journal_bytes};
+use crate::bench_run::Run;
+use crate::commits::{Writer, commits_needed, journal_bytes};
 use crate::fs::Place;
 use crate::harness::{Activity, ROUNDS_MIN};
 use crate::peers::{Floor, fill};
-use crate::run::Run;
 use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::Result;
 use std::time::Instant;
 use untorn::StoreOptions;

@@ -1,6 +1,6 @@
 //! Stores that are Rust crates: redb and fjall, each told to flush at every commit.
 
-use super::store::{Entry, Key, Scan, Store, taste};
+use super::kv_store::{Entry, Key, Scan, Store, taste};
 use anyhow::Result;
 use redb::{ReadableTable, TableDefinition};
 use std::path::Path;

@@ -1,13 +1,13 @@
 //! The first lookup after opening something large: after a clean close, and after a crash.
 
+use super::kv_store::{Entry, KEY_BYTES, Key, Store, key, taste};
 use super::roster::{Entrant, Roster, Work};
-use super::store::{Entry, KEY_BYTES, Key, Store, key, taste};
 use super::{StoreDirectory, new_directory, notes};
+use crate::bench_run::Run;
 use crate::child::{Job, leave_full_journal};
 use crate::fs::{Place, drop_caches};
-use crate::run::Run;
 use crate::section::{Chart, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use std::path::Path;

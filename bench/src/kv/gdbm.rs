@@ -1,8 +1,8 @@
 //! gdbm with `gdbm_sync` after each operation: `GDBM_SYNC` flushes only those that change the file's directory or
 //! header. Durable, though a crash in the middle of an operation may damage the file.
 
+use super::kv_store::{Entry, Key, Scan, Store, taste};
 use super::library::{c_path, c_text, functions, load};
-use super::store::{Entry, Key, Scan, Store, taste};
 use anyhow::{Result, bail};
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;

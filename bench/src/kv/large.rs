@@ -1,12 +1,12 @@
-//! The same stores with a million small values: loading, commits, reads, a scan.
+//! The stores with a million small values: loading, commits, reads, a scan.
 
+use super::kv_store::{Entry, Expected, KEY_BYTES, Key, Store, key, shuffled};
 use super::roster::{Entrant, Role, Roster, Work};
-use super::store::{Entry, Expected, KEY_BYTES, Key, Store, key, shuffled};
 use super::{new_directory, notes};
+use crate::bench_run::Run;
 use crate::fs::Place;
-use crate::run::Run;
 use crate::section::{Chart, Other, Row, Section, Target, TimeUnit, Waited};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use std::path::Path;

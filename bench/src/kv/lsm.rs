@@ -1,7 +1,7 @@
 //! LevelDB and RocksDB: their C interfaces are the same but for the prefix. `sync = true`, else as they come.
 
+use super::kv_store::{Entry, Key, Scan, Store, taste};
 use super::library::{c_path, c_text, functions, load};
-use super::store::{Entry, Key, Scan, Store, taste};
 use anyhow::{Result, bail};
 use std::ffi::{c_char, c_uchar, c_void};
 use std::path::Path;

@@ -4,31 +4,31 @@
 mod crates;
 pub mod first;
 mod gdbm;
-mod in_heap;
+mod kv_store;
 mod kyoto;
 pub mod large;
 mod library;
 mod lmdb;
 mod lsm;
 mod roster;
+mod rust_heap;
 mod sqlite;
 mod stl;
-mod store;
 
-use crate::commit::load_text;
+use crate::bench_run::Run;
+use crate::commits::load_text;
 use crate::fs::Place;
 use crate::harness::Activity;
-use crate::memory::minor_faults;
-use crate::run::Run;
+use crate::memory_use::minor_faults;
 use crate::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result};
 use fastrand::Rng;
+use kv_store::{Entry, Expected, KEY_BYTES, Key, key, shuffled};
 use roster::{Entrant, Role, Roster, Work};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use store::{Entry, Expected, KEY_BYTES, Key, key, shuffled};
 
 const KEYS: usize = 1000;
 const VALUE_BYTES: usize = 1 << 10;

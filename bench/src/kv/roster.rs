@@ -2,13 +2,13 @@
 
 use super::crates::{FjallStore, RedbStore};
 use super::gdbm::{Gdbm, GdbmStore};
-use super::in_heap::HashbrownStore;
+use super::kv_store::{Entry, Key, Scan, Store};
 use super::kyoto::{Durable, Kind, Kyoto, KyotoStore};
 use super::lmdb::{Lmdb, LmdbStore};
 use super::lsm::{Lsm, LsmStore};
+use super::rust_heap::HashbrownStore;
 use super::sqlite::{JournalMode, Sqlite, SqliteStore};
 use super::stl::{Container, Stl, StlStore};
-use super::store::{Entry, Key, Scan, Store};
 use crate::peers::Floor;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -20,7 +20,7 @@ pub enum Role {
     Untorn,
     Peer,
     Floor,
-    /// The same program without durability.
+    /// Untorn's program without durability.
     Ceiling,
 }
 

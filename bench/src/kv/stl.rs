@@ -1,8 +1,8 @@
 //! The containers of C++ on Untorn's heap, as a C++ program has them: compiled when the benchmark runs,
 //! against the headers that it was built with and the `libuntorn.so` beside it.
 
+use super::kv_store::{Entry, Key, Scan, Store};
 use super::library::{c_path, c_text, functions, load};
-use super::store::{Entry, Key, Scan, Store};
 use crate::harness::Activity;
 use crate::scratch::Scratch;
 use anyhow::{Context, Result, bail, ensure};

@@ -3,7 +3,7 @@
 
 use super::panel::{Area, Drawn, GRID, HEAD_PX, PEER, TEXT_PX, decades, names, style, text, tick};
 use crate::section::Section;
-use crate::stats::Summary;
+use crate::statistics::Summary;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 

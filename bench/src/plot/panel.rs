@@ -1,7 +1,7 @@
 //! What all charts have in common: heading, text, colours, and axes of time.
 
 use crate::section::Section;
-use crate::stats::Summary;
+use crate::statistics::Summary;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};

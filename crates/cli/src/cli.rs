@@ -1,7 +1,7 @@
 //! The command line: help, completions and manual pages all come from here.
 
 use crate::commands;
-use crate::other_programs::{Arguments, Other};
+use crate::siblings::{Arguments, Other};
 use clap::{CommandFactory, Parser, Subcommand};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};

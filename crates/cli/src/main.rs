@@ -3,8 +3,8 @@
 mod cli;
 mod commands;
 mod json;
-mod other_programs;
 mod progress_bar;
+mod siblings;
 
 use std::process::ExitCode;
 

@@ -8,11 +8,13 @@ mod plan;
 
 pub use controls::{CONTROLS, Control};
 pub use heap_workload::OverHeap;
-pub use managed::{Ended, FLAVOURS, Flavour, Killed, Managed, Recovers, Reopening, run_if_asked, settled};
+pub use managed::{Ended, FLAVOURS, Flavour, Killed, Managed, Recovers, Reopening, settled};
 
 use crate::device::FileSystem;
 use crate::replay::{Check, Program};
 use anyhow::{Context, Result};
+use managed::ASKED;
+use std::path::Path;
 
 /// A program and what to hold it to.
 pub trait Workload: Program + Check {}
@@ -45,4 +47,13 @@ pub fn by_name(name: &str) -> Result<Box<dyn Workload>> {
 /// Controls that must be found on a file system.
 pub fn controls_of(fs: FileSystem) -> impl Iterator<Item = Control> {
     CONTROLS.into_iter().filter(move |control| control.must_be_found_on(fs))
+}
+
+/// If this process was started to run a program, does so and ends the process; otherwise does nothing.
+pub fn run_if_asked() {
+    let Ok(order) = std::env::var(ASKED) else { return };
+    let words: Vec<_> = order.split('\t').collect();
+    let [name, dir, acks] = words[..] else { panic!("program, directory and acknowledgements are wanted") };
+    let done = by_name(name).and_then(|program| program.run(Path::new(dir), Path::new(acks)));
+    std::process::exit(i32::from(done.is_err()));
 }

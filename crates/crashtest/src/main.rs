@@ -6,8 +6,8 @@
 mod cli;
 mod command;
 mod job;
-mod program;
 mod results;
+mod tested_program;
 mod worker;
 
 use std::process::ExitCode;

@@ -52,7 +52,7 @@ pub fn text(results: &[Result], again: &str, kept: &Path, seed: u64) -> String {
     text
 }
 
-/// The same as JUnit's XML, a test case for each file system.
+/// Writes the results as JUnit's XML, a test case for each file system.
 pub fn junit(results: &[Result], program: &[String], path: &Path) -> std::result::Result<(), Failure> {
     let mut suite = TestSuite::new(env!("CARGO_BIN_NAME"));
     for Result { fs, done, took } in results {

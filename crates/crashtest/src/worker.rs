@@ -1,7 +1,7 @@
 //! The worker: records the program, explores crash states, makes the first violation small.
 
 use crate::job::{Done, Found, Job, News};
-use crate::program::{ShellCheck, Theirs};
+use crate::tested_program::{ShellCheck, Theirs};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -11,10 +11,12 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-journal", &["untorn-os"]),
     ("untorn", &["untorn-os", "untorn-journal"]),
     ("untorn-capi", &["untorn-os", "untorn-journal", "untorn"]),
-    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn"]),
     (CRASHLAB, &["untorn-os", "untorn-journal", "untorn"]),
-    ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", CRASHLAB]),
-    ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-bench", CRASHLAB, "untorn-crashtest"]),
+    ("untorn-terminal", &["untorn-os", "untorn-journal", "untorn"]),
+    ("untorn-demo", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
+    ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
+    ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
+    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo"]),
     ("untorn-house", &[]),
 ];
 

@@ -13,7 +13,7 @@ const COMMON: [&str; 6] = ["mod.rs", "lib.rs", "main.rs", "build.rs", "tests.rs"
 const ONE_CONCEPT: &[&[&str]] = &[
     // The handles: in Rust, and the same handle for C.
     &["crates/untorn/src/file.rs", "crates/capi/src/file.rs"],
-    &["crates/untorn/src/map.rs", "crates/capi/src/map.rs", "crates/capi/src/posix/map.rs"],
+    &["crates/untorn/src/map.rs", "crates/capi/src/map.rs"],
     &["crates/untorn/src/options.rs", "crates/capi/src/options.rs"],
     &["crates/untorn/src/status.rs", "crates/capi/src/status.rs", "crates/cli/src/commands/status.rs"],
     &["crates/untorn/src/store.rs", "crates/capi/src/store.rs"],
@@ -23,8 +23,13 @@ const ONE_CONCEPT: &[&[&str]] = &[
     &["crates/untorn/src/checkpoint.rs", "crates/cli/src/commands/checkpoint.rs"],
     &["crates/untorn/src/put.rs", "crates/cli/src/commands/put.rs"],
     &["crates/untorn/src/heap/check.rs", "crates/cli/src/commands/check.rs"],
-    // The persistent heap: for C, as a command, as a workload.
-    &["crates/capi/src/heap.rs", "crates/cli/src/commands/heap.rs", "crates/crashlab/src/workloads/heap.rs"],
+    // The persistent heap: for C, and as a command.
+    &["crates/capi/src/heap.rs", "crates/cli/src/commands/heap.rs"],
+    // What each crate declares of its own.
+    &["crates/os/src/invariant.rs", "crates/journal/src/invariant.rs", "crates/untorn/src/invariant.rs"],
+    &["crates/os/src/sync_point.rs", "crates/journal/src/sync_point.rs", "crates/untorn/src/sync_point.rs"],
+    // The command line of each program.
+    &["crates/cli/src/cli.rs", "crates/crashtest/src/cli.rs", "bench/src/cli.rs"],
 ];
 
 /// Every Rust file beneath a directory, in order; builds and hidden directories are left out.

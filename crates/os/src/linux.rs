@@ -3,7 +3,7 @@
 use crate::buffer::BLOCK_BYTES;
 use crate::descriptor::Fd;
 use crate::linux_map::LinuxMapping;
-use crate::map::{MapRequest, Mapping};
+use crate::mapping::{MapRequest, Mapping};
 use crate::read_write::write_all_at;
 use crate::storage::{Counters, File, Kind, Meta, Open, Space, Storage};
 use crate::sync_point::SyncPoint;

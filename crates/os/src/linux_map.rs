@@ -2,7 +2,7 @@
 
 use crate::descriptor::Fd;
 use crate::fork::process_generation;
-use crate::map::{MapRequest, Mapping, Piece, Tracker};
+use crate::mapping::{MapRequest, Mapping, Piece, Tracker};
 use crate::tracker::{PageMap, Scan};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;

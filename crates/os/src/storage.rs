@@ -1,6 +1,6 @@
 //! The traits behind which the operating system is, and the arguments and results of their calls.
 
-use crate::map::{MapRequest, Mapping};
+use crate::mapping::{MapRequest, Mapping};
 use crate::sync_point::SyncPoint;
 use std::ffi::OsString;
 use std::io;

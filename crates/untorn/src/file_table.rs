@@ -2,8 +2,8 @@
 
 use crate::concurrency::{RwLockReadGuard, RwLockWriteGuard};
 use crate::engine::{Engine, FileTable, out_of_descriptors};
+use crate::error_paths::error_in_store;
 use crate::file_state::{FileState, Life, SharedFile, check_kind};
-use crate::paths::error_in_store;
 use rustix::io::Errno;
 use std::io::{self, ErrorKind};
 use std::path::Path;

@@ -19,6 +19,7 @@ use crate::content::{Content, changed_ranges};
 use crate::invariant;
 pub(crate) use changes::Race;
 use rangemap::RangeSet;
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -172,7 +173,7 @@ impl Region {
 
     fn fail(&self, content: &Content, action: &'static str, e: std::io::Error) -> Error {
         // What truncation of a mapped file by somebody else looks like from here.
-        if e.raw_os_error() == Some(14) {
+        if Errno::from_io_error(&e) == Some(Errno::FAULT) {
             return Error::Conflict {
                 path: content.path.clone(),
                 detail: "a mapped page cannot be accessed: another program truncated the file, or this one changed \

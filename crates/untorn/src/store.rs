@@ -3,11 +3,11 @@
 use crate::checkpoint::Checkpoint;
 use crate::commit::TxnPart;
 use crate::completion::Completion;
+use crate::error_paths::check_outside;
 use crate::file::File;
 use crate::file_state::{SharedFile, check_kind};
 use crate::open_store::OpenStore;
 use crate::options::{FileOptions, StoreOptions};
-use crate::paths::check_outside;
 use crate::status::Status;
 use crate::sync_point;
 use crate::ticket::Ticket;

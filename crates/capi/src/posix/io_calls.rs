@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, ssize_t};
 use untorn::File;
 
-use super::descriptor::{self, check_readable, check_writable, failure, system};
 use super::managed_files::{Managed, lock, on_managed};
+use super::posix_descriptor::{self, check_readable, check_writable, failure, system};
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result};
 
@@ -268,7 +268,7 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_fstat(fd: c_int, to: *mut libc::stat) -> c_int {
     on_managed(fd, -1, |managed| {
-        let mut stat = descriptor::stat(fd).ok_or_else(|| system("read the file's status"))?;
+        let mut stat = posix_descriptor::stat(fd).ok_or_else(|| system("read the file's status"))?;
         stat.st_size = managed.with(|file| Ok(file.len()?))? as off_t;
         if to.is_null() {
             return Err(Failure::null("the pointer to the stat"));

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwL
 
 use untorn::{File, Map, MapOptions};
 
-use super::descriptor::{Key, failure, is_regular, stat};
+use super::posix_descriptor::{Key, failure, is_regular, stat};
 use crate::error::{Failure, Result, guard};
 
 /// A managed file.

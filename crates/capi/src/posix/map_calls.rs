@@ -7,8 +7,8 @@ use std::sync::Arc;
 use libc::off_t;
 use untorn::MapOptions;
 
-use super::descriptor::{check_readable, check_writable, failure, is_regular, stat};
 use super::managed_files::{Window, add, extend, find, is_reserved, manage, mapped_in, undo, unmap};
+use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat};
 use crate::error::{Failure, Result, guard};
 
 fn page_bytes() -> usize {

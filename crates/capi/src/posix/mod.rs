@@ -7,8 +7,8 @@
 //! library unchanged. Each call asks the kernel which file a descriptor is of, and for the descriptor's
 //! offset and flags. So `dup`, descriptors from other sources and reused numbers need no bookkeeping.
 
-mod descriptor;
 mod io_calls;
 mod managed_files;
 mod map_calls;
 mod open_calls;
+mod posix_descriptor;

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::descriptor::{check_readable, check_writable, failure, is_regular, stat, system};
 use super::io_calls::untorn_fd_ftruncate;
 use super::managed_files::{Managed, find, manage, map_of, note_lock, on_managed, path_of, release_if_unused};
+use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat, system};
 use crate::error::{Failure, Result, guard};
 
 /// Makes a call on the managed file of a descriptor; a descriptor of another file is refused.

@@ -311,16 +311,7 @@ pub struct Killed<'a> {
 }
 
 /// Asks this process to run a program: its name, the directory and the acknowledgements, separated by tabs.
-const ASKED: &str = "UNTORN_CRASHLAB_PROGRAM";
-
-/// If this process was started to run a program, does so and ends the process; otherwise does nothing.
-pub fn run_if_asked() {
-    let Ok(order) = std::env::var(ASKED) else { return };
-    let words: Vec<_> = order.split('\t').collect();
-    let [name, dir, acks] = words[..] else { panic!("program, directory and acknowledgements are wanted") };
-    let done = super::by_name(name).and_then(|program| program.run(Path::new(dir), Path::new(acks)));
-    std::process::exit(i32::from(done.is_err()));
-}
+pub(super) const ASKED: &str = "UNTORN_CRASHLAB_PROGRAM";
 
 impl Killed<'_> {
     /// What the other process said before it was killed.

@@ -111,7 +111,7 @@ impl Fixture {
         self.differences.contains(&difference)
     }
 
-    /// The same directory, opened by somebody else.
+    /// The directory, opened by somebody else.
     pub fn another_storage(&self) -> Arc<dyn Storage> {
         self.root.storage()
     }
@@ -179,7 +179,7 @@ impl Fixture {
         act();
     }
 
-    /// The same directory as a storage that is mounted read-only, while `act` runs. Nothing happens where that is
+    /// The directory as a storage that is mounted read-only, while `act` runs. Nothing happens where that is
     /// impossible.
     pub fn while_read_only(&self, act: impl FnOnce(&dyn Storage)) {
         use rustix::mount::{MountFlags, mount_bind, mount_remount};

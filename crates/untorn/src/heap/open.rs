@@ -1,8 +1,8 @@
 //! Opening a heap, and making a new one.
 
 use super::body::{Body, segments_of};
-use super::handle::Heap;
 use super::layout::{ADDRESS_MAX, ADDRESS_MIN, Header, MAGIC, SEGMENT_BYTES, VERSION};
+use super::open_heap::Heap;
 use super::registry;
 use crate::file::File;
 use crate::invariant;

@@ -1,8 +1,8 @@
 //! Named roots: where a program finds its structures again, and whether they are still what it thinks.
 
-use super::handle::Heap;
 use super::in_heap::InHeap;
 use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry, text};
+use super::open_heap::Heap;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use untorn_journal::{Error, Result};

@@ -1,9 +1,9 @@
 //! What a heap's room is used for.
 
-use super::handle::{Heap, Still};
 use super::layout::{
     BITMAP_WORDS, BITMAPS_AT, CHUNK_BYTES, CHUNKS, DESCRIPTORS_AT, Descriptor, SEGMENT_BYTES, SIZES, Use, blocks,
 };
+use super::open_heap::{Heap, Still};
 use untorn_journal::{Error, Result};
 
 /// Numbers of a heap, in bytes unless they say otherwise.

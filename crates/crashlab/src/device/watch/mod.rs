@@ -1,7 +1,7 @@
 //! Workers, which do whatever could hang, and the watchdog that ends them.
 
-mod trial;
+mod mount_trial;
 pub(super) mod watchdog;
 
-pub use trial::try_mount;
+pub use mount_trial::try_mount;
 pub use watchdog::{Limits, PROBE, Stuck, directory, end_all, missing, probe, say, supervise, work_if_asked};

@@ -1,6 +1,6 @@
 //! `hashbrown`'s map on Untorn's heap, in Rust.
 
-use super::store::{Entry, Key, Scan, Store, taste};
+use super::kv_store::{Entry, Key, Scan, Store, taste};
 use crate::harness::Activity;
 use anyhow::Result;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap};
 
-/// The same hashes after a restart.
+/// A hasher that gives equal hashes after a restart.
 type Hasher = BuildHasherDefault<DefaultHasher>;
 type Table = hashbrown::HashMap<Key, HeapVec<u8>, Hasher, InHeap>;
 

@@ -1,12 +1,12 @@
 //! Commits at random offsets of a large file, against the floor; class `process` against a plain
 //! `pwrite`; several threads against one.
 
+use crate::bench_run::Run;
 use crate::fs::Place;
 use crate::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, TURNOVERS_MIN, interleave, timed};
 use crate::peers::{Floor, fill};
-use crate::run::Run;
 use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::Ratio;
+use crate::statistics::Ratio;
 use anyhow::Result;
 use fastrand::Rng;
 use std::fs::OpenOptions;

@@ -1,6 +1,6 @@
 //! How much memory there is.
 
-use crate::map::MemoryLimit;
+use crate::mapping::MemoryLimit;
 use std::fs::read_to_string;
 use std::path::Path;
 

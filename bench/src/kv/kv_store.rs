@@ -48,7 +48,7 @@ impl Scan {
     }
 }
 
-/// The same work for each value that is read, whichever store reads it.
+/// Work on a value that was read, equal for all stores.
 pub fn taste(value: &[u8]) -> u64 {
     match value {
         [] => 0,

@@ -1,12 +1,12 @@
 //! Recovery of a full journal of one-page records, against copying the same bytes.
 
+use crate::bench_run::Run;
 use crate::child::{Job, leave_full_journal};
 use crate::fs::{Place, drop_caches};
 use crate::harness::{ROUNDS_MIN, timed};
 use crate::peers::{copy, fill};
-use crate::run::Run;
 use crate::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::stats::{Measured, Ratio};
+use crate::statistics::{Measured, Ratio};
 use anyhow::{Result, bail};
 use untorn::StoreOptions;
 
