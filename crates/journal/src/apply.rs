@@ -448,7 +448,7 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<
     let current = file.meta().context("stat", path)?.size;
     let size = overlay.size.unwrap_or(current);
     if size < current {
-        // CheckpointTarget first: it never needs space, and what lies beyond is not wanted in any case.
+        // Shrink first: that never needs space, and what lies beyond is not wanted in any case.
         file.set_len(size).context("truncate", path)?;
     }
     let mut chunk = Vec::new();

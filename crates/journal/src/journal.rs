@@ -264,7 +264,8 @@ impl Journal {
         Error::SyncFailed { outcome, source }
     }
 
-    /// Commits records: stage, seal, flush. All of them, or as many as there is room for.
+    /// Commits records: flushes spill files, encodes, writes and flushes the records. All of them, or as many as there
+    /// is room for.
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
         if let Some(e) = self.failure() {
             return Err(e);
@@ -307,7 +308,7 @@ impl Journal {
                     return self.write_group().map(|()| n);
                 }
                 Err(e) => {
-                    // Sealed in memory pending: the numbers are free again.
+                    // Sealed in memory only: the numbers are free again.
                     (self.next_lsn, self.previous_crc) = (next_lsn, previous_crc);
                     self.bodies.clear();
                     return Err(e);

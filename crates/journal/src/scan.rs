@@ -71,7 +71,7 @@ pub struct Scan {
     pub segments: Vec<ScannedSegment>,
     /// Every valid record after the header's `checkpoint_lsn`, by LSN.
     pub valid: Vec<ValidRecord>,
-    /// AcceptedRecord commits in order (durable marks are accepted, too, but change nothing).
+    /// Accepted commits in order (durable marks are accepted, too, but change nothing).
     pub accepted: Vec<AcceptedRecord>,
     /// The accepted records themselves, durable marks included.
     pub accepted_heads: Vec<ValidRecord>,

@@ -118,8 +118,10 @@ impl<'a> Checkpoint<'a> {
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
+            // A file whose creation waits is not on the disk yet: it gets its attribute, unflushed, after this.
+            let exist: Vec<_> = self.files.iter().filter(|part| part.file.read().content.data.is_some()).collect();
             engine.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &engine.path)?;
-            self.files.iter().for_each(|part| part.file.write().attribute_unsynced = false);
+            exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
         let mut first_error = None;
         for part in &self.files {

@@ -75,12 +75,12 @@ impl Engine {
         self.check_usable()?;
         let mut changed = Vec::with_capacity(files.len());
         for (state, file) in states.iter_mut().zip(in_order) {
-            // Changes that another's commit has on its way are this one's, too: should that commit fail, they are
-            // this one's alone.
+            // An empty commit still waits for the commit before it: if that one fails, its changes become part of
+            // this one.
             if state.content.write_set.is_empty() && state.content.committing.is_empty() && txn.is_none() {
                 continue;
             }
-            state.content.take_write_set();
+            state.content.take_write_set(txn.is_some());
             state.txn = None;
             changed.push(file.clone());
         }
@@ -188,7 +188,7 @@ impl Engine {
         queue.batch_took = start.elapsed();
         self.queue_changed.notify_all();
         self.wakeup.note_commit();
-        if wants_checkpoint && self.options.background {
+        if self.options.background && (wants_checkpoint || !queue.waiting.is_empty()) {
             self.wakeup.wake();
         }
         queue
@@ -294,6 +294,11 @@ impl Engine {
                     }
                     match self.make_room(checkpoint_lsn) {
                         Ok(()) => continue,
+                        // The first commit of the run has no room; the others may have.
+                        Err(_) if run > 1 => {
+                            alone = run;
+                            continue;
+                        }
                         Err(e) => e,
                     }
                 }
@@ -380,7 +385,7 @@ impl Engine {
             }
             if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
                 let mut names = FinalState::default();
-                names.add_record(&records[i], lsn)?;
+                names.add_record(&records[i], lsn).expect("a record that was sealed just now");
                 let named: Vec<_> =
                     files.into_iter().filter(|part| part.reference.is_some()).map(|part| part.file).collect();
                 self.follow_names(&named, names, journal);
@@ -410,7 +415,7 @@ impl Engine {
                 sealed.files[part].whole_pages = pages;
                 Arc::new(overlay)
             } else {
-                state.content.committing[nth].clone()
+                state.content.committing[nth].overlay.clone()
             };
             if !overlay.is_empty() {
                 let reference = run.refer(&mut sealed, part, lsn, &state);
@@ -479,7 +484,7 @@ impl Engine {
                 let nth = overlays.get_mut(&file.id).expect("counted above");
                 *nth -= 1;
                 let mut state = file.write();
-                if state.outcome_unknown && state.content.committing[*nth].is_empty() {
+                if state.outcome_unknown && state.content.committing[*nth].overlay.is_empty() {
                     e = with_unknown_outcome(e);
                 }
                 state.uncommit(self, *nth, request.is_txn);

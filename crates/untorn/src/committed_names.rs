@@ -121,8 +121,11 @@ impl Engine {
             let claimed = file.try_claim().unwrap_or(false);
             let meta = file.meta();
             if let (true, Ok(meta)) = (claimed, meta) {
-                state.content.base_size = meta.size;
-                state.content.last_stat = Some(meta);
+                // Of a file that was open before, an edit from outside must still show.
+                if state.content.last_stat.is_none() {
+                    state.content.base_size = meta.size;
+                    state.content.last_stat = Some(meta);
+                }
                 state.content.data = Some(file);
             }
         }

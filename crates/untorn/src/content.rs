@@ -29,11 +29,18 @@ pub(crate) trait SpillSink {
     fn inline_bytes_max(&self) -> u64;
 }
 
+/// The changes of a commit on its way.
+pub(crate) struct Committing {
+    pub overlay: Arc<Overlay>,
+    /// A transaction's: its changes are gone if it fails. Other changes become uncommitted again.
+    pub is_txn: bool,
+}
+
 pub(crate) struct Content {
     /// The file's name in the store.
     pub path: PathBuf,
     pub write_set: Overlay,
-    pub committing: VecDeque<Arc<Overlay>>,
+    pub committing: VecDeque<Committing>,
     pub committed: Overlay,
     pub applying: Option<Arc<Overlay>>,
     /// The data file, unless it was closed to save descriptors.
@@ -65,7 +72,7 @@ impl Content {
     pub(crate) fn overlays(&self) -> Vec<&Overlay> {
         let mut overlays = Vec::with_capacity(4);
         overlays.push(&self.write_set);
-        overlays.extend(self.committing.iter().rev().map(|o| &**o));
+        overlays.extend(self.committing.iter().rev().map(|commit| &*commit.overlay));
         overlays.push(&self.committed);
         overlays.extend(self.applying.as_deref());
         overlays.retain(|o| !o.is_empty());
@@ -106,14 +113,18 @@ impl Content {
     }
 
     /// Adds a write to the write set.
-    pub(crate) fn write(&mut self, sink: &dyn SpillSink, range: Range<u64>, source: Source) -> Result<()> {
+    pub(crate) fn write(&mut self, range: Range<u64>, source: Source) {
         let size = self.size();
         self.fill_gap(range.start);
         if range.end > size {
             self.write_set.size = Some(range.end);
         }
         self.write_set.insert(range, source);
-        self.bound_memory(sink)
+    }
+
+    /// Keeps the memory of uncommitted changes within bounds.
+    pub(crate) fn bound_memory(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        self.make_room(sink, 0)
     }
 
     /// Makes the file longer, by zeros.
@@ -138,9 +149,9 @@ impl Content {
     }
 
     /// Takes the write set to commit it.
-    pub(crate) fn take_write_set(&mut self) {
+    pub(crate) fn take_write_set(&mut self, is_txn: bool) {
         self.spill = None;
-        self.committing.push_back(Arc::new(std::mem::take(&mut self.write_set)));
+        self.committing.push_back(Committing { overlay: Arc::new(std::mem::take(&mut self.write_set)), is_txn });
     }
 
     /// The spill file of uncommitted changes.
@@ -153,9 +164,10 @@ impl Content {
         Ok(spill)
     }
 
-    /// Keeps the memory of uncommitted changes within bounds.
-    pub(crate) fn bound_memory(&mut self, sink: &dyn SpillSink) -> Result<()> {
+    /// Makes room in memory for so many more bytes of uncommitted changes; more than fit there go by reference.
+    pub(crate) fn make_room(&mut self, sink: &dyn SpillSink, bytes: u64) -> Result<()> {
         let most = sink.inline_bytes_max();
+        let most = if bytes <= most { most - bytes } else { most };
         for least_bytes in [PAGE_BYTES, 1] {
             if self.write_set.memory_bytes() > most {
                 let spill = self.spill(sink)?;
@@ -173,11 +185,12 @@ impl Content {
 
     /// The n-th commit on its way failed. Its changes become part of the next commit, or uncommitted again.
     pub(crate) fn uncommit(&mut self, nth: usize) {
-        let mut merged = (*self.committing.remove(nth).expect("a commit on its way")).clone();
+        let failed = self.committing.remove(nth).expect("a commit on its way");
+        let mut merged = (*failed.overlay).clone();
         match self.committing.get_mut(nth) {
             Some(next) => {
-                merged.merge(next);
-                *next = Arc::new(merged);
+                merged.merge(&next.overlay);
+                next.overlay = Arc::new(merged);
             }
             None => {
                 merged.merge(&self.write_set);
@@ -189,8 +202,8 @@ impl Content {
     /// With the option `full_page`: the n-th commit on its way as it is logged, and the pages that it logs. Each
     /// page that it changes is whole, unless a record since the last checkpoint began has the page whole already.
     pub(crate) fn with_whole_pages(&self, nth: usize, logged: &BTreeSet<u64>) -> Result<(Overlay, Vec<u64>)> {
-        let mut overlay = (*self.committing[nth]).clone();
-        let older = self.committing.iter().take(nth).rev().map(|o| &**o);
+        let mut overlay = (*self.committing[nth].overlay).clone();
+        let older = self.committing.iter().take(nth).rev().map(|commit| &*commit.overlay);
         let below: Vec<&Overlay> = older.chain([&self.committed]).chain(self.applying.as_deref()).collect();
         let size = overlay.size.or(below.iter().find_map(|o| o.size)).unwrap_or(self.base_size);
         let mut pages = Vec::new();

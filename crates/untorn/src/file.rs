@@ -166,7 +166,8 @@ impl File {
             }
         }
         self.store.forget_if_idle(&self.shared);
-        let is_last = self.store.store_dir.standalone.is_some() && self.shared.read().handles == 0;
+        let is_last =
+            self.store.store_dir.standalone.is_some() && self.shared.read().handles == 0 && self.store.has_no_handles();
         let closed = if is_last { self.store.close() } else { Ok(()) };
         committed.and(closed)
     }

@@ -151,6 +151,8 @@ impl FileState {
         if bytes.is_empty() {
             return Ok(offset);
         }
+        // What can fail for lack of space comes first: a write that is refused leaves nothing behind.
+        self.content.make_room(sink, bytes.len() as u64)?;
         let source = self.content.source_of(sink, bytes, offset)?;
         if let Some(region) = &mut self.region {
             if range.end > size {
@@ -159,7 +161,7 @@ impl FileState {
             region.write(&self.content, offset, bytes)?;
         }
         // Also what memory holds: a commit that is being made takes all of the write or nothing.
-        self.content.write(sink, range, source)?;
+        self.content.write(range, source);
         Ok(offset)
     }
 
@@ -224,7 +226,10 @@ impl FileState {
     /// Moves what the program stored to the file's mapping into the write set. A mapping without maps ends with that.
     pub(crate) fn stage_stores(&mut self, sink: &dyn SpillSink) -> Result<()> {
         if let Some(region) = self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
-            region.stage_stores(&mut self.content, sink, LINE_BYTES)?;
+            // Bytes of a transaction that may fail yet must not get into the next commit with the rest of their line.
+            let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
+            let unit = if txn_on_its_way { 1 } else { LINE_BYTES };
+            region.stage_stores(&mut self.content, sink, unit)?;
         }
         self.drop_unused_region();
         Ok(())
@@ -252,16 +257,16 @@ impl FileState {
 
     /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
     pub(crate) fn finish_commit(&mut self) {
-        let overlay = self.content.committing.pop_front().expect("a commit on its way");
+        let commit = self.content.committing.pop_front().expect("a commit on its way");
         if self.life == Life::Named {
-            self.content.committed.merge(&overlay);
+            self.content.committed.merge(&commit.overlay);
         }
     }
 
     /// The oldest commit on its way may be in the journal or not: it shows, and is never applied.
     pub(crate) fn finish_commit_unknown(&mut self) {
-        let overlay = self.content.committing.pop_front().expect("a commit on its way");
-        self.content.committed.merge(&overlay);
+        let commit = self.content.committing.pop_front().expect("a commit on its way");
+        self.content.committed.merge(&commit.overlay);
         self.outcome_unknown = true;
     }
 
@@ -286,7 +291,7 @@ impl FileState {
             return self.be_gone();
         }
         let undone = staged.and_then(|()| match &mut self.region {
-            Some(region) => region.undo_overlay(&self.content, &failed),
+            Some(region) => region.undo_overlay(&self.content, &failed.overlay),
             None => Ok(()),
         });
         if let Err(e) = undone {

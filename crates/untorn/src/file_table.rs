@@ -27,6 +27,8 @@ impl Engine {
     pub(crate) fn load(&self, path: &Path, handles: usize) -> Result<Arc<SharedFile>> {
         self.check_name(path)?;
         self.check_quarantine(path)?;
+        // While a commit changes names, the table and the disk differ.
+        let _names = self.steady_names();
         let mut files = self.files.lock();
         self.check_not_shut_down()?;
         if let Some(known) = files.get(path) {
@@ -177,6 +179,11 @@ impl Engine {
             state.writable = true;
         }
         state.writable
+    }
+
+    /// Whether no file of the store has a handle.
+    pub(crate) fn has_no_handles(&self) -> bool {
+        self.files.lock().values().all(|file| file.read().handles == 0)
     }
 
     /// Takes back a handle that never came to be.

@@ -542,3 +542,23 @@ fn errors_name_the_path() {
     let Err(e @ Error::Io { .. }) = store.open_file("no such file") else { panic!("opened what is not there") };
     assert!(e.to_string().contains("no such file"), "{e}");
 }
+
+/// The file's name is given to another file while a handle of the first is open: the store is in use by the second.
+#[test]
+fn a_standalone_store_stays_open_for_the_file_that_has_the_name_now() {
+    let dir = directory();
+    let path = dir.path().join("f");
+    let first = File::open_or_create(&path).unwrap();
+    let store = first.store();
+    let mut txn = store.begin();
+    txn.unlink("f").unwrap();
+    txn.commit().unwrap();
+    let second = store.open_or_create("f").unwrap();
+    second.write_all_at(b"second", 0).unwrap();
+    drop(store);
+    drop(first);
+    second.commit().unwrap();
+    second.close().unwrap();
+    assert_eq!(plain(&path), b"second");
+    assert!(File::open(&path).is_ok(), "the store is closed");
+}

@@ -80,3 +80,28 @@ fn a_transaction_that_fails_late_takes_back_its_own_bytes_alone() {
         assert_eq!(&committed(dir.path(), &store)[..16], b"\0\0\0\0\0\0\0\0SSSS\0\0\0\0");
     });
 }
+
+/// The commit behind the transaction is on its way when the transaction fails.
+#[test]
+fn a_commit_behind_a_transaction_that_fails_has_none_of_its_bytes() {
+    with_trackers(|tracker| {
+        let dir = directory();
+        let (store, file) = store_of(dir.path(), 2);
+        let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
+        map.msync().expect("msync");
+        let (mut first, mut second) = (store.begin(), store.begin());
+        first.create("name", 0o600).expect("create");
+        second.create("name", 0o600).expect("create");
+        second.add(&file).expect("add");
+        fill(&map, 0..4, b'T');
+        let first = first.commit_async().expect("submit");
+        let second = second.commit_async().expect("submit");
+        fill(&map, 8..12, b'S');
+        let behind = map.msync_async().expect("submit");
+        first.wait().expect("the first has the name");
+        assert!(second.wait().is_err(), "the second cannot have it");
+        behind.wait().expect("an ordinary commit");
+        assert_eq!(loaded(&map, 0..16), b"\0\0\0\0\0\0\0\0SSSS\0\0\0\0");
+        assert_eq!(&committed(dir.path(), &store)[..16], b"\0\0\0\0\0\0\0\0SSSS\0\0\0\0");
+    });
+}
