@@ -301,7 +301,7 @@ impl Journal {
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            match self.seal(records) {
+            match self.encode_group(records) {
                 Ok(0) => {}
                 Ok(n) => {
                     self.keep_spills(&records[..n], next_lsn);
@@ -350,7 +350,7 @@ impl Journal {
     }
 
     /// Puts as many records as fit behind the current position into the buffer, linked and sealed.
-    fn seal(&mut self, records: &[Record]) -> Result<usize> {
+    fn encode_group(&mut self, records: &[Record]) -> Result<usize> {
         self.buf.clear();
         let room = self.segments[self.current].bytes - self.position;
         let mut sealed = 0;

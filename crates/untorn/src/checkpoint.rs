@@ -109,7 +109,7 @@ impl<'a> Checkpoint<'a> {
 
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
-        // Names that are applied later than this, by a commit that needs them, may miss the flush below.
+        // A commit that needs a name may apply it after the flush below, which then does not cover it.
         let names_applied = {
             let mut journal = engine.journal.lock();
             engine.apply_waiting_names(&mut journal);
@@ -129,8 +129,8 @@ impl<'a> Checkpoint<'a> {
             let mut state = part.file.write();
             match applied {
                 Ok(Applied::Done) => state.quarantine = None,
-                // A later commit removed the file, which has yet to be flushed: without these changes the file
-                // would be taken for an older one if it came back.
+                // A later commit removed the file. Its removal is flushed first: a file that a power cut brought back
+                // would lack these changes.
                 Ok(Applied::Gone) => {
                     state.quarantine = None;
                     self.dirs.extend(state.path().parent().map(Path::to_owned));

@@ -1,7 +1,7 @@
 //! Group commit: the first thread that comes leads, and writes the commits of all that have come by then.
 //!
 //! ```text
-//! gather    each file's write set becomes a commit in the queue     (in the caller's thread; the commit is settled)
+//! submit    each file's write set becomes a commit in the queue     (in the caller's thread; the commit is settled)
 //! write     the queue's commits become records: one write, one flush, then the files follow
 //! ```
 
@@ -41,10 +41,11 @@ pub(crate) struct TxnPart {
     pub names: Vec<NameOp>,
 }
 
-// Gather.
+// Submit.
 impl Engine {
-    /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own.
-    pub(crate) fn gather(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+    /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own. If a
+    /// file is quarantined, tries a checkpoint first, which may lift that.
+    pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
         if files.iter().any(|file| file.read().quarantine.is_some()) {
@@ -65,7 +66,7 @@ impl Engine {
             inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
         }
         if inline > self.inline_bytes_max() {
-            // A large commit goes by reference.
+            // A large commit goes by index.
             let shared = self.create_spill()?;
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
             with_bytes.try_for_each(|state| state.content.spill_write_set(&shared))?;
@@ -90,9 +91,9 @@ impl Engine {
     }
 
     /// Queues a commit that the background thread writes while the caller goes on. A full queue is shortened first.
-    pub(crate) fn gather_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+    pub(crate) fn submit_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         self.shorten_queue();
-        let completion = self.gather(files, txn)?;
+        let completion = self.submit(files, txn)?;
         self.wakeup.wake();
         Ok(completion)
     }
@@ -195,7 +196,7 @@ impl Engine {
     }
 
     /// Threads that shared the last flush, or waited for it, are about to come again: a moment's wait for them,
-    /// at most a quarter of a flush, spares them a flush of their own. A thread that is alone never waits.
+    /// at most a quarter of a flush, spares them a flush of their own. A thread that is singles_left never waits.
     fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         let expected = queue.waiters_max;
         if expected <= 1 || queue.waiting.len() >= expected {
@@ -213,26 +214,26 @@ impl Engine {
 
 /// A commit as a record, and the files that it is about.
 #[derive(Default)]
-struct Sealed {
+struct BuiltRecord {
     record: Record,
-    files: Vec<SealedFile>,
+    files: Vec<RecordFile>,
     /// Where a file is in `files`.
     index: HashMap<u64, usize>,
 }
 
-struct SealedFile {
+struct RecordFile {
     file: Arc<SharedFile>,
     /// The request took the file's write set.
     has_overlay: bool,
     /// The file's place in the record, if the record names it.
-    reference: Option<u32>,
+    index: Option<u32>,
     /// With `full_page`, the pages that the record has whole.
     whole_pages: Vec<u64>,
 }
 
-/// What the requests of a run that are sealed so far say of each file.
+/// What the requests of a run that are built so far say of each file.
 #[derive(Default)]
-struct Run {
+struct RunState {
     /// The last LSN that touches the file.
     last_lsn: HashMap<u64, u64>,
     /// How many of the file's overlays they took.
@@ -241,29 +242,29 @@ struct Run {
     without_attribute: Vec<Arc<SharedFile>>,
 }
 
-impl Run {
+impl RunState {
     /// The index in the commit's record of one of its files.
-    fn refer(&mut self, sealed: &mut Sealed, at: usize, lsn: u64, state: &FileState) -> u32 {
-        let part = &mut sealed.files[at];
-        *part.reference.get_or_insert_with(|| {
+    fn index_in_record(&mut self, built: &mut BuiltRecord, at: usize, lsn: u64, state: &FileState) -> u32 {
+        let part = &mut built.files[at];
+        *part.index.get_or_insert_with(|| {
             let id = part.file.id;
             let earlier = self.last_lsn.insert(id, lsn);
             if earlier.is_none() && !state.attribute_set && state.life == Life::Named {
                 self.without_attribute.push(part.file.clone());
             }
             let path = state.path().to_owned();
-            sealed.record.files.push(FileRef { id, previous_lsn: earlier.unwrap_or(state.last_lsn), path });
-            sealed.record.files.len() as u32 - 1
+            built.record.files.push(FileRef { id, previous_lsn: earlier.unwrap_or(state.last_lsn), path });
+            built.record.files.len() as u32 - 1
         })
     }
 }
 
-impl Sealed {
+impl BuiltRecord {
     /// Where a file is in `files`; adds it if it is new.
     fn part(&mut self, file: &Arc<SharedFile>) -> usize {
         *self.index.entry(file.id).or_insert_with(|| {
             let file = file.clone();
-            self.files.push(SealedFile { file, has_overlay: false, reference: None, whole_pages: Vec::new() });
+            self.files.push(RecordFile { file, has_overlay: false, index: None, whole_pages: Vec::new() });
             self.files.len() - 1
         })
     }
@@ -272,14 +273,14 @@ impl Sealed {
 // Write.
 impl Engine {
     /// Writes commits: as many as share a flush at once, more flushes if the journal is full in between. A commit
-    /// with names goes alone, as it is checked against the names that the commit before it left. Returns whether
+    /// with names goes singles_left, as it is checked against the names that the commit before it left. Returns whether
     /// the journal is filling up.
     fn write(&self, mut batch: VecDeque<Request>) -> bool {
-        let (mut alone, mut waited) = (0, false);
+        let (mut singles_left, mut waited) = (0, false);
         let mut wants_checkpoint = false;
         while !batch.is_empty() {
             let plain = batch.iter().take_while(|request| request.names.is_empty()).count();
-            let run = if alone > 0 { 1 } else { plain.max(1) };
+            let run = if singles_left > 0 { 1 } else { plain.max(1) };
             let requests = &batch.make_contiguous()[..run];
             let mut journal = self.journal.lock();
             let written = self.write_run(requests, &mut journal);
@@ -296,25 +297,25 @@ impl Engine {
                         Ok(()) => continue,
                         // The first commit of the run has no room; the others may have.
                         Err(_) if run > 1 => {
-                            alone = run;
+                            singles_left = run;
                             continue;
                         }
                         Err(e) => e,
                     }
                 }
                 Ok(n) => {
-                    (alone, waited) = (usize::saturating_sub(alone, n), false);
+                    (singles_left, waited) = (usize::saturating_sub(singles_left, n), false);
                     batch.drain(..n).for_each(|request| request.completion.complete(Ok(())));
                     continue;
                 }
-                // One commit of the run may be to blame: the others try alone.
+                // One commit of the run may be to blame: the others try singles_left.
                 Err(_) if run > 1 && !has_failed => {
-                    alone = run;
+                    singles_left = run;
                     continue;
                 }
                 Err(e) => e,
             };
-            alone = alone.saturating_sub(run);
+            singles_left = singles_left.saturating_sub(run);
             waited = false;
             self.fail(batch.drain(..run).collect(), &failure);
         }
@@ -351,15 +352,15 @@ impl Engine {
         }
         self.check_names_applied(requests, journal)?;
         let last_lsn = journal.journal.last_lsn();
-        let mut run = Run::default();
-        let mut sealed: Vec<Sealed> = Vec::with_capacity(requests.len());
+        let mut run = RunState::default();
+        let mut built: Vec<BuiltRecord> = Vec::with_capacity(requests.len());
         for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
-            sealed.push(self.seal(request, lsn, &mut run)?);
+            built.push(self.build_record(request, lsn, &mut run)?);
         }
         self.set_attributes(&run.without_attribute, last_lsn)?;
-        let records: Vec<Record> = sealed.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
+        let records: Vec<Record> = built.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
         let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
-            // Empty overlays must not be taken for the next commit's.
+            // Nothing to write; the empty overlays end here, so that the next commit does not take them for its own.
             (last_lsn, requests.len())
         } else {
             let committed = journal.journal.commit(&records);
@@ -369,7 +370,7 @@ impl Engine {
                 Committed::Full => return Ok(0),
             }
         };
-        for (i, Sealed { files, .. }) in sealed.into_iter().take(n).enumerate() {
+        for (i, BuiltRecord { files, .. }) in built.into_iter().take(n).enumerate() {
             let lsn = first + i as u64;
             for part in &files {
                 let mut state = part.file.write();
@@ -377,7 +378,7 @@ impl Engine {
                     state.finish_commit();
                 }
                 state.whole_pages.extend(&part.whole_pages);
-                if part.reference.is_some() {
+                if part.index.is_some() {
                     state.last_lsn = lsn;
                     drop(state);
                     journal.dirty.insert(part.file.id, part.file.clone());
@@ -385,9 +386,9 @@ impl Engine {
             }
             if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
                 let mut names = FinalState::default();
-                names.add_record(&records[i], lsn).expect("a record that was sealed just now");
+                names.add_record(&records[i], lsn).expect("a record that was built just now");
                 let named: Vec<_> =
-                    files.into_iter().filter(|part| part.reference.is_some()).map(|part| part.file).collect();
+                    files.into_iter().filter(|part| part.index.is_some()).map(|part| part.file).collect();
                 self.follow_names(&named, names, journal);
             }
         }
@@ -395,12 +396,12 @@ impl Engine {
     }
 
     /// A request as a record.
-    fn seal(&self, request: &Request, lsn: u64, run: &mut Run) -> Result<Sealed> {
+    fn build_record(&self, request: &Request, lsn: u64, run: &mut RunState) -> Result<BuiltRecord> {
         let mut names = Names::new(self);
         for op in &request.names {
             names.add(op)?;
         }
-        let mut sealed = Sealed::default();
+        let mut built = BuiltRecord::default();
         for file in &request.files {
             let taken = run.overlays.entry(file.id).or_insert(0);
             let nth = std::mem::replace(taken, *taken + 1);
@@ -408,26 +409,26 @@ impl Engine {
             let state = if full_page { self.readable(file)? } else { file.read() };
             // A commit before this one may have removed the file, or failed to make it.
             state.check_alive()?;
-            let part = sealed.part(file);
-            sealed.files[part].has_overlay = true;
+            let part = built.part(file);
+            built.files[part].has_overlay = true;
             let overlay = if full_page {
                 let (overlay, pages) = state.content.with_whole_pages(nth, &state.whole_pages)?;
-                sealed.files[part].whole_pages = pages;
+                built.files[part].whole_pages = pages;
                 Arc::new(overlay)
             } else {
                 state.content.committing[nth].overlay.clone()
             };
             if !overlay.is_empty() {
-                let reference = run.refer(&mut sealed, part, lsn, &state);
-                sealed.record.push_overlay(reference, &overlay);
+                let index = run.index_in_record(&mut built, part, lsn, &state);
+                built.record.push_overlay(index, &overlay);
             }
         }
         let operations = names.operations(|file| {
-            let part = sealed.part(file);
-            run.refer(&mut sealed, part, lsn, &file.read())
+            let part = built.part(file);
+            run.index_in_record(&mut built, part, lsn, &file.read())
         });
-        sealed.record.ops.extend(operations);
-        Ok(sealed)
+        built.record.ops.extend(operations);
+        Ok(built)
     }
 
     /// Gives files their attribute, durably, before the record of their first commit in this epoch.

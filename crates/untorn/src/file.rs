@@ -110,14 +110,14 @@ impl File {
     /// [`Error::NoSpace`], [`Error::SyncFailed`], [`Error::InTransaction`], [`Error::Conflict`].
     pub fn commit(&self) -> Result<()> {
         self.check_write()?;
-        let completion = self.store.gather(std::slice::from_ref(&self.shared), None)?;
+        let completion = self.store.submit(std::slice::from_ref(&self.shared), None)?;
         self.store.finish(&completion)
     }
 
     /// Commits all changes made so far, without waiting.
     pub fn commit_async(&self) -> Result<Ticket> {
         self.check_write()?;
-        let completion = self.store.gather_async(std::slice::from_ref(&self.shared), None)?;
+        let completion = self.store.submit_async(std::slice::from_ref(&self.shared), None)?;
         Ok(Ticket { completion, store: self.store.clone() })
     }
 

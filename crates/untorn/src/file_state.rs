@@ -160,7 +160,7 @@ impl FileState {
             }
             region.write(&self.content, offset, bytes)?;
         }
-        // Also what memory holds: a commit that is being made takes all of the write or nothing.
+        // Memory holds the bytes already; in the write set, too, a commit takes all of them or none.
         self.content.write(range, source);
         Ok(offset)
     }
@@ -239,7 +239,8 @@ impl FileState {
         self.region.take_if(|region| region.maps == 0);
     }
 
-    /// Drops pages of the mapping that the data file shows as well. Of a file that is gone no overlay tells which.
+    /// Drops pages of the mapping that the data file shows as well. Does nothing for a file that is gone, whose overlays
+    /// are gone, too.
     pub(crate) fn reclaim_pages(&mut self) -> Result<()> {
         match self.region.as_mut().filter(|_| self.life != Life::Gone) {
             Some(region) => region.reclaim(&self.content),

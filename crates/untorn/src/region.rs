@@ -184,7 +184,7 @@ impl Region {
         Error::io(action, &content.path, e)
     }
 
-    /// Up to here pages can show the data file: whatever a checkpoint is about to cut off is not shown.
+    /// The offset up to which pages may show the data file: not what a checkpoint is about to cut off.
     fn file_end(&self, content: &Content) -> u64 {
         let overlays = value_if_holds(invariant::TRUNCATED_PAGES_HIDDEN, content.overlays());
         self.round_up(overlays.iter().filter_map(|o| o.size).fold(content.base_size, u64::min))

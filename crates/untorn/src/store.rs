@@ -123,18 +123,18 @@ impl Store {
 
     /// Commits the changes of many files as one: after any crash, all or none.
     pub fn syncv(&self, files: &[&File]) -> Result<()> {
-        let completion = self.gather(files)?;
+        let completion = self.submit(files)?;
         self.open.finish(&completion)
     }
 
     /// Queues a commit of many files as one; what belongs to it is settled.
-    pub(crate) fn gather(&self, files: &[&File]) -> Result<Arc<Completion>> {
-        self.open.gather(&self.distinct(files)?, None)
+    pub(crate) fn submit(&self, files: &[&File]) -> Result<Arc<Completion>> {
+        self.open.submit(&self.distinct(files)?, None)
     }
 
     /// Commits the changes of many files as one, without waiting.
     pub fn syncv_async(&self, files: &[&File]) -> Result<Ticket> {
-        let completion = self.open.gather_async(&self.distinct(files)?, None::<TxnPart>)?;
+        let completion = self.open.submit_async(&self.distinct(files)?, None::<TxnPart>)?;
         Ok(Ticket { completion, store: self.open.clone() })
     }
 

@@ -129,8 +129,8 @@ impl Txn {
         let names = std::mem::take(&mut self.names);
         let txn = Some(TxnPart { id: self.id, names });
         let completion = match in_background {
-            true => self.store.gather_async(&self.files, txn)?,
-            false => self.store.gather(&self.files, txn)?,
+            true => self.store.submit_async(&self.files, txn)?,
+            false => self.store.submit(&self.files, txn)?,
         };
         // From here on the files are no longer ours to roll back.
         self.ended = true;

@@ -105,7 +105,7 @@ impl Heap {
             let _still = self.still()?;
             let mut all = vec![&self.shared.body.file];
             all.extend(files);
-            let completion = self.shared.body.file.store().gather(&all)?;
+            let completion = self.shared.body.file.store().submit(&all)?;
             (completion, self.shared.body.map.after_commit())
         };
         // The commit takes place, whatever was found in memory.
