@@ -68,3 +68,16 @@ pub use ticket::Ticket;
 pub use txn::Txn;
 pub use untorn_journal::{Error, Outcome, Result};
 pub use untorn_os::Tracker;
+
+/// Handles go from thread to thread, and threads share them.
+const _: () = {
+    const fn shared_among_threads<T: Send + Sync>() {}
+    shared_among_threads::<Store>();
+    shared_among_threads::<File>();
+    shared_among_threads::<Cursor<'_>>();
+    shared_among_threads::<Map>();
+    shared_among_threads::<Txn>();
+    shared_among_threads::<Ticket>();
+    shared_among_threads::<heap::Heap>();
+    shared_among_threads::<Error>();
+};

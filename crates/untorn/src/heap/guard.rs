@@ -107,6 +107,7 @@ impl Guard {
 }
 
 /// As long as it lives, the heap is not committed.
+#[must_use = "a guard that is dropped at once guards nothing"]
 pub struct Mutating<'a> {
     guard: &'a Guard,
     /// It ends in the thread that began it.
