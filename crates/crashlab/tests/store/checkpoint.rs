@@ -5,21 +5,33 @@ use crate::hooked::Hooked;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use untorn::{Store, StoreOptions};
-use untorn_crashlab::{PROFILES, SimDisk};
+use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::store_dir::StoreDir;
 
-/// A store that does something else, once, when it makes this call of the storage.
+/// A store that does something else, once, when it makes this call of the storage; armed, it lets so many of these
+/// calls pass first.
 fn open_with_surprise(
     disk: &SimDisk,
     options: StoreOptions,
     call: &'static str,
     surprise: impl Fn(&Store) + Send + Sync + 'static,
-) -> (Store, impl Fn()) {
-    let armed: Arc<Mutex<Option<Store>>> = Arc::default();
-    let taken = armed.clone();
+) -> (Store, impl Fn(u64)) {
+    let armed: Arc<Mutex<Option<(Store, u64)>>> = Arc::default();
+    let counted = armed.clone();
+    let due = move || {
+        let mut armed = counted.lock().unwrap();
+        let (_, left) = armed.as_mut()?;
+        match left.checked_sub(1) {
+            Some(fewer) => {
+                *left = fewer;
+                None
+            }
+            None => armed.take(),
+        }
+    };
     let hook = move |name: &str| {
         if name == call
-            && let Some(store) = taken.lock().unwrap().take()
+            && let Some((store, _)) = due()
         {
             surprise(&store);
         }
@@ -28,7 +40,7 @@ fn open_with_surprise(
     let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a healthy disk");
     let arm = {
         let store = store.clone();
-        move || *armed.lock().unwrap() = Some(store.clone())
+        move |calls| *armed.lock().unwrap() = Some((store.clone(), calls))
     };
     (store, arm)
 }
@@ -76,7 +88,7 @@ fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
         let file = store.open_or_create("a").unwrap();
         file.write_at(b"contents", 0).unwrap();
         file.commit().unwrap();
-        arm();
+        arm(0);
         store.checkpoint().unwrap();
         store.close().unwrap();
         let snapshot = disk.snapshot();
@@ -86,6 +98,44 @@ fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
                 0o640,
                 "{profile:?} {cut}"
             );
+        }
+    }
+}
+
+/// A checkpoint had flushed a directory when a commit of other names made a removal in that directory that had
+/// failed until then. The checkpoint counted the removal among what was flushed, and gave its record up.
+#[test]
+fn names_that_are_applied_behind_the_flush_of_their_directory_keep_their_records() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        // The root's directory is flushed by then, and the other one is next.
+        let (store, arm) = open_with_surprise(&disk, roomy::options(), "sync_dir", |store| {
+            let mut txn = store.begin();
+            txn.mkdir("later", 0o700).unwrap();
+            txn.commit().unwrap();
+        });
+        let mut txn = store.begin();
+        txn.mkdir("doomed", 0o700).unwrap();
+        txn.mkdir("z", 0o700).unwrap();
+        txn.commit().unwrap();
+        store.checkpoint().unwrap();
+        let mut txn = store.begin();
+        drop(txn.create("z/file", 0o600).unwrap());
+        txn.commit().unwrap();
+        // Neither the commit nor the checkpoint can remove the directory yet.
+        disk.fail(Fault { on: On::Name, after: 0, times: 2, what: What::Errno(libc::ENOSPC) });
+        let mut txn = store.begin();
+        txn.rmdir("doomed").unwrap();
+        txn.commit().unwrap();
+        arm(1);
+        let done = store.checkpoint();
+        assert!(disk.entry("doomed").is_err() && disk.entry("later").is_ok(), "the other commit came in between");
+        assert!(done.is_err(), "{profile:?}: not all of it was flushed");
+        let snapshot = disk.snapshot();
+        for cut in snapshot.cuts(256, 1) {
+            let after = roomy::recovered(&snapshot.power_cut(cut).disk);
+            assert!(after.entry("doomed").is_err(), "{profile:?} {cut}: an acknowledged removal is lost");
+            assert!(after.entry("later").is_ok() && after.entry("z/file").is_ok(), "{profile:?} {cut}");
         }
     }
 }
