@@ -1,9 +1,10 @@
 //! Checkpoints: what is applied, and what changes meanwhile.
 
-use crate::fixture::{roomy, survives};
+use crate::fixture::{contents, roomy, survives};
 use crate::hooked::Hooked;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use untorn::sync_point;
 use untorn::{Store, StoreOptions};
 use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::store_dir::StoreDir;
@@ -137,5 +138,35 @@ fn names_that_are_applied_behind_the_flush_of_their_directory_keep_their_records
             assert!(after.entry("doomed").is_err(), "{profile:?} {cut}: an acknowledged removal is lost");
             assert!(after.entry("later").is_ok() && after.entry("z/file").is_ok(), "{profile:?} {cut}");
         }
+    }
+}
+
+/// A checkpoint failed for lack of space, and each commit of the file was refused for it from then on, also with
+/// space again, until somebody asked for a checkpoint.
+#[test]
+fn a_checkpoint_that_found_no_space_is_tried_again_by_the_next_commit() {
+    let faults = [On::SyncPoint(sync_point::CHECKPOINT_DATA), On::Write];
+    for (profile, on) in PROFILES.into_iter().flat_map(|profile| faults.map(|on| (profile, on))) {
+        let disk = roomy::disk(profile);
+        let store = roomy::open(&disk);
+        let file = store.open_or_create("a").unwrap();
+        file.write_at(b"before", 0).unwrap();
+        file.commit().unwrap();
+        disk.fail(Fault { on, after: 0, times: 2, what: What::Errno(libc::ENOSPC) });
+        store.checkpoint().unwrap_err();
+        file.write_at(b"during", 6).unwrap();
+        let refused = file.commit().unwrap_err();
+        assert_eq!(refused.kind(), "no-space", "{profile:?} {on:?}: {refused}");
+        assert_eq!(store.status().quarantined.len(), 1);
+        disk.clear_faults();
+        file.commit().unwrap_or_else(|e| panic!("{profile:?} {on:?}: refused with space again: {e}"));
+        assert_eq!(store.status().quarantined, [], "{profile:?} {on:?}");
+        let snapshot = disk.snapshot();
+        for cut in snapshot.cuts(64, 1) {
+            let after = roomy::recovered(&snapshot.power_cut(cut).disk);
+            assert_eq!(after.get("a").unwrap(), b"beforeduring", "{profile:?} {on:?} {cut}");
+        }
+        assert_eq!(contents(&file), b"beforeduring");
+        store.close().unwrap();
     }
 }
