@@ -219,6 +219,11 @@ impl Journal {
         self.next_lsn - 1
     }
 
+    /// The largest file of the file system, in bytes.
+    pub fn file_bytes_max(&self) -> Result<u64> {
+        self.header_file.size_max().context("look at", &self.dir)
+    }
+
     /// Totals.
     pub fn counters(&self) -> JournalCounters {
         self.counters

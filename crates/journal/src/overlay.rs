@@ -221,9 +221,9 @@ impl Overlay {
 /// below the newest ones that have the bytes.
 pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
     // What no overlay so far has, in order.
-    let mut missing: Vec<Range<u64>> = vec![offset..offset + buf.len() as u64];
+    let all = offset..offset + buf.len() as u64;
+    let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
     let within = |range: &Range<u64>| (range.start - offset) as usize..(range.end - offset) as usize;
-    missing.retain(|range| !range.is_empty());
     for overlay in overlays.iter().filter(|overlay| !overlay.ranges.is_empty()) {
         if missing.is_empty() {
             return Ok(());
