@@ -391,7 +391,7 @@ impl Journal {
             previous_crc: self.previous_crc,
             durable_lsn: self.durable_lsn,
         };
-        self.previous_crc = head.seal(&mut self.buf[at..]);
+        self.previous_crc = head.seal(&mut self.buf[at..], self.header.key);
         self.next_lsn += 1;
     }
 
