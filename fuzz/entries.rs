@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use untorn_crashlab::{Options as DiskOptions, SimDisk};
 use untorn_journal::format::{
-    ATTRIBUTE_BYTES, Attribute, AttributeFound, BLOCK_BYTES, HEADER_CRC_AT, Header, RECORD_ALIGN_BYTES, RECORD_CRC_AT,
-    RECORD_HEAD_BYTES, RecordHead, crc64,
+    ATTRIBUTE_BYTES, Attribute, AttributeFound, BLOCK_BYTES, HEADER_CRC_AT, Header, Key, RECORD_ALIGN_BYTES,
+    RECORD_CRC_AT, RECORD_HEAD_BYTES, RECORD_HEAD_CRC_AT, RecordHead, crc64,
 };
 use untorn_journal::journal::{Committed, Options};
 use untorn_journal::overlay::Source;
@@ -77,10 +77,15 @@ pub fn quarantine(input: &[u8]) {
     }
 }
 
-/// The checksum of a record's bytes, put right.
-fn mend_record(record: &mut [u8]) {
+/// The key of records that no journal holds.
+const KEY: Key = Key(7);
+
+/// The checksums of a record's bytes, put right.
+fn mend_record(record: &mut [u8], key: Key) {
+    let head = key.crc64(&[&record[..RECORD_HEAD_CRC_AT]]) as u32;
+    record[RECORD_HEAD_CRC_AT..RECORD_CRC_AT].copy_from_slice(&head.to_le_bytes());
     record[RECORD_CRC_AT..RECORD_CRC_AT + 8].fill(0);
-    let crc = crc64(record);
+    let crc = key.crc64(&[record]);
     record[RECORD_CRC_AT..RECORD_CRC_AT + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
@@ -97,19 +102,19 @@ pub fn record(input: &[u8]) {
     let mut at = 0;
     while at < bytes.len() {
         if honest && let Some(record) = claimed(&mut bytes, at) {
-            mend_record(record);
+            mend_record(record, KEY);
         }
-        let Some((head, crc)) = RecordHead::decode(&bytes, at) else {
+        let Some((head, crc)) = RecordHead::decode(&bytes, at, KEY) else {
             at += RECORD_ALIGN_BYTES;
             continue;
         };
         let end = at + head.len as usize;
         assert!(end <= bytes.len() && head.position == at as u64);
         let mut again = bytes[at..end].to_vec();
-        let sealed = head.seal(&mut again);
+        let sealed = head.seal(&mut again, KEY);
         let mut segment = vec![0; at];
         segment.extend_from_slice(&again);
-        assert_eq!(RecordHead::decode(&segment, at), Some((head, sealed)));
+        assert_eq!(RecordHead::decode(&segment, at, KEY), Some((head, sealed)));
         assert!(sealed == crc || again != bytes[at..end], "one content, one checksum");
         operations_of(&bytes[at + RECORD_HEAD_BYTES..end]);
         at = end;
@@ -161,6 +166,8 @@ struct Crashed {
     names: Vec<PathBuf>,
     /// Every record: in which file, and where.
     records: Vec<(PathBuf, usize)>,
+    /// The secret of their checksums.
+    key: Key,
 }
 
 fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
@@ -215,12 +222,15 @@ impl Crashed {
         }
         disk.kill();
         drop(owner);
+        let slots = disk.get(&Path::new(HOME).join("header")).expect("there");
+        let header = slots.chunks(BLOCK_BYTES).find_map(|slot| Header::decode(slot, Path::new("header")).ok()?);
+        let key = header.expect("a header").key;
         let tree = disk.tree();
         let in_journal = tree.into_iter().filter(|(path, _)| path.starts_with(HOME) && path != Path::new(HOME));
         let (names, records) = in_journal.fold((Vec::new(), Vec::new()), |(mut names, mut records), (path, entry)| {
             let mut at = 0;
             while at < entry.contents.len() {
-                let found = RecordHead::decode(&entry.contents, at);
+                let found = RecordHead::decode(&entry.contents, at, key);
                 records.extend(found.map(|_| (path.clone(), at)));
                 at = found.map_or(at + 1, |(head, _)| at + head.len as usize).next_multiple_of(RECORD_ALIGN_BYTES);
             }
@@ -228,7 +238,7 @@ impl Crashed {
             (names, records)
         });
         assert_eq!(records.len() as u64, COMMITS, "all commits are in the journal");
-        Crashed { disk, states, names, records }
+        Crashed { disk, states, names, records, key }
     }
 
     /// The store, built once.
@@ -242,7 +252,7 @@ impl Crashed {
         for (path, at) in &self.records {
             let mut segment = disk.get(path).expect("there");
             if let Some(record) = claimed(&mut segment, *at) {
-                mend_record(record);
+                mend_record(record, self.key);
                 disk.put(path, &segment).expect("there");
             }
         }
@@ -345,6 +355,7 @@ pub fn samples() -> Vec<Sample> {
         start_crc: 77,
         boot: Some([5; 16]),
         epoch: 11,
+        key: KEY,
     };
     let attribute_sample =
         Attribute { store: [7; 16], file: 1, epoch: 2, checkpoint_lsn: 3, path_crc: 4, pending: true };

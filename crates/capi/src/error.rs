@@ -168,6 +168,7 @@ fn errno_of(error: &io::Error) -> c_int {
         NotADirectory => libc::ENOTDIR,
         DirectoryNotEmpty => libc::ENOTEMPTY,
         InvalidInput => libc::EINVAL,
+        FileTooLarge => libc::EFBIG,
         Unsupported => libc::EOPNOTSUPP,
         _ => libc::EIO,
     })

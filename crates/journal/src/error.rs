@@ -187,6 +187,12 @@ impl Error {
         Error::Io { action, path: path.to_owned(), source: Arc::new(numbered(source)) }
     }
 
+    /// A file that would become larger than this system lets it; nothing was changed.
+    pub fn too_large(action: &'static str, path: impl AsRef<Path>, detail: String) -> Error {
+        let source = Arc::new(io::Error::new(io::ErrorKind::FileTooLarge, detail));
+        Error::Io { action, path: path.as_ref().to_owned(), source }
+    }
+
     /// An invalid argument.
     pub fn invalid(detail: impl Into<String>) -> Error {
         Error::Invalid { detail: detail.into() }
@@ -233,6 +239,9 @@ impl Error {
     /// The system's error number behind this error, if there is one.
     pub fn os_error(&self) -> Option<i32> {
         match self {
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
+                Some(Errno::FBIG.raw_os_error())
+            }
             Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.raw_os_error(),
             _ => None,
         }

@@ -26,6 +26,8 @@ pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";
 pub const RECORD_HEAD_BYTES: usize = 80;
 /// Where a record keeps its checksum, which counts as zero while it is computed.
 pub const RECORD_CRC_AT: usize = 72;
+/// Where a record keeps the checksum of its head, over everything before it.
+pub const RECORD_HEAD_CRC_AT: usize = 68;
 /// Records within a group start on multiples of this.
 pub const RECORD_ALIGN_BYTES: usize = 8;
 
@@ -39,6 +41,27 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     let mut digest = crc64fast_nvme::Digest::new();
     digest.write(bytes);
     digest.sum64()
+}
+
+/// The secret of a journal: its records' checksums begin with it. It is random, and only in the header, which nobody
+/// but the owner can read. What a user of the store makes it write can so never be a record that is valid by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub u64);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(secret)")
+    }
+}
+
+impl Key {
+    /// CRC-64/NVME of the key and then of the parts.
+    pub fn crc64(self, parts: &[&[u8]]) -> u64 {
+        let mut digest = crc64fast_nvme::Digest::new();
+        digest.write(&self.0.to_le_bytes());
+        parts.iter().for_each(|part| digest.write(part));
+        digest.sum64()
+    }
 }
 
 /// Identifies a store, drawn at random when it is created.
@@ -84,6 +107,8 @@ pub struct Header {
     pub boot: Option<[u8; 16]>,
     /// The epoch in which this header was written.
     pub epoch: u64,
+    /// The secret of the checksums of this journal's records.
+    pub key: Key,
 }
 
 const FLAG_CLEAN: u32 = 1;
@@ -105,6 +130,7 @@ impl Header {
         set_bytes(&mut b, 64, &self.boot.unwrap_or_default());
         set_bytes(&mut b, 80, &self.start_crc.to_le_bytes());
         set_bytes(&mut b, 88, &self.start_segment.to_le_bytes());
+        set_bytes(&mut b, 92, &self.key.0.to_le_bytes());
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
@@ -130,6 +156,7 @@ impl Header {
             start_crc: u64_at(b, 80),
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
             epoch: u64_at(b, 56),
+            key: Key(u64_at(b, 92)),
         }))
     }
 }
@@ -170,7 +197,7 @@ pub struct RecordHead {
 impl RecordHead {
     /// Writes the head in front of a body that already stands behind it, and seals both with a
     /// checksum, which it returns.
-    pub fn seal(&self, record: &mut [u8]) -> u64 {
+    pub fn seal(&self, record: &mut [u8], key: Key) -> u64 {
         debug_assert_eq!(record.len() as u64, self.len);
         let kind: u16 = match self.kind {
             RecordKind::Commit => 1,
@@ -187,15 +214,16 @@ impl RecordHead {
         set_bytes(record, 48, &self.previous_crc.to_le_bytes());
         set_bytes(record, 56, &self.durable_lsn.to_le_bytes());
         set_bytes(record, 64, &u32::from(self.body_by_reference).to_le_bytes());
-        set_bytes(record, 68, &[0; 12]);
-        let crc = crc64(record);
+        set_bytes(record, RECORD_HEAD_CRC_AT, &(key.crc64(&[&record[..RECORD_HEAD_CRC_AT]]) as u32).to_le_bytes());
+        set_bytes(record, RECORD_CRC_AT, &[0; 8]);
+        let crc = key.crc64(&[record]);
         set_bytes(record, RECORD_CRC_AT, &crc.to_le_bytes());
         crc
     }
 
     /// Reads the record that starts at `position` of a segment. `None`: there is no valid one.
     /// Returns the head and its checksum.
-    pub fn decode(segment: &[u8], position: usize) -> Option<(RecordHead, u64)> {
+    pub fn decode(segment: &[u8], position: usize, key: Key) -> Option<(RecordHead, u64)> {
         let b = segment.get(position..)?;
         if b.len() < RECORD_HEAD_BYTES || &b[..4] != RECORD_MAGIC {
             return None;
@@ -205,11 +233,12 @@ impl RecordHead {
             return None;
         }
         let b = &b[..len as usize];
-        let mut digest = crc64fast_nvme::Digest::new();
-        digest.write(&b[..RECORD_CRC_AT]);
-        digest.write(&[0; 8]);
-        digest.write(&b[RECORD_CRC_AT + 8..]);
-        let crc = digest.sum64();
+        // Nobody makes recovery sum up the whole segment for each of its blocks.
+        let head_crc = key.crc64(&[&b[..RECORD_HEAD_CRC_AT]]) as u32;
+        if holds(invariant::CHECKSUM) && head_crc != u32_at(b, RECORD_HEAD_CRC_AT) {
+            return None;
+        }
+        let crc = key.crc64(&[&b[..RECORD_CRC_AT], &[0; 8], &b[RECORD_CRC_AT + 8..]]);
         if (holds(invariant::CHECKSUM) && crc != u64_at(b, RECORD_CRC_AT)) || u16_at(b, 4) as u32 > VERSION {
             return None;
         }
@@ -319,6 +348,7 @@ mod tests {
             start_crc: 77,
             boot: Some([5; 16]),
             epoch: 11,
+            key: Key(12),
         }
     }
 
@@ -359,15 +389,17 @@ mod tests {
         let mut segment = vec![0; 3 * BLOCK_BYTES];
         let end = 4096 + head.len as usize;
         segment[end - 5..end].copy_from_slice(b"hello");
-        let crc = head.seal(&mut segment[4096..end]);
-        assert_eq!(RecordHead::decode(&segment, 4096), Some((head, crc)));
+        let key = Key(99);
+        let crc = head.seal(&mut segment[4096..end], key);
+        assert_eq!(RecordHead::decode(&segment, 4096, key), Some((head, crc)));
+        assert_eq!(RecordHead::decode(&segment, 4096, Key(98)), None, "without the key nobody makes a valid record");
         for at in 4096..end {
             segment[at] ^= 0x10;
-            assert_eq!(RecordHead::decode(&segment, 4096), None, "byte {at}");
+            assert_eq!(RecordHead::decode(&segment, 4096, key), None, "byte {at}");
             segment[at] ^= 0x10;
         }
         segment.copy_within(4096..end, 8192);
-        assert_eq!(RecordHead::decode(&segment, 8192), None, "a record copied elsewhere is not valid there");
+        assert_eq!(RecordHead::decode(&segment, 8192, key), None, "a record copied elsewhere is not valid there");
     }
 
     #[test]

@@ -219,6 +219,11 @@ impl Journal {
         self.next_lsn - 1
     }
 
+    /// The largest file of the file system, in bytes.
+    pub fn file_bytes_max(&self) -> Result<u64> {
+        self.header_file.size_max().context("look at", &self.dir)
+    }
+
     /// Totals.
     pub fn counters(&self) -> JournalCounters {
         self.counters
@@ -387,7 +392,7 @@ impl Journal {
             previous_crc: self.previous_crc,
             durable_lsn: self.durable_lsn,
         };
-        self.previous_crc = head.seal(&mut self.buf[at..]);
+        self.previous_crc = head.seal(&mut self.buf[at..], self.header.key);
         self.next_lsn += 1;
     }
 

@@ -6,7 +6,7 @@
 use crate::apply::{DataFiles, Location, Locations, apply_overlay, open_for_writing};
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, Header, StoreId};
+use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::quarantine::PendingFiles;
@@ -170,7 +170,10 @@ impl Opening<'_> {
             // A crash came between the list and the new name.
             self.quarantine_journal(&pending)?;
         }
+        let mut key = [0; 8];
+        self.storage().random(&mut key).context("draw a key for", &journal)?;
         let mut new = NewJournal {
+            key: Key(u64::from_le_bytes(key)),
             store: [0; 16],
             checkpoint_lsn: 0,
             checkpoint_crc: 0,

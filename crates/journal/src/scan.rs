@@ -249,7 +249,7 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
 fn find_valid_records(bytes: &Bytes, segment: usize, scan: &mut Scan) {
     let mut at = 0;
     while at + RECORD_HEAD_BYTES <= bytes.len() {
-        match RecordHead::decode(bytes, at) {
+        match RecordHead::decode(bytes, at, scan.header.key) {
             Some((head, crc)) => {
                 if head.lsn > scan.header.checkpoint_lsn {
                     scan.valid.push(ValidRecord { head, crc, segment });

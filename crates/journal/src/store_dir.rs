@@ -9,7 +9,7 @@
 //! ```
 
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, StoreId, crc64};
+use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, crc64};
 use crate::sync_point;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -220,6 +220,8 @@ pub struct NewJournal {
     pub checkpoint_crc: u64,
     /// Generation of that journal's header.
     pub generation: u64,
+    /// The secret of its records' checksums.
+    pub key: Key,
     /// Bytes of the first segment.
     pub segment_bytes: u64,
     /// Whether to wait for the disk.
@@ -241,6 +243,7 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
         start_crc: crc64(&[0; BLOCK_BYTES]),
         boot: None,
         epoch: 0,
+        key: from.key,
     };
     let path = new.join("header");
     let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;

@@ -80,6 +80,7 @@ fn constants() {
         ("HEADER_SLOTS", HEADER_SLOTS),
         ("HEADER_CRC_AT", HEADER_CRC_AT as u64),
         ("RECORD_HEAD_BYTES", RECORD_HEAD_BYTES as u64),
+        ("RECORD_HEAD_CRC_AT", RECORD_HEAD_CRC_AT as u64),
         ("RECORD_CRC_AT", RECORD_CRC_AT as u64),
         ("RECORD_ALIGN_BYTES", RECORD_ALIGN_BYTES as u64),
         ("ATTRIBUTE_BYTES", ATTRIBUTE_BYTES as u64),
@@ -129,6 +130,7 @@ fn header_slot() {
         start_crc: 6,
         boot: Some([0x22; 16]),
         epoch: 7,
+        key: Key(8),
     };
     let written = header.encode();
     let crc = crc64(&written[..HEADER_CRC_AT]).to_le_bytes();
@@ -141,6 +143,7 @@ fn header_slot() {
         ("boot", &[0x22; 16]),
         ("start_crc", &[6, 0, 0, 0, 0, 0, 0, 0]),
         ("start_segment", &[5, 0, 0, 0]),
+        ("key", &[8, 0, 0, 0, 0, 0, 0, 0]),
         ("crc", &crc),
     ];
     fields.push(("flags", &[2, 0, 0, 0]));
@@ -165,10 +168,12 @@ fn record_head() {
         durable_lsn: 6,
     };
     let mut written = vec![0xff; RECORD_HEAD_BYTES];
-    let sealed = head.seal(&mut written);
+    let key = Key(0x0807_0605_0403_0201);
+    let sealed = head.seal(&mut written, key);
     let mut unsealed = written.clone();
     unsealed[RECORD_CRC_AT..].fill(0);
-    assert_eq!(sealed, crc64(&unsealed));
+    assert_eq!(sealed, crc64(&[&[1, 2, 3, 4, 5, 6, 7, 8], &unsealed[..]].concat()));
+    let head_crc = crc64(&[&[1, 2, 3, 4, 5, 6, 7, 8], &unsealed[..68]].concat()) as u32;
     let crc = sealed.to_le_bytes();
     describes(
         "record-head",
@@ -184,12 +189,13 @@ fn record_head() {
             ("previous_crc", &[5, 0, 0, 0, 0, 0, 0, 0]),
             ("durable_lsn", &[6, 0, 0, 0, 0, 0, 0, 0]),
             ("flags", &[0; 4]),
+            ("head_crc", &head_crc.to_le_bytes()),
             ("crc", &crc),
         ],
     );
     head.kind = RecordKind::Commit;
     head.body_by_reference = true;
-    head.seal(&mut written);
+    head.seal(&mut written, key);
     assert_eq!((&written[6..8], &written[64..68]), (&[1, 0][..], &[1, 0, 0, 0][..]));
 }
 

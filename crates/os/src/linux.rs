@@ -259,6 +259,10 @@ impl Storage for Linux {
         Ok(id.to_be_bytes())
     }
 
+    fn file_size_limit(&self) -> u64 {
+        file_size_limit()
+    }
+
     fn random(&self, mut bytes: &mut [u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let n = rustix::io::retry_on_intr(|| {
@@ -317,7 +321,20 @@ fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::
     }
 }
 
+/// `RLIMIT_FSIZE`, as it is now.
+fn file_size_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
 impl LinuxFile {
+    /// Refuses what would make the file longer than this process may: the kernel would send `SIGXFSZ`, which kills.
+    fn check_growth(&self, size: u64) -> io::Result<()> {
+        if size > file_size_limit() && size > fs::fstat(self.fd.get()?)?.st_size as u64 {
+            return Err(Errno::FBIG.into());
+        }
+        Ok(())
+    }
+
     /// Changing an attribute asks for the right to write anew each time, whatever the descriptor was
     /// opened for. Where the mode forbids writing to the file's owner, and this process runs as the owner,
     /// the mode is changed for the moment.
@@ -358,7 +375,16 @@ impl File for LinuxFile {
         debug_assert!(
             !self.direct || (buf.len() | offset as usize | buf.as_ptr() as usize).is_multiple_of(BLOCK_BYTES)
         );
-        let n = rustix::io::pwrite(self.fd.get()?, buf, offset)?;
+        // A write that begins at the limit is answered with `SIGXFSZ`, which kills; one that reaches beyond it comes
+        // back short.
+        let mut most = (file_size_limit().saturating_sub(offset)).min(buf.len() as u64) as usize;
+        if self.direct {
+            most -= most % BLOCK_BYTES;
+        }
+        if most == 0 && !buf.is_empty() {
+            return Err(Errno::FBIG.into());
+        }
+        let n = rustix::io::pwrite(self.fd.get()?, &buf[..most], offset)?;
         self.totals.writes.fetch_add(1, Relaxed);
         self.totals.bytes.fetch_add(n as u64, Relaxed);
         Ok(n)
@@ -378,10 +404,27 @@ impl File for LinuxFile {
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
+        self.check_growth(size)?;
         Ok(fs::ftruncate(self.fd.get()?, size)?)
     }
 
+    fn size_max(&self) -> io::Result<u64> {
+        let fd = self.fd.get()?;
+        let is_possible = |size: u64| fs::seek(fd, fs::SeekFrom::Start(size)).is_ok();
+        let (mut possible, mut impossible) = (0, i64::MAX as u64 + 1);
+        if is_possible(impossible - 1) {
+            return Ok(impossible - 1);
+        }
+        while impossible - possible > 1 {
+            let middle = possible + (impossible - possible) / 2;
+            *(if is_possible(middle) { &mut possible } else { &mut impossible }) = middle;
+        }
+        fs::seek(fd, fs::SeekFrom::Start(0))?;
+        Ok(possible)
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_growth(offset.saturating_add(len))?;
         match fs::fallocate(self.fd.get()?, FallocateFlags::empty(), offset, len) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             done => Ok(done?),

@@ -133,6 +133,9 @@ pub trait Storage: Send + Sync {
     fn effective_user(&self) -> u32;
     /// This boot of the kernel (`/proc/sys/kernel/random/boot_id`).
     fn boot_id(&self) -> io::Result<[u8; 16]>;
+    /// How far this process may write files now (`RLIMIT_FSIZE`), in bytes. Beyond it, writes and growth are `EFBIG`,
+    /// and never the signal `SIGXFSZ`.
+    fn file_size_limit(&self) -> u64;
     /// Random bytes.
     fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
     /// Waits for a few milliseconds.
@@ -159,6 +162,8 @@ pub trait File: Send + Sync {
     }
     /// `ftruncate`.
     fn set_len(&self, size: u64) -> io::Result<()>;
+    /// The largest size that the file system lets the file have, in bytes, whatever [`Storage::file_size_limit`] says.
+    fn size_max(&self) -> io::Result<u64>;
     /// Reserves space for a range, extending the file if need be (`fallocate`); a no-op where the
     /// file system cannot. Without room (`ENOSPC`) the file may have become longer, by zeros: ext4 keeps what
     /// it got so far.

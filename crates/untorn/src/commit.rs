@@ -60,6 +60,12 @@ impl Engine {
         for state in &mut states {
             state.check_commit(txn)?;
             state.stage_stores(self)?;
+            // What cannot be applied later must not be acknowledged now. The limit may have changed since the write.
+            let content = &state.content;
+            if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
+            {
+                self.check_end(content, content.write_set_end(), "commit")?;
+            }
             inline += state.content.write_set.memory_bytes();
         }
         if inline > self.inline_bytes_max() {

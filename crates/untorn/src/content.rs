@@ -21,12 +21,17 @@ use untorn_os::{File, Meta, holds};
 
 const PAGE_BYTES: u64 = 4096;
 
+/// Every kind of file may be this large, on every file system.
+const LARGE_BYTES: u64 = 1 << 33;
+
 /// Where changes go that are too large for memory and for the journal's segments.
 pub(crate) trait SpillSink {
     /// A new spill file beside the journal.
     fn create_spill(&self) -> Result<Arc<Spill>>;
     /// Uncommitted bytes that one file may keep in memory, and one commit in the journal itself.
     fn inline_bytes_max(&self) -> u64;
+    /// Refuses to let a file reach so far if the system would not let it be written there.
+    fn check_end(&self, content: &Content, end: u64, action: &'static str) -> Result<()>;
 }
 
 /// The changes of a commit on its way.
@@ -81,6 +86,19 @@ impl Content {
 
     pub(crate) fn size(&self) -> u64 {
         self.overlays().iter().find_map(|o| o.size).unwrap_or(self.base_size)
+    }
+
+    /// The largest size that the data file may have, if it is to be so large that the file itself must be asked: ext4
+    /// has kinds of files with different limits.
+    pub(crate) fn size_possible(&self, size: u64) -> Option<u64> {
+        self.data.as_ref().filter(|_| size > LARGE_BYTES)?.size_max().ok()
+    }
+
+    /// How far the write set reaches where it makes the data file larger, or writes bytes into it.
+    pub(crate) fn write_set_end(&self) -> u64 {
+        let bytes = self.write_set.ranges().filter(|(_, source)| **source != Source::Zero).map(|(range, _)| range.end);
+        let grown = self.write_set.size.filter(|size| *size > self.base_size);
+        bytes.chain(grown).max().unwrap_or(0)
     }
 
     /// The largest size in any overlay: a rollback, or a commit that fails, may bring that size back.

@@ -1,7 +1,7 @@
 //! The shared state of an open store, and what every part of it needs.
 
 use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock, RwLockReadGuard};
-use crate::content::SpillSink;
+use crate::content::{Content, SpillSink};
 use crate::file_state::SharedFile;
 use crate::options::{FailureClass, StoreOptions};
 use crate::queue::Queue;
@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     /// The path that the store was opened by.
     pub path: PathBuf,
     pub options: StoreOptions,
+    /// The largest file of the file system, in bytes.
+    pub file_bytes_max: u64,
     pub epoch: u64,
     pub store_id: [u8; 16],
     pub generation: u64,
@@ -169,6 +171,20 @@ impl SpillSink for Engine {
 
     fn inline_bytes_max(&self) -> u64 {
         self.options.journal.inline_bytes_max
+    }
+
+    fn check_end(&self, content: &Content, end: u64, action: &'static str) -> Result<()> {
+        let (here, process) =
+            (content.size_possible(end).unwrap_or(self.file_bytes_max), self.storage.file_size_limit());
+        if end <= here.min(process) {
+            return Ok(());
+        }
+        let (most, whose) = match process < here {
+            true => (process, "the limit of this process (RLIMIT_FSIZE, `ulimit -f`)"),
+            false => (here, "the limit of the file system"),
+        };
+        let detail = format!("it would have {end} bytes, and {most} is {whose}. Nothing was committed");
+        Err(Error::too_large(action, &content.path, detail))
     }
 }
 

@@ -86,13 +86,13 @@ impl File {
     /// Sets the size, as an uncommitted change; new bytes are zero.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_write()?;
-        self.shared.write().set_len(size)
+        self.shared.write().set_len(&**self.store, size)
     }
 
     /// Makes a range zero, as an uncommitted change; what is behind the end becomes part of the file.
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write()?;
-        self.shared.write().zero(offset, len)
+        self.shared.write().zero(&**self.store, offset, len)
     }
 
     /// Size in bytes, uncommitted changes included.

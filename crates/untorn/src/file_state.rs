@@ -151,6 +151,9 @@ impl FileState {
         if bytes.is_empty() {
             return Ok(offset);
         }
+        if range.end > size {
+            sink.check_end(&self.content, range.end, "write")?;
+        }
         // What can fail for lack of space comes first: a write that is refused leaves nothing behind.
         self.content.make_room(sink, bytes.len() as u64)?;
         let source = self.content.source_of(sink, bytes, offset)?;
@@ -171,11 +174,14 @@ impl FileState {
         self.region.as_mut().ok_or(Error::Closed)?.write(&self.content, offset, bytes)
     }
 
-    pub(crate) fn set_len(&mut self, size: u64) -> Result<()> {
+    pub(crate) fn set_len(&mut self, sink: &dyn SpillSink, size: u64) -> Result<()> {
         if size > FILE_BYTES_MAX {
             return Err(Error::invalid(format!("a size of {size} bytes is beyond the largest file")));
         }
         self.check_writable()?;
+        if size > self.content.size() {
+            sink.check_end(&self.content, size, "extend")?;
+        }
         if let Some(region) = &mut self.region {
             region.resize(&self.content, size)?;
         }
@@ -186,14 +192,14 @@ impl FileState {
         Ok(())
     }
 
-    pub(crate) fn zero(&mut self, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn zero(&mut self, sink: &dyn SpillSink, offset: u64, len: u64) -> Result<()> {
         let range = checked_range(offset, len)?;
         self.check_writable()?;
         if range.is_empty() {
             return Ok(());
         }
         if range.end > self.content.size() {
-            self.set_len(range.end)?;
+            self.set_len(sink, range.end)?;
         }
         if let Some(region) = self.region.as_mut().filter(|_| holds(invariant::ZEROED_AT_ONCE)) {
             region.store_zeros(&self.content, range.clone())?;

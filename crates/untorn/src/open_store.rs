@@ -51,7 +51,9 @@ impl OpenStore {
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
         }
+        let file_bytes_max = journal.file_bytes_max()?;
         let engine = Arc::new(Engine {
+            file_bytes_max,
             storage,
             store_dir,
             path,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, close_clean_with, crash_in, crashed_store, path_text};
+use common::child_process::{ChildProcess, again, close_clean_with, crash_in, crashed_store, path_text};
 use common::*;
 use std::fs;
 use std::io::Write;
@@ -64,6 +64,101 @@ fn no_space_at_commit_is_clean() {
     assert_same(&plain(dir.join("small")), b"small again", "after closing");
     let store = Store::open(dir).unwrap();
     assert!(store.status().quarantined.is_empty());
+}
+
+/// What the kernel will not let a file be must be refused before it is acknowledged.
+#[test]
+fn sizes_beyond_the_file_system_are_refused_before_the_commit() {
+    // Of 1 KiB blocks: a largest file of 4 TiB.
+    let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
+    let dir = disk.path();
+    let store = Store::open(dir).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(b"contents", 0).unwrap();
+    file.commit().unwrap();
+    for size in [1 << 49, 1 << 62, i64::MAX as u64] {
+        refused_with_errno(file.set_len(size), libc::EFBIG);
+        refused_with_errno(file.write_all_at(b"x", size - 1), libc::EFBIG);
+        refused_with_errno(file.zero(size - 1, 1), libc::EFBIG);
+        let mut txn = store.begin();
+        let new = txn.create("new", 0o600).unwrap();
+        refused_with_errno(new.set_len(size), libc::EFBIG);
+        drop(txn);
+    }
+    let why = file.set_len(1 << 49).unwrap_err().to_string();
+    assert!(why.contains("the limit of the file system") && !why.contains("free some space"), "{why}");
+    // Whatever the largest size is: it can be committed, and applied.
+    let (mut possible, mut impossible) = (8, 1 << 49);
+    while impossible - possible > 1 {
+        let size = possible + (impossible - possible) / 2;
+        *(if file.set_len(size).is_ok() { &mut possible } else { &mut impossible }) = size;
+    }
+    file.rollback().unwrap();
+    file.set_len(possible).unwrap();
+    file.commit().unwrap();
+    store.checkpoint().unwrap();
+    assert_eq!(fs::metadata(dir.join("a")).unwrap().len(), possible);
+    file.set_len(8).unwrap();
+    file.commit().unwrap();
+    drop(file);
+    store.close().unwrap();
+    assert_same(&plain(dir.join("a")), b"contents", "after closing");
+    Store::open(dir).unwrap().close().unwrap();
+}
+
+/// `RLIMIT_FSIZE` refuses, and its signal never kills, whatever file of the store would become too long.
+#[test]
+fn a_file_size_limit_of_the_process_refuses_and_does_not_kill() {
+    const AS_CHILD: &str = "UNTORN_TEST_FILE_SIZE_LIMIT";
+    let limit = |bytes: Option<u64>| {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        setrlimit(Resource::Fsize, Rlimit { current: bytes.or(maximum), maximum }).unwrap();
+    };
+    let Some(dir) = std::env::var_os(AS_CHILD) else {
+        let dir = directory();
+        let test = "a_file_size_limit_of_the_process_refuses_and_does_not_kill";
+        let status = again(test).env(AS_CHILD, dir.path()).status().unwrap();
+        assert!(status.success(), "{status}");
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(stored(&store, "a").len() as u64, 3 * MIB);
+        assert!(store.status().quarantined.is_empty());
+        return store.close().unwrap();
+    };
+    let store = StoreOptions::new().background(false).open(&dir).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(&vec![1; 2 * MIB as usize], 0).unwrap();
+    file.commit().unwrap();
+    store.checkpoint().unwrap();
+    limit(Some(MIB));
+    refused_with_errno(file.append(b"x"), libc::EFBIG);
+    refused_with_errno(file.set_len(3 * MIB), libc::EFBIG);
+    // Within the file, and still beyond what may be written.
+    file.write_all_at(b"x", 2 * MIB - 1).unwrap();
+    let e = file.commit().unwrap_err();
+    assert!(e.to_string().contains("RLIMIT_FSIZE"), "{e}");
+    refused_with_errno::<()>(Err(e), libc::EFBIG);
+    file.rollback().unwrap();
+    // Shrinking needs no right to grow, and what lies below the limit none either.
+    file.set_len(MIB + 100).unwrap();
+    file.write_all_at(b"y", 0).unwrap();
+    file.commit().unwrap();
+    store.checkpoint().unwrap();
+    // The journal and its spill files meet the limit, too.
+    limit(Some(100));
+    let done = file.write_all_at(&vec![2; MIB as usize], 0).and_then(|()| file.commit());
+    refused(done, &["no-space", "io"]);
+    file.rollback().unwrap();
+    limit(None);
+    file.set_len(3 * MIB).unwrap();
+    file.commit().unwrap();
+    // The limit may come after the commit: the file waits, and nothing is lost.
+    limit(Some(MIB));
+    refused(store.checkpoint(), &["no-space"]);
+    limit(None);
+    store.checkpoint().unwrap();
+    drop(file);
+    store.close().unwrap();
 }
 
 #[test]

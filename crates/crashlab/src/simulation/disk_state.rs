@@ -13,6 +13,8 @@ pub(crate) fn errno(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
 }
 
+/// The largest size of a file.
+pub const SIZE_MAX: u64 = 1 << 44;
 /// End of what can be written or reserved. Sizes may be larger: a hole costs nothing.
 const FILE_BYTES_MAX: u64 = 1 << 32;
 /// How many dropped pages are remembered, to reappear as garbage.
@@ -363,6 +365,9 @@ impl State {
     pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
         self.writable()?;
         State::offset(to)?;
+        if to > SIZE_MAX {
+            return Err(errno(libc::EFBIG));
+        }
         let cut: Vec<_> = {
             let pages = self.inode(slot)?.pages();
             let keep = to.div_ceil(PAGE_BYTES as u64).min(pages.len() as u64) as usize;

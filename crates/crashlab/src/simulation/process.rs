@@ -1,7 +1,7 @@
 //! One process on the simulated machine: the traits that Untorn is written against.
 
 use super::disk_options::{Call, Failed, What};
-use super::disk_state::{State, errno};
+use super::disk_state::{SIZE_MAX, State, errno};
 use super::inodes::{Body, Inode, Slot};
 use super::machine::{Life, Lock, Machine, Shared};
 use super::simulated_mapping::SimMapping;
@@ -195,6 +195,10 @@ impl Storage for SimProcess {
         self.shared.machine().state.options.open_files_max
     }
 
+    fn file_size_limit(&self) -> u64 {
+        u64::MAX
+    }
+
     fn effective_user(&self) -> u32 {
         self.user
     }
@@ -348,6 +352,10 @@ impl File for SimFile {
             }
             machine.set_len(self.slot, size)
         })
+    }
+
+    fn size_max(&self) -> io::Result<u64> {
+        self.call(Call::Look, || "size_max".to_owned(), |_, _| Ok(SIZE_MAX))
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -57,6 +57,7 @@ impl Storage for Hooked {
         fn open_files_max(&self) -> usize;
         fn effective_user(&self) -> u32;
         fn boot_id(&self) -> Result<[u8; 16]>;
+        fn file_size_limit(&self) -> u64;
         fn random(&self, bytes: &mut [u8]) -> Result<()>;
         fn pause(&self) -> ();
         fn counters(&self) -> Counters;
@@ -69,6 +70,7 @@ impl File for HookedFile {
         fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize>;
         fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
         fn set_len(&self, size: u64) -> Result<()>;
+        fn size_max(&self) -> Result<u64>;
         fn allocate(&self, offset: u64, len: u64) -> Result<()>;
         fn zero(&self, offset: u64, len: u64) -> Result<()>;
         fn sync_data(&self, point: SyncPoint) -> Result<()>;

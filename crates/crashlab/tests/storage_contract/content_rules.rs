@@ -11,6 +11,7 @@ rules! {
     writing_makes_the_file_longer,
     every_opening_sees_what_was_written,
     offsets_have_a_limit,
+    files_have_a_largest_size,
     a_file_opened_for_reading_is_not_changed,
     a_file_grows_by_zeros,
     zeros_keep_the_length,
@@ -85,6 +86,21 @@ fn offsets_have_a_limit(fixture: &Fixture) {
     refused(file.allocate(beyond - 1, 2), &[EINVAL, EFBIG]);
     refused(file.allocate(0, 0), &[EINVAL]);
     same(contents(&*file), b"contents".to_vec());
+}
+
+fn files_have_a_largest_size(fixture: &Fixture) {
+    let file = fixture.file("f", b"contents");
+    let most = file.size_max().unwrap();
+    holds(most > u32::MAX.into() && i64::try_from(most).is_ok());
+    refused(file.set_len(most + 1), &[EINVAL, EFBIG]);
+    refused(file.write_at(b"x", most), &[EINVAL, EFBIG]);
+    same(file.meta().unwrap().size, 8);
+    file.set_len(most).unwrap();
+    same(file.meta().unwrap().size, most);
+    file.zero(most - 10, 10).unwrap();
+    file.set_len(3).unwrap();
+    same(contents(&*file), b"con".to_vec());
+    holds(fixture.storage.file_size_limit() > most);
 }
 
 fn a_file_opened_for_reading_is_not_changed(fixture: &Fixture) {

@@ -1,0 +1,121 @@
+//! What a program writes may look like records of the journal. Recovery must not be led astray by it, nor held up.
+
+mod common;
+
+use common::*;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+use untorn::{Store, StoreOptions};
+use untorn_journal::format::{BLOCK_BYTES, Header, Key, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+
+/// Where the bytes of the first commit of `f` stand in their segment.
+const BEFORE_BYTES: usize = RECORD_HEAD_BYTES + 8 + 18 + 1 + 21;
+
+/// The head of a record that calls everything durable, as somebody without the key makes it.
+fn forged(position: usize, len: usize, key: Key) -> Vec<u8> {
+    let head = RecordHead {
+        kind: RecordKind::DurableMark,
+        body_by_reference: false,
+        len: len as u64,
+        lsn: 1 << 40,
+        epoch: 1,
+        generation: 1 << 40,
+        position: position as u64,
+        previous_crc: 0,
+        durable_lsn: 1 << 40,
+    };
+    let mut record = vec![0; len];
+    head.seal(&mut record, key);
+    record
+}
+
+/// The key that the store's header has.
+fn key_of(store: &Path) -> Key {
+    let path = store.join(".untorn/journal/header");
+    let slots = fs::read(&path).unwrap();
+    let header = slots.chunks(BLOCK_BYTES).find_map(|slot| Header::decode(slot, &path).unwrap());
+    header.expect("a header").key
+}
+
+/// What a crash leaves of a store in which somebody wrote made-up records to a file, before the log was truncated and
+/// the segment used anew.
+fn crashed_after(key: impl Fn(&Path) -> Key) -> TempDir {
+    let dir = directory();
+    let of_store = dir.path().join("store");
+    let options = StoreOptions::new().background(false);
+    options.open(&of_store).unwrap().open_or_create("f").unwrap();
+    let key = key(&of_store);
+    let store = options.open(&of_store).unwrap();
+    let file = store.open_file("f").unwrap();
+    let mut bytes = vec![0; 64 << 10];
+    for position in (BLOCK_BYTES..bytes.len()).step_by(BLOCK_BYTES) {
+        let record = forged(position, RECORD_HEAD_BYTES, key);
+        bytes[position - BEFORE_BYTES..][..record.len()].copy_from_slice(&record);
+    }
+    file.write_all_at(&bytes, 0).unwrap();
+    file.commit().unwrap();
+    drop(file);
+    store.close().unwrap();
+    // The next epoch goes on at the beginning of the segment.
+    let store = options.open(&of_store).unwrap();
+    let file = store.open_file("f").unwrap();
+    file.write_all_at(b"small", 0).unwrap();
+    file.commit().unwrap();
+    run("cp", ["-a".as_ref(), of_store.as_os_str(), dir.path().join("crashed").as_os_str()]);
+    dir
+}
+
+#[test]
+fn contents_of_a_file_are_never_evidence_of_damage() {
+    let dir = crashed_after(|_| Key(0));
+    let store = Store::open(dir.path().join("crashed")).unwrap();
+    assert_eq!(&stored(&store, "f")[..5], b"small");
+    store.close().unwrap();
+    // With the key they are: the made-up records stand where they should.
+    let dir = crashed_after(key_of);
+    refused(Store::open(dir.path().join("crashed")), &["corrupt"]);
+}
+
+#[test]
+fn every_journal_has_a_key_of_its_own_that_stays() {
+    let (one, other) = (directory(), directory());
+    for dir in [&one, &other] {
+        Store::open(dir.path()).unwrap().close().unwrap();
+    }
+    let key = key_of(one.path());
+    assert!(key != key_of(other.path()) && key != Key(0));
+    let store = Store::open(one.path()).unwrap();
+    store.open_or_create("f").unwrap().append(b"x").unwrap();
+    store.checkpoint().unwrap();
+    store.close().unwrap();
+    let path = one.path().join(".untorn/journal/header");
+    let slots = fs::read(&path).unwrap();
+    let keys: Vec<Key> =
+        slots.chunks(BLOCK_BYTES).filter_map(|slot| Header::decode(slot, &path).unwrap()).map(|h| h.key).collect();
+    assert_eq!(keys, [key, key], "in both slots");
+    assert_eq!(mode(&path), 0o600);
+}
+
+/// A head at each block, each with a length up to the end of the segment.
+#[test]
+fn made_up_lengths_are_not_summed_up() {
+    const BYTES: usize = 128 << 20;
+    let dir = crashed_after(|_| Key(0));
+    let crashed = dir.path().join("crashed");
+    let path = crashed.join(".untorn/journal/segment.0");
+    let mut segment = fs::read(&path).unwrap();
+    let used = segment.len();
+    segment.resize(BYTES, 0);
+    for position in (used..BYTES).step_by(BLOCK_BYTES) {
+        let mut head = forged(position, RECORD_HEAD_BYTES, Key(0));
+        head[8..16].copy_from_slice(&((BYTES - position) as u64).to_le_bytes());
+        segment[position..position + head.len()].copy_from_slice(&head);
+    }
+    fs::write(&path, segment).unwrap();
+    within(Duration::from_secs(60), "recovery", move || {
+        let store = Store::open(crashed).unwrap();
+        assert_eq!(&stored(&store, "f")[..5], b"small");
+    });
+}
