@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{NOBODY, Tmpfs, put, root, run, untorn};
+use common::{NOBODY, Run, Tmpfs, put, root, run, untorn};
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 fn file_in(dir: &Path, contents: &str, mode: u32) -> PathBuf {
@@ -99,6 +100,7 @@ fn killed_in_the_middle_leaves_the_old_file() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "old");
     put(&file, b"new", "022", None).ok();
     assert_eq!((fs::read_to_string(&file).unwrap().as_str(), mode(&file)), ("new", 0o644));
+    assert_eq!(names(dir.path()), ["file"], "what the killed one left is gone");
 }
 
 #[test]
@@ -165,4 +167,161 @@ fn a_strangers_journal_does_not_keep_an_owner_from_a_plain_file() {
     }
     put(&file, b"new", "022", Some(NOBODY)).ok();
     assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+}
+
+/// Runs a line of shell, in which `$0` is the command and `$1` a path; perhaps as another user.
+fn shell(line: &str, path: &Path, user: Option<u32>) -> Run {
+    let mut command = Command::new("sh");
+    command.args(["-c", line, env!("CARGO_BIN_EXE_untorn")]).arg(path).stdin(Stdio::null());
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
+    command.output().unwrap().into()
+}
+
+#[test]
+fn a_closed_standard_input_is_no_empty_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_in(dir.path(), "old", 0o644);
+    let e = shell("exec \"$0\" put \"$1\" <&-", &file, None).fails(1);
+    assert!(e.contains("standard input was closed") && e.contains("nothing was changed"), "{e}");
+    assert!(e.contains("< /dev/null") && e.contains("--allow-empty"), "{e}");
+    let e = shell("exec \"$0\" put \"$1\" 0>/dev/null", &file, None).fails(1);
+    assert!(e.contains("open for writing only"), "{e}");
+    let e = shell("exec \"$0\" put \"$1\" < /", &file, None).fails(1);
+    assert!(e.contains("directory"), "{e}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+
+    shell("exec \"$0\" put \"$1\" < /dev/null", &file, None).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "");
+    fs::write(&file, "old").unwrap();
+    shell("exec \"$0\" put --allow-empty \"$1\" <&-", &file, None).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "");
+    assert_eq!(names(dir.path()), ["file"]);
+}
+
+/// A plain file, a standalone file and a file of a store, all with the contents `old`.
+fn three_kinds(dir: &Path) -> [PathBuf; 3] {
+    let plain = file_in(dir, "old", 0o644);
+    let alone = dir.join("alone");
+    let standalone = untorn::File::open_or_create(&alone).unwrap();
+    standalone.append(b"old").unwrap();
+    standalone.commit().unwrap();
+    standalone.close().unwrap();
+    let store = untorn::Store::open(dir.join("store")).unwrap();
+    let managed = store.open_or_create("managed").unwrap();
+    managed.append(b"old").unwrap();
+    managed.commit().unwrap();
+    managed.close().unwrap();
+    store.close().unwrap();
+    [plain, alone, dir.join("store/managed")]
+}
+
+#[test]
+fn a_command_that_fails_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in three_kinds(dir.path()) {
+        let e = shell("exec \"$0\" put \"$1\" -- sh -c 'echo half; exit 3'", &file, None).fails(1);
+        assert!(e.contains("the command sh failed (exit status: 3). Nothing was changed"), "{e}");
+        let e = shell("exec \"$0\" put \"$1\" -- sh -c 'echo half; kill -9 $$'", &file, None).fails(1);
+        assert!(e.contains("signal: 9"), "{e}");
+        let e = shell("exec \"$0\" put \"$1\" -- /no/such/command", &file, None).fails(1);
+        assert!(e.contains("cannot execute /no/such/command") && e.contains("nothing was changed"), "{e}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old", "{}", file.display());
+        shell("exec \"$0\" put \"$1\" -- echo whole", &file, None).ok();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "whole\n", "{}", file.display());
+        // Larger than the journal of a store and than any pipe, and without standard input.
+        shell("exec \"$0\" put \"$1\" -- head -c 50000000 /dev/zero <&-", &file, None).ok();
+        assert_eq!(fs::metadata(&file).unwrap().len(), 50_000_000, "{}", file.display());
+    }
+    let names = names(dir.path());
+    assert!(names.iter().all(|name| !name.starts_with(".untorn-put-")), "{names:?}");
+}
+
+#[test]
+fn several_files_of_a_store_are_replaced_together() {
+    let user = rustix::process::geteuid().is_root().then_some(NOBODY);
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+    for (name, contents) in [("a.new", "new a"), ("b.new", "new b")] {
+        fs::write(dir.path().join(name), contents).unwrap();
+    }
+    let set = |sources: &str| {
+        let line = format!("cd \"$1\" && exec \"$0\" put --store store {sources}");
+        shell(&line, dir.path(), user)
+    };
+    let read = |name: &str| fs::read_to_string(dir.path().join("store").join(name)).ok();
+    let e = set("--set a a.new --set b missing").fails(1);
+    assert!(e.contains("cannot open missing"), "{e}");
+    assert!(!dir.path().join("store").exists(), "not even the store is there");
+    set("--set a a.new --set b b.new").ok();
+    assert_eq!((read("a").as_deref(), read("b").as_deref()), (Some("new a"), Some("new b")));
+    // The second one cannot be read to its end.
+    let e = set("--set a b.new --set b .").fails(1);
+    assert!(e.contains("read the new contents of b"), "{e}");
+    let e = set("--set a b.new --set ../c b.new").fails(1);
+    assert!(e.contains("`..`"), "{e}");
+    let e = set("--set a b.new --set a a.new").fails(1);
+    assert!(e.contains("given twice"), "{e}");
+    assert_eq!((read("a").as_deref(), read("b").as_deref()), (Some("new a"), Some("new b")));
+    set("--set b a.new --set c b.new").ok();
+    assert_eq!((read("b").as_deref(), read("c").as_deref()), (Some("new a"), Some("new b")));
+}
+
+#[test]
+fn concurrent_replacements_wait_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in three_kinds(dir.path()) {
+        let start = |n: u32| {
+            let mut command = untorn();
+            command.arg("put").arg(&file).args(["--", "sh", "-c", "sleep 0.2; echo $0"]).arg(n.to_string());
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let children: Vec<_> = (0..5).map(start).collect();
+        for child in children {
+            Run::from(child.wait_with_output().unwrap()).ok();
+        }
+        let last = fs::read_to_string(&file).unwrap();
+        assert!(["0\n", "1\n", "2\n", "3\n", "4\n"].contains(&last.as_str()), "{last:?}");
+    }
+    // A new file, too.
+    let new = dir.path().join("new");
+    let children: Vec<_> =
+        (0..5).map(|_| untorn().arg("put").arg(&new).args(["--", "echo", "new"]).spawn().unwrap()).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(fs::read_to_string(&new).unwrap(), "new\n");
+    assert_eq!(names(dir.path()), ["alone", "alone.untorn", "file", "new", "store"]);
+}
+
+#[test]
+fn interrupted_in_a_store_leaves_the_old_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let [plain, alone, managed] = three_kinds(dir.path());
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
+        for file in [&plain, &alone, &managed] {
+            let mut child = untorn()
+                .arg("put")
+                .arg(file)
+                .args(["--", "sh", "-c", "head -c 3000000 /dev/zero; echo ready >&2; exec sleep 60"])
+                .stdin(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut ready = [0; 5];
+            std::io::Read::read_exact(child.stderr.as_mut().unwrap(), &mut ready).unwrap();
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, signal).unwrap();
+            child.wait().unwrap();
+            assert_eq!(fs::read_to_string(file).unwrap(), "old", "{}", file.display());
+            let done = shell("exec \"$0\" put \"$1\" -- printf old", file, None);
+            done.ok();
+        }
+    }
+    assert_eq!(names(dir.path()), ["alone", "alone.untorn", "file", "store"]);
+    for store in [&alone, &dir.path().join("store")] {
+        assert!(untorn::offline::inspect(store).unwrap().clean);
+    }
+    assert_eq!(names(&dir.path().join("store/.untorn/journal")), ["header", "segment.0"]);
 }

@@ -51,6 +51,7 @@ mod store;
 #[doc(hidden)]
 pub mod sync_point;
 mod ticket;
+mod turn;
 mod txn;
 mod wakeup;
 

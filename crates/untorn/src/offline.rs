@@ -22,7 +22,7 @@ use untorn_journal::store_dir::{StoreDir, read_pid, remove_tree, segment_name};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Linux, Meta, Open, Storage, memory_limit};
 
-pub use crate::put::put;
+pub use crate::put::{put, put_files};
 
 /// What [`inspect`] finds.
 #[derive(Clone, Debug, serde::Serialize)]

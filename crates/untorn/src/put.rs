@@ -10,6 +10,8 @@
 //! This module works on absolute paths and follows links, as editors do, so it does not go through
 //! the rooted storage that everything else uses.
 
+use crate::store::Store;
+use crate::turn;
 use crate::{Error, File, Result, StoreOptions};
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, RenameFlags, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
@@ -21,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use untorn_journal::format::{Attribute, AttributeFound};
+use untorn_journal::format::{Attribute, AttributeFound, crc64};
 
 /// The mark of a managed file. Never copied: the copy is not managed.
 const MANAGED: &[u8] = b"user.untorn";
@@ -44,12 +46,94 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// A symbolic link is followed: the file that it names is replaced and the link stays. Refused are
 /// directories, devices, files that this user may not write, and files of several hard links, which
 /// a replacement would part.
+///
+/// An error of `from` leaves everything as it is. Replacements of one file, and those of files of one store, wait
+/// for each other. What a killed one left aside goes with the next replacement of that file.
 pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
-    let target = Target::find(path)?;
-    match target.managed()? {
-        Managed::No => target.replace(from),
-        Managed::Standalone => target.commit_alone(from),
-        Managed::InStore { root, inside } => target.commit_in(&root, &inside, from),
+    loop {
+        let target = Target::find(path)?;
+        match target.managed()? {
+            Managed::No => {
+                target.check_replaceable()?;
+                let aside = Aside::create(&target)?;
+                // It may have been long in coming: the one before may have replaced the file.
+                let now = Target::find(path)?;
+                let same = now.path == target.path && now.old.is_some() == target.old.is_some();
+                if same && matches!(now.managed()?, Managed::No) {
+                    return now.replace(aside, from);
+                }
+            }
+            Managed::Standalone => {
+                let _turn = turn::lock_directory(&sibling(&target.path, STORE_NAME));
+                return target.commit_alone(from);
+            }
+            Managed::InStore { root, inside } => {
+                let _turn = turn::lock_directory(&root.join(STORE_NAME));
+                return target.commit_in(&root, &inside, from);
+            }
+        }
+    }
+}
+
+/// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
+/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
+/// 0666 less the umask; so is the store.
+///
+/// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
+pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
+    let store_dir = store.join(STORE_NAME);
+    let (_turn, store) = loop {
+        let turn = turn::lock_directory(&store_dir);
+        match StoreOptions::default().open(store) {
+            // Another replacement has just made the store.
+            Err(Error::Busy { .. }) if turn.is_none() && store_dir.exists() => {}
+            opened => break (turn, opened?),
+        }
+    };
+    let mut txn = store.begin();
+    let mut bytes = 0;
+    for (name, from) in files {
+        let file = open_in(&store, &mut txn, name)?;
+        bytes += refill(&file, name, &mut **from)?;
+    }
+    txn.commit()?;
+    store.close()?;
+    Ok(bytes)
+}
+
+/// A file of a store as a part of a transaction, created if there is none.
+fn open_in(store: &Store, txn: &mut crate::Txn, name: &Path) -> Result<File> {
+    match store.open_file(name) {
+        Ok(file) => txn.add(&file).map(|()| file),
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => txn.create(name, 0o666),
+        Err(e) => Err(e),
+    }
+}
+
+/// Puts new contents into a managed file, without committing them.
+fn refill(file: &File, path: &Path, from: &mut dyn Read) -> Result<u64> {
+    file.set_len(0)?;
+    let mut at = 0;
+    copy(path, from, |bytes| {
+        file.write_at(bytes, at)?;
+        at += bytes.len() as u64;
+        Ok(())
+    })
+}
+
+fn copy(path: &Path, from: &mut dyn Read, mut write: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut total = 0;
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(total),
+            Ok(n) => {
+                write(&buffer[..n])?;
+                total += n as u64;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::io("read the new contents of", path, e)),
+        }
     }
 }
 
@@ -168,7 +252,7 @@ impl Target {
 
     fn commit_alone(&self, from: &mut dyn Read) -> Result<u64> {
         let file = StoreOptions::default().create(self.old.is_none()).open_standalone(&self.path)?;
-        let bytes = self.refill(&file, from)?;
+        let bytes = refill(&file, &self.path, from)?;
         file.commit()?;
         file.close()?;
         Ok(bytes)
@@ -185,61 +269,32 @@ impl Target {
             }
             None => txn.create(inside, 0o666)?,
         };
-        let bytes = self.refill(&file, from)?;
+        let bytes = refill(&file, &self.path, from)?;
         txn.commit()?;
         file.close()?;
         store.close()?;
         Ok(bytes)
     }
 
-    /// Puts the new contents into a managed file, without committing them.
-    fn refill(&self, file: &File, from: &mut dyn Read) -> Result<u64> {
-        file.set_len(0)?;
-        let mut at = 0;
-        self.copy(from, |bytes| {
-            file.write_at(bytes, at)?;
-            at += bytes.len() as u64;
-            Ok(())
-        })
-    }
-
-    fn copy(&self, from: &mut dyn Read, mut write: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
-        let mut buffer = vec![0; BUFFER_BYTES];
-        let mut total = 0;
-        loop {
-            match from.read(&mut buffer) {
-                Ok(0) => return Ok(total),
-                Ok(n) => {
-                    write(&buffer[..n])?;
-                    total += n as u64;
-                }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::io("read the new contents of", &self.path, e)),
-            }
-        }
-    }
-
     /// The plain way: write aside, flush, rename, flush the name.
-    fn replace(&self, from: &mut dyn Read) -> Result<u64> {
-        if let Some(old) = &self.old {
-            self.check_replaceable(old)?;
-        }
-        let mut aside = Aside::create(self)?;
+    fn replace(&self, mut aside: Aside, from: &mut dyn Read) -> Result<u64> {
+        self.check_replaceable()?;
         if let Some(old) = &self.old {
             aside.take_owner(old)?;
         }
-        let bytes = self.copy(from, |bytes| aside.write(bytes))?;
+        let bytes = copy(&self.path, from, |bytes| aside.write(bytes))?;
         if let Some(old) = &self.old {
             aside.take_attributes(old)?;
         }
         sync_contents(&aside.file).map_err(|e| io("flush the new contents of", &self.path, e))?;
         self.check_unchanged()?;
-        aside.take_name()?;
+        aside.take_name(self)?;
         sync_name(&self.dir).map_err(|e| io("make durable the new name of", &self.path, e))?;
         Ok(bytes)
     }
 
-    fn check_replaceable(&self, old: &Old) -> Result<()> {
+    fn check_replaceable(&self) -> Result<()> {
+        let Some(old) = &self.old else { return Ok(()) };
         if old.stat.st_nlink > 1 {
             let n = old.stat.st_nlink;
             let detail = format!("has {n} hard links, and replacing it would part them; unlink the others first");
@@ -294,26 +349,38 @@ impl Old {
 }
 
 /// The new file beside the old one, until it takes its name.
-struct Aside<'t> {
-    target: &'t Target,
+struct Aside {
+    path: PathBuf,
+    dir: OwnedFd,
     file: OwnedFd,
     name: Option<String>,
 }
 
-impl Aside<'_> {
-    fn create(target: &Target) -> Result<Aside<'_>> {
+impl Aside {
+    fn create(target: &Target) -> Result<Aside> {
         let failed = |e| io("create a file beside", &target.path, e);
         // What replaces a file is nobody else's to read until it has that file's permissions. A new
         // file has its final ones from the start: only the kernel knows the directory's default ACL.
-        let mode = if target.old.is_some() { 0o600 } else { 0o666 };
+        let mode = Mode::from_raw_mode(if target.old.is_some() { 0o600 } else { 0o666 });
+        let made = |file, name| -> Result<Aside> {
+            let dir = target.dir.try_clone().map_err(|e| Error::io("open the directory of", &target.path, e))?;
+            Ok(Aside { path: target.path.clone(), dir, file, name: Some(name) })
+        };
+        // One name for each file: replacements of one file wait for each other, and find what a killed one left.
+        let name = format!(".untorn-put-{:016x}", crc64(target.name.as_bytes()));
+        let mut owners = vec![rustix::process::geteuid().as_raw()];
+        owners.extend(target.old.as_ref().map(|old| old.stat.st_uid));
+        if let Some(file) = turn::create_locked(&target.dir, &name, mode, &owners).map_err(failed)? {
+            return made(file, name);
+        }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         loop {
             let mut random = [0; 8];
             let n = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
             debug_assert_eq!(n, random.len());
             let name = format!(".untorn-put-{:016x}", u64::from_ne_bytes(random));
-            match fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(mode)) {
-                Ok(file) => return Ok(Aside { target, file, name: Some(name) }),
+            match fs::openat(&target.dir, &name, flags, mode) {
+                Ok(file) => return made(file, name),
                 Err(Errno::EXIST) => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -325,7 +392,7 @@ impl Aside<'_> {
             match rustix::io::write(&self.file, bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(io("write the new contents of", &self.target.path, e)),
+                Err(e) => return Err(io("write the new contents of", &self.path, e)),
             }
         }
         Ok(())
@@ -333,7 +400,7 @@ impl Aside<'_> {
 
     /// Owner and group first: a refusal must not come after gigabytes of input.
     fn take_owner(&self, old: &Old) -> Result<()> {
-        let path = &self.target.path;
+        let path = &self.path;
         let now = fs::fstat(&self.file).map_err(|e| io("look at the new", path, e))?;
         let (uid, gid) = (old.stat.st_uid, old.stat.st_gid);
         if (now.st_uid, now.st_gid) == (uid, gid) {
@@ -353,7 +420,7 @@ impl Aside<'_> {
 
     /// ACL, extended attributes and mode, after the contents: writing takes some of them away.
     fn take_attributes(&self, old: &Old) -> Result<()> {
-        let path = &self.target.path;
+        let path = &self.path;
         copy_attributes(&old.attributes, &self.file).map_err(|(name, e)| {
             let detail =
                 format!("its attribute {name} cannot be kept ({}). Nothing was changed", std::io::Error::from(e));
@@ -371,8 +438,8 @@ impl Aside<'_> {
     }
 
     /// The one step that readers see.
-    fn take_name(&mut self) -> Result<()> {
-        let Target { dir, path, name: new, old, .. } = self.target;
+    fn take_name(&mut self, target: &Target) -> Result<()> {
+        let Target { dir, path, name: new, old, .. } = target;
         let Some(name) = &self.name else { return Ok(()) };
         let done = if old.is_some() {
             fs::renameat(dir, name, dir, new)
@@ -386,14 +453,16 @@ impl Aside<'_> {
         };
         done.map_err(|e| io("replace", path, e))?;
         self.name = None;
+        // The file has its name now, and whoever opens it must not find it busy.
+        turn::unlock(&self.file);
         Ok(())
     }
 }
 
-impl Drop for Aside<'_> {
+impl Drop for Aside {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            let _ = fs::unlinkat(&self.target.dir, name, AtFlags::empty());
+            let _ = fs::unlinkat(&self.dir, name, AtFlags::empty());
         }
     }
 }

@@ -1,0 +1,97 @@
+//! Turns of replacements: those of one file, or of files of one store, wait for each other.
+//!
+//! A turn is an `flock`, which the kernel gives up when its process ends, however that happens. So whatever holds
+//! no lock is a remnant of a replacement that was killed, and the next one removes it.
+
+use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// More tries than other replacements of one file can cost.
+const TRIES_MAX: usize = 10_000;
+
+fn lock(file: impl AsFd, how: FlockOperation) -> rustix::io::Result<()> {
+    loop {
+        match fs::flock(&file, how) {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Whether a name in a directory leads to an open file.
+fn leads_to(dir: &OwnedFd, name: &str, file: &OwnedFd) -> rustix::io::Result<bool> {
+    let held = fs::fstat(file)?;
+    match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Makes a file of this name and locks it. Waits for a process that has such a file, and removes one that a killed
+/// process left. `None`: the name is taken by something else, or the file system knows no locks.
+pub(crate) fn create_locked(
+    dir: &OwnedFd,
+    name: &str,
+    mode: Mode,
+    owners: &[u32],
+) -> rustix::io::Result<Option<OwnedFd>> {
+    let look = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let make = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..TRIES_MAX {
+        match fs::openat(dir, name, look, Mode::empty()) {
+            Ok(found) => {
+                let stat = fs::fstat(&found)?;
+                let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+                // A stranger who planted the name must not make anybody wait.
+                if !file || stat.st_nlink > 1 || !owners.contains(&stat.st_uid) {
+                    return Ok(None);
+                }
+                if lock(&found, FlockOperation::LockExclusive).is_err() {
+                    return Ok(None);
+                }
+                if leads_to(dir, name, &found)? && fs::unlinkat(dir, name, AtFlags::empty()).is_err() {
+                    return Ok(None);
+                }
+            }
+            Err(Errno::NOENT) => {
+                let file = match fs::openat(dir, name, make, mode) {
+                    Err(Errno::EXIST) => continue,
+                    file => file?,
+                };
+                match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) if leads_to(dir, name, &file)? => return Ok(Some(file)),
+                    // Another one took it for a remnant in the moment before it was locked.
+                    Ok(()) | Err(Errno::WOULDBLOCK) => {}
+                    Err(_) => {
+                        let _ = fs::unlinkat(dir, name, AtFlags::empty());
+                        return Ok(None);
+                    }
+                }
+            }
+            Err(_) => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
+/// Ends the turn of a file that [`create_locked`] made.
+pub(crate) fn unlock(file: &OwnedFd) {
+    let _ = lock(file, FlockOperation::Unlock);
+}
+
+/// Waits for the turn in a store directory. `None`: there is none, or none that this user may open.
+pub(crate) fn lock_directory(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..TRIES_MAX {
+        let dir = fs::open(path, flags, Mode::empty()).ok()?;
+        lock(&dir, FlockOperation::LockExclusive).ok()?;
+        let (held, named) = (fs::fstat(&dir).ok()?, fs::lstat(path).ok()?);
+        if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) {
+            return Some(dir);
+        }
+    }
+    None
+}
