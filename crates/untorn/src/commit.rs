@@ -48,14 +48,17 @@ impl Engine {
     pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
-        if files.iter().any(|file| file.read().quarantine.is_some()) {
-            // The cause may be gone, as a full disk that has space again. Otherwise the commit is refused below.
-            let _ = self.checkpoint();
-        }
         // All of them are held until the commit is queued: what it takes is of one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
         in_order.sort_by_key(|file| file.id);
-        let mut states: Vec<_> = in_order.iter().map(|file| file.write()).collect();
+        let lock_all = || in_order.iter().map(|file| file.write()).collect::<Vec<_>>();
+        let mut states = lock_all();
+        if states.iter().any(|state| state.quarantine.is_some()) {
+            // The cause may be gone, as a full disk that has space again. Otherwise the commit is refused below.
+            drop(states);
+            let _ = self.checkpoint();
+            states = lock_all();
+        }
         let mut inline = 0;
         for state in &mut states {
             state.check_commit(txn)?;
