@@ -218,8 +218,13 @@ impl Opening<'_> {
         let dir = self.store_dir.journal();
         let header = read_header(self.storage(), &dir)?;
         let boot = header.boot;
-        let now = self.storage().boot_id().context("read the boot id for", &dir)?;
-        if boot.is_some_and(|boot| boot != now) {
+        // Class `power` works also where nobody can tell one boot from another.
+        let now = match boot.is_some() || !self.options.journal.durable {
+            true if self.options.accept_unknown => self.storage().boot_id().ok(),
+            true => Some(boot_id(self.storage(), &self.store_dir.dir)?),
+            false => None,
+        };
+        if boot.is_some_and(|boot| Some(boot) != now) {
             let unknown = Error::UnknownState { path: self.store_dir.dir.clone() };
             if !self.options.accept_unknown {
                 return Err(unknown);
@@ -228,7 +233,7 @@ impl Opening<'_> {
             return self.recover_current();
         }
         // In class `process`, on the same boot, the page cache holds the truth and nothing need be flushed.
-        let flush = self.options.journal.durable || boot != Some(now);
+        let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
         // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
         let scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
@@ -565,11 +570,24 @@ fn redo_file(
         handle.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", at)?;
     }
     apply_overlay(&*handle, &file.overlay, at)?;
-    set_checkpoint_lsn(&*handle, checkpoint_lsn, at).context("set the attribute of", at)?;
+    set_checkpoint_lsn(&*handle, checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;
     match flush {
         Some(point) => handle.sync_all(point).context("flush", at),
         None => Ok(()),
     }
+}
+
+/// This boot of the kernel, which tells class `process` whether the machine went down.
+pub fn boot_id(storage: &dyn Storage, store: &Path) -> Result<[u8; 16]> {
+    storage.boot_id().map_err(|e| Error::Unsupported {
+        path: store.to_owned(),
+        detail: format!(
+            "failure class `process` has to know whether the machine was started again, and \
+             /proc/sys/kernel/random/boot_id cannot be read ({e}). Mount `/proc` whole (not with `subset=pid`), or \
+             use class `power`; a store that was not closed in class `process` needs `/proc` once, or `untorn recover \
+             --accept-unknown`"
+        ),
+    })
 }
 
 /// Sets the checkpoint LSN in a file's attribute, and the checksum of its path.

@@ -265,6 +265,8 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
     };
     let path = new.join("header");
     let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
+    // What would refuse the first commit refuses the store.
+    file.set_attribute(&[0]).and_then(|()| file.remove_attribute()).map_err(|e| Error::attribute(&store_dir.dir, e))?;
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     let at = BLOCK_BYTES * (header.generation % HEADER_SLOTS) as usize;
     slots[at..at + BLOCK_BYTES].copy_from_slice(&header.encode());
