@@ -38,6 +38,10 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
         sync_point::QUARANTINE_NAME => {
             Some("not needed: the journal that is made next flushes the same directories before anything relies on it")
         }
+        sync_point::CLEARED => Some(
+            "not here: it is for a file that is moved or copied after a power cut; \
+             `a_closed_file_can_be_moved_after_a_power_cut` fails without it",
+        ),
         sync_point::PUT_CONTENTS | sync_point::PUT_NAME => {
             Some("not here: `put` has no store and no journal; it has its own tests")
         }

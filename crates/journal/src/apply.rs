@@ -295,7 +295,7 @@ impl DataFiles<'_> {
                 path_crc: Attribute::path_crc_of(at),
                 pending: true,
             };
-            handle.set_attribute(&attribute.encode()).context("set the attribute of", at)?;
+            handle.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(at, e))?;
         }
         if let Some(mode) = file.mode.or(file.created)
             && handle.meta().context("stat", at)?.mode != mode

@@ -193,6 +193,23 @@ impl Error {
         Error::Io { action, path: path.as_ref().to_owned(), source }
     }
 
+    /// The attribute of a file could not be set.
+    pub fn attribute(path: impl AsRef<Path>, e: io::Error) -> Error {
+        let detail = match Errno::from_io_error(&e) {
+            Some(Errno::OPNOTSUPP) => {
+                "this file system has no extended attributes, which Untorn needs to recognise its files; \
+                 ext4, XFS, btrfs, and tmpfs since Linux 6.6 have them. `untorn put` works without"
+            }
+            Some(Errno::PERM | Errno::NOSYS) => {
+                "setting an extended attribute is forbidden, which Untorn needs to recognise its files. Either the file \
+                 cannot be changed (`lsattr`, `chattr -i -a`), or the system calls `setxattr` and `fsetxattr` are \
+                 denied to this process by a filter (seccomp), as in a container: allow them there"
+            }
+            _ => return Error::io("set the attribute of", path, e),
+        };
+        Error::Unsupported { path: path.as_ref().to_owned(), detail: detail.into() }
+    }
+
     /// An invalid argument.
     pub fn invalid(detail: impl Into<String>) -> Error {
         Error::Invalid { detail: detail.into() }

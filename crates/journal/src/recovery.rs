@@ -218,8 +218,13 @@ impl Opening<'_> {
         let dir = self.store_dir.journal();
         let header = read_header(self.storage(), &dir)?;
         let boot = header.boot;
-        let now = self.storage().boot_id().context("read the boot id for", &dir)?;
-        if boot.is_some_and(|boot| boot != now) {
+        // Class `power` works also where nobody can tell one boot from another.
+        let now = match boot.is_some() || !self.options.journal.durable {
+            true if self.options.accept_unknown => self.storage().boot_id().ok(),
+            true => Some(boot_id(self.storage(), &self.store_dir.dir)?),
+            false => None,
+        };
+        if boot.is_some_and(|boot| Some(boot) != now) {
             let unknown = Error::UnknownState { path: self.store_dir.dir.clone() };
             if !self.options.accept_unknown {
                 return Err(unknown);
@@ -228,7 +233,7 @@ impl Opening<'_> {
             return self.recover_current();
         }
         // In class `process`, on the same boot, the page cache holds the truth and nothing need be flushed.
-        let flush = self.options.journal.durable || boot != Some(now);
+        let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
         // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
         let scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
@@ -249,13 +254,13 @@ impl Opening<'_> {
                 // The header of the new journal will say that everything was flushed.
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
             }
+            self.clear_pending_of(&redone, scanned.header.store, true)?;
             let epoch = scanned.epoch.unwrap_or(scanned.header.epoch);
             let pending =
                 PendingFiles { last_lsn: scanned.last_lsn, last_crc: scanned.last_crc, epoch, files: not_redone };
             pending.write(self.storage(), &dir)?;
             self.quarantine_journal(&pending)?;
             self.finish_creation()?;
-            self.clear_pending_of(&redone, scanned.header.store);
             let scanned = scan(self.storage, &dir, ReadMode::PastCache, false, self.options.progress)?;
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
@@ -278,10 +283,10 @@ impl Opening<'_> {
         }
         let mut journal =
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        self.clear_pending_of(redone, journal.store(), flushed)?;
         if dirty {
             journal.write_clean_header(flushed)?;
         }
-        self.clear_pending_of(redone, journal.store());
         self.remove_orphans(&dir, &scanned.orphans);
         Ok(journal)
     }
@@ -325,9 +330,9 @@ impl Opening<'_> {
             let redone = self.redo(&dir, &scanned, Some(&pending.files), true)?;
             let not_redone = redone.not_redone();
             if not_redone.is_empty() {
+                self.clear_pending_of(&redone, store, true)?;
                 PendingFiles::remove(self.storage(), &dir)?;
                 remove_tree(self.storage(), &dir)?;
-                self.clear_pending_of(&redone, store);
             } else if self.options.salvage {
                 let why = self.quarantined[before].reason.clone();
                 self.strip_files(&redone);
@@ -335,8 +340,8 @@ impl Opening<'_> {
                 self.archive(&dir, pending.epoch, &why)?;
             } else if not_redone != pending.files {
                 pending.files = not_redone;
+                self.clear_pending_of(&redone, store, true)?;
                 pending.write(self.storage(), &dir)?;
-                self.clear_pending_of(&redone, store);
             }
         }
         Ok(())
@@ -425,14 +430,29 @@ impl Opening<'_> {
         })
     }
 
-    /// Clears the pending flag of these files, which are complete without the journal. Not flushed: a flag
-    /// that stays set on a file in its place, of an earlier epoch, is recognised as stale.
-    fn clear_pending_of(&self, redone: &Redone, store: StoreId) {
+    /// Clears the pending flag of these files, which are complete without the journal, before the journal is given
+    /// up: a flag that stayed set would keep a file from being used wherever it is moved to.
+    fn clear_pending_of(&self, redone: &Redone, store: StoreId, flush: bool) -> Result<()> {
+        let mut cleared = Vec::new();
         for (id, outcome) in &redone.locations {
             let Ok(Location::At(at)) = outcome else { continue };
             let Ok(file) = open_for_writing(self.storage(), at) else { continue };
-            clear_pending(&*file, store, *id);
+            if clear_pending(&*file, store, *id) {
+                cleared.push(at);
+            }
         }
+        if !flush || cleared.is_empty() {
+            return Ok(());
+        }
+        if !flush_one_by_one(self.storage(), cleared.len()) {
+            return self.storage().sync_file_system(sync_point::CLEARED).context("flush", &self.store_dir.dir);
+        }
+        for at in cleared {
+            if let Ok(file) = open_for_writing(self.storage(), at) {
+                file.sync_all(sync_point::CLEARED).context("flush the attribute of", at)?;
+            }
+        }
+        Ok(())
     }
 
     /// `--salvage`: redoes what is accepted before the damage, then archives the journal.
@@ -565,11 +585,24 @@ fn redo_file(
         handle.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", at)?;
     }
     apply_overlay(&*handle, &file.overlay, at)?;
-    set_checkpoint_lsn(&*handle, checkpoint_lsn, at).context("set the attribute of", at)?;
+    set_checkpoint_lsn(&*handle, checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;
     match flush {
         Some(point) => handle.sync_all(point).context("flush", at),
         None => Ok(()),
     }
+}
+
+/// This boot of the kernel, which tells class `process` whether the machine went down.
+pub fn boot_id(storage: &dyn Storage, store: &Path) -> Result<[u8; 16]> {
+    storage.boot_id().map_err(|e| Error::Unsupported {
+        path: store.to_owned(),
+        detail: format!(
+            "failure class `process` has to know whether the machine was started again, and \
+             /proc/sys/kernel/random/boot_id cannot be read ({e}). Mount `/proc` whole (not with `subset=pid`), or \
+             use class `power`; a store that was not closed in class `process` needs `/proc` once, or `untorn recover \
+             --accept-unknown`"
+        ),
+    })
 }
 
 /// Sets the checkpoint LSN in a file's attribute, and the checksum of its path.
@@ -579,15 +612,16 @@ pub fn set_checkpoint_lsn(file: &dyn File, checkpoint_lsn: u64, path: &Path) -> 
     if new == old { Ok(()) } else { file.set_attribute(&new.encode()) }
 }
 
-/// Clears the pending flag, if the file is still the same one.
-pub fn clear_pending(file: &dyn File, store: StoreId, id: u64) {
+/// Clears the pending flag, if the file is still the same one. Whether there was one, and it is cleared now.
+pub fn clear_pending(file: &dyn File, store: StoreId, id: u64) -> bool {
     if let Ok(value) = file.attribute()
         && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
         && a.store == store
         && a.file == id
         && a.pending
     {
-        // A flag that stays is recognised as stale, as its epoch has ended.
-        let _ = file.set_attribute(&Attribute { pending: false, ..a }.encode());
+        // A flag that stays is recognised as stale where the file stays, as its epoch has ended.
+        return file.set_attribute(&Attribute { pending: false, ..a }.encode()).is_ok();
     }
+    false
 }

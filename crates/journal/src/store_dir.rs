@@ -8,7 +8,7 @@
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, is_no_space};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, crc64};
 use crate::sync_point;
 use std::ffi::OsString;
@@ -121,6 +121,14 @@ impl StoreDir {
     }
 }
 
+/// What the lock file holds while the store is closed. Anything else, or nothing, says that the owner was killed.
+const CLOSED: &str = "closed     \n";
+
+/// What the lock file holds while a process has the store open: as long as [`CLOSED`], so that it goes in its place.
+fn opened_by(pid: u32) -> String {
+    format!("{pid:<11}\n")
+}
+
 /// The lock of an open store; dropping it unlocks the store.
 pub struct StoreLock {
     file: Arc<dyn File>,
@@ -129,12 +137,12 @@ pub struct StoreLock {
 }
 
 impl StoreLock {
-    /// Unlocks the store after everything of it was flushed, and empties the lock file, so that the next
-    /// opening has nothing to flush. It does not matter whether the empty lock file survives a power
-    /// cut: after one, cache and disk are the same.
+    /// Unlocks the store after everything of it was flushed, and notes that in the lock file, so that the next
+    /// opening has nothing to flush. It does not matter whether the note survives a power cut: after one, cache
+    /// and disk are the same.
     pub fn release(self) {
-        // A lock file that cannot be emptied costs the next opening some flushes.
-        let _ = self.file.set_len(0);
+        // A lock file that cannot be written costs the next opening some flushes.
+        let _ = write_all_at(&*self.file, CLOSED.as_bytes(), 0);
     }
 }
 
@@ -162,15 +170,25 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: bool, wai
         }
         let locked = file.meta().context("stat", &path)?;
         if storage.stat(&path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0) {
-            let unclean = locked.size > 0;
-            let pid = format!("{}\n", std::process::id());
-            // Never empty in between: an empty lock file means that the store was released clean.
-            write_all_at(&*file, pid.as_bytes(), 0).context("write", &path)?;
-            file.set_len(pid.len() as u64).context("write", &path)?;
+            let mut note = [0; CLOSED.len() + 1];
+            let n = read_full_at(&*file, &mut note, 0).context("read", &path)?;
+            let unclean = &note[..n] != CLOSED.as_bytes();
+            note_owner(&*file, n).context("write", &path)?;
             return Ok(StoreLock { file, unclean });
         }
     }
     Err(Error::Busy { path: store_dir.dir.clone(), pid: None })
+}
+
+/// Notes that this process has the store open, before it changes anything. On a full disk there may be no room for
+/// the process id, but there must be no note that the store is closed, and cutting a file off takes no room.
+fn note_owner(file: &dyn File, bytes: usize) -> io::Result<()> {
+    let note = opened_by(std::process::id());
+    match write_all_at(file, note.as_bytes(), 0) {
+        Ok(()) if bytes > note.len() => file.set_len(note.len() as u64),
+        Err(e) if is_no_space(&e) => file.set_len(0),
+        done => done,
+    }
 }
 
 /// Locks the lock file. A child that this process is just spawning holds copies of its locks until the
@@ -247,6 +265,8 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
     };
     let path = new.join("header");
     let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
+    // What would refuse the first commit refuses the store.
+    file.set_attribute(&[0]).and_then(|()| file.remove_attribute()).map_err(|e| Error::attribute(&store_dir.dir, e))?;
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     let at = BLOCK_BYTES * (header.generation % HEADER_SLOTS) as usize;
     slots[at..at + BLOCK_BYTES].copy_from_slice(&header.encode());

@@ -29,6 +29,8 @@ untorn_os::sync_points! {
     CHECKPOINT_MANY,
     /// Directories whose entries were changed by applied commits, before the log is truncated behind their records.
     CHECKPOINT_NAMES,
+    /// The attributes of files that the journal is about to give up, no longer pending, before the clean header.
+    CLEARED,
     /// The header that truncates the log.
     HEADER,
     /// The header that is no longer clean, before a first record that does not fit where a clean

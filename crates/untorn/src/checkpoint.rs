@@ -184,7 +184,7 @@ impl<'a> Checkpoint<'a> {
         meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
         if !contents_only {
-            set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).context("set the attribute of", &path)?;
+            set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e))?;
         }
         if flush && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all

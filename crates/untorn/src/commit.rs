@@ -16,7 +16,6 @@ use crate::names::Names;
 use crate::queue::{Queue, Request};
 use crate::sync_point;
 use std::collections::{HashMap, VecDeque};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -24,7 +23,7 @@ use untorn_journal::final_state::FinalState;
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
-use untorn_journal::recovery::flush_one_by_one;
+use untorn_journal::recovery::{boot_id, flush_one_by_one};
 use untorn_journal::{Context, Error, Outcome, Result};
 use untorn_os::holds;
 
@@ -356,7 +355,7 @@ impl Engine {
             return Err(e);
         }
         if !self.is_durable() && journal.journal.header().boot.is_none() {
-            let boot = self.storage.boot_id().context("read the boot id for", &self.path)?;
+            let boot = boot_id(&*self.storage, &self.path)?;
             journal.journal.record_boot(boot)?;
         }
         self.check_names_applied(requests, journal)?;
@@ -458,7 +457,7 @@ impl Engine {
                 path_crc: Attribute::path_crc_of(&path),
                 pending: true,
             };
-            data.set_attribute(&attribute.encode()).map_err(|e| attribute_error(&path, e))?;
+            data.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(&path, e))?;
             if self.is_durable() && one_by_one {
                 data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             }
@@ -513,16 +512,4 @@ fn with_unknown_outcome(e: Error) -> Error {
         Error::SyncFailed { source, .. } => Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source },
         other => other,
     }
-}
-
-fn attribute_error(path: &Path, e: std::io::Error) -> Error {
-    if e.kind() == std::io::ErrorKind::Unsupported {
-        return Error::Unsupported {
-            path: path.to_owned(),
-            detail: "this file system has no extended attributes, which Untorn needs to recognise its files; \
-                     ext4, XFS, btrfs, and tmpfs since Linux 6.6 have them"
-                .into(),
-        };
-    }
-    Error::io("set the attribute of", path, e)
 }

@@ -16,7 +16,7 @@ use untorn_journal::final_state::FinalState;
 use untorn_journal::format::{Attribute, AttributeFound, RecordKind, VERSION, hex};
 use untorn_journal::overlay::{Overlay, read_through};
 use untorn_journal::quarantine::PendingFiles;
-use untorn_journal::recovery::{strip_attribute, strip_attributes};
+use untorn_journal::recovery::{boot_id, strip_attribute, strip_attributes};
 use untorn_journal::scan::{ReadMode, Scan, read_header, scan};
 use untorn_journal::store_dir::{StoreDir, read_pid, remove_tree, segment_name};
 use untorn_journal::{Context, Error, Result};
@@ -167,7 +167,7 @@ fn inspect_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> 
         return Err(Error::io("find a journal in", &store_dir.dir, ErrorKind::NotFound.into()));
     }
     let scanned = scan(storage, &journal, ReadMode::Cached, true, &|_, _| {})?;
-    let boot = storage.boot_id().context("read the boot id for", path)?;
+    let boot = scanned.header.boot.map(|_| boot_id(&**storage, path)).transpose()?;
     let mut found = Inspection {
         path: path.to_owned(),
         store_id: hex(&scanned.header.store),
@@ -175,7 +175,7 @@ fn inspect_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> 
         format_version: VERSION,
         clean: scanned.header.clean && scanned.accepted_heads.is_empty(),
         owner: owner(&**storage, store_dir),
-        unknown_state: scanned.header.boot.is_some_and(|b| b != boot),
+        unknown_state: scanned.header.boot != boot,
         first_lsn: scanned.header.checkpoint_lsn + 1,
         last_lsn: scanned.last_lsn,
         records: records(&scanned),

@@ -11,7 +11,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, open};
+use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
 use untorn_journal::store_dir::{StoreDir, StoreLock};
 use untorn_journal::{Context, Result};
 use untorn_os::{Storage, process_generation};
@@ -131,18 +131,27 @@ impl OpenStore {
             checkpoint.apply_before(After::Clean)?;
         }
         let with_attribute: Vec<_> = self.files.lock().values().filter(|f| f.read().attribute_set).cloned().collect();
+        // The files hold everything, durably: nobody has to wait for the journal any more, wherever a file goes.
+        let mut cleared = Vec::new();
+        for file in with_attribute {
+            if let Ok(state) = self.changeable(&file)
+                && let Some(data) = &state.content.data
+                && clear_pending(&**data, self.store_id, file.id)
+            {
+                cleared.push((data.clone(), state.path().to_owned()));
+            }
+        }
+        if self.is_durable() && !flush_one_by_one(&*self.storage, cleared.len()) {
+            self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
+        } else if self.is_durable() {
+            for (data, path) in cleared {
+                data.sync_all(sync_point::CLEARED).context("flush the attribute of", path)?;
+            }
+        }
         if !self.is_durable() {
             self.storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.path)?;
         }
         self.journal.lock().journal.write_clean_header(true)?;
-        for file in with_attribute {
-            // A pending flag that stays is stale: its epoch is over.
-            if let Ok(state) = self.changeable(&file)
-                && let Some(data) = &state.content.data
-            {
-                clear_pending(&**data, self.store_id, file.id);
-            }
-        }
         Ok(())
     }
 

@@ -194,6 +194,39 @@ fn a_full_disk_still_unlinks_and_truncates() {
 }
 
 #[test]
+fn a_closed_store_opens_on_a_full_disk() {
+    let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
+    let dir = disk.path();
+    let lock = dir.join(".untorn/lock");
+    let options = StoreOptions::default().journal_bytes(MIB);
+    let store = options.open(dir).unwrap();
+    for name in ["big", "more"] {
+        let file = store.open_or_create(name).unwrap();
+        file.write_all_at(&vec![5; 2 * MIB as usize], 0).unwrap();
+        file.commit().unwrap();
+    }
+    assert_eq!(plain(&lock), format!("{:<11}\n", std::process::id()).as_bytes());
+    store.close().unwrap();
+    assert_eq!(plain(&lock), b"closed     \n");
+    // As a store that never had room for a process id; an empty file says that it was not closed.
+    for emptied in [false, true] {
+        if emptied {
+            fs::File::options().write(true).open(&lock).unwrap().set_len(0).unwrap();
+        }
+        fill_up(dir);
+        let store = options.open(dir).expect("opening must work on a full disk");
+        assert_ne!(plain(&lock), b"closed     \n", "a kill would be taken for a close");
+        refused(Store::open(dir), &["busy"]);
+        let mut txn = store.begin();
+        txn.unlink(if emptied { "more" } else { "big" }).unwrap();
+        txn.commit().expect("unlinking must work on a full disk");
+        store.close().unwrap();
+        assert_eq!(plain(&lock), b"closed     \n");
+    }
+    options.open(dir).unwrap().close().unwrap();
+}
+
+#[test]
 fn a_disk_that_fills_up_loses_no_commit() {
     // Commits into new space until it runs out, with somebody else's file growing too; the last one acknowledged counts.
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };

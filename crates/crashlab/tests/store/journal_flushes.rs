@@ -2,7 +2,7 @@
 
 use crate::fixture::roomy;
 use untorn::sync_point;
-use untorn_crashlab::{Failed, Fault, On, PROFILES, Profile, What};
+use untorn_crashlab::{Failed, Fault, On, PROFILES, Profile, SimDisk, What};
 
 #[test]
 fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
@@ -40,4 +40,47 @@ fn a_segment_whose_name_was_not_flushed_can_be_made_again() {
     }
     assert!(refused <= 1, "{refused} commits were refused after one failed flush");
     assert_eq!(roomy::recovered(&disk).get("a").unwrap().len(), 40_000);
+}
+
+/// Closes a store, cuts the power in every way, moves the files: what becomes of the first that cannot be read.
+fn moved_after_a_power_cut(disk: &SimDisk) -> untorn::Result<()> {
+    let store = roomy::open(disk);
+    for name in ["a", "b"] {
+        let file = store.open_or_create(name)?;
+        file.write_at(b"acknowledged", 0)?;
+        file.commit()?;
+        // One file has its last checkpoint before the closing one.
+        store.checkpoint()?;
+    }
+    let b = store.open_file("b")?;
+    b.write_at(b"ACK", 0)?;
+    b.commit()?;
+    drop(b);
+    store.close()?;
+    let moment = disk.snapshot();
+    for cut in moment.cuts(256, 1) {
+        let after = moment.power_cut(cut).disk;
+        after.rename("a", "elsewhere").unwrap();
+        after.rename("b", "b2").unwrap();
+        let store = roomy::open(&after);
+        for (name, contents) in [("elsewhere", b"acknowledged"), ("b2", b"ACKnowledged")] {
+            let mut found = [0; 12];
+            store.open_file(name)?.read_exact_at(&mut found, 0)?;
+            assert_eq!(&found, contents, "{cut}");
+        }
+    }
+    Ok(())
+}
+
+/// Whatever a power cut after a clean close leaves: the file is whole, and nobody waits for a journal, wherever the
+/// file is moved to.
+#[test]
+fn a_closed_file_can_be_moved_after_a_power_cut() {
+    for profile in PROFILES {
+        moved_after_a_power_cut(&roomy::disk(profile)).unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+    }
+    let disk = roomy::disk(Profile::AnyPosix);
+    disk.skip(sync_point::CLEARED);
+    let missed = moved_after_a_power_cut(&disk).expect_err("the flush is needed");
+    assert_eq!(missed.kind(), "needs-its-journal");
 }

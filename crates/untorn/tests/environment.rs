@@ -1,0 +1,134 @@
+//! Environments that lack something, or forbid it: what can work does, and what cannot is refused with the way out.
+
+mod common;
+
+use common::child_process::{ChildProcess, again, path_text};
+use common::*;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use untorn::{FailureClass, Store, StoreOptions};
+
+const PLACE: &str = "UNTORN_TEST_PLACE";
+
+fn place() -> Option<PathBuf> {
+    std::env::var_os(PLACE).map(PathBuf::from)
+}
+
+/// A commit, a close, an opening, another commit.
+fn works(dir: &std::path::Path) {
+    for n in 0..2 {
+        let store = Store::open(dir).unwrap();
+        let file = store.open_or_create("f").unwrap();
+        file.append(&[n]).unwrap();
+        file.commit().unwrap();
+        drop(file);
+        store.close().unwrap();
+    }
+    assert_eq!(plain(dir.join("f")), [0, 1]);
+}
+
+#[test]
+fn without_proc_class_power_works() {
+    let name = "without_proc_class_power_works";
+    let Some(dir) = place() else {
+        let dir = directory();
+        let killed = dir.path().join("killed");
+        fs::create_dir(&killed).unwrap();
+        let mut process = ChildProcess::start();
+        process.ok(&["open", path_text(&killed), "class=process"]);
+        process.ok(&["create", "a"]);
+        process.commit("a", "new");
+        process.kill();
+        let inner = again(name);
+        let mut command = Command::new("unshare");
+        command.args([
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            "mount -t tmpfs none /proc || exit 99; exec \"$@\"",
+            "sh",
+        ]);
+        // The path by which a process finds its own program goes with `/proc`.
+        command.arg(inner.get_program()).args(inner.get_args()).env(PLACE, dir.path());
+        let output = command.output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() == Some(99) || err.starts_with("unshare: ") {
+            return skipped("needs the right to make a mount namespace");
+        }
+        assert!(output.status.success(), "{}{err}", String::from_utf8_lossy(&output.stdout));
+        return;
+    };
+    assert!(fs::read_dir("/proc").unwrap().next().is_none());
+    let power = dir.join("power");
+    fs::create_dir(&power).unwrap();
+    works(&power);
+    let process = StoreOptions::new().class(FailureClass::Process);
+    for dir in [&power, &dir.join("killed")] {
+        let why = refused(process.open(dir), &["unsupported"]).to_string();
+        assert!(why.contains("/proc/sys/kernel/random/boot_id") && why.contains("class `power`"), "{why}");
+    }
+    let killed = dir.join("killed");
+    refused(Store::open(&killed), &["unsupported"]);
+    StoreOptions::new().accept_unknown(true).open(&killed).unwrap().close().unwrap();
+}
+
+#[test]
+fn without_attributes_no_store_is_made() {
+    let dir = directory();
+    let Some(mount) = Mount::new(&["-t", "ramfs", "none"], dir.path()) else { return };
+    fs::write(mount.path().join("f"), "plain").unwrap();
+    let why = refused(Store::open(mount.path()), &["unsupported"]).to_string();
+    assert!(why.contains("no extended attributes") && why.contains("untorn put"), "{why}");
+    assert!(!mount.path().join(".untorn/journal").exists());
+    assert_eq!(plain(mount.path().join("f")), b"plain");
+}
+
+/// Denies `fsetxattr` to this process for good, as the filter of a container does.
+fn forbid_attributes(errno: i32) {
+    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_fsetxattr as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: `filter` and the program that it points to live through both calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+#[test]
+fn where_attributes_are_forbidden_the_message_says_so() {
+    let Some(dir) = place() else {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let dir = directory();
+            let made = dir.path().join("made");
+            fs::create_dir(&made).unwrap();
+            let store = Store::open(&made).unwrap();
+            store.open_or_create("f").unwrap().append(b"before").unwrap();
+            store.close().unwrap();
+            let mut child = again("where_attributes_are_forbidden_the_message_says_so");
+            let status = child.env(PLACE, dir.path()).env("UNTORN_TEST_ERRNO", errno.to_string()).status().unwrap();
+            assert!(status.success(), "{status}");
+        }
+        return;
+    };
+    forbid_attributes(std::env::var("UNTORN_TEST_ERRNO").unwrap().parse().unwrap());
+    let is_clear = |why: String| assert!(why.contains("seccomp") && why.contains("fsetxattr"), "{why}");
+    let new = dir.join("new");
+    fs::create_dir(&new).unwrap();
+    is_clear(refused(Store::open(&new), &["unsupported"]).to_string());
+    // A store that was made elsewhere: its files can be read, and a commit is refused whole.
+    let store = Store::open(dir.join("made")).unwrap();
+    let file = store.open_file("f").unwrap();
+    file.append(b"x").unwrap();
+    is_clear(refused(file.commit(), &["unsupported"]).to_string());
+    file.rollback().unwrap();
+    drop(file);
+    store.close().unwrap();
+}
