@@ -14,6 +14,9 @@ states_wanted=${STATES:-}
 [ "$seconds_wanted" -gt 1 ] || seconds_wanted=
 [ -n "$states_wanted$seconds_wanted" ] || seconds_wanted=3600
 per_round=1200
+# Programs over names in each round, and kills at each place.
+names_programs=1000
+names_kills=12
 
 say() {
     echo "crash-soak: $*"
@@ -29,7 +32,7 @@ interrupted=
 trap 'rm -rf "$log" "$TMPDIR"/untorn-crashlab-*; rmdir --ignore-fail-on-non-empty "$TMPDIR"' EXIT
 trap 'interrupted=1' INT TERM
 say "building"
-$cargo test --workspace --locked -q --test replay --no-run || exit 1
+$cargo test --workspace --locked -q --test replay --test names --test names_killed --no-run || exit 1
 say "from seed $seed; so far $states states in $rounds rounds, $violations violations ($totals)"
 
 begin=$SECONDS
@@ -40,6 +43,15 @@ while [ -z "$interrupted" ]; do
     UNTORN_TEST_SEED=$seed UNTORN_REPLAY_STATES=$per_round UNTORN_REPLAY_SECONDS=600 \
         $cargo test --workspace --locked -q --test replay -- --nocapture survives >"$log" 2>&1
     status=$?
+    [ -z "$interrupted" ] || break
+    if [ $status = 0 ]; then
+        UNTORN_TEST_SEED=$seed UNTORN_NAMES_PROGRAMS=$names_programs UNTORN_NAMES_KILLS=$names_kills \
+            $cargo test --workspace --locked -q --test names --test names_killed -- --nocapture survive >"$log.names" 2>&1
+        status=$?
+        # Nothing of this is counted among the states of real file systems.
+        [ $status = 0 ] || grep -av "skipped: \|crash states" "$log.names" >>"$log"
+        rm -f "$log.names"
+    fi
     [ -z "$interrupted" ] || break
     if why=$(grep -aom1 'skipped: .*' "$log"); then
         say "nothing can be done here: ${why#skipped: }"

@@ -9,6 +9,7 @@ pub mod heaps;
 mod mapping_operations;
 pub mod mutation;
 mod name_operations;
+pub mod names_fuzz;
 mod oracle;
 pub mod program;
 pub mod reference_model;

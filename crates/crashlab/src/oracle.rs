@@ -153,7 +153,7 @@ impl Oracle<'_> {
 
 /// After a clean close there is nothing of Untorn's but the lock and an empty journal, and the file that
 /// was committed to is a plain one. (Other files may still have the attribute of an earlier epoch, which means nothing.)
-fn check_leftovers(disk: &SimDisk, touched: &str) -> Result<(), String> {
+pub(crate) fn check_leftovers(disk: &SimDisk, touched: &str) -> Result<(), String> {
     for (path, entry) in disk.tree() {
         let text = path.to_string_lossy();
         match text.strip_prefix(".untorn") {

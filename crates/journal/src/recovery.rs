@@ -398,8 +398,9 @@ impl Opening<'_> {
         } else if flush {
             for touched in state.touched_dirs().into_iter().chain(from_temporary.then(|| dir.to_owned())) {
                 match self.storage().sync_dir(&touched, sync_point::CHECKPOINT_NAMES) {
-                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("flush", touched, e)),
-                    _ => {}
+                    // A directory that a file replaced; the parent of both is among these directories.
+                    Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+                    done => done.context("flush", touched)?,
                 }
             }
         }

@@ -239,9 +239,16 @@ impl<'a> Checkpoint<'a> {
 
     fn flush_dirs(&self) -> Result<()> {
         for dir in &self.dirs {
-            match self.engine.storage.sync_dir(dir, sync_point::CHECKPOINT_NAMES) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("flush", dir, e)),
-                _ => {}
+            // A later commit may have removed the directory, and perhaps made a file of its name: with the removal,
+            // whatever left the directory before becomes durable.
+            for dir in dir.ancestors() {
+                match self.engine.storage.sync_dir(dir, sync_point::CHECKPOINT_NAMES) {
+                    Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+                    done => {
+                        done.context("flush", dir)?;
+                        break;
+                    }
+                }
             }
         }
         Ok(())

@@ -99,7 +99,8 @@ impl<'a> Names<'a> {
             return not_empty();
         }
         match self.engine.storage.list(path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            // What is on disk is a file that these changes move or remove.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(()),
             Err(e) => Err(Error::io("list", path, e)),
             Ok(names) if names.iter().all(|n| self.changed.contains_key(&path.join(n))) => Ok(()),
             Ok(_) => not_empty(),

@@ -170,3 +170,59 @@ fn a_checkpoint_that_found_no_space_is_tried_again_by_the_next_commit() {
         store.close().unwrap();
     }
 }
+
+/// The checkpoint flushed directories by name: one whose name a file had by then failed it with ENOTDIR, for good.
+#[test]
+fn a_directory_that_became_a_file_is_flushed_as_what_it_is() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        let store = roomy::open(&disk);
+        let mut txn = store.begin();
+        txn.mkdir("d", 0o700).unwrap();
+        drop(txn.create("d/inside", 0o600).unwrap());
+        txn.commit().unwrap();
+        let mut txn = store.begin();
+        txn.unlink("d/inside").unwrap();
+        txn.rmdir("d").unwrap();
+        let file = txn.create("d", 0o600).unwrap();
+        file.write_at(b"a file", 0).unwrap();
+        txn.commit().unwrap();
+        let recovered = roomy::recovered(&disk);
+        assert_eq!(recovered.get("d").unwrap(), b"a file", "{profile:?}");
+        store.checkpoint().unwrap();
+        let snapshot = disk.snapshot();
+        for cut in snapshot.cuts(64, 1) {
+            let after = roomy::recovered(&snapshot.power_cut(cut).disk);
+            assert_eq!(after.get("d").unwrap(), b"a file", "{profile:?} {cut}");
+        }
+    }
+}
+
+/// A file had moved into a directory, and a later commit removed both. The checkpoint of the move found no directory
+/// to flush and gave the move's record up: after a power cut the file was back in its first place.
+#[test]
+fn a_directory_that_is_removed_under_a_checkpoint_has_its_removal_flushed() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        let store = roomy::open(&disk);
+        let mut txn = store.begin();
+        for dir in ["from", "to", "to/deep"] {
+            txn.mkdir(dir, 0o700).unwrap();
+        }
+        drop(txn.create("from/file", 0o600).unwrap());
+        txn.commit().unwrap();
+        store.checkpoint().unwrap();
+        store.rename("from/file", "to/deep/file").unwrap();
+        let checkpoint = store.begin_checkpoint().unwrap().unwrap();
+        let mut txn = store.begin();
+        txn.unlink("to/deep/file").unwrap();
+        txn.rmdir("to/deep").unwrap();
+        txn.commit().unwrap();
+        checkpoint.apply().unwrap().truncate_log().unwrap();
+        let snapshot = disk.snapshot();
+        for cut in snapshot.cuts(256, 1) {
+            let after = roomy::recovered(&snapshot.power_cut(cut).disk);
+            assert!(after.entry("from/file").is_err(), "{profile:?} {cut}: a removed file is back");
+        }
+    }
+}

@@ -32,3 +32,18 @@ fn a_transaction_that_names_a_file_without_changes_breaks_no_chain() {
     a.commit().unwrap();
     assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"two");
 }
+
+/// What is on disk under the name of a directory is a file that the transaction itself moved away.
+#[test]
+fn a_directory_of_the_transaction_alone_can_be_removed() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    drop(store.open_or_create("a").unwrap());
+    let mut txn = store.begin();
+    txn.rename("a", "b").unwrap();
+    txn.mkdir("a", 0o700).unwrap();
+    txn.rmdir("a").unwrap();
+    txn.commit().unwrap();
+    let after = roomy::recovered(&disk);
+    assert!(after.entry("a").is_err() && after.get("b").unwrap().is_empty());
+}
