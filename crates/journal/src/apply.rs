@@ -511,8 +511,8 @@ pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<A
 fn in_cycle(start: usize, count: usize, waits_for: &dyn Fn(usize, usize) -> bool) -> bool {
     let (mut seen, mut next) = (vec![false; count], vec![start]);
     while let Some(at) = next.pop() {
-        for other in 0..count {
-            if waits_for(at, other) && !std::mem::replace(&mut seen[other], true) {
+        for (other, seen) in seen.iter_mut().enumerate() {
+            if waits_for(at, other) && !std::mem::replace(seen, true) {
                 next.push(other);
             }
         }
