@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{Errno, File, Kind, Open, Storage, holds, write_all_at};
+use untorn_os::{Errno, File, Kind, Open, Storage, SyncPoint, holds, write_all_at};
 
 /// The data files of a store, as a final state is applied to them.
 pub struct DataFiles<'a> {
@@ -42,6 +42,17 @@ pub enum Location {
 
 /// The location of each file by its identity, or the reason why the file is left alone.
 pub type Locations = BTreeMap<u64, Result<Location>>;
+
+/// A directory that could not be brought to its final state.
+#[derive(Clone, Debug)]
+pub struct DirLeft {
+    /// The directory.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: Error,
+    /// Nothing is to be done any more: somebody put something into a directory that was to be removed.
+    pub given_up: bool,
+}
 
 impl DataFiles<'_> {
     /// Finds every file, and checks it against its predecessors, without writing a byte.
@@ -160,8 +171,30 @@ impl DataFiles<'_> {
 
     /// Applies names, existence and modes. Files whose location is an error are left alone; so is a
     /// file for which an action fails, with that error as its location. An action that waits for another one (a directory
-    /// for its files, a name for the file that has it now) is tried again as long as any succeeds.
-    pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<Error> {
+    /// for its files, a name for the file that has it now) is tried again as long as any succeeds. Modes of directories
+    /// come last, as they may forbid what is to be done in them. Returns the directories that are left.
+    pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
+        let mut left = self.apply_entries(state, locations);
+        self.put_back(state, locations);
+        for (path, dir) in state.dirs.iter().rev() {
+            if dir.exists
+                && !left.iter().any(|dir| dir.path == *path)
+                && let Err(reason) = self.set_final_mode(path, *dir)
+            {
+                left.push(DirLeft { path: path.clone(), reason, given_up: false });
+            }
+        }
+        for dir in left.iter_mut().filter(|dir| matches!(dir.reason, Error::Conflict { .. })) {
+            // What is left in it may be of these commits, too.
+            let inside = |file: &FileState| file.names.iter().any(|name| name.starts_with(&dir.path));
+            let waits = |file: &FileState| locations.get(&file.id).is_some_and(Result::is_err);
+            dir.given_up =
+                !state.dirs[&dir.path].exists && !state.files.values().any(|file| inside(file) && waits(file));
+        }
+        left
+    }
+
+    fn apply_entries(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
         let mut todo = self.actions(state, locations);
         loop {
             let before = todo.len();
@@ -185,18 +218,17 @@ impl DataFiles<'_> {
             if todo.is_empty() {
                 return Vec::new();
             }
-            if todo.len() == before && !self.break_cycle(&mut todo, locations) {
+            if todo.len() == before && !self.break_cycle(&todo, locations) {
                 break;
             }
         }
         let mut left = Vec::new();
         for action in todo {
-            let why = action.why.expect("a blocked action says why");
-            match action.file {
-                Some(id) => {
-                    locations.insert(id, Err(why));
-                }
-                None => left.push(why),
+            let reason = action.why.expect("a blocked action says why");
+            match (action.file, action.what) {
+                (Some(id), _) => _ = locations.insert(id, Err(reason)),
+                (None, What::Directory { path, .. }) => left.push(DirLeft { path, reason, given_up: false }),
+                (None, _) => unreachable!("an action is on a file or on a directory"),
             }
         }
         left
@@ -230,7 +262,7 @@ impl DataFiles<'_> {
                     // Replaced by a rename in the meantime: the name is that of another file now.
                     return Ok(Attempt::Done);
                 }
-                match self.storage.unlink(at) {
+                match self.with_rights(state, &[at], || self.storage.unlink(at)) {
                     Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("unlink", at, e)),
                     _ => {}
                 }
@@ -238,8 +270,10 @@ impl DataFiles<'_> {
                 Ok(Attempt::Done)
             }
             What::Move { to } => self.attempt_move(action.file.expect("a file"), to, state, locations),
-            What::Create { at } => self.attempt_create(&state.files[&action.file.expect("a file")], at, locations),
-            What::Directory { path, dir } => self.attempt_directory(path, *dir),
+            What::Create { at } => {
+                self.attempt_create(state, &state.files[&action.file.expect("a file")], at, locations)
+            }
+            What::Directory { path, dir } => self.attempt_directory(state, path, *dir),
         }
     }
 
@@ -250,13 +284,13 @@ impl DataFiles<'_> {
             .files
             .values()
             .find(|f| f.name.is_none() && matches!(locations.get(&f.id), Some(Ok(Location::At(at))) if at == to));
-        match self.storage.rename(&from, to, replaced.is_some()) {
+        match self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some())) {
             Ok(()) => {
                 if let Some(victim) = replaced {
                     locations.insert(victim.id, Ok(Location::Absent));
                 }
                 locations.insert(id, Ok(Location::At(to.to_owned())));
-                self.attempt_create(&state.files[&id], to, locations)
+                self.attempt_create(state, &state.files[&id], to, locations)
             }
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(to, &e))),
             Err(e) => Err(Error::io("rename to", to, e)),
@@ -264,11 +298,17 @@ impl DataFiles<'_> {
     }
 
     /// Creates a file at its final name, or takes a half-created one for it, and sets attribute and mode.
-    fn attempt_create(&self, file: &FileState, at: &Path, locations: &mut Locations) -> Result<Attempt> {
+    fn attempt_create(
+        &self,
+        state: &FinalState,
+        file: &FileState,
+        at: &Path,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
         let mut created = None;
         if let Some(Ok(Location::Absent)) = locations.get(&file.id) {
             let mode = file.created.expect("only created files are absent and have a name");
-            match self.storage.open(at, Open::create(mode)) {
+            match self.with_rights(state, &[at], || self.storage.open(at, Open::create(mode))) {
                 Ok(handle) => created = Some(handle),
                 Err(e) if may_pass(&e) => {
                     if !matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours)) {
@@ -283,10 +323,17 @@ impl DataFiles<'_> {
             Some(handle) => handle,
             None => open_for_writing(self.storage, at).context("open", at)?,
         };
-        if file.created.is_some()
-            && Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref())
-                == AttributeFound::None
-        {
+        let conflict = |detail: String| Err(Error::Conflict { path: at.to_owned(), detail });
+        let meta = handle.meta().context("stat", at)?;
+        if meta.links != 1 {
+            return conflict(format!("it has {} hard links; a managed file has one", meta.links));
+        }
+        let found = Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref());
+        let is_this = matches!(&found, AttributeFound::Valid(a) if a.store == self.store && a.file == file.id);
+        if !is_this {
+            if file.created.is_none() || found != AttributeFound::None || meta.size > 0 {
+                return conflict("it was replaced just now".into());
+            }
             let attribute = Attribute {
                 store: self.store,
                 file: file.id,
@@ -297,58 +344,118 @@ impl DataFiles<'_> {
             };
             handle.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(at, e))?;
         }
-        if let Some(mode) = file.mode.or(file.created)
-            && handle.meta().context("stat", at)?.mode != mode
+        if let Some(mode) = file.final_mode()
+            && meta.mode != mode
         {
             handle.set_mode(mode).context("change the mode of", at)?;
         }
         Ok(Attempt::Done)
     }
 
-    fn attempt_directory(&self, path: &Path, dir: DirState) -> Result<Attempt> {
+    fn attempt_directory(&self, state: &FinalState, path: &Path, dir: DirState) -> Result<Attempt> {
         if !dir.exists {
-            return match self.storage.rmdir(path) {
+            return match self.with_rights(state, &[path], || self.storage.rmdir(path)) {
                 Ok(()) => Ok(Attempt::Done),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Attempt::Done),
-                Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(Attempt::Blocked(Error::Conflict {
-                    path: path.to_owned(),
-                    detail: "the directory is to be removed, but somebody put something in it".into(),
-                })),
+                // XFS calls it EEXIST.
+                Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
+                    Ok(Attempt::Blocked(Error::Conflict {
+                        path: path.to_owned(),
+                        detail: "the directory is to be removed, but somebody put something in it".into(),
+                    }))
+                }
                 Err(e) => Err(Error::io("remove the directory", path, e)),
             };
         }
         match self.storage.stat(path) {
-            Ok(meta) if meta.kind == Kind::Directory => {
-                if let Some(mode) = dir.mode
-                    && meta.mode != mode
-                {
-                    self.storage.set_dir_mode(path, mode).context("change the mode of", path)?;
-                }
-                return Ok(Attempt::Done);
-            }
+            Ok(meta) if meta.kind == Kind::Directory => return Ok(Attempt::Done),
             Ok(_) => return Ok(Attempt::Blocked(occupied(path, &ErrorKind::AlreadyExists.into()))),
             Err(_) => {}
         }
-        match self.storage.mkdir(path, dir.mode.unwrap_or(0o700)) {
+        let mode = dir.mode.unwrap_or(0o700) | OWNER_RIGHTS;
+        match self.with_rights(state, &[path], || self.storage.mkdir(path, mode)) {
             Ok(()) => Ok(Attempt::Done),
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(path, &e))),
             Err(e) => Err(Error::io("make the directory", path, e)),
         }
     }
 
-    /// Moves one of several files that exchange names in a circle to a rename temporary.
-    fn break_cycle(&self, todo: &mut [Action], locations: &mut Locations) -> bool {
+    fn set_final_mode(&self, path: &Path, dir: DirState) -> Result<()> {
+        let Some(mode) = dir.mode else { return Ok(()) };
+        match self.storage.stat(path) {
+            Ok(meta) if meta.kind == Kind::Directory && meta.mode != mode => {
+                self.storage.set_dir_mode(path, mode).context("change the mode of", path)
+            }
+            Ok(_) => Ok(()),
+            Err(e) => Err(Error::io("change the mode of", path, e)),
+        }
+    }
+
+    /// Acts in the directories of these names. Where the mode of one forbids that to its owner, and these commits set
+    /// that mode, the owner has all rights until the end of [`DataFiles::apply_names`].
+    fn with_rights<T>(
+        &self,
+        state: &FinalState,
+        names: &[&Path],
+        act: impl Fn() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        let refused = match act() {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
+            done => return done,
+        };
+        let mut widened = false;
+        for (path, _) in
+            state.dirs.iter().filter(|(dir, _)| names.iter().any(|name| name != dir && name.starts_with(dir)))
+        {
+            let Ok(meta) = self.storage.stat(path) else { continue };
+            if meta.kind == Kind::Directory
+                && meta.mode & OWNER_RIGHTS != OWNER_RIGHTS
+                && meta.uid == self.storage.effective_user()
+            {
+                widened |= self.storage.set_dir_mode(path, meta.mode | OWNER_RIGHTS).is_ok();
+            }
+        }
+        if widened { act() } else { Err(refused) }
+    }
+
+    /// Moves one of several files that wait for each other's names in a circle to a rename temporary. A file that
+    /// waits for one that is left alone keeps its place.
+    fn break_cycle(&self, todo: &[Action], locations: &mut Locations) -> bool {
+        let mut moves = Vec::new();
         for action in todo {
-            let What::Move { .. } = action.what else { continue };
-            let id = action.file.expect("a file");
-            let temporary = self.rename_temporary(id);
-            let Some(Ok(Location::At(from))) = locations.get(&id) else { continue };
-            if *from != temporary && self.storage.rename(from, &temporary, false).is_ok() {
-                locations.insert(id, Ok(Location::At(temporary)));
+            if let (Some(id), What::Move { to }) = (action.file, &action.what)
+                && let Some(Ok(Location::At(from))) = locations.get(&id)
+            {
+                moves.push((id, from.clone(), to.clone()));
+            }
+        }
+        // A directory may be what becomes of a file's name, or what a file's name was.
+        let waits_for = |a: usize, b: usize| {
+            let (to, from): (&Path, &Path) = (&moves[a].2, &moves[b].1);
+            from.starts_with(to) || to.starts_with(from)
+        };
+        for start in 0..moves.len() {
+            let (id, from, _) = &moves[start];
+            let temporary = self.rename_temporary(*id);
+            if *from == temporary || !in_cycle(start, moves.len(), &waits_for) {
+                continue;
+            }
+            if self.storage.rename(from, &temporary, false).is_ok() {
+                locations.insert(*id, Ok(Location::At(temporary)));
                 return true;
             }
         }
         false
+    }
+
+    /// Takes files that cannot get their names out of the rename temporaries, where nobody would look for them.
+    fn put_back(&self, state: &FinalState, locations: &Locations) {
+        for file in state.files.values().filter(|file| matches!(locations.get(&file.id), Some(Err(_)))) {
+            let temporary = self.rename_temporary(file.id);
+            if self.storage.stat(&temporary).is_ok() {
+                let _ = file.names.iter().rev().find(|name| self.storage.rename(&temporary, name, false).is_ok());
+            }
+        }
     }
 
     /// Opens a recognised file for writing, checking once more that it is the one.
@@ -400,6 +507,40 @@ pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<A
     opened
 }
 
+/// Whether an item waits for itself, by way of others.
+fn in_cycle(start: usize, count: usize, waits_for: &dyn Fn(usize, usize) -> bool) -> bool {
+    let (mut seen, mut next) = (vec![false; count], vec![start]);
+    while let Some(at) = next.pop() {
+        for (other, seen) in seen.iter_mut().enumerate() {
+            if waits_for(at, other) && !std::mem::replace(seen, true) {
+                next.push(other);
+            }
+        }
+    }
+    seen[start]
+}
+
+/// Makes changed names in a directory durable. Of a directory that is gone, or that a file replaced, the nearest
+/// directory above it that is there is flushed: with the removal, whatever left the directory before becomes durable.
+/// A directory that cannot be opened for flushing it is flushed with its whole file system.
+pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result<()> {
+    for dir in dir.ancestors() {
+        return match storage.sync_dir(dir, point) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            Err(e)
+                if may_pass(&e) || matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::CrossesDevices) =>
+            {
+                storage.sync_file_system(point).context("flush", dir)
+            }
+            done => done.context("flush", dir),
+        };
+    }
+    Ok(())
+}
+
+/// The owner's rights to a directory.
+const OWNER_RIGHTS: u32 = 0o700;
+
 enum Found {
     Nothing,
     Ours,
@@ -427,7 +568,7 @@ enum What {
 }
 
 fn may_pass(e: &std::io::Error) -> bool {
-    matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound | ErrorKind::NotADirectory)
+    matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound | ErrorKind::NotADirectory) || is_loop(e)
 }
 
 fn is_loop(e: &std::io::Error) -> bool {

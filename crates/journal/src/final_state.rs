@@ -52,6 +52,11 @@ impl FileState {
         self.name.as_deref().unwrap_or_else(|| self.names.last().expect("a file has a name"))
     }
 
+    /// The permission bits that these commits give to the file.
+    pub fn final_mode(&self) -> Option<u32> {
+        self.mode.or(self.created)
+    }
+
     /// A file that was created and unlinked again: it never needs to exist.
     pub fn is_created_and_unlinked(&self) -> bool {
         self.created.is_some() && self.name.is_none()
@@ -133,10 +138,10 @@ impl FinalState {
         }
     }
 
-    /// Keeps only these files, and no directories: the pending files of a quarantined journal.
-    pub fn retain_files(&mut self, ids: &BTreeSet<u64>) {
-        self.files.retain(|id, _| ids.contains(id));
-        self.dirs.clear();
+    /// Keeps only these files and directories: what a quarantined journal is still needed for.
+    pub fn retain(&mut self, files: &BTreeSet<u64>, dirs: &BTreeSet<PathBuf>) {
+        self.files.retain(|id, _| files.contains(id));
+        self.dirs.retain(|path, _| dirs.contains(path));
     }
 
     /// Directories whose entries change.
@@ -159,9 +164,12 @@ impl FinalState {
         dirs
     }
 
-    /// Whether a name is one that a file had or gets, or that of a directory that changes.
-    pub fn has_name(&self, path: &Path) -> bool {
-        self.dirs.contains_key(path) || self.files.values().any(|f| f.names.iter().any(|name| name == path))
+    /// Whether a name is one that a file had or gets, or that of a directory that changes; or lies in such a
+    /// directory, or is that of a directory in which something changes.
+    pub fn depends_on(&self, path: &Path) -> bool {
+        let mut files = self.files.values().flat_map(|file| &file.names);
+        files.any(|name| name.starts_with(path))
+            || self.dirs.keys().any(|dir| dir.starts_with(path) || path.starts_with(dir))
     }
 
     /// Whether names change at all.

@@ -2,10 +2,13 @@
 
 use crate::error::{Context, Error, Result};
 use crate::format::{VERSION, crc64, u32_at, u64_at};
+use crate::record::check_path;
 use crate::sync_point;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use untorn_os::{Open, Storage, read_full_at, write_all_at};
 
 const MAGIC: &[u8; 8] = b"UNTORN-Q";
@@ -26,6 +29,8 @@ pub struct PendingFiles {
     pub epoch: u64,
     /// Files that still wait for commits in this journal.
     pub files: BTreeSet<u64>,
+    /// Directories that still wait for commits in this journal.
+    pub dirs: BTreeSet<PathBuf>,
 }
 
 impl PendingFiles {
@@ -33,7 +38,9 @@ impl PendingFiles {
         let mut b = Vec::with_capacity(HEAD_BYTES + 8 * self.files.len() + 8);
         b.extend(MAGIC);
         b.extend(VERSION.to_le_bytes());
-        b.extend([0; 4]);
+        let paths = self.dirs.iter().flat_map(|dir| dir.as_os_str().as_bytes().iter().copied().chain([0]));
+        let paths: Vec<u8> = paths.collect();
+        b.extend((paths.len() as u32).to_le_bytes());
         b.extend(self.last_lsn.to_le_bytes());
         b.extend(self.last_crc.to_le_bytes());
         b.extend(self.epoch.to_le_bytes());
@@ -41,6 +48,7 @@ impl PendingFiles {
         for id in &self.files {
             b.extend(id.to_le_bytes());
         }
+        b.extend(paths);
         let crc = crc64(&b);
         b.extend(crc.to_le_bytes());
         b
@@ -60,15 +68,26 @@ impl PendingFiles {
         if version > VERSION {
             return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
         }
-        let ids = &body[HEAD_BYTES..];
-        if ids.len() as u64 != u64_at(b, 40).saturating_mul(8) {
+        let dir_bytes = u32_at(b, 12) as usize;
+        let Some((ids, paths)) =
+            body[HEAD_BYTES..].split_at_checked((body.len() - HEAD_BYTES).saturating_sub(dir_bytes))
+        else {
             return bad("its length is wrong");
+        };
+        if ids.len() as u64 != u64_at(b, 40).saturating_mul(8) || paths.len() != dir_bytes {
+            return bad("its length is wrong");
+        }
+        let paths = paths.split(|byte| *byte == 0).filter(|path| !path.is_empty());
+        let dirs: BTreeSet<PathBuf> = paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect();
+        if dirs.iter().any(|dir| check_path(dir).is_err()) {
+            return bad("a directory in it is outside of the store");
         }
         Ok(PendingFiles {
             last_lsn: u64_at(b, 16),
             last_crc: u64_at(b, 24),
             epoch: u64_at(b, 32),
             files: ids.chunks(8).map(|c| u64_at(c, 0)).collect(),
+            dirs,
         })
     }
 
@@ -117,7 +136,13 @@ mod tests {
 
     #[test]
     fn round_trip_and_damage() {
-        let pending = PendingFiles { last_lsn: 5, last_crc: 6, epoch: 7, files: [1, 9].into() };
+        let pending = PendingFiles {
+            last_lsn: 5,
+            last_crc: 6,
+            epoch: 7,
+            files: [1, 9].into(),
+            dirs: ["d".into(), "d/e".into()].into(),
+        };
         let b = pending.encode();
         assert_eq!(PendingFiles::decode(&b, Path::new("pending-files")).unwrap(), pending);
         for at in 0..b.len() {

@@ -3,7 +3,7 @@
 //! Recovery reads the journal past the page cache, computes the final state, checks every file, and
 //! only then writes. It may crash anywhere and be done again.
 
-use crate::apply::{DataFiles, Location, Locations, apply_overlay, open_for_writing};
+use crate::apply::{DataFiles, DirLeft, Location, Locations, apply_overlay, open_for_writing, sync_names};
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
@@ -62,12 +62,12 @@ pub struct Recovered {
     pub notes: Vec<String>,
 }
 
-/// A file that could not be redone.
+/// A file or directory that could not be redone.
 #[derive(Clone, Debug)]
 pub struct Quarantined {
     /// Its newest name.
     pub path: PathBuf,
-    /// Its identity.
+    /// Its identity; 0: a directory.
     pub id: u64,
     /// Why.
     pub reason: Error,
@@ -126,9 +126,15 @@ struct Opening<'a> {
 struct Redone {
     state: FinalState,
     locations: Locations,
+    /// Directories that could not be redone, or that a file needs which could not be redone.
+    dirs_left: BTreeSet<PathBuf>,
 }
 
 impl Redone {
+    fn is_whole(&self) -> bool {
+        self.dirs_left.is_empty() && self.locations.values().all(Result::is_ok)
+    }
+
     fn not_redone(&self) -> BTreeSet<u64> {
         self.locations.iter().filter(|(_, o)| o.is_err()).map(|(id, _)| *id).collect()
     }
@@ -248,16 +254,20 @@ impl Opening<'_> {
         if boot.is_some() && flush {
             self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
         }
-        let not_redone = redone.not_redone();
-        if !not_redone.is_empty() {
+        if !redone.is_whole() {
             if !flush {
                 // The header of the new journal will say that everything was flushed.
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
             }
             self.clear_pending_of(&redone, scanned.header.store, true)?;
             let epoch = scanned.epoch.unwrap_or(scanned.header.epoch);
-            let pending =
-                PendingFiles { last_lsn: scanned.last_lsn, last_crc: scanned.last_crc, epoch, files: not_redone };
+            let pending = PendingFiles {
+                last_lsn: scanned.last_lsn,
+                last_crc: scanned.last_crc,
+                epoch,
+                files: redone.not_redone(),
+                dirs: redone.dirs_left.clone(),
+            };
             pending.write(self.storage(), &dir)?;
             self.quarantine_journal(&pending)?;
             self.finish_creation()?;
@@ -327,9 +337,9 @@ impl Opening<'_> {
                 return Err(Error::Foreign { path: dir, detail: "this journal belongs to another store".into() });
             }
             let before = self.quarantined.len();
-            let redone = self.redo(&dir, &scanned, Some(&pending.files), true)?;
+            let redone = self.redo(&dir, &scanned, Some(&pending), true)?;
             let not_redone = redone.not_redone();
-            if not_redone.is_empty() {
+            if redone.is_whole() {
                 self.clear_pending_of(&redone, store, true)?;
                 PendingFiles::remove(self.storage(), &dir)?;
                 remove_tree(self.storage(), &dir)?;
@@ -338,8 +348,9 @@ impl Opening<'_> {
                 self.strip_files(&redone);
                 self.quarantined.truncate(before);
                 self.archive(&dir, pending.epoch, &why)?;
-            } else if not_redone != pending.files {
+            } else if not_redone != pending.files || redone.dirs_left != pending.dirs {
                 pending.files = not_redone;
+                pending.dirs = redone.dirs_left.clone();
                 self.clear_pending_of(&redone, store, true)?;
                 pending.write(self.storage(), &dir)?;
             }
@@ -347,15 +358,15 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: these files alone.
-    fn redo(&mut self, dir: &Path, scanned: &Scan, only: Option<&BTreeSet<u64>>, flush: bool) -> Result<Redone> {
+    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: what is listed there.
+    fn redo(&mut self, dir: &Path, scanned: &Scan, only: Option<&PendingFiles>, flush: bool) -> Result<Redone> {
         let mut state = FinalState::default();
         for accepted in &scanned.accepted {
             self.check_standalone(&accepted.record, dir)?;
             state.add_record(&accepted.record, accepted.lsn)?;
         }
-        if let Some(ids) = only {
-            state.retain_files(ids);
+        if let Some(pending) = only {
+            state.retain(&pending.files, &pending.dirs);
         }
         let data_files = DataFiles {
             storage: self.storage(),
@@ -368,11 +379,7 @@ impl Opening<'_> {
         let temporary =
             |o: &Result<Location>| matches!(o, Ok(Location::At(at)) if at.starts_with(&data_files.rename_dir));
         let from_temporary = locations.values().any(temporary);
-        let notes = data_files.apply_names(&state, &mut locations);
-        if let Some(e) = notes.iter().find(|e| !matches!(e, Error::Conflict { .. })) {
-            // The journal is still needed for a directory that is not there yet, as no file's attribute says so.
-            return Err(e.clone());
-        }
+        let left = data_files.apply_names(&state, &mut locations);
         let mut bytes = 0;
         let all: u64 = state.files.values().map(|f| f.overlay.changed_bytes()).sum();
         let living = state.files.values().filter(|f| matches!(locations.get(&f.id), Some(Ok(Location::At(_)))));
@@ -397,26 +404,30 @@ impl Opening<'_> {
             self.storage().sync_file_system(sync_point::CHECKPOINT_MANY).context("flush", &self.store_dir.dir)?;
         } else if flush {
             for touched in state.touched_dirs().into_iter().chain(from_temporary.then(|| dir.to_owned())) {
-                match self.storage().sync_dir(&touched, sync_point::CHECKPOINT_NAMES) {
-                    // A directory that a file replaced; the parent of both is among these directories.
-                    Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-                    done => done.context("flush", touched)?,
-                }
+                sync_names(self.storage(), &touched, sync_point::CHECKPOINT_NAMES)?;
             }
         }
+        let mut dirs_left = BTreeSet::new();
         for file in state.files.values() {
             if let Some(Err(reason)) = locations.get(&file.id) {
                 let path = file.display_name().to_owned();
                 self.quarantined.push(Quarantined { path, id: file.id, reason: reason.clone() });
+                let needed =
+                    |name: &PathBuf| state.dirs.keys().filter(|dir| name.starts_with(dir)).cloned().collect::<Vec<_>>();
+                dirs_left.extend(file.names.iter().flat_map(needed));
             }
+        }
+        for DirLeft { path, reason, .. } in left.iter().filter(|dir| !dir.given_up) {
+            dirs_left.insert(path.clone());
+            self.quarantined.push(Quarantined { path: path.clone(), id: 0, reason: reason.clone() });
         }
         let r = &mut self.recovered;
         r.commits += scanned.accepted.len() as u64;
         r.files += locations.values().filter(|o| o.is_ok()).count() as u64;
         r.bytes += bytes;
         r.torn_tail |= scanned.torn_tail;
-        r.notes.extend(notes.iter().map(Error::to_string));
-        Ok(Redone { state, locations })
+        r.notes.extend(left.iter().filter(|dir| dir.given_up).map(|dir| dir.reason.to_string()));
+        Ok(Redone { state, locations, dirs_left })
     }
 
     /// The journal of a standalone file may touch that file only.
@@ -586,6 +597,12 @@ fn redo_file(
         handle.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", at)?;
     }
     apply_overlay(&*handle, &file.overlay, at)?;
+    if let Some(mode) = file.final_mode()
+        && handle.meta().context("stat", at)?.mode != mode
+    {
+        // Writing took setuid and setgid bits away.
+        handle.set_mode(mode).context("change the mode of", at)?;
+    }
     set_checkpoint_lsn(&*handle, checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;
     match flush {
         Some(point) => handle.sync_all(point).context("flush", at),

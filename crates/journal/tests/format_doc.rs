@@ -13,6 +13,9 @@ use untorn_journal::spill::{Spill, spill_name};
 use untorn_journal::store_dir::{StoreDir, segment_name};
 use untorn_os::{Linux, Open, Storage, read_full_at};
 
+/// The directories in the sample of a quarantined journal's list.
+const SAMPLE_DIRS: &[u8] = b"d\0d/e\0";
+
 const DOCUMENT: &str = include_str!("../../../docs/FORMAT.md");
 
 /// The cells of a table's rows, without its heading.
@@ -31,7 +34,9 @@ fn table(name: &str) -> Vec<Vec<&'static str>> {
 
 /// `48+8n` and the like.
 fn number(text: &str, n: usize) -> usize {
+    // `d`: the bytes of the sample's list of directories.
     let term = |text: &str| match text.strip_suffix('n') {
+        _ if text == "d" => SAMPLE_DIRS.len(),
         Some("") => n,
         Some(factor) => factor.parse::<usize>().unwrap_or_else(|_| panic!("no number: {text}")) * n,
         None => text.parse().unwrap_or_else(|_| panic!("no number: {text}")),
@@ -329,7 +334,13 @@ fn attribute() {
 #[test]
 fn list_of_a_quarantined_journal() {
     let storage = directory("pending-files");
-    let pending = PendingFiles { last_lsn: 2, last_crc: 3, epoch: 4, files: [6, 5].into() };
+    let pending = PendingFiles {
+        last_lsn: 2,
+        last_crc: 3,
+        epoch: 4,
+        files: [6, 5].into(),
+        dirs: ["d/e".into(), "d".into()].into(),
+    };
     pending.write(&*storage, Path::new("")).expect("the list");
     let file = storage.open(Path::new("pending-files"), Open::READ).expect("the list");
     let mut written = vec![0; 200];
@@ -341,11 +352,13 @@ fn list_of_a_quarantined_journal() {
         &written,
         2,
         &[
+            ("dir_bytes", &[6, 0, 0, 0]),
             ("last_lsn", &[2, 0, 0, 0, 0, 0, 0, 0]),
             ("last_crc", &[3, 0, 0, 0, 0, 0, 0, 0]),
             ("epoch", &[4, 0, 0, 0, 0, 0, 0, 0]),
             ("count", &[2, 0, 0, 0, 0, 0, 0, 0]),
             ("files", &[5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]),
+            ("dirs", SAMPLE_DIRS),
             ("crc", &crc),
         ],
     );

@@ -37,5 +37,5 @@ pub use memory_limit::memory_limit;
 pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
-pub use storage::{Counters, File, Kind, Meta, Open, Space, Storage};
+pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 pub use sync_point::SyncPoint;

@@ -5,7 +5,7 @@ use crate::descriptor::Fd;
 use crate::linux_map::LinuxMapping;
 use crate::mapping::{MapRequest, Mapping};
 use crate::read_write::write_all_at;
-use crate::storage::{Counters, File, Kind, Meta, Open, Space, Storage};
+use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 use crate::sync_point::SyncPoint;
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -216,6 +216,55 @@ impl Storage for Linux {
         Ok(fs::unlinkat(&dir, name, AtFlags::REMOVEDIR)?)
     }
 
+    fn check_access(&self, path: &Path, access: Access) -> io::Result<()> {
+        let (directory, name) = match access {
+            Access::Add => (self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, None),
+            _ => self.parent(path).map(|(directory, name)| (directory, Some(name)))?,
+        };
+        let user = rustix::process::geteuid();
+        let inside = fs::fstat(&directory)?;
+        if !matches!(access, Access::Mode(_)) {
+            // The kernel knows about groups, access control lists, and file systems that are mounted read-only.
+            fs::accessat(&directory, ".", fs::Access::WRITE_OK | fs::Access::EXEC_OK, AtFlags::EACCESS)?;
+        }
+        let Some(name) = name else { return Ok(()) };
+        let entry = fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if entry.st_dev != inside.st_dev {
+            return Err(Errno::XDEV.into());
+        }
+        let fixed = |directory: &OwnedFd, name: &OsStr, flags| {
+            let (kind, none) =
+                (AtFlags::SYMLINK_NOFOLLOW | flags, libc::STATX_ATTR_IMMUTABLE | libc::STATX_ATTR_APPEND);
+            // Where the kernel does not tell, there is nothing to be learned.
+            let st = fs::statx(directory, name, kind, fs::StatxFlags::BASIC_STATS);
+            st.is_ok_and(|st| st.stx_attributes.bits() & none as u64 != 0)
+        };
+        if fixed(&directory, name, AtFlags::empty()) {
+            return Err(Errno::PERM.into());
+        }
+        let is_own = |st: &fs::Stat| user.is_root() || st.st_uid == user.as_raw();
+        match access {
+            Access::Mode(mode) => {
+                if !is_own(&entry) {
+                    return Err(Errno::PERM.into());
+                }
+                let groups = rustix::process::getgroups().unwrap_or_default();
+                let in_group = groups.iter().chain([&rustix::process::getegid()]).any(|g| g.as_raw() == entry.st_gid);
+                if mode & 0o2000 != 0 && !in_group && !user.is_root() {
+                    // The kernel would leave the bit out, and say nothing.
+                    return Err(Errno::PERM.into());
+                }
+                match fs::fstatvfs(&directory)?.f_flag.contains(fs::StatVfsMountFlags::RDONLY) {
+                    true => Err(Errno::ROFS.into()),
+                    false => Ok(()),
+                }
+            }
+            _ if inside.st_mode & libc::S_ISVTX != 0 && !is_own(&entry) && !is_own(&inside) => Err(Errno::PERM.into()),
+            _ if fixed(&directory, OsStr::new(""), AtFlags::EMPTY_PATH) => Err(Errno::PERM.into()),
+            _ => Ok(()),
+        }
+    }
+
     fn sync_dir(&self, path: &Path, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
@@ -239,6 +288,8 @@ impl Storage for Linux {
         Ok(Space {
             available_bytes: st.f_bavail.saturating_mul(st.f_frsize),
             total_bytes: st.f_blocks.saturating_mul(st.f_frsize),
+            available_inodes: (st.f_files > 0).then_some(st.f_favail),
+            name_bytes_max: st.f_namemax,
             read_only: st.f_flag.contains(fs::StatVfsMountFlags::RDONLY),
         })
     }

@@ -88,8 +88,23 @@ pub struct Space {
     pub available_bytes: u64,
     /// Size of the file system in bytes.
     pub total_bytes: u64,
+    /// Files and directories that may still be made; `None`: the file system has no such limit.
+    pub available_inodes: Option<u64>,
+    /// The longest name of a file, in bytes.
+    pub name_bytes_max: u64,
     /// Mounted read-only.
     pub read_only: bool,
+}
+
+/// A change that [`Storage::check_access`] is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Making an entry in this directory.
+    Add,
+    /// Removing or renaming this entry.
+    Remove,
+    /// Giving these permission bits to this file or directory.
+    Mode(u32),
 }
 
 /// A directory tree on one file system.
@@ -118,6 +133,10 @@ pub trait Storage: Send + Sync {
     fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
     /// Removes an empty directory.
     fn rmdir(&self, path: &Path) -> io::Result<()>;
+    /// Whether this user may make a change, as far as that can be told without making it: rights, read-only file
+    /// systems, sticky, immutable and append-only directories and files, mount points. The error is the one that
+    /// the change itself would get.
+    fn check_access(&self, path: &Path, access: Access) -> io::Result<()>;
     /// Makes a directory's entries durable (`fsync` of the directory). The empty path is the root.
     fn sync_dir(&self, path: &Path, point: SyncPoint) -> io::Result<()>;
     /// Makes everything on the file system durable, and reports any writeback that failed since the

@@ -12,11 +12,10 @@ use crate::file_state::{FileState, Life, SharedFile};
 use crate::invariant;
 use crate::sync_point;
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use untorn_journal::apply::apply_overlay;
+use untorn_journal::apply::{apply_overlay, sync_names};
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::journal::CheckpointTarget;
 use untorn_journal::overlay::Overlay;
@@ -110,10 +109,10 @@ impl<'a> Checkpoint<'a> {
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
-        let names_applied = {
+        let names_wait = {
             let mut journal = engine.journal.lock();
             engine.apply_waiting_names(&mut journal);
-            journal.unapplied.is_empty()
+            journal.unapplied.first().map(|waiting| waiting.reason.clone())
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
@@ -150,8 +149,8 @@ impl<'a> Checkpoint<'a> {
         if let Some(e) = first_error {
             return Err(e);
         }
-        if !names_applied {
-            return Err(Error::NoSpace { detail: "a committed change of names could not be made yet".into() });
+        if let Some(reason) = names_wait {
+            return Err(reason);
         }
         self.done = true;
         self.files.iter().for_each(|part| part.file.write().content.applying = None);
@@ -172,7 +171,7 @@ impl<'a> Checkpoint<'a> {
         if *again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied = apply_overlay(&*data, overlay, &path);
+        let applied = apply_overlay(&*data, overlay, &path).and_then(|()| self.restore_mode(file, &*data, &path));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         {
@@ -196,6 +195,16 @@ impl<'a> Checkpoint<'a> {
             flushed.context("flush", &path)?;
         }
         Ok(Applied::Done)
+    }
+
+    /// Sets the mode again that a commit gave to the file, as writing takes setuid and setgid bits away.
+    fn restore_mode(&self, file: &SharedFile, data: &dyn File, path: &Path) -> Result<()> {
+        let Some(mode) = file.read().mode_set else { return Ok(()) };
+        let meta = data.meta().context("look at", path)?;
+        if meta.mode == mode || meta.uid != self.engine.storage.effective_user() {
+            return Ok(());
+        }
+        data.set_mode(mode).context("change the mode of", path)
     }
 
     /// The data file, unchanged by others, and its name; none if the file is gone.
@@ -238,20 +247,7 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn flush_dirs(&self) -> Result<()> {
-        for dir in &self.dirs {
-            // A later commit may have removed the directory, and perhaps made a file of its name: with the removal,
-            // whatever left the directory before becomes durable.
-            for dir in dir.ancestors() {
-                match self.engine.storage.sync_dir(dir, sync_point::CHECKPOINT_NAMES) {
-                    Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-                    done => {
-                        done.context("flush", dir)?;
-                        break;
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.dirs.iter().try_for_each(|dir| sync_names(&*self.engine.storage, dir, sync_point::CHECKPOINT_NAMES))
     }
 
     /// Truncates the log: the records up to the beginning of the checkpoint are given up.

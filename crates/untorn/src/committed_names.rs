@@ -1,6 +1,6 @@
 //! Committed changes of names, made so in the table of open files and on disk.
 
-use crate::engine::{Engine, JournalState};
+use crate::engine::{Engine, JournalState, Unapplied};
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::name_op::NameOp;
 use crate::queue::Request;
@@ -17,16 +17,22 @@ impl Engine {
         journal.dirs.extend(names.touched_dirs());
         let _renaming = self.renaming.write();
         self.update_table(files, &names);
-        if !self.apply_names(&names) {
-            journal.unapplied.push(names);
+        if let Some(reason) = self.apply_names(&names) {
+            journal.unapplied.push(Unapplied { names, reason });
         }
     }
 
     /// Applies committed names that could not be applied when they were committed.
     pub(crate) fn apply_waiting_names(&self, journal: &mut JournalState) {
-        journal.unapplied.retain(|names| {
+        journal.unapplied.retain_mut(|waiting| {
             let _renaming = self.renaming.write();
-            !self.apply_names(names)
+            match self.apply_names(&waiting.names) {
+                Some(reason) => {
+                    waiting.reason = reason;
+                    true
+                }
+                None => false,
+            }
         });
     }
 
@@ -38,11 +44,12 @@ impl Engine {
             return Ok(());
         }
         self.apply_waiting_names(journal);
-        match paths().find(|path| journal.unapplied.iter().any(|names| names.has_name(path))) {
+        let waiting = |path: &&Path| journal.unapplied.iter().find(|waiting| waiting.names.depends_on(path));
+        match paths().find_map(|path| waiting(&path).map(|waiting| (path, &waiting.reason))) {
             None => Ok(()),
-            Some(path) => Err(Error::Conflict {
+            Some((path, reason)) => Err(Error::Conflict {
                 path: path.to_owned(),
-                detail: "a change of this name is committed and could not be made yet".into(),
+                detail: format!("a change of this name is committed and could not be made yet: {reason}"),
             }),
         }
     }
@@ -57,6 +64,7 @@ impl Engine {
             }
             let last = &names.files[&file.id];
             state.names_changed |= last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
+            state.mode_set = last.final_mode().or(state.mode_set);
             match &last.name {
                 Some(name) => state.content.path = name.clone(),
                 None => state.be_gone(),
@@ -77,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// Applies committed names on disk. False: something could not be done now.
-    fn apply_names(&self, names: &FinalState) -> bool {
+    /// Applies committed names on disk. Returns why something could not be done now.
+    fn apply_names(&self, names: &FinalState) -> Option<Error> {
         let data_files = DataFiles {
             storage: &*self.storage,
             store: self.store_id,
@@ -88,11 +96,13 @@ impl Engine {
         };
         let mut locations = data_files.find(names);
         let left = data_files.apply_names(names, &mut locations);
-        for e in &left {
-            tracing::warn!(error = %e, "a committed change of names waits");
+        for dir in &left {
+            tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
         }
         // Also of files that no table has any more: a committed unlink is not forgotten.
-        let mut all_applied = left.is_empty() && locations.values().all(Result::is_ok);
+        let of_files = locations.values().filter_map(|location| location.as_ref().err());
+        let of_dirs = left.iter().filter(|dir| !dir.given_up).map(|dir| &dir.reason);
+        let waits = of_files.chain(of_dirs).next().cloned();
         let files = self.files.lock();
         let mut room = self.storage.open_files_max().saturating_sub(files.len());
         for file in files.values().filter(|f| names.files.contains_key(&f.id)) {
@@ -106,13 +116,10 @@ impl Engine {
                     }
                 }
                 Ok(Location::Absent) => {}
-                Err(e) => {
-                    all_applied = false;
-                    state.quarantine = Some(e.clone());
-                }
+                Err(e) => state.quarantine = Some(e.clone()),
             }
         }
-        all_applied
+        waits
     }
 
     /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.

@@ -74,7 +74,14 @@ pub(crate) struct JournalState {
     /// Directories whose entries changed since then.
     pub dirs: BTreeSet<PathBuf>,
     /// Committed names that could not be applied.
-    pub unapplied: Vec<FinalState>,
+    pub unapplied: Vec<Unapplied>,
+}
+
+/// Committed names that could not be applied.
+pub(crate) struct Unapplied {
+    pub names: FinalState,
+    /// Why.
+    pub reason: Error,
 }
 
 impl JournalState {

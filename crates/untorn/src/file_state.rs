@@ -65,6 +65,8 @@ pub(crate) struct FileState {
     pub attribute_unsynced: bool,
     /// The file's name or mode, or its creation, was committed since the last checkpoint began.
     pub names_changed: bool,
+    /// The mode that commits of this epoch gave to the file.
+    pub mode_set: Option<u32>,
     /// The last commit that touched the file, or the one at which the data file was last whole.
     pub last_lsn: u64,
     /// A commit of the file may be in the journal or not.
@@ -89,6 +91,7 @@ impl FileState {
             attribute_set: false,
             attribute_unsynced: false,
             names_changed: false,
+            mode_set: None,
             last_lsn: 0,
             outcome_unknown: false,
             txn: None,

@@ -10,13 +10,23 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::apply::open_for_writing;
 use untorn_journal::format::{Attribute, AttributeFound};
+use untorn_journal::recovery::Quarantined;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::Open;
 
 impl Engine {
     /// A name whose file recovery could not bring to its last commit stays that file's.
     pub(crate) fn check_quarantine(&self, path: &Path) -> Result<()> {
-        match self.quarantined.iter().find(|q| q.path == path) {
+        self.refuse_quarantined(|q| q.path == path)
+    }
+
+    /// Nothing new goes into a directory that recovery could not bring to its last commit.
+    pub(crate) fn check_quarantined_dirs(&self, path: &Path) -> Result<()> {
+        self.refuse_quarantined(|q| q.id == 0 && path.starts_with(&q.path))
+    }
+
+    fn refuse_quarantined(&self, is_meant: impl Fn(&Quarantined) -> bool) -> Result<()> {
+        match self.quarantined.iter().find(|q| is_meant(q)) {
             Some(q) => Err(error_in_store(q.reason.clone(), &self.path)),
             None => Ok(()),
         }
@@ -72,9 +82,15 @@ impl Engine {
                     detail: "its attribute user.untorn is not one that this version understands".into(),
                 });
             }
-            AttributeFound::Valid(a) if !a.pending => return Ok(()),
             AttributeFound::Valid(a) => a,
         };
+        if a.store == self.store_id {
+            // Under whichever of its names the file lies: its commits are still in a quarantined journal.
+            self.refuse_quarantined(|q| q.id == a.file)?;
+        }
+        if !a.pending {
+            return Ok(());
+        }
         let needs = |detail: String| Err(Error::NeedsJournal { path: path.to_owned(), detail });
         if a.store != self.store_id {
             return needs(format!(

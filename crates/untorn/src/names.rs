@@ -1,15 +1,16 @@
 //! Names as a transaction sees them: those on disk, under the transaction's own changes.
 
 use crate::engine::Engine;
-use crate::file_state::SharedFile;
+use crate::file_state::{Life, SharedFile};
 use crate::name_op::NameOp;
-use std::collections::BTreeMap;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::record::Op;
-use untorn_journal::{Error, Result};
-use untorn_os::Kind;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Access, Kind};
 
 #[derive(Clone)]
 enum Entry {
@@ -32,20 +33,33 @@ pub(crate) struct Names<'a> {
     engine: &'a Engine,
     changed: BTreeMap<PathBuf, Entry>,
     planned: Vec<Change>,
+    proven: Proven,
 }
+
+/// What makes sure that the changes can be applied.
+#[derive(Default)]
+struct Proven {
+    /// Directories that are made, or whose mode is set: they are this user's, who has all rights in them meanwhile.
+    own_dirs: BTreeSet<PathBuf>,
+    /// Files and directories to be made.
+    new_entries: u64,
+}
+
+/// Room on the file system for a new name and what it needs, at most.
+const ENTRY_BYTES: u64 = 4096;
 
 impl<'a> Names<'a> {
     pub(crate) fn new(engine: &'a Engine) -> Names<'a> {
-        Names { engine, changed: BTreeMap::new(), planned: Vec::new() }
+        Names { engine, changed: BTreeMap::new(), planned: Vec::new(), proven: Proven::default() }
     }
 
     /// Continues a transaction where its changes were left.
     pub(crate) fn resume(engine: &'a Engine, earlier: NameChanges) -> Names<'a> {
-        Names { engine, changed: earlier.changed, planned: earlier.planned }
+        Names { engine, changed: earlier.changed, planned: earlier.planned, proven: earlier.proven }
     }
 
     pub(crate) fn changes(self) -> NameChanges {
-        NameChanges { changed: self.changed, planned: self.planned }
+        NameChanges { changed: self.changed, planned: self.planned, proven: self.proven }
     }
 
     fn entry(&self, path: &Path) -> Result<Entry> {
@@ -63,6 +77,64 @@ impl<'a> Names<'a> {
         }
     }
 
+    /// Proves that a new name can be made.
+    fn prove_add(&self, path: &Path) -> Result<()> {
+        self.engine.check_quarantined_dirs(path)?;
+        let refused = |e| Error::io("create", path, e);
+        let space = self.engine.storage.space().map_err(refused)?;
+        if path.iter().any(|part| part.len() as u64 > space.name_bytes_max) {
+            return Err(refused(Errno::NAMETOOLONG.into()));
+        }
+        let parent = path.parent().unwrap_or(Path::new(""));
+        if self.proven.own_dirs.contains(parent) {
+            return Ok(());
+        }
+        self.engine.storage.check_access(parent, Access::Add).map_err(refused)
+    }
+
+    /// Proves that there is room for one file or directory more.
+    fn prove_room(&mut self, path: &Path) -> Result<()> {
+        let space = self.engine.storage.space().context("look at the free space for", path)?;
+        let needed = self.proven.new_entries + 1;
+        if space.available_inodes.is_some_and(|free| free < needed) || space.available_bytes < needed * ENTRY_BYTES {
+            let detail = format!("there is no room for {}; free some space, and try again", path.display());
+            return Err(Error::NoSpace { detail });
+        }
+        self.proven.new_entries = needed;
+        Ok(())
+    }
+
+    /// Proves that a name can be taken away. One that this transaction made was proven then.
+    fn prove_remove(&self, path: &Path) -> Result<()> {
+        if self.changed.contains_key(path) {
+            return Ok(());
+        }
+        match self.engine.storage.check_access(path, Access::Remove) {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied && self.is_in_own_dir(path) => Ok(()),
+            done => done.context("remove or rename", path),
+        }
+    }
+
+    fn is_in_own_dir(&self, path: &Path) -> bool {
+        path.parent().is_some_and(|parent| self.proven.own_dirs.contains(parent))
+    }
+
+    /// Proves that a file or directory that is there can get a mode. What its owner may not read, or search, could
+    /// not be recovered.
+    fn prove_mode(&self, path: &Path, mode: u32) -> Result<()> {
+        self.engine.storage.check_access(path, Access::Mode(mode)).context("change the mode of", path)
+    }
+
+    fn check_mode(&self, path: &Path, mode: u32, needed: u32) -> Result<()> {
+        if mode & needed == needed || self.engine.storage.effective_user() == 0 {
+            return Ok(());
+        }
+        let path = path.display();
+        Err(Error::invalid(format!(
+            "{path}: the mode {mode:04o} takes the right to read from the owner, and no crash could be recovered from;              in a store a file's mode has at least 0400, that of a directory 0500"
+        )))
+    }
+
     fn file(&self, path: &Path) -> Result<Arc<SharedFile>> {
         match self.entry(path)? {
             Entry::File(file) => Ok(file),
@@ -77,7 +149,7 @@ impl<'a> Names<'a> {
         self.engine.check_quarantine(path)?;
         self.check_parent(path)?;
         match self.entry(path)? {
-            Entry::Nothing => Ok(()),
+            Entry::Nothing => self.prove_add(path),
             _ => Err(Error::io("create", path, ErrorKind::AlreadyExists.into())),
         }
     }
@@ -111,7 +183,9 @@ impl<'a> Names<'a> {
     pub(crate) fn add(&mut self, op: &NameOp) -> Result<()> {
         match op {
             NameOp::Create { file, path, mode } => {
+                self.check_mode(path, *mode, 0o400)?;
                 self.check_free(path)?;
+                self.prove_room(path)?;
                 self.changed.insert(path.clone(), Entry::File(file.clone()));
                 self.planned.push(Change::Create(file.clone(), *mode));
             }
@@ -123,15 +197,19 @@ impl<'a> Names<'a> {
                     return Ok(());
                 }
                 self.check_parent(to)?;
+                self.prove_remove(from)?;
                 match self.entry(to)? {
-                    Entry::File(victim) => self.planned.push(Change::Unlink(victim)),
+                    Entry::File(victim) => {
+                        self.prove_remove(to)?;
+                        self.planned.push(Change::Unlink(victim));
+                    }
                     Entry::Directory => {
                         return Err(Error::invalid(format!(
                             "{} is a directory; a file cannot replace it",
                             to.display()
                         )));
                     }
-                    Entry::Nothing => {}
+                    Entry::Nothing => self.prove_add(to)?,
                 }
                 self.changed.insert(from.clone(), Entry::Nothing);
                 self.changed.insert(to.clone(), Entry::File(file.clone()));
@@ -139,18 +217,30 @@ impl<'a> Names<'a> {
             }
             NameOp::Unlink { path } => {
                 let file = self.file(path)?;
+                self.prove_remove(path)?;
                 self.changed.insert(path.clone(), Entry::Nothing);
                 self.planned.push(Change::Unlink(file));
             }
             NameOp::Mkdir { path, mode } => {
+                self.check_mode(path, *mode, 0o500)?;
                 self.check_free(path)?;
+                if matches!(self.engine.storage.stat(path), Ok(meta) if meta.kind == Kind::Directory) {
+                    // One that is removed by the transaction only gets another mode.
+                    self.prove_mode(path, *mode)?;
+                }
+                self.prove_room(path)?;
+                self.proven.own_dirs.insert(path.clone());
                 self.changed.insert(path.clone(), Entry::Directory);
                 self.planned.push(Change::Other(Op::Mkdir { path: path.clone(), mode: *mode }));
             }
             NameOp::Rmdir { path } => {
                 self.engine.check_name(path)?;
+                self.engine.check_quarantine(path)?;
                 match self.entry(path)? {
-                    Entry::Directory => self.check_empty(path)?,
+                    Entry::Directory => {
+                        self.check_empty(path)?;
+                        self.prove_remove(path)?;
+                    }
                     Entry::File(_) => return Err(Error::invalid(format!("{} is not a directory", path.display()))),
                     Entry::Nothing => return Err(Error::io("find", path, ErrorKind::NotFound.into())),
                 }
@@ -159,9 +249,23 @@ impl<'a> Names<'a> {
             }
             NameOp::Chmod { path, mode } => {
                 self.engine.check_name(path)?;
+                self.engine.check_quarantine(path)?;
                 match self.entry(path)? {
-                    Entry::File(file) => self.planned.push(Change::Mode(file, *mode)),
+                    Entry::File(file) => {
+                        self.check_mode(path, *mode, 0o400)?;
+                        let named = {
+                            let state = file.read();
+                            (state.life == Life::Named).then(|| state.path().to_owned())
+                        };
+                        named.map_or(Ok(()), |named| self.prove_mode(&named, *mode))?;
+                        self.planned.push(Change::Mode(file, *mode));
+                    }
                     Entry::Directory => {
+                        self.check_mode(path, *mode, 0o500)?;
+                        if !self.proven.own_dirs.contains(path) {
+                            self.prove_mode(path, *mode)?;
+                            self.proven.own_dirs.insert(path.clone());
+                        }
                         self.planned.push(Change::Other(Op::DirMode { path: path.clone(), mode: *mode }));
                     }
                     Entry::Nothing => return Err(Error::io("find", path, ErrorKind::NotFound.into())),
@@ -189,4 +293,5 @@ impl<'a> Names<'a> {
 pub(crate) struct NameChanges {
     changed: BTreeMap<PathBuf, Entry>,
     planned: Vec<Change>,
+    proven: Proven,
 }

@@ -241,7 +241,7 @@ fn inspect_files(
         }
     }
     if let Some(pending_files) = pending_files {
-        state.retain_files(&pending_files.files);
+        state.retain(&pending_files.files, &pending_files.dirs);
     }
     let data_files = DataFiles {
         storage: &**storage,

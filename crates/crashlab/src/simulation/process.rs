@@ -10,7 +10,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
+use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
+
+/// The longest name, as on every file system that Untorn is made for.
+const NAME_BYTES_MAX: u64 = 255;
 
 /// A process, and the storage it sees.
 pub struct SimProcess {
@@ -144,6 +147,17 @@ impl Storage for SimProcess {
         })
     }
 
+    fn check_access(&self, path: &Path, access: Access) -> io::Result<()> {
+        let describe = || format!("check_access {} {access:?}", path.display());
+        self.call(Call::Look, describe, |machine| {
+            match access {
+                Access::Add => machine.state.directory(path)?,
+                Access::Remove | Access::Mode(_) => machine.state.named(path)?,
+            };
+            if machine.state.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
+        })
+    }
+
     fn sync_dir(&self, path: &Path, step: SyncPoint) -> io::Result<()> {
         let describe = || format!("sync_dir {} ({step:?})", path.display());
         self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
@@ -186,7 +200,9 @@ impl Storage for SimProcess {
             || "space".to_owned(),
             |machine| {
                 let (available_bytes, total_bytes) = machine.state.space();
-                Ok(Space { available_bytes, total_bytes, read_only: machine.state.options.read_only })
+                let read_only = machine.state.options.read_only;
+                let (available_inodes, name_bytes_max) = (None, NAME_BYTES_MAX);
+                Ok(Space { available_bytes, total_bytes, available_inodes, name_bytes_max, read_only })
             },
         )
     }

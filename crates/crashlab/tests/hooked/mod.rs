@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Result;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
+use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
 /// Called with the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
@@ -50,6 +50,7 @@ impl Storage for Hooked {
         fn mkdir(&self, path: &Path, mode: u32) -> Result<()>;
         fn set_dir_mode(&self, path: &Path, mode: u32) -> Result<()>;
         fn rmdir(&self, path: &Path) -> Result<()>;
+        fn check_access(&self, path: &Path, access: Access) -> Result<()>;
         fn sync_dir(&self, path: &Path, point: SyncPoint) -> Result<()>;
         fn sync_file_system(&self, point: SyncPoint) -> Result<()>;
         fn sync_file_system_reports_errors(&self) -> bool;

@@ -1,7 +1,7 @@
 //! Names of files: new, moved, removed, and half made when the crash came.
 
 use crate::fixture::{roomy, survives};
-use untorn_crashlab::{Fault, On, Profile, What};
+use untorn_crashlab::{Fault, On, Profile, SimDisk, What};
 
 /// A power cut left a new file with contents and without the attribute that tells it from another program's file.
 #[test]
@@ -42,4 +42,63 @@ fn names_are_judged_by_what_is_committed_not_by_what_is_there_yet() {
     }
     let after = roomy::recovered(&disk);
     assert_eq!(after.entry("x").unwrap().mode, 0o600);
+}
+
+/// The next so many changes of names fail.
+fn refuse_names(disk: &SimDisk, times: u64) {
+    disk.fail(Fault { on: On::Name, after: 0, times, what: What::Errno(libc::ENOSPC) });
+}
+
+#[test]
+fn a_directory_is_not_removed_under_a_committed_file() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.commit().unwrap();
+    // The file is committed, and its name could not be made: no listing of the directory shows it.
+    let mut txn = store.begin();
+    txn.create("d/f", 0o600).unwrap().write_all_at(b"acknowledged", 0).unwrap();
+    refuse_names(&disk, 2);
+    txn.commit().unwrap();
+    let mut txn = store.begin();
+    if txn.rmdir("d").is_ok() {
+        assert!(txn.commit().is_err(), "an acknowledged file is in it");
+    }
+    let after = roomy::recovered(&disk);
+    assert_eq!(after.entry("d/f").unwrap().contents, b"acknowledged");
+}
+
+/// Two files exchange their names, and somebody gives one of them a second name before recovery has come to it:
+/// the other one was left where nobody looks.
+#[test]
+fn a_file_that_cannot_be_renamed_keeps_the_others_in_their_places() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    for name in ["a", "b"] {
+        let file = store.open_or_create(name).unwrap();
+        file.write_all_at(name.as_bytes(), 0).unwrap();
+        file.commit().unwrap();
+    }
+    store.checkpoint().unwrap();
+    let mut txn = store.begin();
+    txn.rename("a", "t").unwrap();
+    txn.rename("b", "a").unwrap();
+    txn.rename("t", "b").unwrap();
+    refuse_names(&disk, 1000);
+    txn.commit().unwrap();
+    let after = disk.fork();
+    after.clear_faults();
+    after.hard_link("b", "second").unwrap();
+
+    let store = roomy::open_with(&after, roomy::options()).unwrap();
+    assert!(!store.status().quarantined.is_empty());
+    store.close().unwrap();
+    assert_eq!(after.entry("a").expect("it keeps its name").contents, b"a");
+
+    after.remove("second").unwrap();
+    let store = roomy::open_with(&after, roomy::options()).unwrap();
+    assert_eq!(store.status().quarantined, []);
+    store.close().unwrap();
+    assert_eq!((after.get("a").unwrap(), after.get("b").unwrap()), (b"b".to_vec(), b"a".to_vec()));
 }

@@ -241,6 +241,7 @@ impl Handles {
                 txn.commit()?;
                 self.keep(name, file);
             }
+            ["txn", steps @ ..] => self.transaction(steps)?,
             ["chmod", name, mode] => {
                 let mut txn = self.store().begin();
                 txn.chmod(name, octal(mode))?;
@@ -294,6 +295,30 @@ impl Handles {
 
     fn keep(&mut self, name: &str, file: File) {
         self.files.insert(name.to_owned(), file);
+    }
+
+    /// One commit of steps, each an operation and its arguments with colons between.
+    fn transaction(&mut self, steps: &[&str]) -> Result<(), Error> {
+        let mut txn = self.store().begin();
+        let mut made = Vec::new();
+        for step in steps {
+            match step.split(':').collect::<Vec<_>>()[..] {
+                ["create", name, mode] => {
+                    let file = txn.create(name, octal(mode))?;
+                    file.write_all_at(&text("new", name), 0)?;
+                    made.push((name.to_owned(), file));
+                }
+                ["rename", from, to] => txn.rename(from, to)?,
+                ["unlink", name] => txn.unlink(name)?,
+                ["mkdir", name, mode] => txn.mkdir(name, octal(mode))?,
+                ["rmdir", name] => txn.rmdir(name)?,
+                ["chmod", name, mode] => txn.chmod(name, octal(mode))?,
+                _ => panic!("no such step: {step}"),
+            }
+        }
+        txn.commit()?;
+        self.files.extend(made);
+        Ok(())
     }
 
     /// One commit that creates so many files, then one that changes them all.
