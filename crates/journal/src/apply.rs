@@ -120,6 +120,14 @@ impl DataFiles<'_> {
             Ok(handle) => handle,
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Found::Nothing),
             Err(e) if is_loop(&e) => return Ok(Found::Foreign),
+            Err(e) if e.kind() == ErrorKind::CrossesDevices => {
+                return Err(Error::Conflict {
+                    path: name.to_owned(),
+                    detail:
+                        "something is mounted there, and a store lies on one file system; unmount it, and open again"
+                            .into(),
+                });
+            }
             Err(e) => return Err(Error::io("open", name, e)),
         };
         let meta = handle.meta().context("stat", name)?;

@@ -35,8 +35,10 @@ mod file;
 mod file_state;
 mod file_table;
 pub mod heap;
+mod inspection;
 #[doc(hidden)]
 pub mod invariant;
+mod lost;
 mod map;
 mod name_op;
 mod names;

@@ -3,8 +3,8 @@
 use super::status;
 use crate::progress_bar::Progress;
 use clap::{Args, ValueHint};
-use std::path::PathBuf;
-use untorn::offline::{self, RecoverOptions};
+use std::path::{Path, PathBuf};
+use untorn::offline::{self, LostFile, RecoverOptions};
 use untorn::{Quarantined, Recovered};
 use untorn_terminal::signals;
 use untorn_terminal::table::{bytes, count};
@@ -30,6 +30,11 @@ pub struct Recover {
     /// class `process`.
     #[arg(long)]
     accept_unknown: bool,
+    /// Take the files as they are whose journal is lost: those that wait for commits in the journal of a store that
+    /// is not here any more, because its `.untorn` was removed or the files were moved away from it. Their last
+    /// commits may be missing or torn.
+    #[arg(long, conflicts_with_all = ["salvage", "accept_unknown", "wait"])]
+    accept_lost: bool,
     /// Wait for the present owner to close the store.
     #[arg(long)]
     wait: bool,
@@ -38,13 +43,10 @@ pub struct Recover {
 impl Recover {
     pub fn run(self) -> Result<Output, Failure> {
         if self.dry_run {
-            let found = offline::inspect(&self.path)?;
-            let mut text = status::text(&found);
-            for problem in &found.problems {
-                text += &format!("PROBLEM  {problem}\n");
-            }
-            text += "dry run: nothing was changed\n";
-            return Ok(Output::text(text).code(u8::from(!found.problems.is_empty())));
+            return self.dry_run();
+        }
+        if self.accept_lost {
+            return accept_lost(&self.path);
         }
         signals::on_interrupt(
             "untorn",
@@ -56,7 +58,42 @@ impl Recover {
         let progress = Progress::new("recovering");
         let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
         refuse_quarantined(&report.quarantined)?;
+        refuse_lost(&report.lost_files)?;
         Ok(Output::text(text(&report.recovered)))
+    }
+
+    fn dry_run(&self) -> Result<Output, Failure> {
+        let mut text = String::new();
+        let mut code = 0;
+        if self.accept_lost {
+            for file in offline::lost_files(&self.path)? {
+                text += &format!("would be taken as it is: {} (store {})\n", file.path.display(), file.store_id);
+            }
+        } else {
+            let found = status::look(&self.path)?;
+            text += &status::text(&found);
+            code = status::code(&found);
+        }
+        Ok(Output::text(text + "dry run: nothing was changed\n").code(code))
+    }
+}
+
+fn accept_lost(path: &Path) -> Result<Output, Failure> {
+    let mut text = String::new();
+    for file in offline::accept_lost(path)? {
+        text += &format!("taken as it is: {} (store {})\n", file.path.display(), file.store_id);
+    }
+    if text.is_empty() {
+        text += "no file here waits for a journal that is lost\n";
+    }
+    Ok(Output::text(text))
+}
+
+/// Lost files are a failure, whatever was recovered.
+fn refuse_lost(files: &[LostFile]) -> Result<(), Failure> {
+    match files {
+        [] => Ok(()),
+        files => Err(Failure::new(files.iter().map(LostFile::problem).collect::<Vec<_>>().join("\n"))),
     }
 }
 
@@ -65,12 +102,18 @@ pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     if files.is_empty() {
         return Ok(());
     }
-    let reasons: Vec<String> = files.iter().map(|q| format!("{}: {}", q.path.display(), q.reason)).collect();
+    let reasons: Vec<String> = files.iter().map(reason).collect();
     let files = count(files.len() as u64, "file was", "files were");
     Err(Failure::new(format!(
         "{files} quarantined, with the commits kept; all others are whole\n{}",
         reasons.join("\n")
     )))
+}
+
+/// Why a file is quarantined, with its name once.
+fn reason(q: &Quarantined) -> String {
+    let name = q.path.display().to_string();
+    if q.reason.contains(&name) { q.reason.clone() } else { format!("{name}: {}", q.reason) }
 }
 
 /// What recovery did, in a line, and its notes.
