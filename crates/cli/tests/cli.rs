@@ -33,7 +33,7 @@ fn help_names_every_command_and_hides_the_others() {
 fn wrong_usage_is_2_and_failure_is_1() {
     assert_eq!(untorn().output().unwrap().status.code(), Some(2));
     assert_eq!(untorn().arg("frobnicate").output().unwrap().status.code(), Some(2));
-    let dry_salvage = untorn().args(["recover", "--dry-run", "--salvage", "x"]).output().unwrap();
+    let dry_salvage = untorn().args(["recover", "--adopt", "--salvage", "x"]).output().unwrap();
     assert_eq!(dry_salvage.status.code(), Some(2));
     let e = run(&["doctor"], Path::new("/no/such/place")).fails(1);
     assert!(e.contains("/no/such"), "{e}");

@@ -317,3 +317,81 @@ fn no_right_to_look_is_not_a_missing_store() {
     }
     assert_eq!(fs::metadata(store.join(".untorn")).unwrap().mode() & 0o777, 0o700);
 }
+
+/// A killed store with a file that the pending commits change, one that they create, and one that they leave alone;
+/// copied without attributes.
+fn copied() -> (TempDir, PathBuf) {
+    let (dir, killed) = killed();
+    let at = dir.path().join("copy");
+    copy("-r", &killed, &at);
+    (dir, at)
+}
+
+#[test]
+fn a_store_copied_without_attributes_is_adopted() {
+    let user = rustix::process::geteuid().is_root().then_some(NOBODY);
+    let (dir, store) = copied();
+    let run = |arguments: &[&str], path: &Path| match user {
+        Some(_) => as_nobody(arguments, path),
+        None => run(arguments, path),
+    };
+    if let Some(user) = user {
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        assert!(Command::new("chown").args(["-R", &user.to_string()]).arg(&store).status().unwrap().success());
+    }
+    let before = everything(&store);
+    let said = run(&["recover", "--adopt", "--dry-run"], &store).ok();
+    assert!(
+        said.contains("file  12 B  would be adopted: taken to hold its commits up to 2; commit 3 is its last"),
+        "{said}"
+    );
+    assert!(said.contains("nothing was changed"), "{said}");
+    assert_eq!(everything(&store), before);
+    let check = run(&["check"], &store);
+    assert!(check.code == Some(1) && check.out.contains("not sound. If this store was copied"), "{}", check.out);
+    // The usual way round: recovered first, which quarantines the journal, with the right advice.
+    let e = run(&["recover"], &store).fails(1);
+    assert!(e.contains("another file is in the place") && e.contains("`untorn recover --adopt`"), "{e}");
+    assert_eq!(read(store.join("file")), "first commit");
+    let done = run(&["recover", "--adopt"], &store).ok();
+    assert!(done.contains("file  12 B  adopted") && done.contains("plain and whole"), "{done}");
+    assert_eq!(read(store.join("file")), "second commit");
+    run(&["check"], &store).ok();
+    assert!(run(&["recover", "--adopt"], &store).ok().contains("no file of this store lacks its attribute"));
+}
+
+#[test]
+fn a_copy_is_adopted_at_once_and_files_that_cannot_be_are_refused() {
+    let (_dir, store) = copied();
+    run(&["recover", "--adopt"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+
+    let (_dir, store) = copied();
+    fs::hard_link(store.join("file"), store.join("link")).unwrap();
+    let e = run(&["recover", "--adopt"], &store).fails(1);
+    assert!(e.contains("nothing was adopted") && e.contains("several hard links"), "{e}");
+    fs::remove_file(store.join("link")).unwrap();
+    fs::rename(store.join("file"), store.join("aside")).unwrap();
+    let e = run(&["recover", "--adopt"], &store).fails(1);
+    assert!(e.contains("file  missing  cannot be adopted: no file is there"), "{e}");
+    fs::rename(store.join("aside"), store.join("file")).unwrap();
+    run(&["recover", "--adopt"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+}
+
+#[test]
+fn salvage_leaves_the_contents_of_acknowledged_commits_beside() {
+    let (_dir, store) = copied();
+    let before = everything(&store);
+    let said = run(&["recover", "--salvage", "--dry-run"], &store).ok();
+    assert!(said.contains("file would be left as it is") && said.contains("untorn-salvage.*/salvaged"), "{said}");
+    assert_eq!(everything(&store), before);
+    // The first one quarantines the journal; the second one gives it up.
+    run(&["recover", "--salvage"], &store).fails(1);
+    let done = run(&["recover", "--salvage"], &store).ok();
+    let note = done.lines().find(|line| line.contains("file was left as it is")).unwrap_or_else(|| panic!("{done}"));
+    let contents = store.join(note.rsplit(' ').next().unwrap());
+    assert_eq!(read(&contents), "second commit", "{note}");
+    assert_eq!(read(store.join("file")), "first commit");
+    run(&["check"], &store).ok();
+}

@@ -21,6 +21,7 @@ use untorn_journal::store_dir::{StoreDir, remove_tree};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Linux, Meta, Open, Storage, memory_limit};
 
+pub use crate::adopt::{Adoption, adopt};
 pub use crate::inspection::{Inspection, PendingFile, RecordInfo, inspect};
 pub use crate::lost::{LostFile, accept_lost, lost_files};
 pub use crate::put::{put, put_files};

@@ -1,6 +1,7 @@
 //! `untorn check`.
 
 use super::heap::{self, Target};
+use super::recover;
 use super::status::{self, COULD_NOT_LOOK, PROBLEMS};
 use crate::json;
 use crate::progress_bar::Progress;
@@ -90,13 +91,16 @@ fn text(found: &Inspection, sound: bool) -> String {
     if found.owner.is_some() {
         text += "note     the store is in use; this was its state a moment ago\n";
     }
-    text + if sound {
-        "sound\n"
+    text + &if sound {
+        "sound\n".to_owned()
     } else if found.problems.is_empty() {
-        "not sound: its state is unknown\n"
+        "not sound: its state is unknown\n".to_owned()
     } else if !found.lost_files.is_empty() && found.lost_files.len() == found.problems.len() {
-        "not sound: files wait for a journal that is not here\n"
+        "not sound: files wait for a journal that is not here\n".to_owned()
+    } else if let Some(advice) = recover::adoption_advice(&found.path) {
+        format!("not sound. {advice}\n")
     } else {
-        "not sound; `untorn recover --dry-run` shows what can be kept, `untorn recover --salvage` keeps it\n"
+        "not sound; `untorn recover --salvage --dry-run` shows what can be kept, `untorn recover --salvage` keeps it\n"
+            .to_owned()
     }
 }
