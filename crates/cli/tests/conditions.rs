@@ -70,7 +70,7 @@ fn a_healthy_busy_store_is_never_damaged() {
             }
         });
         let looks = || -> Result<(), String> {
-            for look in 0..300 {
+            for look in 0..20_000 {
                 match untorn::offline::inspect(dir.path()) {
                     Ok(found) if found.problems.is_empty() => {}
                     Err(untorn::Error::Busy { .. }) => {}
