@@ -73,6 +73,18 @@
 /** Patch version of this header. */
 #define UNTORN_VERSION_PATCH 0
 
+/** A failure that stays, such as a journal that takes no more commits until the store is reopened. */
+#define UNTORN_LOG_ERROR 1
+
+/** Something waits or is out of order: a quarantined file, a failed checkpoint. */
+#define UNTORN_LOG_WARN 2
+
+/** What recovery did. */
+#define UNTORN_LOG_INFO 3
+
+/** Details. */
+#define UNTORN_LOG_DEBUG 4
+
 /**
  * Failure class: commits survive process, kernel and power failures. One flush for each commit. The
  * default.
@@ -290,6 +302,9 @@ typedef struct untorn_ticket untorn_ticket;
 /** A transaction over files and names of one store. */
 typedef struct untorn_txn untorn_txn;
 
+/** Receives a message of the log: its level, a text that is valid during the call, and the caller's pointer. */
+typedef void (*untorn_log_callback)(int level, const char *message, void *user_data);
+
 /**
  * How to open a store. Zero is the default of every member but `size`. So both
  * untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
@@ -501,6 +516,21 @@ const char *untorn_error_message(void);
  * fails.
  */
 const char *untorn_version(void);
+
+/**
+ * Sends messages of the library, up to a level (UNTORN_LOG_ERROR to UNTORN_LOG_DEBUG), to `callback`. NULL ends this;
+ * so does level 0. Returns 0, or -1 with EINVAL.
+ *
+ * The callback may be called in any thread, also in several at once, while locks of the library are held: it must not
+ * call functions of this library, and must not longjmp. When this function returns, the callback that was set before
+ * does not run any more, and is not called again.
+ *
+ * Independently of the callback, the environment variable UNTORN_LOG (`error`, `warn`, `info` or `debug`), read at the
+ * first call that opens something, sends messages to standard error.
+ */
+int untorn_set_log(int level,
+                   untorn_log_callback callback,
+                   void *user_data);
 
 /**
  * Frees what a function of this library returned to be freed: the strings of untorn_path(),

@@ -17,7 +17,8 @@
 //! 5. [`status`]
 //! 6. [`options`], [`handle`], [`text`]
 //! 7. [`versioned`], [`arguments`]: checks on arguments
-//! 8. [`error`]
+//! 8. [`log`]
+//! 9. [`error`]
 
 mod arguments;
 mod error;
@@ -26,6 +27,7 @@ mod handle;
 mod heap;
 mod heap_memory;
 mod heap_roots;
+mod log;
 mod map;
 mod options;
 mod posix;

@@ -6,6 +6,7 @@ use std::mem::size_of;
 use untorn::{FailureClass, StoreOptions};
 
 use crate::error::{Failure, Result, guard};
+use crate::log;
 use crate::versioned::{self, Versioned};
 
 /// Failure class: commits survive process, kernel and power failures. One flush for each commit. The
@@ -78,6 +79,7 @@ pub unsafe extern "C" fn untorn_options_init(options: *mut untorn_options, size:
 /// # Safety
 /// `options` is NULL or points to as many bytes as its first member, `size`, says.
 pub(crate) unsafe fn read(options: *const untorn_options) -> Result<StoreOptions> {
+    log::start();
     // SAFETY: the caller's promise.
     unsafe { versioned::read(options)? }.map_or(Ok(StoreOptions::default()), convert)
 }

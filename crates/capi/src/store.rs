@@ -133,6 +133,7 @@ pub unsafe extern "C" fn untorn_put(path: *const c_char, buf: *const c_void, len
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (path, mut bytes) = unsafe { (arguments::path(path, "the path")?, arguments::bytes(buf, len)?) };
+        crate::log::start();
         untorn::offline::put(path, &mut bytes)?;
         Ok(0)
     })

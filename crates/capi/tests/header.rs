@@ -9,8 +9,9 @@ use std::process::Command;
 use common::{build_library, crate_dir, library_dir, output_of};
 
 /// In the order in which the header should introduce things.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "error.rs",
+    "log.rs",
     "text.rs",
     "options.rs",
     "status.rs",

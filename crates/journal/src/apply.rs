@@ -131,6 +131,14 @@ impl DataFiles<'_> {
             Ok(handle) => handle,
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Found::Nothing),
             Err(e) if is_loop(&e) => return Ok(Found::Foreign),
+            Err(e) if e.kind() == ErrorKind::CrossesDevices => {
+                return Err(Error::Conflict {
+                    path: name.to_owned(),
+                    detail:
+                        "something is mounted there, and a store lies on one file system; unmount it, and open again"
+                            .into(),
+                });
+            }
             Err(e) => return Err(Error::io("open", name, e)),
         };
         let meta = handle.meta().context("stat", name)?;
@@ -527,9 +535,7 @@ pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result
     for dir in dir.ancestors() {
         return match storage.sync_dir(dir, point) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
-            Err(e)
-                if may_pass(&e) || matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::CrossesDevices) =>
-            {
+            Err(e) if may_pass(&e) || matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::CrossesDevices) => {
                 storage.sync_file_system(point).context("flush", dir)
             }
             done => done.context("flush", dir),

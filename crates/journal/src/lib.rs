@@ -17,6 +17,7 @@ pub mod overlay;
 pub mod quarantine;
 pub mod record;
 pub mod recovery;
+pub mod salvage;
 pub mod scan;
 pub mod spill;
 pub mod store_dir;

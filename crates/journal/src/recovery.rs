@@ -11,6 +11,7 @@ use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::quarantine::PendingFiles;
 use crate::record::Record;
+use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
 use crate::store_dir::{NewJournal, STORE_DIR, StoreDir, StoreLock, create_journal, lock_store, remove_tree};
 use crate::sync_point;
@@ -330,7 +331,7 @@ impl Opening<'_> {
                 if !self.options.salvage {
                     return Err(e);
                 }
-                self.archive(&dir, pending.epoch, &e)?;
+                self.archive(&dir, pending.epoch, &e, &[])?;
                 continue;
             }
             if scanned.header.store != store {
@@ -345,9 +346,12 @@ impl Opening<'_> {
                 remove_tree(self.storage(), &dir)?;
             } else if self.options.salvage {
                 let why = self.quarantined[before].reason.clone();
+                let kept = self.keep_contents(&redone, &dir)?;
+                // The contents are the only copy of their commits from here on.
+                self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &dir)?;
                 self.strip_files(&redone);
                 self.quarantined.truncate(before);
-                self.archive(&dir, pending.epoch, &why)?;
+                self.archive(&dir, pending.epoch, &why, &kept)?;
             } else if not_redone != pending.files || redone.dirs_left != pending.dirs {
                 pending.files = not_redone;
                 pending.dirs = redone.dirs_left.clone();
@@ -470,7 +474,7 @@ impl Opening<'_> {
     /// `--salvage`: redoes what is accepted before the damage, then archives the journal.
     fn salvage_current(&mut self, why: &Error) -> Result<()> {
         let dir = self.store_dir.journal();
-        let mut epoch = 0;
+        let (mut epoch, mut kept) = (0, Vec::new());
         match scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress) {
             Ok(scanned) => {
                 self.archived_header = Some(Header {
@@ -482,6 +486,7 @@ impl Opening<'_> {
                 let before = self.quarantined.len();
                 let redone = self.redo(&dir, &scanned, None, true)?;
                 self.quarantined.truncate(before);
+                kept = self.keep_contents(&redone, &dir)?;
                 if !matches!(why, Error::UnknownState { .. }) {
                     self.strip_files(&redone);
                 }
@@ -497,12 +502,18 @@ impl Opening<'_> {
         }
         // A file with an attribute that a power cut brought back could not be opened.
         self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
-        self.archive(&dir, epoch, why)?;
+        self.archive(&dir, epoch, why, &kept)?;
         self.finish_creation()
     }
 
+    /// Writes what the commits of files that could not be redone make of these files beside the journal, which is
+    /// about to be archived. The caller flushes.
+    fn keep_contents(&self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
+        write_contents(self.storage(), &redone.state, &redone.locations, dir)
+    }
+
     /// Archives a journal: moves it out of the store directory, where the user can look at it.
-    fn archive(&mut self, dir: &Path, epoch: u64, why: &Error) -> Result<()> {
+    fn archive(&mut self, dir: &Path, epoch: u64, why: &Error, kept: &[PathBuf]) -> Result<()> {
         let mut unique = [0; 4];
         self.storage().random(&mut unique).context("draw a name in", dir)?;
         let to = PathBuf::from(format!("untorn-salvage.{epoch:016x}.{:08x}", u32::from_le_bytes(unique)));
@@ -511,6 +522,14 @@ impl Opening<'_> {
             self.storage().sync_dir(synced, sync_point::QUARANTINE_NAME).context("flush", synced)?;
         }
         self.recovered.notes.push(format!("the journal was archived in {}: {why}", to.display()));
+        for name in kept {
+            let contents = to.join(SALVAGED).join(name);
+            self.recovered.notes.push(format!(
+                "{} was left as it is; what its commits make of it is in {}",
+                name.display(),
+                contents.display()
+            ));
+        }
         self.recovered.salvaged.push(to);
         Ok(())
     }

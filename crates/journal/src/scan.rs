@@ -98,7 +98,13 @@ pub struct Scan {
 /// Reads the newest valid header slot of a journal.
 pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     let path = journal.join("header");
-    let file = storage.open(&path, Open::READ).context("open", &path)?;
+    let file = match storage.open(&path, Open::READ) {
+        // A journal is made with its header: somebody removed it.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::corrupt(path, "the header file is missing"));
+        }
+        done => done.context("open", &path)?,
+    };
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     read_full_at(&*file, &mut slots, 0).context("read", &path)?;
     let mut best: Option<Header> = None;
@@ -127,7 +133,11 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
 /// still shows what was lost.
 pub fn flush_header(storage: &dyn Storage, journal: &Path) -> Result<()> {
     let path = journal.join("header");
-    let file = storage.open(&path, Open::WRITE).context("open", &path)?;
+    let file = match storage.open(&path, Open::WRITE) {
+        // That it is missing is for whoever reads it.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        done => done.context("open", &path)?,
+    };
     file.sync_data(sync_point::RECOVER_JOURNAL).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
     read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)

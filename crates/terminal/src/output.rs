@@ -69,6 +69,10 @@ fn advice(e: &untorn::Error) -> Option<&'static str> {
             "check the path: a store is a directory with `.untorn` in it, or a file with `<file>.untorn` beside it",
         ),
         ErrorKind::PermissionDenied => Some("run this as the owner of the data, or as root"),
+        ErrorKind::CrossesDevices | ErrorKind::ResourceBusy => Some(
+            "it may be a mount point, and a store lies on one file system: unmount what is mounted there, or move the \
+             store's files together",
+        ),
         ErrorKind::ReadOnlyFilesystem => Some("remount the file system for writing, or copy the data elsewhere"),
         _ => None,
     }

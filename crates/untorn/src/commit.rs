@@ -372,7 +372,12 @@ impl Engine {
             (last_lsn, requests.len())
         } else {
             let committed = journal.journal.commit(&records);
-            self.failed.store(journal.journal.failure().is_some(), SeqCst);
+            let failure = journal.journal.failure();
+            if !self.failed.swap(failure.is_some(), SeqCst)
+                && let Some(e) = failure
+            {
+                tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
+            }
             match committed? {
                 Committed::Records { first_lsn: first, n } => (first, n),
                 Committed::Full => return Ok(0),

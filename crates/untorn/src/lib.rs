@@ -21,6 +21,7 @@
 //! What survives which crash is in `docs/GUARANTEES.md`. The ideas are those of failure-atomic
 //! `msync` (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
 
+mod adopt;
 mod background;
 mod checkpoint;
 mod commit;
@@ -35,8 +36,10 @@ mod file;
 mod file_state;
 mod file_table;
 pub mod heap;
+mod inspection;
 #[doc(hidden)]
 pub mod invariant;
+mod lost;
 mod map;
 mod name_op;
 mod names;

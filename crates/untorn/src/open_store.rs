@@ -51,6 +51,13 @@ impl OpenStore {
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
         }
+        if recovered.commits > 0 {
+            let (commits, files) = (recovered.commits, recovered.files);
+            tracing::info!(store = %path.display(), commits, files, "recovered a store that was not closed");
+        }
+        for note in &recovered.notes {
+            tracing::warn!(store = %path.display(), note, "recovery");
+        }
         let file_bytes_max = journal.file_bytes_max()?;
         let engine = Arc::new(Engine {
             file_bytes_max,

@@ -60,6 +60,7 @@ pub unsafe extern "C" fn untorn_fd_open(path: *const c_char, flags: c_int, mode:
         return fd;
     }
     let opened = guard(-1, || {
+        crate::log::start();
         adopt(fd, flags)?;
         if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
             // SAFETY: `open` has just accepted the path, so the path ends in NUL.

@@ -1,16 +1,14 @@
 //! `untorn check`.
 
 use super::heap::{self, Target};
-use super::status;
+use super::recover;
+use super::status::{self, COULD_NOT_LOOK, PROBLEMS};
 use crate::json;
 use crate::progress_bar::Progress;
 use clap::Args;
 use std::path::Path;
 use untorn::offline::{self, Inspection};
 use untorn_terminal::{Failure, Output};
-
-const PROBLEMS: u8 = 1;
-const COULD_NOT_LOOK: u8 = 2;
 
 /// Verify every checksum and invariant of a store, or of a heap, without changing a byte.
 ///
@@ -46,15 +44,8 @@ impl Check {
                 Failure::new("`--gc` reclaims leaks of a heap: `untorn check heap --gc PATH`").code(COULD_NOT_LOOK)
             );
         }
-        let found = match offline::inspect(&path) {
-            Ok(found) => found,
-            // Damage can be such that there is nothing left to list.
-            Err(e @ (untorn::Error::Corrupt { .. } | untorn::Error::UnknownState { .. })) => {
-                return Err(Failure::from(e).code(PROBLEMS));
-            }
-            Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
-        };
-        let sound = found.problems.is_empty() && !found.unknown_state;
+        let found = status::look(&path)?;
+        let sound = status::is_sound(&found);
         let output = if self.json {
             let mut value = status::summary(&found)?;
             value["sound"] = sound.into();
@@ -62,7 +53,7 @@ impl Check {
         } else {
             Output::text(text(&found, sound))
         };
-        Ok(output.code(if sound { 0 } else { PROBLEMS }))
+        Ok(output.code(status::code(&found)))
     }
 }
 
@@ -97,17 +88,19 @@ fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Output, Failure> {
 
 fn text(found: &Inspection, sound: bool) -> String {
     let mut text = status::text(found);
-    for problem in &found.problems {
-        text += &format!("PROBLEM  {problem}\n");
-    }
     if found.owner.is_some() {
-        text += "note     the store is in use; what is being written this moment may look torn\n";
+        text += "note     the store is in use; this was its state a moment ago\n";
     }
-    text + if sound {
-        "sound\n"
+    text + &if sound {
+        "sound\n".to_owned()
     } else if found.problems.is_empty() {
-        "not sound: its state is unknown\n"
+        "not sound: its state is unknown\n".to_owned()
+    } else if !found.lost_files.is_empty() && found.lost_files.len() == found.problems.len() {
+        "not sound: files wait for a journal that is not here\n".to_owned()
+    } else if let Some(advice) = recover::adoption_advice(&found.path) {
+        format!("not sound. {advice}\n")
     } else {
-        "not sound; `untorn recover --dry-run` shows what can be kept, `untorn recover --salvage` keeps it\n"
+        "not sound; `untorn recover --salvage --dry-run` shows what can be kept, `untorn recover --salvage` keeps it\n"
+            .to_owned()
     }
 }

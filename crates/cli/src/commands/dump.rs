@@ -1,6 +1,7 @@
 //! `untorn dump`.
 
 use super::heap::{self, Target};
+use super::status;
 use crate::json;
 use crate::progress_bar::Progress;
 use clap::Args;
@@ -14,6 +15,8 @@ use untorn_terminal::{Failure, Output};
 ///
 /// `untorn dump heap PATH` prints the sizes of a heap, how full its blocks are, its roots, and a map of its chunks. A
 /// heap that a program has open is busy.
+///
+/// Exit code: 0 in order, 1 problems, 2 could not look.
 #[derive(Args)]
 #[command(override_usage = "untorn dump [OPTIONS] [heap] <PATH>")]
 pub struct Dump {
@@ -36,8 +39,9 @@ impl Dump {
                 Ok(Output::text(heap::dump_text(&found)))
             };
         }
-        let found = offline::inspect(&path)?;
-        if self.json { json::output(&found) } else { Ok(Output::text(text(&found))) }
+        let found = status::look(&path)?;
+        let output = if self.json { json::output(&found)? } else { Output::text(text(&found)) };
+        Ok(output.code(status::code(&found)))
     }
 }
 

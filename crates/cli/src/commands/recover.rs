@@ -3,12 +3,15 @@
 use super::status;
 use crate::progress_bar::Progress;
 use clap::{Args, ValueHint};
-use std::path::PathBuf;
-use untorn::offline::{self, RecoverOptions};
+use std::path::{Path, PathBuf};
+use untorn::offline::{self, LostFile, RecoverOptions};
 use untorn::{Quarantined, Recovered};
 use untorn_terminal::signals;
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output};
+
+/// The directory in an archived journal for what commits would have made of files.
+const SALVAGED: &str = "salvaged";
 
 /// Bring a store that was not closed back to its last commit.
 ///
@@ -20,16 +23,27 @@ pub struct Recover {
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
     /// Only say what would be done.
-    #[arg(long, conflicts_with_all = ["salvage", "accept_unknown", "wait"])]
+    #[arg(long, conflicts_with_all = ["accept_unknown", "wait"])]
     dry_run: bool,
-    /// Of a damaged journal, keep every commit before the damage; what cannot be applied goes to
-    /// `untorn-salvage.*` beside the data.
+    /// Of a damaged journal, keep every commit before the damage; the journal goes to `untorn-salvage.*` beside the
+    /// data. Files that cannot be brought to their last commit are taken as they are, and what that commit would have
+    /// made of them goes to `untorn-salvage.*/salvaged`.
     #[arg(long)]
     salvage: bool,
+    /// Of a store that was copied without extended attributes (`rsync -a`, `cp -r`, tar), take the files under the
+    /// names that the journal knows for the store's own, and bring them to their last commit. Only for a copy of the
+    /// whole store, `.untorn` included, that was made at one moment.
+    #[arg(long, conflicts_with_all = ["salvage", "accept_unknown"])]
+    adopt: bool,
     /// Take the files as they are if the machine went down while the store was in use in failure
     /// class `process`.
     #[arg(long)]
     accept_unknown: bool,
+    /// Take the files as they are whose journal is lost: those that wait for commits in the journal of a store that
+    /// is not here any more, because its `.untorn` was removed or the files were moved away from it. Their last
+    /// commits may be missing or torn.
+    #[arg(long, conflicts_with_all = ["salvage", "adopt", "accept_unknown", "wait"])]
+    accept_lost: bool,
     /// Wait for the present owner to close the store.
     #[arg(long)]
     wait: bool,
@@ -38,13 +52,10 @@ pub struct Recover {
 impl Recover {
     pub fn run(self) -> Result<Output, Failure> {
         if self.dry_run {
-            let found = offline::inspect(&self.path)?;
-            let mut text = status::text(&found);
-            for problem in &found.problems {
-                text += &format!("PROBLEM  {problem}\n");
-            }
-            text += "dry run: nothing was changed\n";
-            return Ok(Output::text(text).code(u8::from(!found.problems.is_empty())));
+            return self.dry_run();
+        }
+        if self.accept_lost {
+            return accept_lost(&self.path);
         }
         signals::on_interrupt(
             "untorn",
@@ -52,11 +63,123 @@ impl Recover {
             || {},
         )
         .map_err(|e| Failure::new(format!("cannot watch for Ctrl-C: {e}")))?;
+        let mut said = String::new();
+        if self.adopt {
+            said = adopt(&self.path, self.wait, false)?;
+        }
         let options = RecoverOptions { salvage: self.salvage, accept_unknown: self.accept_unknown, wait: self.wait };
         let progress = Progress::new("recovering");
         let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
-        refuse_quarantined(&report.quarantined)?;
-        Ok(Output::text(text(&report.recovered)))
+        refuse_quarantined(&report.quarantined).map_err(|e| advise_adoption(&self.path, e))?;
+        refuse_lost(&report.lost_files)?;
+        Ok(Output::text(said + &text(&report.recovered)))
+    }
+
+    fn dry_run(&self) -> Result<Output, Failure> {
+        let mut text = String::new();
+        let mut code = 0;
+        if self.accept_lost {
+            for file in offline::lost_files(&self.path)? {
+                text += &format!("would be taken as it is: {} (store {})\n", file.path.display(), file.store_id);
+            }
+        } else if self.adopt {
+            text += &adopt(&self.path, false, true)?;
+        } else if self.salvage {
+            text += &would_salvage(&self.path)?;
+        } else {
+            let found = status::look(&self.path)?;
+            text += &status::text(&found);
+            code = status::code(&found);
+        }
+        Ok(Output::text(text + "dry run: nothing was changed\n").code(code))
+    }
+}
+
+/// Adopts the files of a copied store, or says what would be adopted.
+fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<String, Failure> {
+    let found = offline::adopt(path, wait, dry_run)?;
+    let mut text = String::new();
+    for file in &found {
+        let size = file.size.map_or("missing".to_owned(), bytes);
+        let what = match &file.refused {
+            Some(why) => format!("cannot be adopted: {why}"),
+            None => format!(
+                "{}: taken to hold its commits up to {}; commit {} is its last",
+                if dry_run { "would be adopted" } else { "adopted" },
+                file.previous_lsn,
+                file.last_lsn
+            ),
+        };
+        text += &format!("  {}  {size}  {what}\n", file.path.display());
+    }
+    if found.iter().any(|file| file.refused.is_some()) {
+        return Err(Failure::new(format!("nothing was adopted, as some files cannot be\n{text}")));
+    }
+    if found.is_empty() {
+        text += "no file of this store lacks its attribute\n";
+    }
+    Ok(text)
+}
+
+/// What salvaging would do.
+fn would_salvage(path: &Path) -> Result<String, Failure> {
+    let found = match offline::inspect(path) {
+        Ok(found) => found,
+        Err(e @ untorn::Error::Corrupt { .. }) => {
+            return Ok(format!(
+                "{e}\nthe journal would be archived in `untorn-salvage.*`; every file would be taken as it is\n"
+            ));
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let mut text = status::text(&found);
+    for file in &found.files_pending {
+        let path = file.path.display();
+        text += &match file.recoverable {
+            true => format!("{path} would be brought to commit {}\n", file.last_lsn),
+            false => format!(
+                "{path} would be left as it is; what commit {} makes of it would go to `untorn-salvage.*/{SALVAGED}`\n",
+                file.last_lsn
+            ),
+        };
+    }
+    text.extend(adoption_advice(path));
+    text += "\n";
+    Ok(text)
+}
+
+/// What to do with a store whose files could be adopted.
+pub fn adoption_advice(path: &Path) -> Option<&'static str> {
+    let found = offline::adopt(path, false, true).ok()?;
+    found.iter().any(|file| file.refused.is_none()).then_some(
+        "If this store was copied without extended attributes (`rsync -a`, `cp -r`, tar), `untorn recover --adopt` \
+         brings the copy to its last commit; with --dry-run, it says how",
+    )
+}
+
+fn advise_adoption(path: &Path, e: Failure) -> Failure {
+    match adoption_advice(path) {
+        Some(advice) => Failure { message: format!("{}\n{advice}", e.message), ..e },
+        None => e,
+    }
+}
+
+fn accept_lost(path: &Path) -> Result<Output, Failure> {
+    let mut text = String::new();
+    for file in offline::accept_lost(path)? {
+        text += &format!("taken as it is: {} (store {})\n", file.path.display(), file.store_id);
+    }
+    if text.is_empty() {
+        text += "no file here waits for a journal that is lost\n";
+    }
+    Ok(Output::text(text))
+}
+
+/// Lost files are a failure, whatever was recovered.
+fn refuse_lost(files: &[LostFile]) -> Result<(), Failure> {
+    match files {
+        [] => Ok(()),
+        files => Err(Failure::new(files.iter().map(LostFile::problem).collect::<Vec<_>>().join("\n"))),
     }
 }
 
@@ -65,12 +188,18 @@ pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     if files.is_empty() {
         return Ok(());
     }
-    let reasons: Vec<String> = files.iter().map(|q| format!("{}: {}", q.path.display(), q.reason)).collect();
+    let reasons: Vec<String> = files.iter().map(reason).collect();
     let files = count(files.len() as u64, "file was", "files were");
     Err(Failure::new(format!(
         "{files} quarantined, with the commits kept; all others are whole\n{}",
         reasons.join("\n")
     )))
+}
+
+/// Why a file is quarantined, with its name once.
+fn reason(q: &Quarantined) -> String {
+    let name = q.path.display().to_string();
+    if q.reason.contains(&name) { q.reason.clone() } else { format!("{name}: {}", q.reason) }
 }
 
 /// What recovery did, in a line, and its notes.

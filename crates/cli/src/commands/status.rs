@@ -2,7 +2,8 @@
 
 use crate::json;
 use clap::{Args, ValueHint};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use untorn::Error;
 use untorn::offline::{self, Inspection};
 use untorn_terminal::table::{bytes, count, pairs};
 use untorn_terminal::{Failure, Output};
@@ -10,7 +11,10 @@ use untorn_terminal::{Failure, Output};
 /// Show the condition of a store.
 ///
 /// Changes nothing and needs no ownership: while a program has the store open, the picture may be a
-/// moment old.
+/// moment old. Root may look at anybody's store.
+///
+/// Exit code: 0 in order, 1 problems, 2 could not look. A store that its owner did not close is in order
+/// if recovery will bring back its last commit.
 #[derive(Args)]
 pub struct Status {
     /// A store's directory, or a file with its own store.
@@ -23,9 +27,45 @@ pub struct Status {
 
 impl Status {
     pub fn run(self) -> Result<Output, Failure> {
-        let found = offline::inspect(&self.path)?;
-        if self.json { json::output(&summary(&found)?) } else { Ok(Output::text(text(&found))) }
+        let found = look(&self.path)?;
+        let output = if self.json { json::output(&summary(&found)?)? } else { Output::text(text(&found)) };
+        Ok(output.code(code(&found)))
     }
+}
+
+/// Exit code of a look that found problems.
+pub const PROBLEMS: u8 = 1;
+/// Exit code of a look that was not possible.
+pub const COULD_NOT_LOOK: u8 = 2;
+
+/// Looks at a store; on failure, with the exit code that tells problems from no look at all.
+pub fn look(path: &Path) -> Result<Inspection, Failure> {
+    offline::inspect(path).map_err(|e| match e {
+        // Damage can be such that there is nothing left to list.
+        Error::Corrupt { .. } | Error::UnknownState { .. } | Error::NeedsJournal { .. } | Error::Foreign { .. } => {
+            Failure::from(e).code(PROBLEMS)
+        }
+        Error::Busy { pid, .. } => {
+            let owner = pid.map_or("its owner".to_owned(), |pid| format!("process {pid}"));
+            Failure::new(format!(
+                "{} is in use, and {owner} changes it all the time: there is no still picture of it. Nothing says that \
+                 it is damaged; look again when it is less busy",
+                path.display()
+            ))
+            .code(COULD_NOT_LOOK)
+        }
+        e => Failure::from(e).code(COULD_NOT_LOOK),
+    })
+}
+
+/// Whether a store is in order: what is in the journal will be brought into the files.
+pub fn is_sound(found: &Inspection) -> bool {
+    found.problems.is_empty() && !found.unknown_state
+}
+
+/// The exit code that says what a look found.
+pub fn code(found: &Inspection) -> u8 {
+    if is_sound(found) { 0 } else { PROBLEMS }
 }
 
 /// Everything but the records, of which there can be very many.
@@ -51,22 +91,37 @@ pub fn text(found: &Inspection) -> String {
     if found.quarantined_journals > 0 {
         lines.push(("quarantine", count(found.quarantined_journals, "journal", "journals")));
     }
+    if !found.lost_files.is_empty() {
+        lines.push(("lost", count(found.lost_files.len() as u64, "file", "files")));
+    }
     let mut text = pairs(&lines);
     for file in &found.files_pending {
         let size = bytes(file.bytes);
-        text += &format!("  pending  {}  {size}  {}\n", file.path.display(), file.outcome);
+        let outcome = if file.recoverable { &file.outcome } else { "a problem" };
+        text += &format!("  pending  {}  {size}  {outcome}\n", file.path.display());
+    }
+    for problem in &found.problems {
+        text += &format!("PROBLEM  {problem}\n");
     }
     text
 }
 
 fn state(found: &Inspection) -> String {
     if !found.problems.is_empty() {
-        return format!("{}; see `untorn check`", count(found.problems.len() as u64, "problem", "problems"));
+        return count(found.problems.len() as u64, "problem", "problems");
     }
     if found.unknown_state {
         return "unknown: the machine went down in class `process`; `untorn recover --accept-unknown` takes the files \
                 as they are"
             .to_owned();
+    }
+    if found.journal_missing {
+        return match found.quarantined_journals {
+            0 => "not made yet; the next opening makes its journal".to_owned(),
+            _ => "the journal is not made yet: recovery was interrupted, or the disk was full. Free some space; the next \
+                  opening, or `untorn recover`, makes it"
+                .to_owned(),
+        };
     }
     if found.clean {
         return "clean: data files are plain and whole".to_owned();

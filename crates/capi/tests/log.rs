@@ -1,0 +1,90 @@
+//! The log reaches a callback, and standard error where `UNTORN_LOG` asks for it.
+
+mod common;
+
+use common::{build_library, cc, link_with, run};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Leaves a store as a kill leaves it, then opens it. Arguments: the directory, the level of the callback, and whether
+/// to put another file into the place of the one with commits. Prints what the callback got.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <untorn.h>
+
+static void on_log(int level, const char *message, void *user_data) {
+    fprintf(user_data, "%d %s\n", level, message);
+    /* Refused: the library is busy with this call. */
+    if (untorn_set_log(0, NULL, NULL) != -1) abort();
+}
+
+int main(int argc, char **argv) {
+    untorn_store *store;
+    untorn_file *file;
+    if (argc != 4 || chdir(argv[1]) != 0) return 2;
+    pid_t child = fork();
+    if (child == 0) {
+        if (!(store = untorn_store_open(".", NULL))) _exit(3);
+        if (!(file = untorn_open_at(store, "file", UNTORN_CREATE, 0644))) _exit(4);
+        if (untorn_pwrite(file, "contents", 8, 0) != 8 || untorn_commit(file) != 0) _exit(5);
+        _exit(0);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child || status != 0) return 6;
+    if (atoi(argv[3])) {
+        if (unlink("file") != 0) return 7;
+        FILE *other = fopen("file", "w");
+        if (!other || fputs("foreign", other) < 0 || fclose(other) != 0) return 8;
+    }
+    if (untorn_set_log(UNTORN_LOG_DEBUG + 1, on_log, stdout) != -1) return 9;
+    if (untorn_set_log(atoi(argv[2]), on_log, stdout) != 0) return 10;
+    if (!(store = untorn_store_open(".", NULL))) return 11;
+    if (untorn_set_log(0, NULL, NULL) != 0) return 12;
+    return untorn_store_close(store) == 0 ? 0 : 13;
+}
+"#;
+
+/// What a run printed, and what went to standard error.
+fn logged(program: &Path, level: u32, foreign: bool, variable: Option<&str>) -> (String, String) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(program);
+    command.arg(dir.path()).arg(level.to_string()).arg(u32::from(foreign).to_string()).env_remove("UNTORN_LOG");
+    if let Some(value) = variable {
+        command.env("UNTORN_LOG", value);
+    }
+    let output = command.output().expect("the program");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    let (out, err) = (text(output.stdout), text(output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    (out, err)
+}
+
+#[test]
+fn recovery_and_quarantine_are_logged_to_whom_it_concerns() {
+    build_library();
+    let build = tempfile::tempdir().expect("a directory");
+    let (source, program) = (build.path().join("log.c"), build.path().join("log"));
+    fs::write(&source, PROGRAM).expect("a source");
+    run(link_with(cc().arg(&source), &program));
+
+    let nothing = (String::new(), String::new());
+    assert_eq!(logged(&program, 0, true, None), nothing);
+    assert_eq!(logged(&program, 2, false, None), nothing, "a recovery is no warning");
+    let (out, err) = logged(&program, 3, false, None);
+    assert!(out.contains("3 recovered a store that was not closed; store: .; commits: 2; files: 1"), "{out}");
+    assert_eq!(err, "");
+    let (out, _) = logged(&program, 2, true, None);
+    assert!(out.starts_with("2 file quarantined; file: file; reason: file: the name is taken"), "{out}");
+
+    let (out, err) = logged(&program, 0, true, Some("warn"));
+    assert_eq!(out, "");
+    assert!(err.contains("untorn: warning: file quarantined; file: file; reason: "), "{err}");
+    assert!(!err.contains("recovered"), "{err}");
+    let (_, err) = logged(&program, 0, false, Some("info"));
+    assert!(err.contains("untorn: info: recovered a store that was not closed"), "{err}");
+}

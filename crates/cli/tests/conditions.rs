@@ -1,0 +1,397 @@
+//! Looking at stores: busy ones, those of others, incomplete ones; what each says, and its exit code.
+
+mod common;
+
+use common::{NOBODY, Run, json, root, run, untorn};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use tempfile::TempDir;
+use untorn::{Store, StoreOptions};
+
+fn open(dir: &Path) -> Store {
+    StoreOptions::default().background(false).open(dir).unwrap()
+}
+
+fn copy(how: &str, from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(how).arg(from).arg(to).status().unwrap().success());
+}
+
+/// A directory with a store `store`, as a kill after two commits leaves it: `file` holds `first commit` on the disk,
+/// and the second commit is in the journal.
+fn killed() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("live"));
+    let file = store.open_or_create("file").unwrap();
+    file.write_all_at(b"first commit", 0).unwrap();
+    file.commit().unwrap();
+    store.checkpoint().unwrap();
+    file.write_all_at(b"second commit", 0).unwrap();
+    file.commit().unwrap();
+    let at = dir.path().join("store");
+    copy("-a", &dir.path().join("live"), &at);
+    file.close().unwrap();
+    store.close().unwrap();
+    fs::remove_dir_all(dir.path().join("live")).unwrap();
+    (dir, at)
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+/// A run as an ordinary user.
+fn as_nobody(arguments: &[&str], path: &Path) -> Run {
+    let mut command = untorn();
+    command.args(arguments).arg(path).stdin(Stdio::null()).uid(NOBODY).gid(NOBODY);
+    command.output().unwrap().into()
+}
+
+#[test]
+fn a_healthy_busy_store_is_never_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StoreOptions::default().sizes(256 << 10, 32 << 10, 4 << 10).open(dir.path()).unwrap();
+    let file = store.open_or_create("file").unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0u64.. {
+                if done.load(Relaxed) {
+                    break;
+                }
+                file.write_all_at(&[n as u8; 1000], n % 10 * 1000).unwrap();
+                file.commit().unwrap();
+                if n.is_multiple_of(5) {
+                    store.checkpoint().unwrap();
+                }
+            }
+        });
+        let looks = || -> Result<(), String> {
+            for look in 0..20_000 {
+                match untorn::offline::inspect(dir.path()) {
+                    Ok(found) if found.problems.is_empty() => {}
+                    Err(untorn::Error::Busy { .. }) => {}
+                    other => return Err(format!("look {look}: {other:?}")),
+                }
+            }
+            Ok(())
+        };
+        let result = looks();
+        done.store(true, Relaxed);
+        result.unwrap();
+    });
+    assert!(run(&["check"], dir.path()).ok().contains("a moment ago"));
+}
+
+/// Everything in a directory: names, contents, modes, owners, times.
+fn everything(dir: &Path) -> Vec<String> {
+    let out = Command::new("find").arg(dir).args(["-printf", "%p %m %U %s %T@ %C@\n"]).output().unwrap();
+    let mut lines: Vec<String> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn root_looks_at_anybodys_store_and_changes_nothing() {
+    if !root() {
+        return;
+    }
+    let (_dir, store) = killed();
+    for path in [store.clone(), store.join("file")] {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let inside = Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(store.join(".untorn")).status().unwrap();
+    assert!(inside.success());
+    let before = everything(&store);
+    for command in ["status", "check", "dump"] {
+        run(&[command], &store).ok();
+    }
+    run(&["recover", "--dry-run"], &store).ok();
+    assert_eq!(everything(&store), before);
+    // To change it is another matter.
+    let e = run(&["recover"], &store).fails(1);
+    assert!(e.contains("run as user 65534"), "{e}");
+    fs::set_permissions(store.join(".untorn"), Permissions::from_mode(0o755)).unwrap();
+    let check = run(&["check"], &store);
+    assert!(check.code == Some(1) && check.out.contains("chmod 700"), "{}{}", check.out, check.err);
+}
+
+#[test]
+fn a_removed_store_directory_is_told_and_there_is_a_way_out() {
+    for standalone in [false, true] {
+        let (dir, store) = killed();
+        let file = store.join("file");
+        let path = match standalone {
+            false => store.clone(),
+            true => file.clone(),
+        };
+        fs::remove_dir_all(store.join(".untorn")).unwrap();
+        // Nothing is here that could be looked at: the file says what it lacks.
+        for command in ["status", "check", "dump", "recover"] {
+            let e = run(&[command], &path).fails(1);
+            assert!(e.contains("file waits for commits in the journal of store "), "{command}: {e}");
+            assert!(e.contains("`untorn recover --accept-lost`"), "{command}: {e}");
+        }
+        // A program makes another store.
+        let e = match standalone {
+            false => {
+                let store = open(&store);
+                let e = store.open_file("file").unwrap_err();
+                store.close().unwrap();
+                e
+            }
+            true => untorn::File::open(&file).unwrap_err(),
+        };
+        assert_eq!(e.kind(), "needs-its-journal");
+        assert!(e.to_string().contains("`untorn recover --accept-lost`"), "{e}");
+        for command in [&["status"][..], &["check"], &["recover", "--dry-run"]] {
+            let look = run(command, &path);
+            // A standalone file that could not be opened may have no store.
+            let said = format!("{}{}", look.out, look.err);
+            assert!(look.code == Some(1) && said.contains("waits for commits in the journal of store "), "{said}");
+        }
+        let e = run(&["recover"], &path).fails(1);
+        assert!(e.contains("--accept-lost"), "{e}");
+        let e = run(&["eject", "--yes"], &path).fails(1);
+        assert!(e.contains("--accept-lost"), "{e}");
+        let e = run(&["recover", "--accept-lost", "--dry-run"], &path).ok();
+        assert!(e.contains("would be taken as it is: file") && e.contains("nothing was changed"), "{e}");
+        let done = run(&["recover", "--accept-lost"], &path).ok();
+        assert!(done.contains("taken as it is: file"), "{done}");
+        assert_eq!(read(&file), "first commit");
+        let again = run(&["recover", "--accept-lost"], &path).ok();
+        assert!(again.contains("no file here waits"), "{again}");
+        let store = open(&store);
+        store.open_file("file").unwrap();
+        store.close().unwrap();
+        run(&["status"], dir.path().join("store").as_path()).ok();
+    }
+}
+
+#[test]
+fn files_of_a_store_that_is_here_are_never_taken_as_they_are() {
+    let (dir, store) = killed();
+    for path in [&store, &store.join("file")] {
+        let said = run(&["recover", "--accept-lost"], path).ok();
+        assert!(said.contains("no file here waits"), "{said}");
+    }
+    run(&["recover"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+    drop(dir);
+}
+
+#[test]
+fn exit_codes_tell_order_problems_and_no_look() {
+    let (dir, store) = killed();
+    for command in ["status", "check", "dump"] {
+        run(&[command], &store).ok();
+        let e = run(&[command], &dir.path().join("nothing")).fails(2);
+        assert!(e.contains("No such file") && e.contains("check the path"), "{command}: {e}");
+        let e = run(&[command], dir.path()).fails(2);
+        assert!(e.contains("cannot find a store"), "{command}: {e}");
+    }
+    // Another file is in the place of the one with pending commits.
+    fs::remove_file(store.join("file")).unwrap();
+    fs::write(store.join("file"), "foreign").unwrap();
+    for command in ["status", "check", "dump"] {
+        let look = run(&[command], &store);
+        assert_eq!(look.code, Some(1), "{command}: {}{}", look.out, look.err);
+        assert_eq!(look.out.matches("PROBLEM").count(), 1, "{}", look.out);
+        assert_eq!(look.out.matches("another file is in the place").count(), 1, "{}", look.out);
+    }
+    let status = run(&["status", "--json"], &store);
+    assert_eq!((status.code, json(&status.out)["clean"].as_bool()), (Some(1), Some(false)));
+    let e = run(&["recover"], &store).fails(1);
+    assert_eq!(e.matches("file: another file is in the place").count(), 1, "{e}");
+    assert!(!e.contains("file: file:"), "{e}");
+    let e = run(&["eject", "--yes"], &store).fails(1);
+    assert_eq!(e.matches("Nothing was overwritten").count(), 1, "{e}");
+    assert!(!e.contains("(file:"), "{e}");
+    assert_eq!(read(store.join("file")), "foreign");
+}
+
+#[test]
+fn a_journal_that_is_not_made_yet_is_no_missing_store() {
+    let (_dir, store) = killed();
+    fs::rename(store.join("file"), store.join("aside")).unwrap();
+    run(&["recover"], &store).fails(1);
+    // As a full disk leaves it: the old journal is quarantined, and the new one could not be made.
+    fs::remove_dir_all(store.join(".untorn/journal")).unwrap();
+    let status = run(&["status"], &store);
+    assert_eq!(status.code, Some(1), "{}{}", status.out, status.err);
+    assert!(status.out.contains("PROBLEM  file has committed changes"), "{}", status.out);
+    fs::rename(store.join("aside"), store.join("file")).unwrap();
+    for command in ["status", "check"] {
+        let look = run(&[command], &store).ok();
+        assert!(look.contains("the journal is not made yet") && look.contains("Free some space"), "{look}");
+    }
+    run(&["recover"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+    // Before its first journal was made.
+    fs::remove_dir_all(store.join(".untorn/journal")).unwrap();
+    assert!(run(&["status"], &store).ok().contains("not made yet; the next opening makes its journal"));
+}
+
+#[test]
+fn a_missing_header_is_damage_that_salvage_mends() {
+    let (_dir, store) = killed();
+    fs::remove_file(store.join(".untorn/journal/header")).unwrap();
+    for command in ["status", "check"] {
+        let e = run(&[command], &store).fails(1);
+        assert!(e.contains("header is damaged: the header file is missing") && e.contains("--salvage"), "{e}");
+    }
+    let e = run(&["recover"], &store).fails(1);
+    assert!(e.contains("the header file is missing"), "{e}");
+    let done = run(&["recover", "--salvage"], &store).ok();
+    assert!(done.contains("untorn-salvage."), "{done}");
+    run(&["check"], &store).ok();
+    assert_eq!(read(store.join("file")), "first commit");
+}
+
+#[test]
+fn a_taken_name_is_a_problem_before_recovery_meets_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("live"));
+    let file = store.open_or_create("new").unwrap();
+    file.write_all_at(b"contents", 0).unwrap();
+    file.commit().unwrap();
+    let at = dir.path().join("store");
+    copy("-a", &dir.path().join("live"), &at);
+    fs::remove_file(at.join("new")).unwrap();
+    assert!(run(&["check"], &at).ok().contains("create"));
+    fs::write(at.join("new"), "foreign").unwrap();
+    let check = run(&["check"], &at);
+    assert_eq!(check.code, Some(1), "{}", check.out);
+    assert!(
+        check.out.contains("new: the name is taken by a file that is not the one the journal knows"),
+        "{}",
+        check.out
+    );
+    assert!(check.out.contains("move that file away"), "{}", check.out);
+    let e = run(&["recover"], &at).fails(1);
+    assert!(e.contains("the name is taken"), "{e}");
+    assert_eq!(read(at.join("new")), "foreign");
+}
+
+#[test]
+fn a_mount_over_a_file_is_called_one() {
+    if !root() {
+        return;
+    }
+    let (dir, store) = killed();
+    let (other, file) = (dir.path().join("other"), store.join("file"));
+    fs::write(&other, "other").unwrap();
+    let mount = Command::new("mount").arg("--bind").arg(&other).arg(&file).output().unwrap();
+    if !mount.status.success() {
+        return eprintln!("skipped: cannot mount");
+    }
+    let check = run(&["check"], &store);
+    let put = run(&["put"], &file);
+    let gone = Command::new("umount").arg(&file).status().unwrap();
+    assert!(gone.success());
+    assert_eq!(check.code, Some(1), "{}{}", check.out, check.err);
+    assert!(check.out.contains("something is mounted there") && check.out.contains("unmount it"), "{}", check.out);
+    assert_eq!(put.code, Some(1), "{}", put.err);
+    run(&["recover"], &store).ok();
+    assert_eq!(read(&file), "second commit");
+}
+
+#[test]
+fn no_right_to_look_is_not_a_missing_store() {
+    if !root() {
+        return;
+    }
+    let (dir, store) = killed();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    for command in ["status", "check", "dump"] {
+        let e = as_nobody(&[command], &store).fails(2);
+        assert!(e.contains("Permission denied") && e.contains("as root"), "{command}: {e}");
+        assert!(!e.contains("No such file"), "{command}: {e}");
+        fs::set_permissions(&store, Permissions::from_mode(0o700)).unwrap();
+        let e = as_nobody(&[command], &store.join("file")).fails(2);
+        assert!(e.contains("Permission denied"), "{command}: {e}");
+        fs::set_permissions(&store, Permissions::from_mode(0o755)).unwrap();
+    }
+    assert_eq!(fs::metadata(store.join(".untorn")).unwrap().mode() & 0o777, 0o700);
+}
+
+/// A killed store with a file that the pending commits change, one that they create, and one that they leave alone;
+/// copied without attributes.
+fn copied() -> (TempDir, PathBuf) {
+    let (dir, killed) = killed();
+    let at = dir.path().join("copy");
+    copy("-r", &killed, &at);
+    (dir, at)
+}
+
+#[test]
+fn a_store_copied_without_attributes_is_adopted() {
+    let user = rustix::process::geteuid().is_root().then_some(NOBODY);
+    let (dir, store) = copied();
+    let run = |arguments: &[&str], path: &Path| match user {
+        Some(_) => as_nobody(arguments, path),
+        None => run(arguments, path),
+    };
+    if let Some(user) = user {
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        assert!(Command::new("chown").args(["-R", &user.to_string()]).arg(&store).status().unwrap().success());
+    }
+    let before = everything(&store);
+    let said = run(&["recover", "--adopt", "--dry-run"], &store).ok();
+    assert!(
+        said.contains("file  12 B  would be adopted: taken to hold its commits up to 2; commit 3 is its last"),
+        "{said}"
+    );
+    assert!(said.contains("nothing was changed"), "{said}");
+    assert_eq!(everything(&store), before);
+    let check = run(&["check"], &store);
+    assert!(check.code == Some(1) && check.out.contains("not sound. If this store was copied"), "{}", check.out);
+    // The usual way round: recovered first, which quarantines the journal, with the right advice.
+    let e = run(&["recover"], &store).fails(1);
+    assert!(e.contains("another file is in the place") && e.contains("`untorn recover --adopt`"), "{e}");
+    assert_eq!(read(store.join("file")), "first commit");
+    let done = run(&["recover", "--adopt"], &store).ok();
+    assert!(done.contains("file  12 B  adopted") && done.contains("plain and whole"), "{done}");
+    assert_eq!(read(store.join("file")), "second commit");
+    run(&["check"], &store).ok();
+    assert!(run(&["recover", "--adopt"], &store).ok().contains("no file of this store lacks its attribute"));
+}
+
+#[test]
+fn a_copy_is_adopted_at_once_and_files_that_cannot_be_are_refused() {
+    let (_dir, store) = copied();
+    run(&["recover", "--adopt"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+
+    let (_dir, store) = copied();
+    fs::hard_link(store.join("file"), store.join("link")).unwrap();
+    let e = run(&["recover", "--adopt"], &store).fails(1);
+    assert!(e.contains("nothing was adopted") && e.contains("several hard links"), "{e}");
+    fs::remove_file(store.join("link")).unwrap();
+    fs::rename(store.join("file"), store.join("aside")).unwrap();
+    let e = run(&["recover", "--adopt"], &store).fails(1);
+    assert!(e.contains("file  missing  cannot be adopted: no file is there"), "{e}");
+    fs::rename(store.join("aside"), store.join("file")).unwrap();
+    run(&["recover", "--adopt"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+}
+
+#[test]
+fn salvage_leaves_the_contents_of_acknowledged_commits_beside() {
+    let (_dir, store) = copied();
+    let before = everything(&store);
+    let said = run(&["recover", "--salvage", "--dry-run"], &store).ok();
+    assert!(said.contains("file would be left as it is") && said.contains("untorn-salvage.*/salvaged"), "{said}");
+    assert_eq!(everything(&store), before);
+    // The first one quarantines the journal; the second one gives it up.
+    run(&["recover", "--salvage"], &store).fails(1);
+    let done = run(&["recover", "--salvage"], &store).ok();
+    let note = done.lines().find(|line| line.contains("file was left as it is")).unwrap_or_else(|| panic!("{done}"));
+    let contents = store.join(note.rsplit(' ').next().unwrap());
+    assert_eq!(read(&contents), "second commit", "{note}");
+    assert_eq!(read(store.join("file")), "first commit");
+    run(&["check"], &store).ok();
+}
