@@ -318,6 +318,8 @@ impl Opening<'_> {
         for dir in quarantined {
             let Some(mut pending) = PendingFiles::read(self.storage(), &dir)? else {
                 // No file waits for it any more: a crash interrupted its removal.
+                // A killed process may have removed the list in the page cache only, and it must not come back alone.
+                self.storage().sync_dir(&dir, sync_point::QUARANTINE_CONTENTS).context("flush", &dir)?;
                 remove_tree(self.storage(), &dir)?;
                 continue;
             };
