@@ -222,7 +222,7 @@ impl Crashed {
         }
         disk.kill();
         drop(owner);
-        let slots = disk.get(&Path::new(HOME).join("header")).expect("there");
+        let slots = disk.get(Path::new(HOME).join("header")).expect("there");
         let header = slots.chunks(BLOCK_BYTES).find_map(|slot| Header::decode(slot, Path::new("header")).ok()?);
         let key = header.expect("a header").key;
         let tree = disk.tree();
