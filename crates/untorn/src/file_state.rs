@@ -131,6 +131,14 @@ impl FileState {
         }
     }
 
+    /// The file can grow to this size: in the addresses of its mapping, and on its file system.
+    fn check_growth(&self, sink: &dyn SpillSink, size: u64, action: &'static str) -> Result<()> {
+        if let Some(region) = &self.region {
+            region.check_room(&self.content, size)?;
+        }
+        sink.check_end(&self.content, size, action)
+    }
+
     /// Reads committed and uncommitted bytes; fewer than asked for only at the end of the file.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let size = self.content.size();
@@ -155,7 +163,7 @@ impl FileState {
             return Ok(offset);
         }
         if range.end > size {
-            sink.check_end(&self.content, range.end, "write")?;
+            self.check_growth(sink, range.end, "write")?;
         }
         // What can fail for lack of space comes first: a write that is refused leaves nothing behind.
         self.content.make_room(sink, bytes.len() as u64)?;
@@ -183,7 +191,7 @@ impl FileState {
         }
         self.check_writable()?;
         if size > self.content.size() {
-            sink.check_end(&self.content, size, "extend")?;
+            self.check_growth(sink, size, "extend")?;
         }
         if let Some(region) = &mut self.region {
             region.resize(&self.content, size)?;
