@@ -22,7 +22,7 @@ const PROGRAMS_MAX: u64 = 1 << 32;
 const SMALLER: Duration = Duration::from_secs(30);
 
 fn effort() -> NameEffort {
-    NameEffort { moments: 3, cuts: 3, alphabet: Alphabet::ALL }
+    NameEffort { moments: 3, cuts: 3, alphabet: Alphabet { rights: false, ..Alphabet::ALL } }
 }
 
 #[test]
@@ -71,4 +71,20 @@ fn again_one_case() {
     assert_eq!(program.to_string().parse(), Ok(program.clone()));
     let effort = NameEffort { moments: 12, cuts: 6, ..effort() };
     try_program(&program, effort).unwrap_or_else(|violation| panic!("{violation}"));
+}
+
+/// A power cut that kept the move and lost the new directory would lose the file.
+#[test]
+fn an_existing_file_moves_into_a_new_directory() {
+    for profile in ["posix", "btrfs", "ext4", "xfs"] {
+        for seed in 0..40 {
+            let case = format!(
+                "plain,{profile},sector,roomy,direct/{seed}/commit=create:d:600;write:d:0:9:1|cut|\
+                 commit=mkdir:b:700;rename:d:b/d|commit=create:e:600"
+            );
+            let program: NameProgram = case.parse().expect("a program");
+            let effort = NameEffort { moments: 12, cuts: 6, ..effort() };
+            try_program(&program, effort).unwrap_or_else(|violation| panic!("{violation}"));
+        }
+    }
 }

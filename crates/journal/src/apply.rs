@@ -9,6 +9,7 @@ use crate::format::{Attribute, AttributeFound, StoreId};
 use crate::invariant;
 use crate::overlay::{NO_END, Overlay, Source};
 use crate::spill::CHUNK_BYTES;
+use crate::sync_point;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ pub struct DataFiles<'a> {
     /// A directory inside the store directory for rename temporaries: a file is there while two files
     /// exchange names.
     pub rename_dir: PathBuf,
+    /// Whether to wait for the disk (class `power`).
+    pub durable: bool,
 }
 
 /// The present location of a file of the final state.
@@ -292,6 +295,9 @@ impl DataFiles<'_> {
             .files
             .values()
             .find(|f| f.name.is_none() && matches!(locations.get(&f.id), Some(Ok(Location::At(at))) if at == to));
+        if self.durable && state.files[&id].created.is_none() && from.parent() != to.parent() {
+            self.sync_parents(to)?;
+        }
         match self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some())) {
             Ok(()) => {
                 if let Some(victim) = replaced {
@@ -303,6 +309,14 @@ impl DataFiles<'_> {
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(to, &e))),
             Err(e) => Err(Error::io("rename to", to, e)),
         }
+    }
+
+    /// A power cut must not keep a file's move and lose the new directory that the file moved into.
+    fn sync_parents(&self, to: &Path) -> Result<()> {
+        for dir in to.ancestors().skip(2) {
+            sync_names(self.storage, dir, sync_point::MOVE_PARENTS)?;
+        }
+        Ok(())
     }
 
     /// Creates a file at its final name, or takes a half-created one for it, and sets attribute and mode.

@@ -380,6 +380,7 @@ impl Opening<'_> {
             epoch: scanned.epoch.unwrap_or(0),
             newest_lsn: Some(scanned.last_lsn),
             rename_dir: dir.to_owned(),
+            durable: flush,
         };
         let mut locations = data_files.find(&state);
         let temporary =

@@ -27,6 +27,8 @@ untorn_os::sync_points! {
     CHECKPOINT_DATA,
     /// Many data files at once, before the log is truncated behind their records.
     CHECKPOINT_MANY,
+    /// The names of the directories on the way, before a file moves into another directory.
+    MOVE_PARENTS,
     /// Directories whose entries were changed by applied commits, before the log is truncated behind their records.
     CHECKPOINT_NAMES,
     /// The attributes of files that the journal is about to give up, no longer pending, before the clean header.

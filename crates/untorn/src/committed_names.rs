@@ -93,6 +93,7 @@ impl Engine {
             epoch: self.epoch,
             newest_lsn: None,
             rename_dir: self.store_dir.journal(),
+            durable: self.is_durable(),
         };
         let mut locations = data_files.find(names);
         let left = data_files.apply_names(names, &mut locations);

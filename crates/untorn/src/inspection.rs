@@ -325,6 +325,7 @@ fn inspect_files(
         epoch: 0,
         newest_lsn: Some(scanned.last_lsn),
         rename_dir: dir.to_owned(),
+        durable: true,
     };
     let locations = data_files.find(&state);
     for file in state.files.values() {

@@ -16,7 +16,6 @@
 //!
 //! Not modelled: old data of other files in the holes of a file; a device that loses what it reported as
 //! flushed, or returns other bytes than it stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
-//! a file that is moved into a new directory, and the directory's own name is lost;
 //! writes of two threads mixing within one call; `fsync` making more durable than it must;
 //! permission checks; quotas; room taken by names and attributes.
 

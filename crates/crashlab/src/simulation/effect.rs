@@ -247,18 +247,6 @@ pub(crate) fn close_over(pending: &[Arc<Effect>], chosen: &mut [bool], profile: 
                 chosen[j] = true;
             }
         }
-        // No file system moves a file to where nobody can reach it: new directories on the way come first.
-        if let Effect::Rename { directory, .. } = *pending[i] {
-            let mut wanted = directory;
-            for j in (0..i).rev() {
-                if let Effect::Link { directory, slot, created: true, .. } = *pending[j]
-                    && slot == wanted
-                {
-                    chosen[j] = true;
-                    wanted = directory;
-                }
-            }
-        }
     }
 }
 
