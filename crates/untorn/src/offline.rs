@@ -56,7 +56,7 @@ pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport>
     inspect_heap(path, false, progress)
 }
 
-/// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::Heap::collect`],
+/// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::heap::Heap::collect`],
 /// it does not know pointers in disguise.
 ///
 /// # Errors

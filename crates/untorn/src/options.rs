@@ -114,7 +114,7 @@ impl StoreOptions {
         self
     }
 
-    /// Wait for another owner to close, instead of [`Error::Busy`]. Default: off.
+    /// Wait for another owner to close, instead of [`crate::Error::Busy`]. Default: off.
     pub fn wait(mut self, on: bool) -> Self {
         self.wait = on;
         self

@@ -94,7 +94,7 @@ impl Heap {
     /// a guard of [`Heap::mutate`]; threads may change the heap again while the commit is being flushed.
     ///
     /// # Errors
-    /// Those of [`Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself.
+    /// Those of [`crate::Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself.
     pub fn commit(&self) -> Result<()> {
         self.commit_with(&[])
     }
