@@ -74,7 +74,7 @@ impl Engine {
             inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
         }
         if inline > self.inline_bytes_max() {
-            // A large commit goes by index.
+            // A large commit goes by reference.
             let shared = self.create_spill()?;
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
             with_bytes.try_for_each(|state| state.content.spill_write_set(&shared))?;
@@ -204,7 +204,7 @@ impl Engine {
     }
 
     /// Threads that shared the last flush, or waited for it, are about to come again: a moment's wait for them,
-    /// at most a quarter of a flush, spares them a flush of their own. A thread that is singles_left never waits.
+    /// at most a quarter of a flush, spares them a flush of their own. A thread that is alone never waits.
     fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         let expected = queue.waiters_max;
         if expected <= 1 || queue.waiting.len() >= expected {
@@ -316,7 +316,7 @@ impl Engine {
                     batch.drain(..n).for_each(|request| request.completion.complete(Ok(())));
                     continue;
                 }
-                // One commit of the run may be to blame: the others try singles_left.
+                // One commit of the run may be to blame: the others try alone.
                 Err(_) if run > 1 && !has_failed => {
                     singles_left = run;
                     continue;

@@ -131,7 +131,7 @@ impl<'a> Names<'a> {
         }
         let path = path.display();
         Err(Error::invalid(format!(
-            "{path}: the mode {mode:04o} takes the right to read from the owner, and no crash could be recovered from;              in a store a file's mode has at least 0400, that of a directory 0500"
+            "{path}: the mode {mode:04o} takes the right to read from the owner, and no crash could be recovered from; in a store a file's mode has at least 0400, that of a directory 0500"
         )))
     }
 
