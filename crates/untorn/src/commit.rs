@@ -281,7 +281,7 @@ impl BuiltRecord {
 // Write.
 impl Engine {
     /// Writes commits: as many as share a flush at once, more flushes if the journal is full in between. A commit
-    /// with names goes singles_left, as it is checked against the names that the commit before it left. Returns whether
+    /// with names goes alone, as it is checked against the names that the commit before it left. Returns whether
     /// the journal is filling up.
     fn write(&self, mut batch: VecDeque<Request>) -> bool {
         let (mut singles_left, mut waited) = (0, false);
