@@ -25,9 +25,10 @@ use super::machine::{Machine, Shared};
 use super::power_cut::{Cut, Snapshot};
 use super::process::SimProcess;
 use crate::mutation::sync_point_index;
+use parking_lot::MutexGuard;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use untorn_os::{Counters, Storage, SyncPoint};
 
 /// A disk in memory, the cache before it, and the processes that use it.

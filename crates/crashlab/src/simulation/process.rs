@@ -440,7 +440,7 @@ impl File for SimFile {
             if self.try_lock(&mut machine, Lock::WholeFile) {
                 return Ok(true);
             }
-            machine = self.shared.unlocked.wait(machine).unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.shared.unlocked.wait(&mut machine);
         }
     }
 
