@@ -16,6 +16,7 @@ use crate::names::Names;
 use crate::queue::{Queue, Request};
 use crate::sync_point;
 use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -337,7 +338,8 @@ impl Engine {
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             return Ok(());
         }
-        let quarantined = self.files.lock().values().find_map(|file| {
+        // Those of a checkpoint that failed.
+        let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
             state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
         });
@@ -507,6 +509,9 @@ impl Engine {
                 // A file whose last handle closed meanwhile keeps nothing of what was refused.
                 self.forget_if_idle(file);
             }
+            let named: Vec<_> = request.names.iter().flat_map(NameOp::paths).map(Path::to_owned).collect();
+            drop(request.names);
+            self.forget_names(named.iter().map(PathBuf::as_path));
             request.completion.complete(Err(e));
         }
     }
