@@ -42,6 +42,10 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
             "not here: it is for a file that is moved or copied after a power cut; \
              `a_closed_file_can_be_moved_after_a_power_cut` fails without it",
         ),
+        sync_point::FORGOTTEN => Some(
+            "not here: it is for a file that is moved after a power cut; \
+             `a_forgotten_file_can_be_moved_after_a_power_cut` fails without it",
+        ),
         sync_point::MOVE_PARENTS => Some(
             "not here: no enumerated program moves a file into a directory that it made; \
              `an_existing_file_moves_into_a_new_directory` fails without it",

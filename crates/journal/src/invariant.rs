@@ -21,6 +21,8 @@ untorn_os::invariants! {
     STICKY_ERROR,
     /// A large commit's spill file stays until the log is truncated behind the records that refer to it.
     SPILL_FILES_STAY,
+    /// The space of uncommitted changes in a spill file is used again only where no change refers to it.
+    SPILLED_BYTES_STAY,
     /// An empty file without an attribute is found under each name that it had.
     HALF_CREATED,
 }

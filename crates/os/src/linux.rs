@@ -296,7 +296,7 @@ impl Storage for Linux {
 
     fn open_files_max(&self) -> usize {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        (limit.unwrap_or(4096) / 2).clamp(8, 4096) as usize
+        (limit.unwrap_or(1024) / 2).clamp(8, 1024) as usize
     }
 
     fn effective_user(&self) -> u32 {

@@ -60,6 +60,7 @@ impl Engine {
             Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
             None => Ok(()),
         };
+        let done = done.and_then(|()| self.forget_unused());
         self.checkpoint_failed.store(done.is_err(), Relaxed);
         done
     }
@@ -208,7 +209,7 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// The data file, unchanged by others, and its name; none if the file is gone.
-    fn data_file(&self, file: &SharedFile) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
+    fn data_file(&self, file: &Arc<SharedFile>) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
         loop {
             {
                 let _names = self.engine.steady_names();
@@ -263,6 +264,8 @@ impl<'a> Checkpoint<'a> {
         };
         write.write()?;
         self.engine.journal.lock().journal.finish_truncate(write);
+        let mut table = self.engine.files.lock();
+        self.files.iter().for_each(|part| table.note_idle(&part.file));
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ use crate::names::Names;
 use crate::queue::{Queue, Request};
 use crate::sync_point;
 use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
+use untorn_journal::spill::SpillSpace;
 use untorn_journal::{Context, Error, Outcome, Result};
 use untorn_os::holds;
 
@@ -75,9 +77,9 @@ impl Engine {
         }
         if inline > self.inline_bytes_max() {
             // A large commit goes by reference.
-            let shared = self.create_spill()?;
+            let mut shared = SpillSpace::new(self.create_spill()?, self.inline_bytes_max());
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
-            with_bytes.try_for_each(|state| state.content.spill_write_set(&shared))?;
+            with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
         }
         let completion = Arc::new(Completion::default());
         let mut queue = self.queue.lock();
@@ -336,7 +338,8 @@ impl Engine {
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             return Ok(());
         }
-        let quarantined = self.files.lock().values().find_map(|file| {
+        // Those of a checkpoint that failed.
+        let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
             state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
         });
@@ -506,6 +509,9 @@ impl Engine {
                 // A file whose last handle closed meanwhile keeps nothing of what was refused.
                 self.forget_if_idle(file);
             }
+            let named: Vec<_> = request.names.iter().flat_map(NameOp::paths).map(Path::to_owned).collect();
+            drop(request.names);
+            self.forget_names(named.iter().map(PathBuf::as_path));
             request.completion.complete(Err(e));
         }
     }

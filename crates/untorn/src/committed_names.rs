@@ -17,8 +17,8 @@ impl Engine {
         journal.dirs.extend(names.touched_dirs());
         let _renaming = self.renaming.write();
         self.update_table(files, &names);
-        if let Some(reason) = self.apply_names(&names) {
-            journal.unapplied.push(Unapplied { names, reason });
+        if let Some(reason) = self.apply_names(files, &names) {
+            journal.unapplied.push(Unapplied { names, files: files.to_vec(), reason });
         }
     }
 
@@ -26,7 +26,7 @@ impl Engine {
     pub(crate) fn apply_waiting_names(&self, journal: &mut JournalState) {
         journal.unapplied.retain_mut(|waiting| {
             let _renaming = self.renaming.write();
-            match self.apply_names(&waiting.names) {
+            match self.apply_names(&waiting.files, &waiting.names) {
                 Some(reason) => {
                     waiting.reason = reason;
                     true
@@ -59,15 +59,16 @@ impl Engine {
         let mut table = self.files.lock();
         for file in files {
             let mut state = file.write();
-            if table.get(state.path()).is_some_and(|f| Arc::ptr_eq(f, file)) {
-                table.remove(state.path());
-            }
+            table.remove_name(state.path(), file);
             let last = &names.files[&file.id];
             state.names_changed |= last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
             state.mode_set = last.final_mode().or(state.mode_set);
             match &last.name {
                 Some(name) => state.content.path = name.clone(),
-                None => state.be_gone(),
+                None => {
+                    table.remove(state.path(), file);
+                    state.be_gone();
+                }
             }
             if state.life == Life::Uncommitted {
                 // The committed overlay was dropped as long as the file had no name.
@@ -81,12 +82,15 @@ impl Engine {
             let state = file.read();
             if state.life == Life::Named {
                 table.insert(state.path().to_owned(), file.clone());
+                if state.handles == 0 {
+                    table.note_idle(file);
+                }
             }
         }
     }
 
     /// Applies committed names on disk. Returns why something could not be done now.
-    fn apply_names(&self, names: &FinalState) -> Option<Error> {
+    fn apply_names(&self, files: &[Arc<SharedFile>], names: &FinalState) -> Option<Error> {
         let data_files = DataFiles {
             storage: &*self.storage,
             store: self.store_id,
@@ -104,16 +108,18 @@ impl Engine {
         let of_files = locations.values().filter_map(|location| location.as_ref().err());
         let of_dirs = left.iter().filter(|dir| !dir.given_up).map(|dir| &dir.reason);
         let waits = of_files.chain(of_dirs).next().cloned();
-        let files = self.files.lock();
-        let mut room = self.storage.open_files_max().saturating_sub(files.len());
-        for file in files.values().filter(|f| names.files.contains_key(&f.id)) {
+        let mut table = self.files.lock();
+        let most = self.storage.open_files_max();
+        for file in files {
             let mut state = file.write();
+            if state.life != Life::Named {
+                continue;
+            }
             match &locations[&file.id] {
                 Ok(Location::At(at)) => {
                     state.quarantine = None;
-                    if state.content.data.is_none() && room > 0 {
-                        room -= 1;
-                        self.open_created(&mut state, at);
+                    if state.content.data.is_none() && table.descriptors() < most && self.open_created(&mut state, at) {
+                        table.note_descriptor(file);
                     }
                 }
                 Ok(Location::Absent) => {}
@@ -124,18 +130,17 @@ impl Engine {
     }
 
     /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
-    fn open_created(&self, state: &mut FileState, at: &Path) {
-        if let Ok(file) = open_for_writing(&*self.storage, at) {
-            let claimed = file.try_claim().unwrap_or(false);
-            let meta = file.meta();
-            if let (true, Ok(meta)) = (claimed, meta) {
-                // Of a file that was open before, an edit from outside must still show.
-                if state.content.last_stat.is_none() {
-                    state.content.base_size = meta.size;
-                    state.content.last_stat = Some(meta);
-                }
-                state.content.data = Some(file);
-            }
+    fn open_created(&self, state: &mut FileState, at: &Path) -> bool {
+        let Ok(file) = open_for_writing(&*self.storage, at) else { return false };
+        let claimed = file.try_claim().unwrap_or(false);
+        let meta = file.meta();
+        let (true, Ok(meta)) = (claimed, meta) else { return false };
+        // Of a file that was open before, an edit from outside must still show.
+        if state.content.last_stat.is_none() {
+            state.content.base_size = meta.size;
+            state.content.last_stat = Some(meta);
         }
+        state.content.data = Some(file);
+        true
     }
 }

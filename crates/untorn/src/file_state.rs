@@ -139,6 +139,15 @@ impl FileState {
         sink.check_end(&self.content, size, action)
     }
 
+    /// Nothing is uncommitted, and every commit of the file is in the data file, durably: the file is as its name
+    /// tells. `checkpoint_lsn` is that of the journal.
+    pub(crate) fn is_plain(&self, checkpoint_lsn: u64) -> bool {
+        let content = &self.content;
+        let unchanged = content.write_set.is_empty() && !content.is_pending() && !self.names_changed;
+        let settled = self.last_lsn <= checkpoint_lsn && self.quarantine.is_none() && !self.outcome_unknown;
+        unchanged && settled && self.life == Life::Named && self.region.is_none()
+    }
+
     /// Reads committed and uncommitted bytes; fewer than asked for only at the end of the file.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let size = self.content.size();

@@ -35,6 +35,7 @@ mod error_paths;
 mod file;
 mod file_state;
 mod file_table;
+mod forget;
 pub mod heap;
 mod inspection;
 #[doc(hidden)]
@@ -44,6 +45,7 @@ mod map;
 mod name_op;
 mod names;
 pub mod offline;
+mod open_files;
 mod open_store;
 mod options;
 mod put;

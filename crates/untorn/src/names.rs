@@ -6,6 +6,7 @@ use crate::name_op::NameOp;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::record::Op;
@@ -167,7 +168,8 @@ impl<'a> Names<'a> {
         let not_empty = || Err(Error::io("remove the directory", path, ErrorKind::DirectoryNotEmpty.into()));
         let inside =
             |(name, entry): (&PathBuf, &Entry)| name.parent() == Some(path) && !matches!(entry, Entry::Nothing);
-        if self.changed.iter().any(inside) {
+        let below = self.changed.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        if below.take_while(|(name, _)| name.starts_with(path)).any(inside) {
             return not_empty();
         }
         match self.engine.storage.list(path) {

@@ -170,6 +170,13 @@ impl Store {
         self.open.journal.lock().journal.write_durable_mark()
     }
 
+    /// Files that were looked at by going through all files of the table, ever. For tests: no commit, change of names or
+    /// checkpoint does that.
+    #[doc(hidden)]
+    pub fn files_walked(&self) -> u64 {
+        self.open.files.lock().walked()
+    }
+
     /// The store's condition.
     pub fn status(&self) -> Status {
         Status::of(&self.open)

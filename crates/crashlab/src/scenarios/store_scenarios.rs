@@ -74,3 +74,29 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
     }
     Ok(())
 }
+
+/// A large change that is changed again and again leaves another large change of the same commit alone.
+pub(crate) fn what_is_spilled_is_overwritten_by_nothing_else() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    file.write_all_at(&[1; 40_000], 100_000).map_err(failed)?;
+    for round in 2..8 {
+        file.write_all_at(&[round; 40_000], 0).map_err(failed)?;
+    }
+    for when in ["uncommitted", "committed"] {
+        let mut found = vec![0; 140_000];
+        file.read_exact_at(&mut found, 0).map_err(failed)?;
+        if found[..40_000] != [7; 40_000] || found[100_000..] != [1; 40_000] {
+            return Err(format!("{when}, the file has bytes of another change"));
+        }
+        file.commit().map_err(failed)?;
+    }
+    let after = disk.fork();
+    open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    let found = after.get("a").map_err(|e| e.to_string())?;
+    match found[..40_000] == [7; 40_000] && found[100_000..] == [1; 40_000] {
+        true => Ok(()),
+        false => Err("recovery finds bytes of another change".into()),
+    }
+}

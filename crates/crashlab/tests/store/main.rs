@@ -4,6 +4,7 @@
 mod checkpoint;
 mod failure_classes;
 mod fixture;
+mod forgotten;
 mod full_page;
 #[path = "../hooked/mod.rs"]
 mod hooked;
