@@ -1,14 +1,17 @@
 //! Committed changes of names, made so in the table of open files and on disk.
 
+use crate::contents_first::ContentsFirst;
 use crate::engine::{Engine, JournalState, Unapplied};
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::name_op::NameOp;
 use crate::queue::Request;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::apply::{DataFiles, Location, open_for_writing};
 use untorn_journal::final_state::FinalState;
 use untorn_journal::{Error, Result};
+use untorn_os::File;
 
 impl Engine {
     /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
@@ -87,6 +90,12 @@ impl Engine {
 
     /// Applies committed names on disk. Returns why something could not be done now.
     fn apply_names(&self, names: &FinalState) -> Option<Error> {
+        let changing: BTreeMap<_, _> = {
+            let files = self.files.lock();
+            let named = files.values().filter(|file| names.files.contains_key(&file.id));
+            named.map(|file| (file.id, file.clone())).collect()
+        };
+        let first = ContentsFirst::new(self, changing);
         let data_files = DataFiles {
             storage: &*self.storage,
             store: self.store_id,
@@ -94,6 +103,7 @@ impl Engine {
             newest_lsn: None,
             rename_dir: self.store_dir.journal(),
             durable: self.is_durable(),
+            contents: Some(&first),
         };
         let mut locations = data_files.find(names);
         let left = data_files.apply_names(names, &mut locations);
@@ -104,16 +114,17 @@ impl Engine {
         let of_files = locations.values().filter_map(|location| location.as_ref().err());
         let of_dirs = left.iter().filter(|dir| !dir.given_up).map(|dir| &dir.reason);
         let waits = of_files.chain(of_dirs).next().cloned();
-        let files = self.files.lock();
-        let mut room = self.storage.open_files_max().saturating_sub(files.len());
-        for file in files.values().filter(|f| names.files.contains_key(&f.id)) {
+        let mut room = self.storage.open_files_max().saturating_sub(self.files.lock().len());
+        for file in first.files() {
             let mut state = file.write();
             match &locations[&file.id] {
                 Ok(Location::At(at)) => {
                     state.quarantine = None;
+                    let written = first.take_written(file.id);
+                    state.attribute_unsynced &= written.is_none();
                     if state.content.data.is_none() && room > 0 {
                         room -= 1;
-                        self.open_created(&mut state, at);
+                        self.open_created(&mut state, at, written);
                     }
                 }
                 Ok(Location::Absent) => {}
@@ -124,8 +135,8 @@ impl Engine {
     }
 
     /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
-    fn open_created(&self, state: &mut FileState, at: &Path) {
-        if let Ok(file) = open_for_writing(&*self.storage, at) {
+    fn open_created(&self, state: &mut FileState, at: &Path, written: Option<Arc<dyn File>>) {
+        if let Ok(file) = written.map_or_else(|| open_for_writing(&*self.storage, at), Ok) {
             let claimed = file.try_claim().unwrap_or(false);
             let meta = file.meta();
             if let (true, Ok(meta)) = (claimed, meta) {
