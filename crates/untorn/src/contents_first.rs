@@ -21,13 +21,16 @@ use untorn_os::File;
 pub(crate) struct ContentsFirst<'a> {
     engine: &'a Engine,
     files: BTreeMap<u64, Arc<SharedFile>>,
-    /// The descriptors that were written through.
+    /// Descriptors that the store may keep.
+    room: usize,
+    /// Those that were written through.
     written: RefCell<BTreeMap<u64, Arc<dyn File>>>,
 }
 
 impl<'a> ContentsFirst<'a> {
     pub(crate) fn new(engine: &'a Engine, files: BTreeMap<u64, Arc<SharedFile>>) -> ContentsFirst<'a> {
-        ContentsFirst { engine, files, written: RefCell::default() }
+        let room = engine.storage.open_files_max().saturating_sub(engine.files.lock().len());
+        ContentsFirst { engine, files, room, written: RefCell::default() }
     }
 
     /// The descriptor through which contents of a file were written.
@@ -87,7 +90,10 @@ impl Contents for ContentsFirst<'_> {
         state.content.base_size = meta.as_ref().map_or(state.content.base_size, |meta| meta.size);
         applied?;
         state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: true });
-        self.written.borrow_mut().insert(file.id, data);
+        let mut written = self.written.borrow_mut();
+        if written.len() < self.room {
+            written.insert(file.id, data);
+        }
         Ok(())
     }
 }
