@@ -202,7 +202,8 @@ impl Setup {
     /// The disk.
     pub fn disk(&self, skipped: u64) -> Options {
         let (profile, model, direct) = (self.profile, self.model, self.direct);
-        Options { profile, model, direct, skipped, seed: 1, ..Options::default() }
+        // One dimension less: what cannot write past the cache cannot make files without a name, either.
+        Options { profile, model, direct, unnamed: direct, skipped, seed: 1, ..Options::default() }
     }
 }
 

@@ -53,6 +53,8 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
         invariant::ONE_COPY => Some("a_racing_store_is_in_this_commit_or_the_next"),
         invariant::SPILLED_BYTES_STAY => Some("what_is_spilled_is_overwritten_by_nothing_else"),
+        invariant::CONTENTS_BEFORE_NAME => Some("a_name_shows_what_is_committed"),
+        invariant::NEWEST_OVER_OLDER => Some("a_checkpoint_leaves_newer_contents"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),
         invariant::HEAP_IS_QUIET => Some("a_commit_of_a_heap_waits_for_a_change"),

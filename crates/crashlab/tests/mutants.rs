@@ -15,6 +15,9 @@ use untorn_os::SyncPoint;
 fn known(step: &str) -> &'static [&'static str] {
     match step {
         "ATTRIBUTE_MANY" => &["closed,posix,sector,tight,direct/0/many/"],
+        "ATTRIBUTE_NEW" => {
+            &["closed,posix,garbage,tight,direct/0/replace/", "closed,posix,sector,tight,buffered/0/mkdir/"]
+        }
         "CHECKPOINT_MANY" => &["closed,posix,sector,tight,direct/0/many,retire/"],
         "QUARANTINE_CONTENTS" => {
             &["closed,posix,sector,tight,direct/0/one,away/", "closed,posix,sector,roomy,buffered/0/large,away/"]

@@ -25,4 +25,6 @@ untorn_os::invariants! {
     SPILLED_BYTES_STAY,
     /// An empty file without an attribute is found under each name that it had.
     HALF_CREATED,
+    /// A file has its committed contents before it gets a name.
+    CONTENTS_BEFORE_NAME,
 }

@@ -21,6 +21,7 @@ mod linux;
 mod linux_map;
 mod mapping;
 mod memory_limit;
+mod metadata_order;
 mod read_write;
 mod storage;
 mod sync_point;

@@ -42,6 +42,24 @@ struct Part {
     names_changed: bool,
 }
 
+impl Part {
+    /// What the data file lacks of the part, and whether a flush of what it has may have failed unseen.
+    fn to_write(&self, data: &Arc<dyn File>) -> (Arc<Overlay>, bool) {
+        let mut state = self.file.write();
+        let Some(written) = state.written_first.take() else { return (self.overlay.clone(), self.again) };
+        let again = self.again || !written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
+        if written.is_all && !again {
+            return (Arc::default(), false);
+        }
+        // A commit wrote newer changes, too: older ones must not go over these.
+        let mut overlay = (*self.overlay).clone();
+        if holds(invariant::NEWEST_OVER_OLDER) {
+            overlay.merge(&state.content.committed);
+        }
+        (Arc::new(overlay), again)
+    }
+}
+
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
 pub struct Checkpoint<'a> {
     engine: &'a Engine,
@@ -161,7 +179,7 @@ impl<'a> Checkpoint<'a> {
 
     /// Writes and flushes one data file.
     fn apply_file(&self, part: &Part, flush: bool, after: After) -> Result<Applied> {
-        let Part { file, overlay, again, names_changed } = part;
+        let Part { file, overlay, names_changed, .. } = part;
         let engine = self.engine;
         let Some((data, path)) = self.data_file(file)? else { return Ok(Applied::Gone) };
         if engine.is_durable() && !overlay.is_empty() && file.read().attribute_unsynced {
@@ -169,10 +187,13 @@ impl<'a> Checkpoint<'a> {
             data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             file.write().attribute_unsynced = false;
         }
-        if *again && engine.is_durable() {
+        let writing = file.writing.lock();
+        let (to_write, again) = part.to_write(&data);
+        if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied = apply_overlay(&*data, overlay, &path).and_then(|()| self.restore_mode(file, &*data, &path));
+        let applied =
+            apply_overlay(&*data, &to_write, &path).and_then(|()| file.read().restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         {
@@ -180,6 +201,7 @@ impl<'a> Checkpoint<'a> {
             content.last_stat = meta.as_ref().ok().copied();
             content.base_size = meta.as_ref().map_or(content.base_size, |meta| meta.size);
         }
+        drop(writing);
         applied?;
         meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
@@ -196,16 +218,6 @@ impl<'a> Checkpoint<'a> {
             flushed.context("flush", &path)?;
         }
         Ok(Applied::Done)
-    }
-
-    /// Sets the mode again that a commit gave to the file, as writing takes setuid and setgid bits away.
-    fn restore_mode(&self, file: &SharedFile, data: &dyn File, path: &Path) -> Result<()> {
-        let Some(mode) = file.read().mode_set else { return Ok(()) };
-        let meta = data.meta().context("look at", path)?;
-        if meta.mode == mode || meta.uid != self.engine.storage.effective_user() {
-            return Ok(());
-        }
-        data.set_mode(mode).context("change the mode of", path)
     }
 
     /// The data file, unchanged by others, and its name; none if the file is gone.

@@ -1,5 +1,6 @@
 //! Committed changes of names, made so in the table of open files and on disk.
 
+use crate::contents_first::ContentsFirst;
 use crate::engine::{Engine, JournalState, Unapplied};
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::name_op::NameOp;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use untorn_journal::apply::{DataFiles, Location, open_for_writing};
 use untorn_journal::final_state::FinalState;
 use untorn_journal::{Error, Result};
+use untorn_os::File;
 
 impl Engine {
     /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
@@ -91,6 +93,8 @@ impl Engine {
 
     /// Applies committed names on disk. Returns why something could not be done now.
     fn apply_names(&self, files: &[Arc<SharedFile>], names: &FinalState) -> Option<Error> {
+        let named = files.iter().filter(|file| file.read().life == Life::Named);
+        let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
         let data_files = DataFiles {
             storage: &*self.storage,
             store: self.store_id,
@@ -98,6 +102,7 @@ impl Engine {
             newest_lsn: None,
             rename_dir: self.store_dir.journal(),
             durable: self.is_durable(),
+            contents: Some(&first),
         };
         let mut locations = data_files.find(names);
         let left = data_files.apply_names(names, &mut locations);
@@ -110,15 +115,15 @@ impl Engine {
         let waits = of_files.chain(of_dirs).next().cloned();
         let mut table = self.files.lock();
         let most = self.storage.open_files_max();
-        for file in files {
+        for file in first.files() {
             let mut state = file.write();
-            if state.life != Life::Named {
-                continue;
-            }
             match &locations[&file.id] {
                 Ok(Location::At(at)) => {
                     state.quarantine = None;
-                    if state.content.data.is_none() && table.descriptors() < most && self.open_created(&mut state, at) {
+                    let written = first.take_written(file.id);
+                    state.attribute_unsynced &= written.is_none();
+                    let room = table.descriptors() < most;
+                    if state.content.data.is_none() && room && self.open_created(&mut state, at, written) {
                         table.note_descriptor(file);
                     }
                 }
@@ -130,8 +135,8 @@ impl Engine {
     }
 
     /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
-    fn open_created(&self, state: &mut FileState, at: &Path) -> bool {
-        let Ok(file) = open_for_writing(&*self.storage, at) else { return false };
+    fn open_created(&self, state: &mut FileState, at: &Path, written: Option<Arc<dyn File>>) -> bool {
+        let Ok(file) = written.map_or_else(|| open_for_writing(&*self.storage, at), Ok) else { return false };
         let claimed = file.try_claim().unwrap_or(false);
         let meta = file.meta();
         let (true, Ok(meta)) = (claimed, meta) else { return false };

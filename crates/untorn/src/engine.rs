@@ -25,7 +25,7 @@ use untorn_os::{Storage, process_generation};
 /// The shared state of an open store.
 ///
 /// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`,
-/// a file's state (of several files in the order of their ids), `queue`.
+/// a file's `writing` (without `files`), a file's state (of several files in the order of their ids), `queue`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
     pub store_dir: StoreDir,

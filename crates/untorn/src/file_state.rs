@@ -1,6 +1,6 @@
 //! One open file of a store: its content, its mapping, and how far its commits have come.
 
-use crate::concurrency::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::concurrency::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
 use crate::region::{Race, Region};
@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use untorn_journal::overlay::{Overlay, Source};
 use untorn_journal::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Kind, Meta, Storage, holds};
+use untorn_os::{File, Kind, Meta, Storage, holds};
 
 /// The unit of comparison of a mapped file: what differs is journaled in whole lines.
 const LINE_BYTES: usize = 64;
@@ -20,12 +20,23 @@ const LINE_BYTES: usize = 64;
 /// A file that is open in a store, shared by its handles.
 pub(crate) struct SharedFile {
     pub id: u64,
+    /// Held while a checkpoint, or a commit that gives the file a name, writes to the data file.
+    pub writing: Mutex<()>,
     state: RwLock<FileState>,
+}
+
+/// Committed contents went into the data file before a name that a commit gave to it, and no checkpoint has flushed
+/// them since.
+pub(crate) struct WrittenFirst {
+    /// The descriptor that they were written through: only that one is sure to tell if they are lost.
+    pub through: Weak<dyn File>,
+    /// The data file has all that is committed.
+    pub is_all: bool,
 }
 
 impl SharedFile {
     pub(crate) fn new(id: u64, state: FileState) -> Arc<SharedFile> {
-        Arc::new(SharedFile { id, state: RwLock::new(state) })
+        Arc::new(SharedFile { id, writing: Mutex::new(()), state: RwLock::new(state) })
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, FileState> {
@@ -67,6 +78,8 @@ pub(crate) struct FileState {
     pub names_changed: bool,
     /// The mode that commits of this epoch gave to the file.
     pub mode_set: Option<u32>,
+    /// What a commit wrote to the data file before it gave the file a name.
+    pub written_first: Option<WrittenFirst>,
     /// The last commit that touched the file, or the one at which the data file was last whole.
     pub last_lsn: u64,
     /// A commit of the file may be in the journal or not.
@@ -92,6 +105,7 @@ impl FileState {
             attribute_unsynced: false,
             names_changed: false,
             mode_set: None,
+            written_first: None,
             last_lsn: 0,
             outcome_unknown: false,
             txn: None,
@@ -146,6 +160,16 @@ impl FileState {
         let unchanged = content.write_set.is_empty() && !content.is_pending() && !self.names_changed;
         let settled = self.last_lsn <= checkpoint_lsn && self.quarantine.is_none() && !self.outcome_unknown;
         unchanged && settled && self.life == Life::Named && self.region.is_none()
+    }
+
+    /// Sets the mode again that a commit gave to the file, as writing takes setuid and setgid bits away.
+    pub(crate) fn restore_mode(&self, storage: &dyn Storage, data: &dyn File) -> Result<()> {
+        let Some(mode) = self.mode_set else { return Ok(()) };
+        let meta = data.meta().context("look at", self.path())?;
+        if meta.mode == mode || meta.uid != storage.effective_user() {
+            return Ok(());
+        }
+        data.set_mode(mode).context("change the mode of", self.path())
     }
 
     /// Reads committed and uncommitted bytes; fewer than asked for only at the end of the file.
@@ -285,6 +309,9 @@ impl FileState {
     /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
     pub(crate) fn finish_commit(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
+        if let Some(written) = self.written_first.as_mut().filter(|_| !commit.overlay.is_empty()) {
+            written.is_all = false;
+        }
         if self.life == Life::Named {
             self.content.committed.merge(&commit.overlay);
         }

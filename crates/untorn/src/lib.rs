@@ -29,6 +29,7 @@ mod committed_names;
 mod completion;
 mod concurrency;
 mod content;
+mod contents_first;
 mod cursor;
 mod engine;
 mod error_paths;

@@ -2,7 +2,7 @@
 
 use super::name_player::NamePlayer;
 use super::name_program::{NameProgram, NameStep, draw_transaction};
-use super::name_tree::{Alphabet, NameChange, NameTree};
+use super::name_tree::{Alphabet, Entry, NameChange, NameTree};
 use crate::differences::{compare_views, mixture};
 use crate::fixture::{plain_files, store_options};
 use crate::oracle::check_leftovers;
@@ -93,6 +93,27 @@ impl Window {
 
 fn text(what: &str) -> impl Fn(Error) -> String + '_ {
     move |e| format!("{what}: {e}")
+}
+
+/// At every moment: a file that has come to a name has all its committed contents, whoever opens that name.
+fn check_shown<'t>(moments: &[Snapshot], allowed: impl Fn(&Snapshot) -> &'t [NameTree]) -> Result<(), String> {
+    let mut before = None;
+    for moment in moments {
+        let names = moment.names();
+        let Some(earlier) = before.replace(names.clone()) else { continue };
+        for (path, slot) in names.iter().filter(|(path, slot)| earlier.get(*path) != Some(slot)) {
+            let found = moment.contents(*slot);
+            let is_that =
+                |tree: &NameTree| matches!(tree.get(path), Some(Entry::File { bytes, .. }) if **bytes == found);
+            if !allowed(moment).iter().any(is_that) {
+                let (path, call, size) = (path.display(), moment.call(), found.len());
+                return Err(format!(
+                    "before call {call}, {path} has come to show {size} bytes that no commit left there"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 struct Run<'p> {
@@ -239,6 +260,11 @@ impl<'p> Run<'p> {
         self.disk.record();
         self.perform(step)?;
         let snapshots = self.disk.recorded();
+        let allowed = |moment: &Snapshot| {
+            let window = Window::unpack(moment.mark());
+            &self.commits[window.acknowledged..=window.begun]
+        };
+        check_shown(&snapshots, allowed)?;
         let rng = &mut Rng::with_seed(mix(self.program.seed ^ mix(nth)));
         for _ in 0..self.effort.moments {
             let snapshot = &snapshots[rng.usize(..snapshots.len())];
@@ -366,6 +392,7 @@ impl<'p> Run<'p> {
             disk.record();
             let first = Run::open(self.program, self.effort, disk, allowed.clone())?;
             let snapshots = first.disk.recorded();
+            check_shown(&snapshots, |_| &allowed)?;
             let snapshot = &snapshots[rng.usize(..snapshots.len())];
             let cuts = snapshot.cuts(64, rng.u64(..));
             let cut = cuts[rng.usize(..cuts.len())];

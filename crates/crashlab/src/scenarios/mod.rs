@@ -13,6 +13,8 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_lost_header_is_missed", store_scenarios::a_lost_header_is_missed),
     ("a_racing_store_is_in_this_commit_or_the_next", store_scenarios::a_racing_store_is_in_this_commit_or_the_next),
     ("what_is_spilled_is_overwritten_by_nothing_else", store_scenarios::what_is_spilled_is_overwritten_by_nothing_else),
+    ("a_name_shows_what_is_committed", store_scenarios::a_name_shows_what_is_committed),
+    ("a_checkpoint_leaves_newer_contents", store_scenarios::a_checkpoint_leaves_newer_contents),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),
     ("a_commit_of_a_heap_waits_for_a_change", heap_scenarios::a_commit_of_a_heap_waits_for_a_change),

@@ -100,3 +100,65 @@ pub(crate) fn what_is_spilled_is_overwritten_by_nothing_else() -> Result<(), Str
         false => Err("recovery finds bytes of another change".into()),
     }
 }
+
+fn is_shown(disk: &SimDisk, name: &str, expected: &[u8]) -> Result<(), String> {
+    let found = disk.get(name).map_err(|e| format!("{name}: {e}"))?;
+    match found == expected {
+        true => Ok(()),
+        false => Err(format!("{name} shows {found:?}, not {expected:?}")),
+    }
+}
+
+/// Another program opens a name as soon as a commit has made it: a new file, one that replaces another, and one that
+/// moves with commits that no checkpoint has applied.
+pub(crate) fn a_name_shows_what_is_committed() -> Result<(), String> {
+    for unnamed in [true, false] {
+        let disk = SimDisk::new(Options { unnamed, ..Options::default() });
+        let store = open(&disk, FailureClass::Power).map_err(failed)?;
+        let mut txn = store.begin();
+        txn.create("a", 0o600).and_then(|file| file.write_all_at(b"first", 0)).map_err(failed)?;
+        txn.commit().map_err(failed)?;
+        is_shown(&disk, "a", b"first")?;
+
+        let mut txn = store.begin();
+        txn.create("new", 0o600).and_then(|file| file.write_all_at(b"second", 0)).map_err(failed)?;
+        txn.rename("new", "a").and_then(|()| txn.commit()).map_err(failed)?;
+        is_shown(&disk, "a", b"second")?;
+
+        let moving = store.open_or_create("b").map_err(failed)?;
+        for text in [&b"older and longer"[..], b"third"] {
+            moving.set_len(0).and_then(|()| moving.write_all_at(text, 0)).map_err(failed)?;
+            moving.commit().map_err(failed)?;
+        }
+        let mut txn = store.begin();
+        txn.rename("b", "a").and_then(|()| txn.commit()).map_err(failed)?;
+        is_shown(&disk, "a", b"third")?;
+        if let Some((left, _)) = disk.tree().iter().find(|(path, _)| !path.starts_with(".untorn") && *path != *"a") {
+            return Err(format!("{} is left over", left.display()));
+        }
+    }
+    Ok(())
+}
+
+/// A file gets a name, and newer contents with it, while a checkpoint is about to write older ones.
+pub(crate) fn a_checkpoint_leaves_newer_contents() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    let change = |text: &[u8]| file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed);
+    change(b"old")?;
+    let checkpoint = store.begin_checkpoint().map_err(failed)?.ok_or("nothing to apply")?;
+    change(b"newest")?;
+    let mut txn = store.begin();
+    txn.rename("a", "b").and_then(|()| txn.commit()).map_err(failed)?;
+    is_shown(&disk, "b", b"newest")?;
+    // One more commit, so that the checkpoint has something to write.
+    file.write_all_at(b"!", 6).and_then(|()| file.commit()).map_err(failed)?;
+    let applied = checkpoint.apply().map_err(failed)?;
+    is_shown(&disk, "b", b"newest!")?;
+    applied.truncate_log().map_err(failed)?;
+    drop(file);
+    let after = disk.snapshot().power_cut(crate::Cut::Nothing).disk;
+    open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    is_shown(&after, "b", b"newest!")
+}

@@ -42,6 +42,8 @@ pub struct Options {
     pub model: Model,
     /// Whether files can be opened past the cache.
     pub direct: bool,
+    /// Whether files can be made without a name.
+    pub unnamed: bool,
     /// Mounted read-only.
     pub read_only: bool,
     /// Effective user of processes, unless said otherwise.
@@ -68,6 +70,7 @@ impl Default for Options {
             profile: Profile::AnyPosix,
             model: Model::SectorAtomic,
             direct: true,
+            unnamed: true,
             read_only: false,
             user: 1000,
             capacity_bytes: None,

@@ -1,11 +1,11 @@
 //! One process on the simulated machine: the traits that Untorn is written against.
 
-use super::disk_options::{Call, Failed, What};
+use super::disk_options::{Call, Failed, Profile, What};
 use super::disk_state::{SIZE_MAX, State, errno};
 use super::inodes::{Body, Inode, Slot};
 use super::machine::{Life, Lock, Machine, Shared};
 use super::simulated_mapping::SimMapping;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ struct SimFile {
     life: Arc<Life>,
     path: Box<Path>,
     slot: Slot,
+    /// Of a file that was made without a name: where it gets one.
+    directory: Option<Slot>,
     handle: u64,
     write: bool,
     direct: bool,
@@ -86,10 +88,30 @@ impl Storage for SimProcess {
             life: self.life.clone(),
             path: path.into(),
             slot,
+            directory: None,
             handle,
             write: how.write,
             direct,
             failures_seen: AtomicU64::new(failures),
+        }))
+    }
+
+    fn create_unnamed(&self, directory: &Path) -> io::Result<Arc<dyn File>> {
+        let describe = || format!("create_unnamed in {:?}", directory.display());
+        let (slot, directory, handle) = self.call(Call::Name, describe, |machine| {
+            let slot = machine.state.create_unnamed(directory, self.user)?;
+            Ok((slot, machine.state.directory(directory)?, machine.opened(slot, &self.life)))
+        })?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: Path::new("an unnamed file").into(),
+            slot,
+            directory: Some(directory),
+            handle,
+            write: true,
+            direct: false,
+            failures_seen: AtomicU64::new(0),
         }))
     }
 
@@ -151,7 +173,7 @@ impl Storage for SimProcess {
         let describe = || format!("check_access {} {access:?}", path.display());
         self.call(Call::Look, describe, |machine| {
             match access {
-                Access::Add => machine.state.directory(path)?,
+                Access::Add | Access::NewMode(_) => machine.state.directory(path)?,
                 Access::Remove | Access::Mode(_) => machine.state.named(path)?,
             };
             if machine.state.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
@@ -192,6 +214,10 @@ impl Storage for SimProcess {
 
     fn sync_file_system_reports_errors(&self) -> bool {
         true
+    }
+
+    fn keeps_order(&self) -> bool {
+        matches!(self.shared.machine().state.options.profile, Profile::Ext4 | Profile::Xfs)
     }
 
     fn space(&self) -> io::Result<Space> {
@@ -313,6 +339,12 @@ fn shortened(len: usize, fault: Option<What>) -> usize {
 }
 
 impl File for SimFile {
+    fn give_name(&self, name: &OsStr) -> io::Result<()> {
+        let directory = self.directory.ok_or_else(|| errno(libc::EINVAL))?;
+        let describe = || format!("give_name {}", name.display());
+        self.call(Call::Name, describe, |machine, _| machine.state.give_name(self.slot, directory, name))
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let len = buf.len();
         let describe = || format!("read {offset}+{len}");

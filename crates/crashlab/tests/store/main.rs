@@ -2,6 +2,7 @@
 //! something.
 
 mod checkpoint;
+mod contents_first;
 mod failure_classes;
 mod fixture;
 mod forgotten;
