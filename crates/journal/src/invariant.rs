@@ -23,4 +23,6 @@ untorn_os::invariants! {
     SPILL_FILES_STAY,
     /// An empty file without an attribute is found under each name that it had.
     HALF_CREATED,
+    /// A restated file may lack what the records before it say, of which the log has lost the first.
+    RESTATED_WHOLE,
 }

@@ -49,6 +49,8 @@ pub struct Checkpoint<'a> {
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
     done: bool,
+    /// Why a part of it waits, which was restated.
+    waits: Option<Error>,
 }
 
 impl Engine {
@@ -96,7 +98,7 @@ impl Engine {
             files.push(Part { file, overlay, again, names_changed });
         }
         let dirs = std::mem::take(&mut state.dirs);
-        Ok(Some(Checkpoint { engine: self, target, files, dirs, done: false }))
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, done: false, waits: None }))
     }
 }
 
@@ -109,10 +111,11 @@ impl<'a> Checkpoint<'a> {
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
-        let names_wait = {
+        let (names_wait, names_healed) = {
             let mut journal = engine.journal.lock();
             engine.apply_waiting_names(&mut journal);
-            journal.unapplied.first().map(|waiting| waiting.reason.clone())
+            self.dirs.append(&mut journal.dirs);
+            (journal.unapplied.first().map(|waiting| waiting.reason.clone()), journal.names_healed)
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
@@ -122,7 +125,7 @@ impl<'a> Checkpoint<'a> {
             engine.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &engine.path)?;
             exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
-        let mut first_error = None;
+        let (mut first_error, mut waiting) = (None, BTreeSet::new());
         for part in &self.files {
             let applied = self.apply_file(part, one_by_one, after);
             let mut state = part.file.write();
@@ -137,6 +140,7 @@ impl<'a> Checkpoint<'a> {
                 Err(e) => {
                     tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
                     state.quarantine = Some(e.clone());
+                    waiting.insert(part.file.id);
                     first_error.get_or_insert(e);
                 }
             }
@@ -146,16 +150,35 @@ impl<'a> Checkpoint<'a> {
         } else if engine.is_durable() {
             self.flush_dirs()?;
         }
-        if let Some(e) = first_error {
-            return Err(e);
-        }
-        if let Some(reason) = names_wait {
-            return Err(reason);
+        if let Some(reason) = first_error.or(names_wait) {
+            if after == After::Clean || !self.restate(&waiting, names_healed)? {
+                return Err(reason);
+            }
+            self.waits = Some(reason);
         }
         self.done = true;
-        self.files.iter().for_each(|part| part.file.write().content.applying = None);
+        for part in self.files.iter().filter(|part| !waiting.contains(&part.file.id)) {
+            let mut state = part.file.write();
+            state.content.applying = None;
+            state.applied_lsn = self.target.durable_lsn;
+            state.attribute_unsynced = false;
+        }
         engine.checkpoints.fetch_add(1, Relaxed);
         Ok(self)
+    }
+
+    /// Restates what could not be applied, so that the log before can be truncated. False: it stays where it is.
+    fn restate(&self, waiting: &BTreeSet<u64>, names_healed: u64) -> Result<bool> {
+        let mut state = self.engine.journal.lock();
+        // Names that were applied after the flush are not restated, and not flushed either.
+        if state.names_healed != names_healed || !self.engine.restate(&mut state, waiting)? {
+            return Ok(false);
+        }
+        for part in self.files.iter().filter(|part| waiting.contains(&part.file.id)) {
+            part.file.write().names_changed |= part.names_changed;
+            state.dirty.insert(part.file.id, part.file.clone());
+        }
+        Ok(true)
     }
 
     /// Writes and flushes one data file.
@@ -262,8 +285,13 @@ impl<'a> Checkpoint<'a> {
             state.journal.begin_truncate(self.target)
         };
         write.write()?;
-        self.engine.journal.lock().journal.finish_truncate(write);
-        Ok(())
+        let mut state = self.engine.journal.lock();
+        state.journal.finish_truncate(write);
+        if self.waits.is_none() && state.unapplied.is_empty() {
+            state.journal.reserve(None);
+        }
+        drop(state);
+        self.waits.clone().map_or(Ok(()), Err)
     }
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct FileState {
     pub mode_set: Option<u32>,
     /// The last commit that touched the file, or the one at which the data file was last whole.
     pub last_lsn: u64,
+    /// The data file holds every commit up to this LSN, and its attribute says so at least.
+    pub applied_lsn: u64,
     /// A commit of the file may be in the journal or not.
     pub outcome_unknown: bool,
     /// The transaction that the file takes part in.
@@ -93,6 +95,7 @@ impl FileState {
             names_changed: false,
             mode_set: None,
             last_lsn: 0,
+            applied_lsn: 0,
             outcome_unknown: false,
             txn: None,
             quarantine: None,
