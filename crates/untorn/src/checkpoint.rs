@@ -23,6 +23,8 @@ use untorn_journal::recovery::{flush_one_by_one, set_checkpoint_lsn};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, holds};
 
+const FLUSH_ATTRIBUTE: &str = "flush the attribute of";
+
 /// What comes after a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum After {
@@ -125,7 +127,7 @@ impl<'a> Checkpoint<'a> {
             engine.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &engine.path)?;
             exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
-        let (mut first_error, mut waiting) = (None, BTreeSet::new());
+        let (mut first_error, mut file_waits, mut waiting) = (None, None, BTreeSet::new());
         for part in &self.files {
             let applied = self.apply_file(part, one_by_one, after);
             let mut state = part.file.write();
@@ -137,10 +139,15 @@ impl<'a> Checkpoint<'a> {
                     state.quarantine = None;
                     self.dirs.extend(state.path().parent().map(Path::to_owned));
                 }
-                Err(e) => {
+                Ok(Applied::Not(e)) => {
                     tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
                     state.quarantine = Some(e.clone());
                     waiting.insert(part.file.id);
+                    file_waits.get_or_insert(e);
+                }
+                Err(e) => {
+                    tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
+                    state.quarantine = Some(e.clone());
                     first_error.get_or_insert(e);
                 }
             }
@@ -150,7 +157,11 @@ impl<'a> Checkpoint<'a> {
         } else if engine.is_durable() {
             self.flush_dirs()?;
         }
-        if let Some(reason) = first_error.or(names_wait) {
+        // A disk that failed a write or a flush may have lost what it had taken of other files, too.
+        if let Some(e) = first_error {
+            return Err(e);
+        }
+        if let Some(reason) = file_waits.or(names_wait) {
             if after == After::Clean || !self.restate(&waiting, names_healed)? {
                 return Err(reason);
             }
@@ -185,10 +196,15 @@ impl<'a> Checkpoint<'a> {
     fn apply_file(&self, part: &Part, flush: bool, after: After) -> Result<Applied> {
         let Part { file, overlay, again, names_changed } = part;
         let engine = self.engine;
-        let Some((data, path)) = self.data_file(file)? else { return Ok(Applied::Gone) };
+        let (data, path) = match self.data_file(file) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(Applied::Gone),
+            Err(e @ Error::Io { action: FLUSH_ATTRIBUTE, .. }) => return Err(e),
+            Err(e) => return Ok(Applied::Not(e)),
+        };
         if engine.is_durable() && !overlay.is_empty() && file.read().attribute_unsynced {
             // A crash must not leave contents in a file that nothing tells from a stranger's.
-            data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
+            data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, &path)?;
             file.write().attribute_unsynced = false;
         }
         if *again && engine.is_durable() {
@@ -242,7 +258,7 @@ impl<'a> Checkpoint<'a> {
                 if let Some(data) = &state.content.data {
                     return match state.changed_outside(&*self.engine.storage)? {
                         Some(changed) => {
-                            self.disown(file.id, &state);
+                            self.disown(file.id, &state)?;
                             Err(changed)
                         }
                         None => Ok(Some((data.clone(), state.path().to_owned()))),
@@ -257,16 +273,17 @@ impl<'a> Checkpoint<'a> {
     /// Gives a file that somebody else edited in place an identity that no journal knows, which keeps recovery from
     /// writing over that edit. If this cannot be noted, a conflict is still what this owner reports. A file that was
     /// only moved, or given a second name, must be recognised when that is undone.
-    fn disown(&self, id: u64, state: &FileState) {
-        let (Some(data), Some(last)) = (&state.content.data, state.content.last_stat) else { return };
+    fn disown(&self, id: u64, state: &FileState) -> Result<()> {
+        let (Some(data), Some(last)) = (&state.content.data, state.content.last_stat) else { return Ok(()) };
         if data.meta().is_ok_and(|now| edited(&now, &last))
             && let Ok(value) = data.attribute()
             && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
             && a.file == id
             && data.set_attribute(&Attribute { file: !id, ..a }.encode()).is_ok()
         {
-            let _ = data.sync_all(sync_point::ATTRIBUTE);
+            data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, state.path())?;
         }
+        Ok(())
     }
 
     fn flush_dirs(&self) -> Result<()> {
@@ -299,6 +316,8 @@ impl<'a> Checkpoint<'a> {
 enum Applied {
     Done,
     Gone,
+    /// Nothing was written: the data file is not there, or not as it was left.
+    Not(Error),
 }
 
 impl Drop for Checkpoint<'_> {
