@@ -72,6 +72,10 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
         invariant::EPOCH => {
             Some("not needed: the chain of checksums, which begins at a random number, refuses other epochs' records")
         }
+        invariant::RESTATED_WHOLE => Some(
+            "not here: no enumerated program has changes that wait in an open store; \
+             `a_commit_under_the_checkpoint_that_restates_its_file` fails without it",
+        ),
         _ => None,
     }
 }

@@ -53,6 +53,10 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
             "not here: no enumerated program moves a file into a directory that it made; \
              `an_existing_file_moves_into_a_new_directory` fails without it",
         ),
+        sync_point::RESTATED => Some(
+            "not here: no enumerated program has changes that wait in an open store; \
+             `names_that_wait_survive_every_crash` fails without it",
+        ),
         sync_point::PUT_CONTENTS | sync_point::PUT_NAME => {
             Some("not here: `put` has no store and no journal; it has its own tests")
         }

@@ -27,4 +27,6 @@ untorn_os::invariants! {
     HALF_CREATED,
     /// A file has its committed contents before it gets a name.
     CONTENTS_BEFORE_NAME,
+    /// A restated file may lack what the records before it say, of which the log has lost the first.
+    RESTATED_WHOLE,
 }

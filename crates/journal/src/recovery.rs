@@ -438,7 +438,7 @@ impl Opening<'_> {
             self.quarantined.push(Quarantined { path: path.clone(), id: 0, reason: reason.clone() });
         }
         let r = &mut self.recovered;
-        r.commits += scanned.accepted.len() as u64;
+        r.commits += scanned.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64;
         r.files += locations.values().filter(|o| o.is_ok()).count() as u64;
         r.bytes += bytes;
         r.torn_tail |= scanned.torn_tail;

@@ -25,6 +25,8 @@ untorn_os::sync_points! {
     SPILL_NAME,
     /// A commit group: the one flush of a commit.
     COMMIT,
+    /// Changes that wait to be applied, restated, before the log is truncated behind their records.
+    RESTATED,
     /// Data files, applied, before the log is truncated behind their records.
     CHECKPOINT_DATA,
     /// Many data files at once, before the log is truncated behind their records.

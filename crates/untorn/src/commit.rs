@@ -334,10 +334,12 @@ impl Engine {
 
     /// Truncates the log by a checkpoint, which must get further than this.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
-        self.checkpoint()?;
+        let done = self.checkpoint();
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
+            // What could not be applied may still wait: it was restated, and is not in the way.
             return Ok(());
         }
+        done?;
         // Those of a checkpoint that failed.
         let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
@@ -470,6 +472,7 @@ impl Engine {
                 data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             }
             state.last_lsn = checkpoint_lsn;
+            state.applied_lsn = checkpoint_lsn;
             state.attribute_set = !self.is_durable() || one_by_one;
         }
         if self.is_durable() && !one_by_one {

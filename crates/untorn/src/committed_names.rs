@@ -5,7 +5,8 @@ use crate::engine::{Engine, JournalState, Unapplied};
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::name_op::NameOp;
 use crate::queue::Request;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::apply::{DataFiles, Location, open_for_writing};
 use untorn_journal::final_state::FinalState;
@@ -17,25 +18,36 @@ impl Engine {
     /// left to the next checkpoint; recovery would do all of it, so nothing depends on it here.
     pub(crate) fn follow_names(&self, files: &[Arc<SharedFile>], names: FinalState, journal: &mut JournalState) {
         journal.dirs.extend(names.touched_dirs());
-        let _renaming = self.renaming.write();
+        let renaming = self.renaming.write();
         self.update_table(files, &names);
-        if let Some(reason) = self.apply_names(files, &names) {
-            journal.unapplied.push(Unapplied { names, files: files.to_vec(), reason });
+        let unapplied = self.apply_names(files.to_vec(), names);
+        drop(renaming);
+        let Some(mut unapplied) = unapplied else { return };
+        for file in files {
+            if let Some(waiting) = unapplied.names.files.get_mut(&file.id) {
+                // What was committed to a file before it was unlinked need not be in it.
+                waiting.previous_lsn = file.read().applied_lsn;
+            }
         }
+        journal.unapplied.push(unapplied);
+        self.reserve_for_waiting(journal);
     }
 
     /// Applies committed names that could not be applied when they were committed.
     pub(crate) fn apply_waiting_names(&self, journal: &mut JournalState) {
-        journal.unapplied.retain_mut(|waiting| {
+        for waiting in std::mem::take(&mut journal.unapplied) {
             let _renaming = self.renaming.write();
-            match self.apply_names(&waiting.files, &waiting.names) {
-                Some(reason) => {
-                    waiting.reason = reason;
-                    true
-                }
-                None => false,
+            let before = (waiting.names.files.len(), waiting.names.dirs.len());
+            let touched = waiting.names.touched_dirs();
+            let still = self.apply_names(waiting.files, waiting.names);
+            let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
+            if after != Some(before) {
+                // The directories were flushed before these names were in them.
+                journal.dirs.extend(touched);
+                journal.names_healed += 1;
             }
-        });
+            journal.unapplied.extend(still);
+        }
     }
 
     /// Names are checked against what is on the disk: committed ones that could not be applied must be out of
@@ -91,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// Applies committed names on disk. Returns why something could not be done now.
-    fn apply_names(&self, files: &[Arc<SharedFile>], names: &FinalState) -> Option<Error> {
+    /// Applies committed names of these files on disk. Returns those that could not be applied now, and why.
+    fn apply_names(&self, mut files: Vec<Arc<SharedFile>>, mut names: FinalState) -> Option<Unapplied> {
         let named = files.iter().filter(|file| file.read().life == Life::Named);
         let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
         let data_files = DataFiles {
@@ -104,15 +116,15 @@ impl Engine {
             durable: self.is_durable(),
             contents: Some(&first),
         };
-        let mut locations = data_files.find(names);
-        let left = data_files.apply_names(names, &mut locations);
+        let mut locations = data_files.find(&names);
+        let left = data_files.apply_names(&names, &mut locations);
         for dir in &left {
             tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
         }
         // Also of files that no table has any more: a committed unlink is not forgotten.
         let of_files = locations.values().filter_map(|location| location.as_ref().err());
-        let of_dirs = left.iter().filter(|dir| !dir.given_up).map(|dir| &dir.reason);
-        let waits = of_files.chain(of_dirs).next().cloned();
+        let dirs_left = || left.iter().filter(|dir| !dir.given_up);
+        let reason = of_files.chain(dirs_left().map(|dir| &dir.reason)).next().cloned();
         let mut table = self.files.lock();
         let most = self.storage.open_files_max();
         for file in first.files() {
@@ -131,7 +143,14 @@ impl Engine {
                 Err(e) => state.quarantine = Some(e.clone()),
             }
         }
-        waits
+        let reason = reason?;
+        drop(table);
+        let waiting: BTreeSet<u64> = locations.iter().filter(|(_, at)| at.is_err()).map(|(id, _)| *id).collect();
+        let mut dirs: BTreeSet<PathBuf> = dirs_left().map(|dir| dir.path.clone()).collect();
+        dirs.extend(waiting.iter().flat_map(|id| names.dirs_of(&names.files[id])));
+        names.retain(&waiting, &dirs);
+        files.retain(|file| waiting.contains(&file.id));
+        Some(Unapplied { names, files, reason })
     }
 
     /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.

@@ -73,6 +73,8 @@ pub(crate) struct JournalState {
     pub dirs: BTreeSet<PathBuf>,
     /// Committed names that could not be applied.
     pub unapplied: Vec<Unapplied>,
+    /// How often names that waited could be applied.
+    pub names_healed: u64,
 }
 
 /// Committed names that could not be applied.
@@ -86,7 +88,7 @@ pub(crate) struct Unapplied {
 
 impl JournalState {
     pub(crate) fn new(journal: Journal) -> JournalState {
-        JournalState { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new() }
+        JournalState { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new(), names_healed: 0 }
     }
 }
 

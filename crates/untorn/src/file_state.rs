@@ -82,6 +82,8 @@ pub(crate) struct FileState {
     pub written_first: Option<WrittenFirst>,
     /// The last commit that touched the file, or the one at which the data file was last whole.
     pub last_lsn: u64,
+    /// The data file holds every commit up to this LSN, and its attribute says so at least.
+    pub applied_lsn: u64,
     /// A commit of the file may be in the journal or not.
     pub outcome_unknown: bool,
     /// The transaction that the file takes part in.
@@ -107,6 +109,7 @@ impl FileState {
             mode_set: None,
             written_first: None,
             last_lsn: 0,
+            applied_lsn: 0,
             outcome_unknown: false,
             txn: None,
             quarantine: None,

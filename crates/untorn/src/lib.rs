@@ -52,6 +52,7 @@ mod options;
 mod put;
 mod queue;
 mod region;
+mod restate;
 mod status;
 mod store;
 #[doc(hidden)]

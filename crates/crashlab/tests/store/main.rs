@@ -16,3 +16,4 @@ mod quarantine;
 mod recovery;
 mod refused_commits;
 mod transactions;
+mod waiting;
