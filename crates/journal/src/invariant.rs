@@ -3,6 +3,8 @@
 untorn_os::invariants! {
     /// A record counts only if its checksum is right.
     CHECKSUM,
+    /// Checksums of records are keyed: bytes that a program made the journal hold are never a record.
+    KEYED_CHECKSUM,
     /// A record is accepted only behind the one whose checksum it repeats.
     CHAIN,
     /// A record is accepted only if the ones before it are of the same epoch.
@@ -23,4 +25,8 @@ untorn_os::invariants! {
     SPILL_FILES_STAY,
     /// An empty file without an attribute is found under each name that it had.
     HALF_CREATED,
+    /// A directory gets its mode when everything in it is done: a mode may forbid that.
+    MODES_LAST,
+    /// Only a file that waits for itself, by way of others, is moved to a rename temporary.
+    ONLY_CYCLES,
 }
