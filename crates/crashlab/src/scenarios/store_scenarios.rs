@@ -32,19 +32,18 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
 /// Bytes of a commit that fills most of a segment.
 const FILLING_BYTES: usize = 11 << 10;
 
-/// A store whose one segment held these bytes, and holds a smaller commit now that is not yet applied.
+/// A store whose one segment was full of these bytes. A smaller commit, which is not applied yet, has taken the place
+/// where their record began.
 fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
     let disk = SimDisk::new(Options::default());
     let options = StoreOptions::default().background(false).sizes(16 << 10, 16 << 10, 12 << 10);
     let opened = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new());
     let store = opened.map_err(failed)?;
     let file = store.open_or_create("a").map_err(failed)?;
-    store.checkpoint().map_err(failed)?;
-    for bytes in [filling, b"small"] {
+    // Blocks 1 to 3 of the segment, then 0 to 2, 3, and 0.
+    for bytes in [filling, filling, b"first", b"small"] {
+        store.checkpoint().map_err(failed)?;
         file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
-        if bytes.len() > 5 {
-            store.checkpoint().map_err(failed)?;
-        }
     }
     disk.kill();
     Ok(disk)
@@ -55,16 +54,14 @@ fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
 pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
     let segment = |disk: &SimDisk| disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string());
     // Where the bytes come to lie, as everything happens again from the same seed.
-    let marked: Vec<u8> = (0..FILLING_BYTES as u32 / 4).flat_map(|n| (n + (1 << 24)).to_le_bytes()).collect();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let marked: Vec<u8> = (0..FILLING_BYTES).map(|_| rng.u8(1..)).collect();
     let found = segment(&recycled(&marked)?)?;
-    let word = |at: usize| u32::from_le_bytes(found[at..at + 4].try_into().expect("four bytes"));
     let mut filling = vec![0; FILLING_BYTES];
     let mut made = 0;
     for position in (0..found.len()).step_by(BLOCK_BYTES) {
-        let Some(at) = word(position).checked_sub(1 << 24).map(|n| n as usize * 4) else { continue };
-        if at + RECORD_HEAD_BYTES > FILLING_BYTES || found[position..position + 4] != marked[at..at + 4] {
-            continue;
-        }
+        let left = &found[position..position + RECORD_HEAD_BYTES];
+        let Some(at) = marked.windows(RECORD_HEAD_BYTES).position(|bytes| bytes == left) else { continue };
         let head = RecordHead {
             kind: RecordKind::DurableMark,
             body_by_reference: false,
