@@ -1,8 +1,8 @@
 //! A running program over names on the simulated disk, beside the model.
 
+use super::name_effort::{NameEffort, NameTotals};
 use super::name_player::NamePlayer;
 use super::name_program::{NameProgram, NameStep};
-use super::name_simulation::{NameEffort, NameTotals};
 use super::name_tree::{NameChange, NameTree};
 use crate::differences::{compare_views, mixture};
 use crate::fixture::{plain_files, store_options};

@@ -3,7 +3,7 @@
 //! From the bottom: [`inodes`] is one state of a whole disk; [`effect`] is a change that is not yet durable;
 //! [`disk_state`] is disk and cache with every operation on them; [`flushing`] is what syncs do to it, and
 //! [`power_cut`] what power cuts do; [`machine`] adds processes, locks and mappings; [`process`] has the traits;
-//! [`refusal`] is what the kernel refuses them; [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
+//! [`refusal`] is what the kernel refuses them, [`permissions`] what it allows; [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
 
 mod disk;
 mod disk_options;
@@ -14,6 +14,7 @@ pub(crate) mod inodes;
 mod machine;
 mod mapped_pages;
 mod other_programs;
+mod permissions;
 mod power_cut;
 mod process;
 mod real_memory;
