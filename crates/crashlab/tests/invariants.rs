@@ -51,6 +51,9 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
     match invariant {
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
+        invariant::KEYED_CHECKSUM => Some("contents_that_look_like_records_are_none"),
+        invariant::MODES_LAST => Some("a_directory_that_is_closed_is_filled"),
+        invariant::ONLY_CYCLES => Some("a_file_that_waits_keeps_its_place"),
         invariant::ONE_COPY => Some("a_racing_store_is_in_this_commit_or_the_next"),
         invariant::SPILLED_BYTES_STAY => Some("what_is_spilled_is_overwritten_by_nothing_else"),
         invariant::CONTENTS_BEFORE_NAME => Some("a_name_shows_what_is_committed"),

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{Errno, File, Kind, Open, Storage, SyncPoint, holds, write_all_at};
+use untorn_os::{Errno, File, Kind, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
 
 /// The data files of a store, as a final state is applied to them.
 pub struct DataFiles<'a> {
@@ -536,7 +536,7 @@ impl DataFiles<'_> {
             Ok(_) => return Ok(Attempt::Blocked(occupied(path, &ErrorKind::AlreadyExists.into()))),
             Err(_) => {}
         }
-        let mode = dir.mode.unwrap_or(0o700) | OWNER_RIGHTS;
+        let mode = dir.mode.unwrap_or(0o700) | value_if_holds(invariant::MODES_LAST, OWNER_RIGHTS);
         match self.with_rights(state, &[path], || self.storage.mkdir(path, mode)) {
             Ok(()) => Ok(Attempt::Done),
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(path, &e))),
@@ -564,7 +564,7 @@ impl DataFiles<'_> {
         act: impl Fn() -> std::io::Result<T>,
     ) -> std::io::Result<T> {
         let refused = match act() {
-            Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
+            Err(e) if e.kind() == ErrorKind::PermissionDenied && holds(invariant::MODES_LAST) => e,
             done => return done,
         };
         let mut widened = false;
@@ -601,7 +601,7 @@ impl DataFiles<'_> {
         for start in 0..moves.len() {
             let (id, from, _) = &moves[start];
             let temporary = self.rename_temporary(*id);
-            if *from == temporary || !in_cycle(start, moves.len(), &waits_for) {
+            if *from == temporary || (holds(invariant::ONLY_CYCLES) && !in_cycle(start, moves.len(), &waits_for)) {
                 continue;
             }
             if self.storage.rename(from, &temporary, false).is_ok() {

@@ -3,8 +3,10 @@
 use super::opening::{failed, open};
 use crate::simulation::Options;
 use crate::simulation::SimDisk;
-use untorn::{Error, FailureClass, MapOptions, Store, Tracker};
-use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS};
+use std::path::PathBuf;
+use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
+use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Key, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use untorn_journal::store_dir::StoreDir;
 
 fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
     match opened {
@@ -25,6 +27,62 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
     disk.kill();
     disk.overwrite(".untorn/journal/segment.0", 20, &[0xff]).map_err(|e| e.to_string())?;
     is_refused(open(&disk, FailureClass::Power))
+}
+
+/// Bytes of a commit that fills most of a segment.
+const FILLING_BYTES: usize = 11 << 10;
+
+/// A store whose one segment was full of these bytes. A smaller commit, which is not applied yet, has taken the place
+/// where their record began.
+fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
+    let disk = SimDisk::new(Options::default());
+    let options = StoreOptions::default().background(false).sizes(16 << 10, 16 << 10, 12 << 10);
+    let opened = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new());
+    let store = opened.map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    // Blocks 1 to 3 of the segment, then 0 to 2, 3, and 0.
+    for bytes in [filling, filling, b"first", b"small"] {
+        store.checkpoint().map_err(failed)?;
+        file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
+    }
+    disk.kill();
+    Ok(disk)
+}
+
+/// A program writes what would be records if their checksums had no key. Once the segment is used again, recovery
+/// meets these bytes.
+pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
+    let segment = |disk: &SimDisk| disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string());
+    // Where the bytes come to lie, as everything happens again from the same seed.
+    let mut rng = fastrand::Rng::with_seed(1);
+    let marked: Vec<u8> = (0..FILLING_BYTES).map(|_| rng.u8(1..)).collect();
+    let found = segment(&recycled(&marked)?)?;
+    let mut filling = vec![0; FILLING_BYTES];
+    let mut made = 0;
+    for position in (0..found.len()).step_by(BLOCK_BYTES) {
+        let left = &found[position..position + RECORD_HEAD_BYTES];
+        let Some(at) = marked.windows(RECORD_HEAD_BYTES).position(|bytes| bytes == left) else { continue };
+        let head = RecordHead {
+            kind: RecordKind::DurableMark,
+            body_by_reference: false,
+            len: RECORD_HEAD_BYTES as u64,
+            lsn: 1_000_000,
+            epoch: 1,
+            generation: 1_000_000,
+            position: position as u64,
+            previous_crc: 0,
+            durable_lsn: 999_999,
+        };
+        head.seal(&mut filling[at..at + RECORD_HEAD_BYTES], Key(0));
+        made += 1;
+    }
+    if made == 0 {
+        return Err("nothing of the first commit is left in the segment".into());
+    }
+    let disk = recycled(&filling)?;
+    open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    filling[..5].copy_from_slice(b"small");
+    if disk.get("a").is_ok_and(|found| found == filling) { Ok(()) } else { Err("another file is there".into()) }
 }
 
 /// The header that named the boot is damaged, the machine went down, and the header before it knows nothing
