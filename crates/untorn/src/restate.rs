@@ -14,9 +14,10 @@ use untorn_journal::record::{FileRef, Op, Record};
 
 impl Engine {
     /// Restates the names that wait, and all of these files, whose contents wait. Returns whether the log may be
-    /// truncated: it may not if there is no room for the record, or if nothing but what waits is in the log.
+    /// truncated: it may not if there is no room for the record, or if nothing but what waits is in the log. As long as the
+    /// log is not filling up it is left as it is: a disk that is full may refuse the record, too.
     pub(crate) fn restate(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) -> Result<bool> {
-        if journal.journal.holds_only_restated() {
+        if journal.journal.holds_only_restated() || !self.wants_checkpoint(journal) {
             return Ok(false);
         }
         let (record, files) = self.restated(journal, waiting);

@@ -51,6 +51,16 @@ impl Concerned {
         self.names.iter().any(|name| path.starts_with(name) || name.starts_with(path))
     }
 
+    /// Whether this is what a crash leaves of a file that was being made for a name that may wait: it goes with the next
+    /// recovery to which nothing is refused.
+    pub fn leaves(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let id = name.strip_prefix('.').and_then(|name| name.strip_suffix(".untorn")).unwrap_or_default();
+        let is_temporary = id.len() == 16 && id.chars().all(|c| c.is_ascii_hexdigit());
+        let beside = |name: &PathBuf| name.parent() == path.parent();
+        is_temporary && (self.refusal.concerns(path) || self.names.iter().any(beside))
+    }
+
     /// Whether a change of this name can be made all the same.
     pub fn spares(&self, path: &Path) -> bool {
         let concerned = |name: &Path| self.refusal.concerns(name) || self.has(name);

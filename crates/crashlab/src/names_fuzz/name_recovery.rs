@@ -160,7 +160,7 @@ impl Run<'_> {
             return Err(format!("this has nothing to do with what is in quarantine: {other:?}"));
         }
         let mut found: Files = plain_files(&disk);
-        found.retain(|name, _| !concerned.has(name));
+        found.retain(|name, _| !concerned.has(name) && !concerned.leaves(name));
         let spared = |tree: &NameTree| tree.without(|name| concerned.has(name));
         let before = allowed.clone();
         allowed.retain(|tree| spared(tree).is_same(&found, self.effort.alphabet));
