@@ -19,7 +19,6 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
         }
         invariant::DURABLE_HEADER => &["closed,posix,sector,tight,buffered/0/other,one,retire,one,retire/"],
         invariant::SPILL_FILES_STAY => &["closed,posix,sector,roomy,direct/0/one,cut,large,retire,apply/"],
-        invariant::HALF_CREATED => &["closed,posix,sector,tight,buffered/0/replace,move/"],
         invariant::STICKY_ERROR => &["closed,ext4,sector,tight,buffered/0/one,one/"],
         invariant::OTHER_SLOT => &["closed,posix,garbage,tight,direct/0/one,retire/"],
         invariant::APPLY_AGAIN => &["closed,posix,sector,roomy,direct/0/one,retire,append,retire/"],
@@ -56,6 +55,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::ONLY_CYCLES => Some("a_file_that_waits_keeps_its_place"),
         invariant::ONE_COPY => Some("a_racing_store_is_in_this_commit_or_the_next"),
         invariant::SPILLED_BYTES_STAY => Some("what_is_spilled_is_overwritten_by_nothing_else"),
+        invariant::HALF_CREATED => Some("what_is_half_made_has_no_second_name"),
         invariant::CONTENTS_BEFORE_NAME => Some("a_name_shows_what_is_committed"),
         invariant::NEWEST_OVER_OLDER => Some("a_checkpoint_leaves_newer_contents"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),

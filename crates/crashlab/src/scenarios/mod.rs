@@ -17,6 +17,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_file_that_waits_keeps_its_place", name_scenarios::a_file_that_waits_keeps_its_place),
     ("a_racing_store_is_in_this_commit_or_the_next", store_scenarios::a_racing_store_is_in_this_commit_or_the_next),
     ("what_is_spilled_is_overwritten_by_nothing_else", store_scenarios::what_is_spilled_is_overwritten_by_nothing_else),
+    ("what_is_half_made_has_no_second_name", store_scenarios::what_is_half_made_has_no_second_name),
     ("a_name_shows_what_is_committed", store_scenarios::a_name_shows_what_is_committed),
     ("a_checkpoint_leaves_newer_contents", store_scenarios::a_checkpoint_leaves_newer_contents),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),

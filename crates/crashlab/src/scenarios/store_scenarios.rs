@@ -220,3 +220,23 @@ pub(crate) fn a_checkpoint_leaves_newer_contents() -> Result<(), String> {
     open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
     is_shown(&after, "b", b"newest!")
 }
+
+/// A power cut keeps the first name of an empty new file, and neither its attribute nor its second name.
+pub(crate) fn what_is_half_made_has_no_second_name() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let mut txn = store.begin();
+    txn.create("a", 0o600).map(drop).and_then(|()| txn.commit()).map_err(failed)?;
+    let mut txn = store.begin();
+    txn.rename("a", "b").and_then(|()| txn.commit()).map_err(failed)?;
+    let moment = disk.snapshot();
+    for cut in moment.cuts(256, 1) {
+        let after = moment.power_cut(cut).disk;
+        open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+        is_shown(&after, "b", b"")?;
+        if after.get("a").is_ok() {
+            return Err(format!("{cut}: the file is there under a name that it has no more, too"));
+        }
+    }
+    Ok(())
+}
