@@ -37,6 +37,14 @@ pub const UNTORN_HEAP_MUST_EXIST: u32 = 1;
 /// store's address (UNTORN_E_RACING_STORE).
 pub const UNTORN_HEAP_DEBUG_RACES: u32 = 2;
 
+/// Heap flag, a promise: no thread stores to the heap during a commit, unless the thread is between
+/// untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory
+/// follows what is in use. A store that breaks the promise can be undone in memory.
+pub const UNTORN_HEAP_QUIET: u32 = 4;
+/// Heap flag, for debugging: allocating or freeing outside of untorn_heap_begin() and untorn_heap_end() fails with
+/// EINVAL, and so does the next commit.
+pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
+
 /// How to open a heap. Zero is the default of everything but `size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -52,9 +60,9 @@ pub struct untorn_heap_options {
     /// probability that two heaps overlap is 1 in 224.
     pub address: u64,
     /// The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
-    /// heaps that are larger than memory. 0: the heap's size.
+    /// heaps that use more than memory. 0: what the heap uses.
     pub dirty_max: u64,
-    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, or'ed.
+    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS, or'ed.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -107,12 +115,18 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     let result = HeapOptions::new().store(store);
     // SAFETY: the caller's promise.
     let Some(options) = (unsafe { versioned::read(options)? }) else { return Ok(result) };
-    if options.flags & !(UNTORN_HEAP_MUST_EXIST | UNTORN_HEAP_DEBUG_RACES) != 0 || options.reserved != 0 {
+    let known = UNTORN_HEAP_MUST_EXIST | UNTORN_HEAP_DEBUG_RACES | UNTORN_HEAP_QUIET | UNTORN_HEAP_DEBUG_GUARDS;
+    if options.flags & !known != 0 || options.reserved != 0 {
         return Err(Failure::invalid(format!("unknown bits in the heap flags {:#x}", options.flags)));
     }
     let mut result = result
         .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
-        .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0);
+        .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
+        .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0);
+    if options.flags & UNTORN_HEAP_QUIET != 0 {
+        // SAFETY: the caller's promise, which the flag is.
+        result = unsafe { result.quiet(true) };
+    }
     if options.address_space != 0 {
         result = result.address_space(options.address_space);
     }
@@ -283,7 +297,8 @@ pub extern "C" fn untorn_heap_commit_async(heap: *mut untorn_heap) -> *mut untor
 pub extern "C" fn untorn_heap_rollback(heap: *mut untorn_heap) -> c_int {
     guard(-1, || {
         with_heap(heap, |heap| {
-            heap.rollback()?;
+            // SAFETY: the caller was told which pointers become invalid.
+            unsafe { heap.rollback()? };
             Ok(0)
         })
     })

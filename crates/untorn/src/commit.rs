@@ -47,6 +47,17 @@ impl Engine {
     /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own. If a
     /// file is quarantined, tries a checkpoint first, which may lift that.
     pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        self.submit_still(files, txn, None)
+    }
+
+    /// As [`Self::submit`]. With `copied`, nobody stores to the files' mappings until that is called: then what is
+    /// stored is copied, and what takes longer comes after it.
+    pub(crate) fn submit_still(
+        &self,
+        files: &[Arc<SharedFile>],
+        txn: Option<TxnPart>,
+        copied: Option<&mut dyn FnMut()>,
+    ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
         // All of them are held until the commit is queued: what it takes is of one moment.
@@ -60,10 +71,21 @@ impl Engine {
             let _ = self.checkpoint();
             states = lock_all();
         }
-        let mut inline = 0;
+        let mut copies = Vec::new();
+        if let Some(copied) = copied {
+            for state in &mut states {
+                state.check_commit(txn)?;
+                copies.push(state.copy_stores(self)?);
+            }
+            copied();
+        }
+        let (mut inline, mut copies) = (0, copies.into_iter());
         for state in &mut states {
             state.check_commit(txn)?;
-            state.stage_stores(self)?;
+            match copies.next() {
+                Some(copies) => state.stage_copies(self, copies)?,
+                None => state.stage_stores(self)?,
+            }
             // What cannot be applied later must not be acknowledged now. The limit may have changed since the write.
             let content = &state.content;
             if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
@@ -168,7 +190,7 @@ impl Engine {
     }
 
     /// Waits until the queue is not full.
-    fn shorten_queue(&self) {
+    pub(crate) fn shorten_queue(&self) {
         let mut queue = self.queue.lock();
         while queue.waiting.len() >= QUEUE_MAX {
             if queue.leading {

@@ -3,7 +3,7 @@
 use crate::concurrency::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
-use crate::region::{Race, Region};
+use crate::region::{Copies, Race, Region};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use untorn_journal::overlay::{Overlay, Source};
 use untorn_journal::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Kind, Meta, Storage, holds};
+use untorn_os::{File, Kind, Meta, Storage, Tracker, holds};
 
 /// The unit of comparison of a mapped file: what differs is journaled in whole lines.
 const LINE_BYTES: usize = 64;
@@ -278,14 +278,38 @@ impl FileState {
 
     /// Moves what the program stored to the file's mapping into the write set. A mapping without maps ends with that.
     pub(crate) fn stage_stores(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        let unit = self.unit();
         if let Some(region) = self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
-            // Bytes of a transaction that may fail yet must not get into the next commit with the rest of their line.
-            let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
-            let unit = if txn_on_its_way { 1 } else { LINE_BYTES };
             region.stage_stores(&mut self.content, sink, unit)?;
         }
         self.drop_unused_region();
         Ok(())
+    }
+
+    /// Copies what the program stored to the file's mapping, for [`Self::stage_copies`]; nobody stores meanwhile.
+    pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink) -> Result<Option<Copies>> {
+        let unit = self.unit();
+        match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
+            Some(region) => region.copy_stores(&mut self.content, sink, unit).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Moves the copies into the write set, which nothing has changed since.
+    pub(crate) fn stage_copies(&mut self, sink: &dyn SpillSink, copies: Option<Copies>) -> Result<()> {
+        let unit = self.unit();
+        if let (Some(region), Some(copies)) = (&mut self.region, copies) {
+            region.stage_copies(&mut self.content, sink, unit, copies)?;
+        }
+        self.drop_unused_region();
+        Ok(())
+    }
+
+    /// Bytes of a mapped file that are compared as one. Bytes of a transaction that may fail yet must not get into the
+    /// next commit with the rest of their line.
+    fn unit(&self) -> usize {
+        let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
+        if txn_on_its_way { 1 } else { LINE_BYTES }
     }
 
     fn drop_unused_region(&mut self) {
@@ -299,6 +323,18 @@ impl FileState {
             Some(region) => region.reclaim(&self.content),
             None => Ok(()),
         }
+    }
+
+    /// Drops pages of the mapping that the data file shows as well, while nobody stores.
+    pub(crate) fn drop_clean_pages(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() == Tracker::Scan);
+        match &mut self.region {
+            // What is found stays; comparing it can wait for the commit.
+            Some(region) if finds_stores_once => region.find_stores(&self.content)?,
+            // All that was ever stored to is found: what differs must be told from what does not.
+            _ => self.stage_stores(sink)?,
+        }
+        self.reclaim_pages()
     }
 
     /// A store to the mapping that came while a commit was on its way.

@@ -193,6 +193,8 @@ pub(crate) struct Checker<'a> {
     waiting: Vec<u64>,
     /// Chunks with allocations that were reached and not scanned.
     queue: VecDeque<usize>,
+    /// Bits of segments that lie inside of an allocation, as the heap has them.
+    insides: Vec<u8>,
 }
 
 fn bit(words: &[u64], at: usize, n: usize) -> bool {
@@ -238,9 +240,15 @@ impl<'a> Checker<'a> {
             reached: Vec::new(),
             waiting: Vec::new(),
             queue: VecDeque::new(),
+            insides: Vec::new(),
         };
         header.problem(bytes).into_iter().for_each(|problem| checker.report.problem(problem));
         let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
+        for group in 0..segments.div_ceil(INSIDES) {
+            let mut bytes = vec![0; INSIDES / 8];
+            image.read(&mut bytes, (group * INSIDES * SEGMENT_BYTES + INSIDES_AT) as u64)?;
+            checker.insides.extend(bytes);
+        }
         let mut classes = BTreeMap::new();
         while checker.chunks.len() < segments * CHUNKS {
             let segment = checker.chunks.len() / CHUNKS;
@@ -248,12 +256,34 @@ impl<'a> Checker<'a> {
             checker.walk(segment, segments, &mut classes)?;
         }
         checker.report.classes = classes.into_values().collect();
+        if let Some(segment) = (segments..checker.insides.len() * 8).find(|segment| checker.is_inside(*segment)) {
+            checker
+                .report
+                .problem(format!("segment {segment}: marked as inside of an allocation, beyond the heap's end"));
+        }
         checker.reached = vec![0; checker.used.len()];
         checker.waiting = vec![0; checker.used.len()];
         if segments > 0 {
             checker.walk_roots()?;
         }
         Ok(checker)
+    }
+
+    fn is_inside(&self, segment: usize) -> bool {
+        self.insides[segment / 8] >> (segment % 8) & 1 == 1
+    }
+
+    /// Segments behind the first one of an allocation are marked so.
+    fn check_insides(&mut self, segment: usize, spans: usize) {
+        if self.is_inside(segment) {
+            self.report.problem(format!("segment {segment}: marked as inside of an allocation that there is not"));
+        }
+        if let Some(inside) = (segment + 1..segment + spans).find(|segment| !self.is_inside(*segment)) {
+            self.report.problem(format!("segment {inside}: inside of an allocation, and not marked so"));
+        }
+        if segment / INSIDES != (segment + spans - 1) / INSIDES {
+            self.report.problem(format!("segment {segment}: an allocation of {spans} segments hides others' marks"));
+        }
     }
 
     /// Takes in a segment, or as many as a huge allocation has.
@@ -266,6 +296,11 @@ impl<'a> Checker<'a> {
             let words = bitmaps[index * BITMAP_WORDS * 8..][..BITMAP_WORDS * 8].chunks_exact(8);
             words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
         };
+        let spans = match descriptor(1).what(1) {
+            Some(Use::Huge(spans)) if segment + spans <= segments => spans,
+            _ => 1,
+        };
+        self.check_insides(segment, spans);
         self.push(HeapChunk::Metadata, Chunk::default());
         self.report.metadata_bytes += CHUNK_BYTES as u64;
         let mut index = 1;
