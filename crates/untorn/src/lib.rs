@@ -49,6 +49,8 @@ mod options;
 mod put;
 mod queue;
 mod region;
+#[doc(hidden)]
+pub mod relocate;
 mod status;
 mod store;
 #[doc(hidden)]
