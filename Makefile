@@ -49,7 +49,7 @@ fuzz: ## Fuzz every parser for FUZZ_SECONDS each (needs a nightly toolchain and 
 crash-soak: ## Crash states of real file systems with new seeds, for STATES or SECONDS (needs root)
 	@scripts/crash-soak.sh
 
-ports: setup ## Port Kyoto Cabinet and GDBM to Untorn, test, kill and measure them (needs the network)
+ports: setup ## Port four programs to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh
 
 clean: ## Remove everything that was built

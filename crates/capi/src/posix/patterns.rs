@@ -10,8 +10,14 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 use super::posix_descriptor::failure;
 use crate::error::Result;
 
+/// A list of patterns, and the shorter one that it replaced, which another thread may be reading still.
+struct List {
+    patterns: Vec<CString>,
+    _before: *mut List,
+}
+
 /// The patterns. A list is replaced by a longer one, and never freed, so that it can be read without a lock.
-static PATTERNS: AtomicPtr<Vec<CString>> = AtomicPtr::new(ptr::null_mut());
+static PATTERNS: AtomicPtr<List> = AtomicPtr::new(ptr::null_mut());
 
 /// Patterns of the environment, separated by colons.
 const VARIABLE: &str = "UNTORN_MANAGE";
@@ -47,12 +53,12 @@ fn insert(pattern: &[u8]) -> Result<()> {
     let mut old = PATTERNS.load(Acquire);
     loop {
         // SAFETY: null, or a list that is never freed.
-        let mut list = unsafe { old.as_ref() }.cloned().unwrap_or_default();
-        if list.contains(&whole) {
+        let mut patterns = unsafe { old.as_ref() }.map_or_else(Vec::new, |list| list.patterns.clone());
+        if patterns.contains(&whole) {
             return Ok(());
         }
-        list.push(whole.clone());
-        let fresh = Box::into_raw(Box::new(list));
+        patterns.push(whole.clone());
+        let fresh = Box::into_raw(Box::new(List { patterns, _before: old }));
         match PATTERNS.compare_exchange(old, fresh, AcqRel, Acquire) {
             Ok(_) => return Ok(()),
             Err(now) => {
@@ -67,7 +73,7 @@ fn insert(pattern: &[u8]) -> Result<()> {
 fn all() -> &'static [CString] {
     read_environment();
     // SAFETY: null, or a list that is never freed.
-    unsafe { PATTERNS.load(Acquire).as_ref() }.map_or(&[], Vec::as_slice)
+    unsafe { PATTERNS.load(Acquire).as_ref() }.map_or(&[], |list| &list.patterns)
 }
 
 /// Whether the program has given any pattern.

@@ -13,4 +13,5 @@ mod names;
 mod quarantine;
 mod recovery;
 mod refused_commits;
+mod relocation;
 mod transactions;

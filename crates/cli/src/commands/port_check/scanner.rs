@@ -110,11 +110,7 @@ fn blank(text: &str) -> String {
                 out.push(c);
                 while let Some(inner) = chars.next() {
                     match inner {
-                        '\\' => {
-                            if chars.next() == Some('\n') {
-                                out.push('\n');
-                            }
-                        }
+                        '\\' => out.extend(chars.next().filter(|next| *next == '\n')),
                         '\n' => {
                             out.push('\n');
                             break;
