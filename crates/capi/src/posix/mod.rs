@@ -14,7 +14,7 @@
 //! 4. [`managing`]: files begin to be managed; [`at_exit`]: the end of the process
 //! 5. [`managed_files`]: the table of managed files
 //! 6. [`record_locks`], [`patterns`], [`descriptor_table`]
-//! 7. [`report`], [`paths`], [`posix_descriptor`]
+//! 7. [`report`], [`posix_descriptor`]
 
 mod at_exit;
 mod descriptor_calls;
@@ -25,7 +25,6 @@ mod managing;
 mod map_calls;
 mod open_calls;
 mod path_calls;
-mod paths;
 mod patterns;
 mod posix_descriptor;
 mod record_locks;

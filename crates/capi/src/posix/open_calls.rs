@@ -12,9 +12,8 @@ use super::managed_files::{
     Managed, find, is_borrower, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
 };
 use super::managing::manage;
-use super::paths::path_at;
 use super::patterns;
-use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, lstat, stat};
+use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, lstat, path_at, stat};
 use super::relocation::{has_store, set_aside};
 use super::report::{errno, reported, set_errno};
 use crate::error::{Failure, Result, guard};

@@ -1,10 +1,10 @@
-//! What the kernel knows of a descriptor: its file and its flags.
+//! What the kernel knows of a descriptor, its file and its flags; and of a path.
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::untorn_error::{UNTORN_E_IO, UNTORN_E_UNSUPPORTED};
 use crate::error::{Failure, Result};
@@ -98,5 +98,22 @@ pub(super) fn seek(fd: c_int, offset: libc::off_t, whence: c_int) -> Result<libc
     match unsafe { libc::lseek(fd, offset, whence) } {
         -1 => Err(system("seek")),
         at => Ok(at),
+    }
+}
+
+/// A path relative to the directory of a descriptor, as one that every call takes.
+///
+/// # Safety
+/// `path` is NULL or ends in NUL.
+pub(super) unsafe fn path_at(dir: c_int, path: *const c_char) -> Option<PathBuf> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+    match dir {
+        libc::AT_FDCWD => Some(path.to_owned()),
+        _ if path.is_absolute() => Some(path.to_owned()),
+        dir => Some(Path::new("/proc/self/fd").join(dir.to_string()).join(path)),
     }
 }

@@ -10,9 +10,8 @@ use libc::{FILE, off64_t, size_t, ssize_t};
 use super::io_calls::{untorn_fd_lseek, untorn_fd_read, untorn_fd_write};
 use super::managed_files::{find, find_by_key, is_borrower};
 use super::open_calls::{open_path, untorn_fd_close};
-use super::paths::path_at;
 use super::patterns;
-use super::posix_descriptor::{lstat, refusal};
+use super::posix_descriptor::{lstat, path_at, refusal};
 use super::relocation::has_store;
 use super::report::{errno, reported, set_errno};
 
