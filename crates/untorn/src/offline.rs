@@ -289,12 +289,19 @@ fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
 /// is none, or it must stay.
 #[doc(hidden)]
 pub fn remove_unneeded(path: &Path) -> Result<bool> {
-    let Some((storage, store_dir)) = standalone_store(path)? else { return Ok(false) };
-    let lock = lock_store(&*storage, &store_dir, false, false).map_err(|e| error_in_store(e, path))?;
+    match standalone_store(path)? {
+        Some((storage, store_dir)) => remove_unneeded_on(path, &(storage as Arc<dyn Storage>), &store_dir),
+        None => Ok(false),
+    }
+}
+
+/// [`remove_unneeded`] on any storage.
+#[doc(hidden)]
+pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
+    let lock = lock_store(&**storage, store_dir, false, false).map_err(|e| error_in_store(e, path))?;
     let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
-    let storage: Arc<dyn Storage> = storage;
     // A clean header alone says little: the first record leaves it as it is.
-    let found = inspect_on(path, &storage, &store_dir)?.0;
+    let found = inspect_on(path, storage, store_dir)?.0;
     let clean = found.clean && found.quarantined_journals == 0 && found.problems.is_empty();
     if !clean || has_file {
         if clean {
@@ -302,7 +309,7 @@ pub fn remove_unneeded(path: &Path) -> Result<bool> {
         }
         return Ok(false);
     }
-    remove_store_dir(&*storage, &store_dir)?;
+    remove_store_dir(&**storage, store_dir)?;
     Ok(true)
 }
 

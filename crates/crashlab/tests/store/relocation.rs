@@ -2,9 +2,11 @@
 
 use crate::fixture::roomy;
 use std::path::Path;
+use untorn::offline::remove_unneeded_on;
 use untorn::relocate::{flush_names_on, put_back, uncommitted};
 use untorn::{File, FileOptions, Result, sync_point};
 use untorn_crashlab::{PROFILES, Profile, SimDisk};
+use untorn_journal::store_dir::StoreDir;
 
 fn open(disk: &SimDisk, name: &str) -> Result<File> {
     let options = FileOptions::new().create(true);
@@ -76,4 +78,36 @@ fn uncommitted_changes_go_along() {
     assert_eq!(&found[..9], b"\0\0fAFTER\0");
     again.rollback().unwrap();
     assert_eq!(again.len().unwrap(), 6);
+}
+
+/// A file is unlinked, and its store removed: whenever that ends, the name can be used again. An error: the first that
+/// could not be made.
+fn removed_with_its_store(disk: &SimDisk) -> Result<()> {
+    let file = open(disk, "db")?;
+    commit(&file, b"before")?;
+    file.store().close()?;
+    disk.remove("db").expect("a healthy disk");
+    disk.record();
+    let store_dir = StoreDir::of_file(Path::new("db"));
+    assert!(remove_unneeded_on(Path::new("db"), &disk.process(), &store_dir)?);
+    for snapshot in disk.recorded() {
+        for cut in snapshot.cuts(64, 1) {
+            let after = snapshot.power_cut(cut).disk;
+            let again = open(&after, "db")?;
+            commit(&again, b"afresh")?;
+            drop(again);
+            assert_eq!(&contents(&after)?, b"afresh", "{} {cut}", snapshot.call());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_name_of_a_removed_file_is_free_whenever_its_removal_ends() {
+    for profile in PROFILES {
+        removed_with_its_store(&roomy::disk(profile)).unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+    }
+    let disk = roomy::disk(Profile::AnyPosix);
+    disk.skip(sync_point::EJECT_JOURNAL);
+    assert!(removed_with_its_store(&disk).is_err(), "the flush is needed");
 }
