@@ -6,14 +6,21 @@
 #
 #   scripts/ports.sh [DIRECTORY]    works there; default: ports/ in cargo's target directory
 #
-# PORTS_KILLS (300) kills each, PORTS_SEED (1), PORTS_STEPS (1000) operations measured, PORTS_TIMES (3) times.
+# PORTS_KILLS (1000) kills each, PORTS_SEED (1), PORTS_STEPS (1000) operations measured, PORTS_TIMES (3) times; 0 kills,
+# 0 times: not at all. PORTS_ONLY ("gdbm qdbm tinycdb kyotocabinet"): which. PORTS_PREFIX: an installed Untorn to use,
+# instead of building one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 work=$(realpath -m "${1:-$target/ports}")
-kills=${PORTS_KILLS:-300} seed=${PORTS_SEED:-1} steps=${PORTS_STEPS:-1000} times=${PORTS_TIMES:-3}
-prefix=$work/prefix
+kills=${PORTS_KILLS:-1000} seed=${PORTS_SEED:-1} steps=${PORTS_STEPS:-1000} times=${PORTS_TIMES:-3}
+prefix=${PORTS_PREFIX:-$work/prefix}
+programs=${PORTS_ONLY:-kyotocabinet gdbm qdbm tinycdb}
+# Which files the ported programs have managed: everything in the directory of the test.
+export UNTORN_MANAGE="$work/files/*:$work/files/*/*"
+linked=(-L"$prefix/lib" -Wl,-rpath,"$prefix/lib" -Wl,--no-as-needed -luntorn)
+ported="-include $prefix/include/untorn_posix.h"
 failed=0
 rows=()
 
@@ -37,8 +44,13 @@ fetch() {
     suite=$(. /etc/os-release && [ "$ID" = debian ] && echo "$VERSION_CODENAME") || fail "this needs Debian's source packages"
     echo "deb-src [signed-by=$keyring] http://deb.debian.org/debian $suite main" >"$work/apt/sources.list"
     apt-get "${options[@]}" update || fail "cannot reach Debian's package lists"
-    (cd "$work/apt/$1" && apt-get "${options[@]}" source "$1" >/dev/null) || fail "cannot fetch $1"
-    mv "$work/apt/$1/$1"-*/ "$work/$1"
+    if (cd "$work/apt/$1" && apt-get "${options[@]}" source "$1" >/dev/null); then
+        mv "$work/apt/$1/$1"-*/ "$work/$1"
+    else
+        # As its authors published it, where a mirror lacks Debian's patches.
+        (cd "$work/apt/$1" && apt-get "${options[@]}" source --tar-only "$1" >/dev/null) || fail "cannot fetch $1"
+        mkdir "$work/$1" && tar -xf "$work/apt/$1/$1"_*.tar.gz -C "$work/$1" --strip-components=1
+    fi
 }
 
 # kept LOG COMMAND...: its output goes to a file, which is shown if it fails.
@@ -51,7 +63,7 @@ kept() {
     }
 }
 
-# Both programs, each as it is in *.plain and ported in *.port.
+# Each program as it is in *.plain and ported in *.port.
 build_kyotocabinet() {
     local kind flags
     for kind in plain port; do
@@ -63,8 +75,7 @@ build_kyotocabinet() {
         flags=()
         if [ $kind = port ]; then
             patch -p1 -s <"$source/examples/ports/kyotocabinet.patch"
-            flags=(CPPFLAGS="-I$prefix/include"
-                LDFLAGS="-L$prefix/lib -Wl,-rpath,$prefix/lib -Wl,--no-as-needed -luntorn")
+            flags=(CPPFLAGS="-I$prefix/include" LDFLAGS="${linked[*]}")
         fi
         kept "kyotocabinet.$kind" ./configure --disable-zlib --disable-shared CXXFLAGS=-O2 CFLAGS=-O2 "${flags[@]}"
         kept "kyotocabinet.$kind" make -j"$(nproc)" kchashtest kctreetest libkyotocabinet.a
@@ -73,21 +84,54 @@ build_kyotocabinet() {
     cd "$source"
 }
 
-# GDBM is ported by a compiler flag: not a line of it changes.
+# begin_build NAME KIND: makes the directory NAME.KIND and goes there; fails if that is built already.
+begin_build() {
+    [ ! -e "$work/$1.$2/built" ] || return 1
+    step "building $1 ($2)"
+    rm -rf "$work/$1.$2"
+    cp -a "$work/$1" "$work/$1.$2"
+    cd "$work/$1.$2"
+}
+
+# GDBM, QDBM and tinycdb are ported by a compiler flag: not a line of them changes.
 build_gdbm() {
     local kind flags
     for kind in plain port; do
-        [ ! -e "$work/gdbm.$kind/built" ] || continue
-        step "building gdbm ($kind)"
-        rm -rf "$work/gdbm.$kind"
-        cp -a "$work/gdbm" "$work/gdbm.$kind"
-        cd "$work/gdbm.$kind"
+        begin_build gdbm $kind || continue
         flags=-O2
-        [ $kind = plain ] || flags="-O2 -include $prefix/include/untorn_posix.h"
+        [ $kind = plain ] || flags="-O2 $ported"
         # Nobody has to have autoconf.
         touch aclocal.m4 configure Makefile.in ./*/Makefile.in ./*autoconf.h.in
-        kept "gdbm.$kind" ./configure --disable-nls --disable-shared
-        kept "gdbm.$kind" make -j"$(nproc)" -C src CFLAGS="$flags" libgdbm.la
+        kept "gdbm.$kind" ./configure --disable-nls --disable-shared --enable-libgdbm-compat
+        kept "gdbm.$kind" make -j"$(nproc)" CFLAGS="$flags" LIBS="${linked[*]}"
+        touch built
+    done
+    cd "$source"
+}
+
+build_qdbm() {
+    local kind flags
+    for kind in plain port; do
+        begin_build qdbm $kind || continue
+        # With more optimization, its loops in makedoc() never end.
+        flags="-O1 -fPIC -w"
+        [ $kind = plain ] || flags+=" $ported"
+        kept "qdbm.$kind" ./configure --enable-pthread
+        sed -i "s|^CFLAGS = .*|CFLAGS = $flags|; s|^LIBS = \(.*\)|LIBS = ${linked[*]} \1|" Makefile
+        kept "qdbm.$kind" make MYLIBS=libqdbm.a dptest crtest rltest hvtest cbtest vltest odtest dpmgr crmgr rlmgr hvmgr \
+            cbcodec vlmgr odmgr odidx qmttest
+        touch built
+    done
+    cd "$source"
+}
+
+build_tinycdb() {
+    local kind flags
+    for kind in plain port; do
+        begin_build tinycdb $kind || continue
+        flags=-O2
+        [ $kind = plain ] || flags="-O2 $ported"
+        kept "tinycdb.$kind" make CFLAGS="$flags" LDFLAGS="${linked[*]}" cdb libcdb.a
         touch built
     done
     cd "$source"
@@ -95,14 +139,32 @@ build_gdbm() {
 
 # The programs that are killed.
 build_kills() {
-    local kind at linked=(-L"$prefix/lib" -Wl,-rpath,"$prefix/lib" -luntorn -lpthread)
+    local kind at name
     for kind in plain port; do
-        at=$work/kyotocabinet.$kind
-        kept kyoto_kill c++ -std=c++17 -O2 -Wall -isystem "$at" examples/ports/kyoto_kill.cc -o "$at/kill" \
-            "$at/libkyotocabinet.a" "${linked[@]}"
-        at=$work/gdbm.$kind
-        kept gdbm_kill cc -O2 -Wall -I "$at/src" examples/ports/gdbm_kill.c -o "$at/kill" "$at/src/.libs/libgdbm.a" \
-            "${linked[@]}"
+        for name in $programs; do
+            at=$work/$name.$kind
+            case $name in
+            kyotocabinet)
+                kept kyoto_kill c++ -std=c++17 -O2 -Wall -isystem "$at" examples/ports/kyoto_kill.cc -o "$at/kill" \
+                    "$at/libkyotocabinet.a" "${linked[@]}" -lpthread
+                ;;
+            gdbm)
+                kept gdbm_kill cc -O2 -Wall -I "$at/src" examples/ports/gdbm_kill.c -o "$at/kill" \
+                    "$at/src/.libs/libgdbm.a" "${linked[@]}"
+                ;;
+            qdbm)
+                kept qdbm_kill cc -O2 -Wall -I "$at" examples/ports/qdbm_kill.c -o "$at/kill" "$at/libqdbm.a" \
+                    "${linked[@]}" -lpthread -lm
+                ;;
+            tinycdb)
+                local flags=()
+                # shellcheck disable=SC2206  # two words.
+                [ $kind = plain ] || flags=($ported)
+                kept tinycdb_kill cc -O2 -Wall "${flags[@]}" -I "$at" examples/ports/tinycdb_kill.c -o "$at/kill" \
+                    "$at/libcdb.a" "${linked[@]}"
+                ;;
+            esac
+        done
     done
 }
 
@@ -118,6 +180,48 @@ own_test() {
         rows+=("$name|FAILED")
         failed=1
     fi
+}
+
+# own_suite NAME DIRECTORY COMMAND...: a test suite that comes with its own driver.
+own_suite() {
+    local name=$1 at=$2
+    shift 2
+    step "running the tests of $name, ported"
+    if (cd "$at" && timeout 1800 "$@") >"$work/own.log" 2>&1; then
+        rows+=("$name|passed")
+    else
+        tail -n 20 "$work/own.log" >&2
+        rows+=("$name|FAILED")
+        failed=1
+    fi
+}
+
+suites() {
+    local name
+    for name in $programs; do
+        case $name in
+        gdbm)
+            # Not the files of dbm, which have two names.
+            UNTORN_MANAGE='*.db*:*.gdbm*' UNTORN_LOG=off own_suite gdbm "$work/gdbm.port" \
+                make check CFLAGS="-O2 $ported" LIBS="${linked[*]}"
+            ;;
+        qdbm)
+            # It never syncs: closing commits.
+            UNTORN_MANAGE="casket*:$work/qdbm.port/casket*/*:$work/qdbm.port/casket*/*/*" UNTORN_COMMIT_ON_CLOSE=1 \
+                own_suite qdbm "$work/qdbm.port" make MYLIBS=libqdbm.a check
+            ;;
+        tinycdb)
+            # Its tests print what they do; the authors' output is beside them. In one of them no file may have more
+            # than a few blocks: no journal can be made there, and the program fails as it should, in other words.
+            rm -rf "$work/files" && mkdir "$work/files"
+            UNTORN_COMMIT_ON_CLOSE=1 UNTORN_LOG=off own_suite tinycdb "$work/files" bash -c \
+                'limit="^cdb: (cdb_make_put|unable to create)"
+                diff <(grep -Ev "$limit" ../tinycdb.port/tests.ok) \
+                    <(sh ../tinycdb.port/tests.sh ../tinycdb.port/cdb 2>&1 | grep -Ev "$limit")'
+            ;;
+        kyotocabinet) own_tests ;;
+        esac
+    done
 }
 
 own_tests() {
@@ -137,17 +241,22 @@ own_tests() {
 # kill_test NAME PROGRAM ARGUMENTS...: prints what it found, without its name; 1 if something was torn.
 kill_test() {
     rm -rf "$work/files" && mkdir "$work/files"
-    timeout 1200 "${@//FILE/$work/files/db}" "$kills" "$seed"
+    timeout 3600 "${@//FILE/$work/files/db}" "$kills" "$seed"
 }
 
 kill_tests() {
     local name program found
     step "killing each $kills times"
-    for name in hash tree gdbm; do
+    for name in hash tree gdbm qdbm tinycdb; do
+        case $name in
+        hash | tree) [[ " $programs " == *" kyotocabinet "* ]] || continue ;;
+        *) [[ " $programs " == *" $name "* ]] || continue ;;
+        esac
         for kind in port plain; do
             case $name in
-            gdbm) program=("$work/gdbm.$kind/kill" FILE) ;;
-            *) program=("$work/kyotocabinet.$kind/kill" "$name" FILE) ;;
+            hash | tree) program=("$work/kyotocabinet.$kind/kill" "$name" FILE) ;;
+            tinycdb) program=(env UNTORN_COMMIT_ON_CLOSE=1 "$work/tinycdb.$kind/kill" FILE) ;;
+            *) program=("$work/$name.$kind/kill" FILE) ;;
             esac
             local status=0
             found=$(kill_test "${program[@]}") || status=$?
@@ -196,17 +305,21 @@ for tool in apt-get dpkg-source cc c++ make patch column; do
     command -v $tool >/dev/null || fail "there is no $tool here"
 done
 step "building untorn"
-PREFIX=$prefix CARGO_TARGET_DIR=$target scripts/install.sh --library-only >/dev/null
-fetch kyotocabinet
-fetch gdbm
-build_kyotocabinet
-build_gdbm
+[ -n "${PORTS_PREFIX:-}" ] || PREFIX=$prefix CARGO_TARGET_DIR=$target scripts/install.sh --library-only >/dev/null
+for program in $programs; do
+    fetch "$program"
+    "build_$program"
+done
 build_kills
-own_tests
+suites
 table "Their own tests, ported|result"
-kill_tests
-table "SIGKILL at random moments|result"
-measure
-table "Seconds for $steps records, each durable|ported, without transactions|as it is, with transactions|times"
+if [ "$kills" != 0 ]; then
+    kill_tests
+    table "SIGKILL at random moments|result"
+fi
+if [ "$times" != 0 ] && [[ " $programs " == *" kyotocabinet "* ]]; then
+    measure
+    table "Seconds for $steps records, each durable|ported, without transactions|as it is, with transactions|times"
+fi
 [ $failed = 0 ] || fail "something failed"
 step "all passed"

@@ -27,6 +27,7 @@ static int move_coins(long *accounts) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 3 && untorn_manage(argv[1]) != 0) return perror("untorn_manage"), 1;
     int fd = argc == 3 ? open(argv[1], O_RDWR | O_CREAT, 0644) : -1;
     if (fd < 0 || ftruncate(fd, (off_t)size) != 0) return perror("open"), 1;
     long *accounts = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), sum = 0;

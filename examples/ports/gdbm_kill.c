@@ -1,5 +1,7 @@
 /* Kills a program that stores batches of records in a GDBM database, each batch ended by gdbm_sync, many
- * times, and compares the database with an oracle after each kill: gdbm_kill FILE ROUNDS SEED. */
+ * times, and compares the database with an oracle after each kill: gdbm_kill FILE ROUNDS SEED. Now and then the database
+ * is reorganized: GDBM writes it anew, and renames the new file over the old one. At the end a second process finds the
+ * database in use, and the first one ends without closing it. */
 #include <gdbm.h>
 #include <string.h>
 
@@ -48,6 +50,7 @@ static void work(volatile struct progress *progress) {
             }
         }
         if (gdbm_sync(db) != 0) _exit(5);
+        if (n % 4 == 0 && gdbm_reorganize(db) != 0) _exit(6);
         progress->done = n;
     }
 }
@@ -66,6 +69,34 @@ static int holds(GDBM_FILE db, const model m) {
         expected += m[k] != 0;
     }
     return gdbm_count(db, &count) == 0 && count == expected;
+}
+
+/* A process has the database open; a second one cannot, and changes nothing; the first one ends without closing. */
+static int second_process(void) {
+    char key[32] = "last", value[] = "synced at the end";
+    int ends[2], status;
+    if (pipe(ends) != 0) return 0;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        char byte;
+        GDBM_FILE db = open_database();
+        if (!db || gdbm_store(db, (datum){key, 4}, (datum){value, sizeof value}, GDBM_REPLACE) != 0) _exit(1);
+        if (gdbm_sync(db) != 0 || write(ends[1], "x", 1) != 1 || read(ends[0], &byte, 0) != 0) _exit(2);
+        usleep(200000);
+        exit(0);
+    }
+    char byte;
+    if (pid < 0 || read(ends[0], &byte, 1) != 1) return 0;
+    GDBM_FILE second = open_database();
+    if (second) return 0;
+    if (waitpid(pid, &status, 0) != pid || status != 0) return 0;
+    GDBM_FILE db = open_database();
+    if (!db) return 0;
+    datum got = gdbm_fetch(db, (datum){key, 4});
+    int same = got.dsize == sizeof value && memcmp(got.dptr, value, sizeof value) == 0;
+    free(got.dptr);
+    return same && gdbm_close(db) == 0;
 }
 
 int main(int argc, char **argv) {
@@ -102,5 +133,6 @@ int main(int argc, char **argv) {
     printf("gdbm: %d kills, %llu batches, %llu finished by recovery, %llu torn (seed %#llx)\n", rounds,
            (unsigned long long)(steps + known), (unsigned long long)in_flight, (unsigned long long)torn,
            (unsigned long long)seed);
+    if (!second_process()) return puts("gdbm: a second process broke the database, or was let in"), 1;
     return torn > 0;
 }

@@ -50,9 +50,9 @@ static inline int kill_at(uint64_t chance, void (*work)(volatile struct progress
         _exit(1);
     }
     if (chance & 1) {
-        usleep((useconds_t)((chance >> 8) % 25000));
+        usleep((useconds_t)((chance >> 8) % 60000));
     } else {
-        const uint64_t step = first + (chance >> 8) % 8, give_up = now_us() + 50000;
+        const uint64_t step = first + (chance >> 8) % 8, give_up = now_us() + 150000;
         while (progress->begun < step && now_us() < give_up) {}
         const uint64_t moment = now_us() + (chance >> 32) % 100;
         while (now_us() < moment) {}

@@ -101,6 +101,11 @@ pub(crate) fn start() {
     });
 }
 
+/// The environment says that nothing is to be printed.
+pub(crate) fn is_off() -> bool {
+    std::env::var_os("UNTORN_LOG").is_some_and(|wanted| wanted.eq_ignore_ascii_case("off") || wanted == "0")
+}
+
 fn number(level: Level) -> c_int {
     match level {
         Level::ERROR => UNTORN_LOG_ERROR,

@@ -15,8 +15,22 @@ use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
 };
 
-const PROGRAMS: [&str; 12] =
-    ["store", "file", "txn", "map", "posix", "misuse", "threads", "crash", "malloc", "wrapper", "heap", "heap_kill"];
+const PROGRAMS: [&str; 14] = [
+    "store",
+    "file",
+    "txn",
+    "map",
+    "posix",
+    "posix_names",
+    "posix_threads",
+    "misuse",
+    "threads",
+    "crash",
+    "malloc",
+    "wrapper",
+    "heap",
+    "heap_kill",
+];
 /// The programs in C++.
 const CPP: [&str; 3] = ["wrapper", "heap", "heap_kill"];
 
@@ -43,7 +57,11 @@ fn compiler(source: &Path) -> Command {
 
 /// Links a program with `libuntorn.so`, found at run time where cargo built it.
 fn link_shared(source: &Path, to: &Path) {
-    run(link_with(compiler(source).arg(source), to));
+    link_shared_with(&[], source, to);
+}
+
+fn link_shared_with(flags: &[&str], source: &Path, to: &Path) {
+    run(link_with(compiler(source).args(flags).arg(source), to));
 }
 
 /// Each program in a directory of its own, started by `launcher` (which may be empty).
@@ -100,6 +118,16 @@ fn map() {
 #[test]
 fn posix() {
     shared("posix");
+}
+
+#[test]
+fn posix_names() {
+    shared("posix_names");
+}
+
+#[test]
+fn posix_threads() {
+    shared("posix_threads");
 }
 
 #[test]
@@ -201,6 +229,29 @@ fn all_under_sanitizers() {
     }
 }
 
+/// The calls of POSIX by threads, in signal handlers, and beside children that share the memory.
+#[test]
+fn posix_calls_under_the_thread_sanitizer() {
+    build_library();
+    let build = tempfile::tempdir().expect("a build directory");
+    let probe = build.path().join("probe.c");
+    fs::write(&probe, "int main(void) { return 0; }\n").expect("a probe");
+    let binary = build.path().join("posix_threads");
+    let probed = cc().arg("-fsanitize=thread").arg(&probe).arg("-o").arg(&binary).output();
+    let runs = probed.is_ok_and(|output| output.status.success())
+        && Command::new(&binary).output().is_ok_and(|output| output.status.success());
+    if !runs {
+        skipped("cc has no -fsanitize=thread here, or it does not run");
+        return;
+    }
+    link_shared_with(&["-fsanitize=thread"], &source("posix_threads"), &binary);
+    // The library is not instrumented, so the sanitizer does not see its locks: it watches the program.
+    let suppressions = build.path().join("suppressions");
+    fs::write(&suppressions, "race:libuntorn.so\n").expect("suppressions");
+    let options = format!("TSAN_OPTIONS=halt_on_error=1:suppressions={}", suppressions.display());
+    run_in_scratch(&["env", "BRIEF=1", &options], &binary);
+}
+
 #[test]
 fn all_under_valgrind() {
     if !have("valgrind") {
@@ -214,7 +265,7 @@ fn all_under_valgrind() {
         let binary = directory.join(program);
         link_shared(&source(program), &binary);
         let mut launcher = VALGRIND.to_vec();
-        if ["crash", "malloc", "map", "posix"].contains(&program) {
+        if ["crash", "malloc", "map", "posix", "posix_names", "posix_threads"].contains(&program) {
             // A forked child leaves its parent's handles alone, which looks like a leak in the child.
             launcher.push("--leak-check=no");
         }
@@ -297,6 +348,11 @@ fn the_headers_are_c99_and_cpp() {
     let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"];
     output_of(Command::new("cc").args(["-std=c99"]).args(warnings).arg(&include).arg(&source));
     run(Command::new("c++").args(["-std=c++17", "-x", "c++"]).args(warnings).arg(&include).arg(&source));
+    // The header for porting is for old programs, too.
+    fs::write(&source, "#include <untorn_posix.h>\nint main(void) { return untorn_manage(0) == -1 ? 0 : 1; }\n")
+        .expect("a source");
+    output_of(Command::new("cc").args(["-std=c89"]).args(warnings).arg(&include).arg(&source));
+    run(Command::new("c++").args(["-std=c++98", "-x", "c++"]).args(warnings).arg(&include).arg(&source));
     // C++20 has other rules for comparisons.
     run(Command::new("c++").arg("-std=c++20").args(warnings).arg(&include).arg(crate_dir().join("tests/c/heap.cpp")));
 }
@@ -318,6 +374,17 @@ fn calls_are_renamed_whatever_the_system_headers_do() {
             }
         }
         assert!(names.contains(&"untorn_mmap") && names.contains(&"untorn_fd_open"), "{names:?}");
+        run(cc().args(macros).arg("-c").arg(source("posix_names")).arg("-o").arg(&object));
+        let names = output_of(Command::new("nm").arg("--undefined-only").arg(&object));
+        let names: Vec<&str> = names.split_whitespace().filter(|name| *name != "U").collect();
+        let calls = ["openat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "remove", "rmdir", "truncate"];
+        let more =
+            ["stat", "lstat", "fstatat", "dup", "dup2", "fcntl", "lockf", "creat", "mkstemps", "link", "sendfile"];
+        for call in calls.iter().chain(&more).chain(&["fopen", "freopen", "fileno", "copy_file_range", "utimensat"]) {
+            for name in [(*call).to_owned(), format!("{call}64"), format!("__{call}_chk"), format!("__{call}_alias")] {
+                assert!(!names.contains(&name.as_str()), "{name} is called with {macros:?}");
+            }
+        }
     }
     // An include after system headers is an error.
     let late = build.path().join("late.c");

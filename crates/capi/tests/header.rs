@@ -129,7 +129,9 @@ fn every_function_is_documented() {
 fn the_posix_header_renames_to_what_it_declares() {
     let header = posix_header();
     let renamed = header.lines().filter_map(|line| line.strip_prefix("#pragma redefine_extname "));
-    let targets: BTreeSet<String> = renamed.map(|rest| rest.split(' ').nth(1).expect("two names").to_owned()).collect();
+    let targets = renamed.map(|rest| rest.split(' ').nth(1).expect("two names").to_owned());
+    // A program that makes a call of these does not link.
+    let targets: BTreeSet<String> = targets.filter(|name| !name.starts_with("untorn_posix_cannot_check_")).collect();
     assert!(targets.len() > 20, "{targets:?}");
     let (before, after) = header.split_once("What POSIX has no call for").expect("two lists");
     let names = |text| declared_in(text).into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>();

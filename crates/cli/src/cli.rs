@@ -30,6 +30,7 @@ enum Command {
     Eject(commands::eject::Eject),
     Doctor(commands::doctor::Doctor),
     Put(commands::put::Put),
+    PortCheck(commands::port_check::PortCheck),
     /// Cut the power under any program, and show what that may leave (the program untorn-crashtest).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Crashtest(Arguments),
@@ -54,6 +55,7 @@ pub fn run() -> Result<Output, Failure> {
         Command::Eject(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Put(c) => c.run(),
+        Command::PortCheck(c) => c.run(),
         Command::Crashtest(arguments) => Err(Other::Crashtest.execute(&arguments)),
         Command::Bench(arguments) => Err(Other::Bench.execute(&arguments)),
         Command::Demo(arguments) => Err(Other::Demo.execute(&arguments)),

@@ -34,7 +34,15 @@ fn known(step: &str) -> &'static [&'static str] {
 /// Sync points that no test here needs, and why.
 fn why_not(step: SyncPoint) -> Option<&'static str> {
     match step {
+        sync_point::RELOCATED => Some(
+            "not here: an open standalone file is renamed by the calls of POSIX; \
+             `a_file_renamed_while_open_keeps_its_new_name` fails without it",
+        ),
         sync_point::EJECT => Some("not here: `eject` is not enumerated: it ends the store"),
+        sync_point::EJECT_JOURNAL => Some(
+            "not here: no enumerated program removes a store; \
+             `the_name_of_a_removed_file_is_free_whenever_its_removal_ends` fails without it",
+        ),
         sync_point::SEGMENT_CONTENTS => Some(
             "not needed: it is for speed: the flush of the segment's first commit makes the same bytes and the same size durable",
         ),

@@ -52,7 +52,8 @@ impl StoreDir {
         self.dir.join("journal")
     }
 
-    fn journal_new(&self) -> PathBuf {
+    /// An unfinished journal, which the next opening removes.
+    pub fn journal_new(&self) -> PathBuf {
         self.dir.join("journal.new")
     }
 

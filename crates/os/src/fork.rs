@@ -68,6 +68,18 @@ pub(crate) fn register(fd: RawFd) -> &'static AtomicI32 {
     }
 }
 
+/// Whether a descriptor is one of ours, which the program never opened.
+pub fn is_own_descriptor(fd: RawFd) -> bool {
+    let mut chunk = Some(&FIRST);
+    while let Some(c) = chunk {
+        if c.slots.iter().any(|slot| slot.load(SeqCst) == fd) {
+            return true;
+        }
+        chunk = c.next();
+    }
+    false
+}
+
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, SeqCst);
     let mut chunk = Some(&FIRST);

@@ -28,7 +28,7 @@ mod sync_point;
 mod tracker;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
-pub use fork::process_generation;
+pub use fork::{is_own_descriptor, process_generation};
 #[cfg(feature = "mutants")]
 pub use invariant::disable;
 pub use invariant::{Invariant, holds, value_if_holds};

@@ -288,10 +288,17 @@ impl Mapping for LinuxMapping {
         // Also where the program has taken the right to write from a page of its own.
         if got == bytes.len() as isize { Ok(()) } else { self.copy_in_by_file(offset, bytes) }
     }
+
+    fn leave(&mut self) {
+        self.bytes = 0;
+    }
 }
 
 impl Drop for LinuxMapping {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         // SAFETY: reserved in `new`; whoever holds pointers into it has been told when they end.
         let _ = unsafe { mm::munmap(self.base.cast(), self.bytes as usize) };
     }

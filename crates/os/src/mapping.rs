@@ -88,6 +88,8 @@ pub trait Mapping: Send + Sync {
     /// Stores bytes in a range that is shown or blank. `EFAULT` if some of its pages are gone: those before
     /// them were stored. Linux may take a store to a hidden page, which nobody sees.
     fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Leaves all addresses mapped as they are when this ends: they are somebody else's from now on.
+    fn leave(&mut self);
 }
 
 /// The most memory that this process can have, and what limits it.

@@ -52,6 +52,8 @@ mod options;
 mod put;
 mod queue;
 mod region;
+#[doc(hidden)]
+pub mod relocate;
 mod restate;
 mod status;
 mod store;

@@ -1,5 +1,6 @@
 //! Looks at and repairs of a store by its path, without handles of files.
 
+use crate::error_paths::error_in_store;
 use crate::file_state::check_kind;
 use crate::heap::check::{Checker, HeapImage};
 use crate::heap::{HeapOptions, HeapReport};
@@ -17,7 +18,7 @@ use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::overlay::{Overlay, read_through};
 use untorn_journal::recovery::{strip_attribute, strip_attributes};
 use untorn_journal::scan::read_header;
-use untorn_journal::store_dir::{StoreDir, remove_tree};
+use untorn_journal::store_dir::{StoreDir, lock_store, remove_tree};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Linux, Meta, Open, Storage, memory_limit};
 
@@ -244,22 +245,88 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         Some(standalone) => strip_attribute(&*storage, standalone, &ours),
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
     }
-    // The lock file goes last, while it is locked: a program that waits for the lock sees that the file is gone.
-    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
-        if name != "lock" {
-            let entry = store_dir.dir.join(name);
-            match storage.unlink(&entry) {
-                Err(e) if e.kind() == ErrorKind::IsADirectory => remove_tree(&*storage, &entry)?,
-                done => done.context("remove", &entry)?,
-            }
-        }
-    }
-    storage.unlink(&store_dir.lock_file()).context("remove", store_dir.lock_file())?;
-    storage.rmdir(&store_dir.dir).context("remove", &store_dir.dir)?;
-    storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", path)?;
+    remove_store_dir(&*storage, &store_dir)?;
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
     Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new() })
+}
+
+/// Removes everything of Untorn's. The caller has the store's lock. A journal gets the name of an unfinished one first: a
+/// crash in between leaves no journal that lacks files.
+fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
+    let unfinished = store_dir.journal_new();
+    // The lock file goes last, while it is locked: a program that waits for the lock sees that the file is gone.
+    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
+        let entry = store_dir.dir.join(&name);
+        if name == "lock" || entry == unfinished {
+            continue;
+        }
+        match storage.unlink(&entry) {
+            Err(e) if e.kind() == ErrorKind::IsADirectory => {
+                remove_tree(storage, &unfinished)?;
+                storage.rename(&entry, &unfinished, false).context("rename", &entry)?;
+                storage.sync_dir(&store_dir.dir, sync_point::EJECT_JOURNAL).context("flush", &store_dir.dir)?;
+            }
+            done => done.context("remove", &entry)?,
+        }
+    }
+    remove_tree(storage, &unfinished)?;
+    storage.unlink(&store_dir.lock_file()).context("remove", store_dir.lock_file())?;
+    storage.rmdir(&store_dir.dir).context("remove", &store_dir.dir)?;
+    storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", ".")
+}
+
+/// The store of a standalone file by the file's path, whether the file is there or not. None: it has no store.
+fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
+    let Some(name) = path.file_name() else { return Ok(None) };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let storage = Linux::open(dir).context("open", dir)?;
+    let store_dir = StoreDir::of_file(Path::new(name));
+    Ok(store_dir.check_trust(&*storage)?.then_some((storage, store_dir)))
+}
+
+/// Removes the store of a standalone file that has no such name any more, if no commit waits in the store. False: there
+/// is none, or it must stay.
+#[doc(hidden)]
+pub fn remove_unneeded(path: &Path) -> Result<bool> {
+    match standalone_store(path)? {
+        Some((storage, store_dir)) => remove_unneeded_on(path, &(storage as Arc<dyn Storage>), &store_dir),
+        None => Ok(false),
+    }
+}
+
+/// [`remove_unneeded`] on any storage.
+#[doc(hidden)]
+pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
+    let lock = lock_store(&**storage, store_dir, false, false).map_err(|e| error_in_store(e, path))?;
+    let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
+    // A clean header alone says little: the first record leaves it as it is.
+    let found = inspect_on(path, storage, store_dir)?.0;
+    let clean = found.clean && found.quarantined_journals == 0 && found.problems.is_empty();
+    if !clean || has_file {
+        if clean {
+            lock.release();
+        }
+        return Ok(false);
+    }
+    remove_store_dir(&**storage, store_dir)?;
+    Ok(true)
+}
+
+/// Unlinks a standalone file that no process has open, and removes its store: commits that wait in it are of no use any
+/// more.
+#[doc(hidden)]
+pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
+    let store = standalone_store(path)?;
+    let lock = match &store {
+        Some((storage, dir)) => Some(lock_store(&**storage, dir, false, false).map_err(|e| error_in_store(e, path))?),
+        None => None,
+    };
+    unlink().context("unlink", path)?;
+    if let (Some((storage, store_dir)), Some(_)) = (&store, &lock) {
+        remove_store_dir(&**storage, store_dir)?;
+    }
+    Ok(())
 }
 
 /// Why a file is quarantined, without its name and without what the error around it says anyway.

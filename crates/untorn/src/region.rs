@@ -109,6 +109,18 @@ impl Region {
         self.data = None;
     }
 
+    /// The file is open again, in another store: its data file is the one that was mapped, and holds what was committed.
+    /// Nobody has a map in the new store yet.
+    pub(crate) fn follow(&mut self, data: Arc<dyn File>) {
+        self.data = Some(data);
+        self.maps = 0;
+    }
+
+    /// Ends, and leaves its addresses to the program.
+    pub(crate) fn leave(mut self) {
+        self.mapping.leave();
+    }
+
     pub(crate) fn address(&self) -> *mut u8 {
         self.mapping.address()
     }

@@ -6,21 +6,12 @@ use libc::{off_t, ssize_t};
 use untorn::File;
 
 use super::managed_files::{Managed, lock, on_managed};
-use super::posix_descriptor::{self, check_readable, check_writable, failure, system};
+use super::posix_descriptor::{self, check_readable, check_writable, failure, seek, system};
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result};
 
 fn offset(offset: off_t) -> Result<u64> {
     u64::try_from(offset).map_err(|_| failure(libc::EINVAL, format!("the offset {offset} is negative")))
-}
-
-/// Moves a descriptor's own offset.
-fn seek(fd: c_int, offset: off_t, whence: c_int) -> Result<off_t> {
-    // SAFETY: takes numbers.
-    match unsafe { libc::lseek(fd, offset, whence) } {
-        -1 => Err(system("seek")),
-        at => Ok(at),
-    }
 }
 
 /// Reads into several buffers, one after the other, up to the end of the file.
@@ -88,7 +79,7 @@ fn write_on(managed: &Managed, fd: c_int, buffers: &[&[u8]]) -> Result<ssize_t> 
 /// `buf` points to `len` bytes that no other thread uses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_pread(fd: c_int, buf: *mut c_void, len: usize, at: off_t) -> ssize_t {
-    on_managed(fd, -1, |managed| {
+    on_managed("pread", fd, -1, |managed| {
         check_readable(fd)?;
         // SAFETY: the caller's promise.
         let buf = unsafe { arguments::bytes_mut(buf, len) }?;
@@ -105,7 +96,7 @@ pub unsafe extern "C" fn untorn_fd_pread(fd: c_int, buf: *mut c_void, len: usize
 /// `buf` points to `len` bytes that no other thread changes during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_pwrite(fd: c_int, buf: *const c_void, len: usize, at: off_t) -> ssize_t {
-    on_managed(fd, -1, |managed| {
+    on_managed("pwrite", fd, -1, |managed| {
         let flags = check_writable(fd)?;
         // SAFETY: the caller's promise.
         let bytes = unsafe { arguments::bytes(buf, len) }?;
@@ -122,7 +113,7 @@ pub unsafe extern "C" fn untorn_fd_pwrite(fd: c_int, buf: *const c_void, len: us
 /// `buf` points to `len` bytes that no other thread uses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_read(fd: c_int, buf: *mut c_void, len: usize) -> ssize_t {
-    on_managed(fd, -1, |managed| {
+    on_managed("read", fd, -1, |managed| {
         // SAFETY: the caller's promise.
         read_on(managed, fd, &mut [unsafe { arguments::bytes_mut(buf, len) }?])
     })
@@ -136,7 +127,7 @@ pub unsafe extern "C" fn untorn_fd_read(fd: c_int, buf: *mut c_void, len: usize)
 /// `buf` points to `len` bytes that no other thread changes during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_write(fd: c_int, buf: *const c_void, len: usize) -> ssize_t {
-    on_managed(fd, -1, |managed| {
+    on_managed("write", fd, -1, |managed| {
         // SAFETY: the caller's promise.
         write_on(managed, fd, &[unsafe { arguments::bytes(buf, len) }?])
     })
@@ -187,7 +178,7 @@ unsafe fn from<'a>(vector: *const libc::iovec, count: c_int) -> Result<Vec<&'a [
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_readv(fd: c_int, vector: *const libc::iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
-    on_managed(fd, -1, |managed| read_on(managed, fd, &mut unsafe { into(vector, count) }?))
+    on_managed("readv", fd, -1, |managed| read_on(managed, fd, &mut unsafe { into(vector, count) }?))
         // SAFETY: the caller's promise.
         .unwrap_or_else(|| unsafe { libc::readv(fd, vector, count) })
 }
@@ -199,7 +190,7 @@ pub unsafe extern "C" fn untorn_fd_readv(fd: c_int, vector: *const libc::iovec, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_writev(fd: c_int, vector: *const libc::iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
-    on_managed(fd, -1, |managed| write_on(managed, fd, &unsafe { from(vector, count) }?))
+    on_managed("writev", fd, -1, |managed| write_on(managed, fd, &unsafe { from(vector, count) }?))
         // SAFETY: the caller's promise.
         .unwrap_or_else(|| unsafe { libc::writev(fd, vector, count) })
 }
@@ -210,7 +201,7 @@ pub unsafe extern "C" fn untorn_fd_writev(fd: c_int, vector: *const libc::iovec,
 /// As for `preadv`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_preadv(fd: c_int, vector: *const libc::iovec, count: c_int, at: off_t) -> ssize_t {
-    on_managed(fd, -1, |managed| {
+    on_managed("preadv", fd, -1, |managed| {
         check_readable(fd)?;
         // SAFETY: the caller's promise.
         let mut buffers = unsafe { into(vector, count) }?;
@@ -227,7 +218,7 @@ pub unsafe extern "C" fn untorn_fd_preadv(fd: c_int, vector: *const libc::iovec,
 /// As for `pwritev`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_pwritev(fd: c_int, vector: *const libc::iovec, count: c_int, at: off_t) -> ssize_t {
-    on_managed(fd, -1, |managed| {
+    on_managed("pwritev", fd, -1, |managed| {
         let flags = check_writable(fd)?;
         // SAFETY: the caller's promise.
         let buffers = unsafe { from(vector, count) }?;
@@ -258,7 +249,7 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
         })
     };
     // SAFETY: takes numbers.
-    on_managed(fd, -1, managed).unwrap_or_else(|| unsafe { libc::lseek(fd, to, whence) })
+    on_managed("lseek", fd, -1, managed).unwrap_or_else(|| unsafe { libc::lseek(fd, to, whence) })
 }
 
 /// `fstat`. `st_size` is the current size, uncommitted changes included.
@@ -267,7 +258,7 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
 /// `to` points to a `struct stat`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_fstat(fd: c_int, to: *mut libc::stat) -> c_int {
-    on_managed(fd, -1, |managed| {
+    on_managed("fstat", fd, -1, |managed| {
         let mut stat = posix_descriptor::stat(fd).ok_or_else(|| system("read the file's status"))?;
         stat.st_size = managed.with(|file| Ok(file.len()?))? as off_t;
         if to.is_null() {
@@ -284,7 +275,7 @@ pub unsafe extern "C" fn untorn_fd_fstat(fd: c_int, to: *mut libc::stat) -> c_in
 /// `ftruncate`. The new size is an uncommitted change until a sync.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_ftruncate(fd: c_int, size: off_t) -> c_int {
-    on_managed(fd, -1, |managed| {
+    on_managed("ftruncate", fd, -1, |managed| {
         check_writable(fd)?;
         let size = offset(size)?;
         managed.with(|file| Ok(file.set_len(size)?)).map(|()| 0)
@@ -317,7 +308,7 @@ fn allocate(file: &File, mode: c_int, at: off_t, len: off_t) -> Result<()> {
 /// `fallocate`. Extends the file, or zeros a range; no disk space is reserved.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: off_t) -> c_int {
-    on_managed(fd, -1, |managed| {
+    on_managed("fallocate", fd, -1, |managed| {
         check_writable(fd)?;
         managed.with(|file| allocate(file, mode, at, len)).map(|()| 0)
     })
@@ -329,7 +320,7 @@ pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: of
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_posix_fallocate(fd: c_int, at: off_t, len: off_t) -> c_int {
     let mut errno = 0;
-    on_managed(fd, (), |managed| {
+    on_managed("posix_fallocate", fd, (), |managed| {
         let done = check_writable(fd).and_then(|_| managed.with(|file| allocate(file, 0, at, len)));
         errno = done.as_ref().err().map_or(0, |failure| failure.errno);
         done

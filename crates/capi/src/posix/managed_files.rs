@@ -6,36 +6,43 @@ use std::ffi::c_int;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use untorn::{File, Map, MapOptions};
 
-use super::posix_descriptor::{Key, failure, is_regular, stat};
-use crate::error::{Failure, Result, guard};
+use super::descriptor_table::{is_marked, mark, unmark};
+use super::posix_descriptor::{Key, failure, is_regular, key_of, stat};
+use super::record_locks::RecordLocks;
+use super::report::{about, reported};
+use crate::error::{Failure, Result};
 
 /// A managed file.
 pub(super) struct Managed {
-    key: Key,
+    pub key: Key,
     /// Which process manages it, as forks are counted.
     process: u64,
     /// None: no longer managed.
-    file: RwLock<Option<File>>,
-    /// Descriptors of the file that calls were made on.
+    pub file: RwLock<Option<File>>,
+    /// Descriptors of the file.
     descriptors: Mutex<BTreeSet<c_int>>,
     /// The file's mapping, kept from the first map on: a program that maps the file again whenever it grows gets
     /// the same address.
-    place: Mutex<Option<Place>>,
+    pub place: Mutex<Option<Place>>,
     /// Held by calls that use a descriptor's offset.
     pub position: Mutex<()>,
+    /// The program wants uncommitted changes to be committed when the file is closed.
+    pub commit_on_close: AtomicBool,
+    /// The program's locks by `fcntl`.
+    pub record_locks: RecordLocks,
 }
 
 /// The mapping of a file in memory.
-struct Place {
+pub(super) struct Place {
     /// All addresses that the mapping may grow to.
-    reserved: Range<usize>,
+    pub reserved: Range<usize>,
     /// Keeps the mapping alive.
-    _map: Map,
+    pub map: Map,
 }
 
 /// A part of the address space that the program has mapped.
@@ -52,7 +59,7 @@ pub(super) struct Table {
     /// The newest last.
     pub windows: Vec<Window>,
     /// Locks that the program has taken by `flock` on files that are not managed, by descriptor.
-    locks: HashMap<c_int, c_int>,
+    pub locks: HashMap<c_int, c_int>,
 }
 
 static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
@@ -60,6 +67,15 @@ static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
 static FILES: AtomicUsize = AtomicUsize::new(0);
 /// Held while a file starts or stops being managed. Taken before the table's lock.
 static MANAGING: Mutex<()> = Mutex::new(());
+/// The process that manages files. 0: none ever was.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Held while a file starts or stops being managed, or changes its name.
+pub(super) type Managing = MutexGuard<'static, ()>;
+
+pub(super) fn begin_managing() -> Managing {
+    lock(&MANAGING)
+}
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -69,7 +85,7 @@ pub(super) fn read() -> RwLockReadGuard<'static, Table> {
     TABLE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write() -> RwLockWriteGuard<'static, Table> {
+pub(super) fn write() -> RwLockWriteGuard<'static, Table> {
     TABLE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -89,15 +105,53 @@ extern "C" fn after_fork() {
     let _ = FORK_LOCKS.try_with(|slot| slot.borrow_mut().take());
 }
 
-fn watch_forks() {
+fn own_pid() -> c_int {
+    // SAFETY: asks only.
+    unsafe { libc::getpid() }
+}
+
+extern "C" fn after_fork_in_child() {
+    OWNER.store(own_pid(), Release);
+    after_fork();
+}
+
+/// Whether this process shares the memory of a parent that manages files, as a child made by `vfork` does: what it does
+/// with its descriptors is no business of the parent's files.
+pub(super) fn is_borrower() -> bool {
+    let owner = OWNER.load(Acquire);
+    owner != 0 && owner != own_pid()
+}
+
+pub(super) fn watch_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: no thread calls `fork` while it holds the locks that the handlers take and release.
     ONCE.call_once(|| unsafe {
-        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+        OWNER.store(own_pid(), Release);
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     });
 }
 
+/// Whether the environment wants every file to be committed when it is closed: for programs that never sync, and whose
+/// sources nobody changes.
+fn commits_on_close() -> bool {
+    std::env::var_os("UNTORN_COMMIT_ON_CLOSE").is_some_and(|wanted| !wanted.is_empty() && wanted != "0")
+}
+
 impl Managed {
+    /// A file that this process manages from now on.
+    pub fn new(key: Key, file: File) -> Managed {
+        Managed {
+            key,
+            process: untorn_os::process_generation(),
+            file: RwLock::new(Some(file)),
+            descriptors: Mutex::default(),
+            place: Mutex::new(None),
+            position: Mutex::new(()),
+            commit_on_close: AtomicBool::new(commits_on_close()),
+            record_locks: RecordLocks::default(),
+        }
+    }
+
     /// Makes one call on the file.
     pub fn with<R>(&self, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
         if self.is_parents() {
@@ -107,9 +161,9 @@ impl Managed {
         call(file.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
     }
 
-    /// The file was managed by the parent process, before a fork; the child cannot use the file.
+    /// The file is managed by the parent process; the child cannot use the file.
     pub fn is_parents(&self) -> bool {
-        self.process != untorn_os::process_generation()
+        self.process != untorn_os::process_generation() || is_borrower()
     }
 
     /// Maps a part of the file.
@@ -122,18 +176,35 @@ impl Managed {
                 // The program has no map of the file, so the mapping may move or get a larger place.
                 *place = None;
                 map = file.map_with(options);
+                // The old mapping had a descriptor of its own, and with that the kernel dropped all locks.
+                self.retake_locks()?;
             }
             let map = map?;
             if place.is_none() {
                 let (whole, bytes) = (file.map()?, map.address_space()?);
                 let start = whole.as_ptr().addr();
-                *place = Some(Place { reserved: start..start + bytes as usize, _map: whole });
+                *place = Some(Place { reserved: start..start + bytes as usize, map: whole });
             }
             Ok(map)
         })
     }
 
-    fn reserved(&self) -> Range<usize> {
+    /// Closes the file's store at the end of the process. Maps stay accessible, as other threads may run still.
+    pub fn end(&self) -> Result<()> {
+        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = file.take() else { return Ok(()) };
+        let committed = if self.commit_on_close.load(Acquire) { file.commit() } else { Ok(()) };
+        committed.and(file.store().close())?;
+        Ok(())
+    }
+
+    /// Takes the program's record locks again, after a descriptor of the file was closed.
+    pub fn retake_locks(&self) -> Result<()> {
+        let fd = lock(&self.descriptors).iter().copied().find(|fd| self.is_of(*fd));
+        fd.map_or(Ok(()), |fd| self.record_locks.retake(fd))
+    }
+
+    pub fn reserved(&self) -> Range<usize> {
         lock(&self.place).as_ref().map_or(0..0, |place| place.reserved.clone())
     }
 
@@ -142,21 +213,66 @@ impl Managed {
     }
 }
 
-/// The managed file of a descriptor. From now on the file stays managed until this descriptor is closed, too.
+/// The managed file of a descriptor that is known to be one.
 pub(super) fn find(fd: c_int) -> Option<Arc<Managed>> {
+    if is_marked(fd) { find_marked(fd) } else { None }
+}
+
+fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
+    let file = stat(fd).and_then(|stat| find_by_key(&stat));
+    match &file {
+        Some(file) => drop(lock(&file.descriptors).insert(fd)),
+        // Closed by a call that is not renamed, and perhaps something else meanwhile.
+        None if !is_borrower() => unmark(fd),
+        None => {}
+    }
+    file
+}
+
+/// The managed file of this identity.
+pub(super) fn find_by_key(stat: &libc::stat) -> Option<Arc<Managed>> {
+    if FILES.load(Acquire) == 0 || !is_regular(stat) {
+        return None;
+    }
+    read().files.get(&key_of(stat)).cloned()
+}
+
+/// The managed file of a descriptor that may come from anywhere. The descriptor is known from now on.
+pub(super) fn learn(fd: c_int) -> Option<Arc<Managed>> {
     if FILES.load(Acquire) == 0 {
         return None;
     }
-    let stat = stat(fd).filter(is_regular)?;
-    let file = read().files.get(&(stat.st_dev, stat.st_ino))?.clone();
-    lock(&file.descriptors).insert(fd);
+    let file = stat(fd).and_then(|stat| find_by_key(&stat))?;
+    note_descriptor(&file, fd).ok()?;
     Some(file)
 }
 
+/// Notes that a descriptor is of a managed file. The file stays managed until that descriptor is closed, too.
+pub(super) fn note_descriptor(file: &Managed, fd: c_int) -> Result<()> {
+    if file.is_parents() {
+        return Ok(());
+    }
+    if !mark(fd) {
+        return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
+    }
+    lock(&file.descriptors).insert(fd);
+    Ok(())
+}
+
 /// Makes a call on the managed file of a descriptor. None: the descriptor is not of a managed file.
-pub(super) fn on_managed<T>(fd: c_int, failed: T, call: impl FnOnce(&Arc<Managed>) -> Result<T>) -> Option<T> {
+pub(super) fn on_managed<T>(
+    call: &str,
+    fd: c_int,
+    failed: T,
+    body: impl FnOnce(&Arc<Managed>) -> Result<T>,
+) -> Option<T> {
     let file = find(fd)?;
-    Some(guard(failed, || call(&file)))
+    Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
+}
+
+/// All managed files of this process.
+pub(super) fn all() -> Vec<Arc<Managed>> {
+    read().files.values().filter(|file| !file.is_parents()).cloned().collect()
 }
 
 /// The path of a descriptor's file.
@@ -170,46 +286,6 @@ pub(super) fn path_of(fd: c_int) -> Result<PathBuf> {
     }
 }
 
-/// The managed file of a descriptor of a regular file, which is managed from now on if it was not before.
-pub(super) fn manage(fd: c_int) -> Result<Arc<Managed>> {
-    watch_forks();
-    let _managing = lock(&MANAGING);
-    if let Some(file) = find(fd).filter(|file| !file.is_parents()) {
-        return Ok(file);
-    }
-    let path = path_of(fd)?;
-    // The program's own lock would make Untorn's fail; from now on Untorn holds the lock.
-    let lock = write().locks.remove(&fd);
-    if lock.is_some() {
-        // SAFETY: takes numbers.
-        unsafe { libc::flock(fd, libc::LOCK_UN) };
-    }
-    let file = File::open(&path).inspect_err(|_| {
-        if let Some(lock) = lock {
-            // SAFETY: as above.
-            unsafe { libc::flock(fd, lock | libc::LOCK_NB) };
-            write().locks.insert(fd, lock);
-        }
-    })?;
-    // While recovery waited for another owner, that owner may have replaced the file.
-    if path_of(fd)? != path {
-        return Err(failure(libc::ESTALE, format!("{} was replaced meanwhile", path.display())));
-    }
-    let key = stat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok_or_else(|| failure(libc::EBADF, "no descriptor"))?;
-    let managed = Arc::new(Managed {
-        key,
-        process: untorn_os::process_generation(),
-        file: RwLock::new(Some(file)),
-        descriptors: Mutex::new(BTreeSet::from([fd])),
-        place: Mutex::new(None),
-        position: Mutex::new(()),
-    });
-    let mut table = write();
-    table.files.insert(key, managed.clone());
-    FILES.store(table.files.len(), Release);
-    Ok(managed)
-}
-
 /// Records that the program took or released a lock on a file that is not managed.
 pub(super) fn note_lock(fd: c_int, operation: c_int) {
     match operation & !libc::LOCK_NB {
@@ -218,45 +294,64 @@ pub(super) fn note_lock(fd: c_int, operation: c_int) {
     }
 }
 
-/// Stops managing a file that was managed only to be mapped, and could not be mapped.
-pub(super) fn undo(managed: &Arc<Managed>) {
-    lock(&managed.descriptors).clear();
-    // The file has no changes, so closing it loses nothing.
-    let _ = release_if_unused(managed);
-}
-
 /// Stops managing a file if its last descriptor and map are gone. **Discards uncommitted changes**, unless the
 /// program asked for a commit on close.
 pub(super) fn release_if_unused(managed: &Arc<Managed>) -> Result<()> {
-    let managing = lock(&MANAGING);
+    let managing = begin_managing();
     release_if_unused_locked(managed, &managing)
 }
 
-fn release_if_unused_locked(managed: &Arc<Managed>, _managing: &MutexGuard<'_, ()>) -> Result<()> {
+fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
     {
         let mut descriptors = lock(&managed.descriptors);
         descriptors.retain(|fd| managed.is_of(*fd));
-        let mut table = write();
-        if !descriptors.is_empty() || table.windows.iter().any(|window| Arc::ptr_eq(&window.file, managed)) {
+        if !descriptors.is_empty() || is_mapped(managed) {
             return Ok(());
         }
-        if table.files.get(&managed.key).is_some_and(|known| Arc::ptr_eq(known, managed)) {
-            table.files.remove(&managed.key);
-            FILES.store(table.files.len(), Release);
-        }
     }
+    close_file(managed, managing)
+}
+
+/// Closes a file's store. Uncommitted changes are discarded, unless the program asked for a commit.
+pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
+    forget(managed, managing);
     *lock(&managed.place) = None;
     let file = managed.file.write().unwrap_or_else(PoisonError::into_inner).take();
     match file {
-        Some(file) if !managed.is_parents() => Ok(file.close()?),
+        Some(file) if !managed.is_parents() => {
+            file.set_commit_on_close(managed.commit_on_close.load(Acquire));
+            Ok(file.close()?)
+        }
         _ => Ok(()),
     }
+}
+
+/// Adds a file to the table.
+pub(super) fn insert(file: Arc<Managed>, _managing: &Managing) {
+    let mut table = write();
+    table.files.insert(file.key, file);
+    FILES.store(table.files.len(), Release);
+}
+
+/// Whether the program has a map of a file.
+pub(super) fn is_mapped(file: &Arc<Managed>) -> bool {
+    read().windows.iter().any(|window| Arc::ptr_eq(&window.file, file))
+}
+
+/// Takes a file out of the table: its descriptors are ordinary ones from now on.
+pub(super) fn forget(managed: &Arc<Managed>, _managing: &Managing) {
+    let mut table = write();
+    if table.files.get(&managed.key).is_some_and(|known| Arc::ptr_eq(known, managed)) {
+        table.files.remove(&managed.key);
+        FILES.store(table.files.len(), Release);
+    }
+    lock(&managed.descriptors).iter().for_each(|fd| unmark(*fd));
 }
 
 /// Ends the newest windows that show a range of addresses, and stops managing their files if these are unused.
 /// False: no window shows the range.
 pub(super) fn unmap(addresses: Range<usize>) -> Result<bool> {
-    let managing = lock(&MANAGING);
+    let managing = begin_managing();
     let taken = take_windows(addresses);
     let found = !taken.is_empty();
     let mut result = Ok(found);
@@ -305,8 +400,37 @@ pub(super) fn add(window: Window) {
     write().windows.push(window);
 }
 
+/// Takes all windows of a file out of the table.
+pub(super) fn windows_of(file: &Arc<Managed>, _managing: &Managing) -> Vec<Window> {
+    write().windows.extract_if(.., |window| Arc::ptr_eq(&window.file, file)).collect()
+}
+
+/// Puts new maps in the place of old ones.
+pub(super) fn renew_maps(
+    file: &Arc<Managed>,
+    _managing: &Managing,
+    renew: impl Fn(&Map, usize) -> Result<Map>,
+) -> Result<()> {
+    let mut table = write();
+    let mut renewed: Vec<(Arc<Map>, Arc<Map>)> = Vec::new();
+    for window in table.windows.iter_mut().filter(|window| Arc::ptr_eq(&window.file, file)) {
+        let known = renewed.iter().find(|(old, _)| Arc::ptr_eq(old, &window.map)).map(|(_, new)| new.clone());
+        let new = match known {
+            Some(new) => new,
+            None => {
+                let new = Arc::new(renew(&window.map, window.addresses.end)?);
+                renewed.push((window.map.clone(), new.clone()));
+                new
+            }
+        };
+        window.map = new;
+    }
+    drop(table);
+    Ok(())
+}
+
 /// Subtracts a range from several others.
-fn subtract(ranges: Vec<Range<usize>>, hole: &Range<usize>) -> Vec<Range<usize>> {
+pub(super) fn subtract(ranges: Vec<Range<usize>>, hole: &Range<usize>) -> Vec<Range<usize>> {
     let outside = |r: Range<usize>| match overlap(&r, hole) {
         Some(both) => [r.start..both.start, both.end..r.end],
         None => [r, 0..0],

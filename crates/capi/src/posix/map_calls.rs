@@ -7,9 +7,12 @@ use std::sync::Arc;
 use libc::off_t;
 use untorn::MapOptions;
 
-use super::managed_files::{Window, add, extend, find, is_reserved, manage, mapped_in, undo, unmap};
+use super::managed_files::{Window, add, extend, find, is_borrower, is_reserved, learn, mapped_in, path_of, unmap};
+use super::managing::{manage, undo};
+use super::patterns;
 use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat};
-use crate::error::{Failure, Result, guard};
+use super::report::{reported, tell};
+use crate::error::{Failure, Result};
 
 fn page_bytes() -> usize {
     // SAFETY: takes a number.
@@ -23,13 +26,27 @@ fn pages(address: *mut c_void, len: usize) -> Option<Range<usize>> {
     (start.is_multiple_of(page) && start < end).then_some(start..end)
 }
 
-/// Whether a map is Untorn's: a shared map of a regular file that is managed, or becomes managed by the map.
+/// Whether a map is Untorn's: a shared map of a managed file, or a writable one of a file that is to be managed.
 fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
     let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
-    if !shared || flags & libc::MAP_ANONYMOUS != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
+    if !shared || flags & libc::MAP_ANONYMOUS != 0 || is_borrower() {
         return false;
     }
-    prot & libc::PROT_WRITE != 0 || find(fd).is_some()
+    if learn(fd).is_some() {
+        return true;
+    }
+    if prot & libc::PROT_WRITE == 0 || !stat(fd).as_ref().is_some_and(is_regular) {
+        return false;
+    }
+    let Ok(path) = path_of(fd) else { return false };
+    if !patterns::is_any() && !path.starts_with("/dev/shm") {
+        tell(&format!(
+            "mmap: {} is mapped as the kernel does, because no file is named: call untorn_manage(\"*.db\"), or set \
+             UNTORN_MANAGE, to have such files changed all or nothing",
+            path.display()
+        ));
+    }
+    patterns::match_path(&path)
 }
 
 fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, at: off_t) -> Result<*mut c_void> {
@@ -68,10 +85,9 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     Ok(start.cast())
 }
 
-/// `mmap`. The first shared, writable map of a regular file makes the file managed: stores and writes then
-/// reach the disk at msync or fsync, all or nothing. The file is recovered if needed. The map may extend
-/// behind the end of the file, which may grow into the map. All other maps are made by the C library's
-/// `mmap`.
+/// `mmap`. Stores to a shared map of a managed file reach the disk at msync or fsync, all or nothing. The first
+/// writable one manages a file that the program has named (untorn_manage()) after it was opened. The map may extend
+/// behind the end of the file, which may grow into the map. All other maps are made by the C library's `mmap`.
 ///
 /// MAP_FAILED with an errno: ENOTSUP (MAP_FIXED), EBUSY (another process has the file open), ENOMEM, EACCES,
 /// EINVAL, and the errors of untorn_open().
@@ -88,11 +104,11 @@ pub unsafe extern "C" fn untorn_mmap(
     at: off_t,
 ) -> *mut c_void {
     if is_ours(prot, flags, fd) {
-        return guard(libc::MAP_FAILED, || map(address, len, prot, flags, fd, at));
+        return reported("mmap", libc::MAP_FAILED, || map(address, len, prot, flags, fd, at));
     }
     if flags & libc::MAP_FIXED != 0 && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {
         let refused = || Err(failure(libc::ENOTSUP, "MAP_FIXED over the map of a managed file"));
-        return guard(libc::MAP_FAILED, refused);
+        return reported("mmap", libc::MAP_FAILED, refused);
     }
     // SAFETY: the caller's promise.
     unsafe { libc::mmap(address, len, prot, flags, fd, at) }
@@ -111,7 +127,7 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
         // SAFETY: the caller's promise.
         return unsafe { libc::msync(address, len, flags) };
     }
-    guard(-1, || {
+    reported("msync", -1, || {
         let both = libc::MS_SYNC | libc::MS_ASYNC;
         if flags & !(both | libc::MS_INVALIDATE) != 0 || flags & both == both {
             return Err(failure(libc::EINVAL, format!("msync's flags {flags:#x}")));
@@ -138,7 +154,9 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_int {
     match pages(address, len) {
-        Some(pages) if is_reserved(&pages) || !mapped_in(&pages).is_empty() => guard(-1, || unmap(pages).map(|_| 0)),
+        Some(pages) if is_reserved(&pages) || !mapped_in(&pages).is_empty() => {
+            reported("munmap", -1, || unmap(pages).map(|_| 0))
+        }
         // SAFETY: the caller's promise.
         _ => unsafe { libc::munmap(address, len) },
     }
@@ -161,7 +179,7 @@ pub unsafe extern "C" fn untorn_mremap(
         // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
         return unsafe { libc::mremap(address, old_len, new_len, flags, to) };
     };
-    guard(libc::MAP_FAILED, || {
+    reported("mremap", libc::MAP_FAILED, || {
         let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "an invalid length"))?;
         if old_len == 0 || flags & !libc::MREMAP_MAYMOVE != 0 {
             return Err(failure(libc::EINVAL, "the map of a managed file is neither doubled nor moved"));
@@ -186,9 +204,9 @@ pub unsafe extern "C" fn untorn_madvise(address: *mut c_void, len: usize, advice
         matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED);
     if drops && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {
         return match advice {
-            libc::MADV_REMOVE => {
-                guard(-1, || Err(failure(libc::EOPNOTSUPP, "MADV_REMOVE: use fallocate on the descriptor")))
-            }
+            libc::MADV_REMOVE => reported("madvise", -1, || {
+                Err(failure(libc::EOPNOTSUPP, "MADV_REMOVE: use fallocate on the descriptor"))
+            }),
             _ => 0,
         };
     }

@@ -1,14 +1,33 @@
 //! Calls in the shape of POSIX, on ordinary descriptors: `include/untorn_posix.h` puts them in the place of
-//! `open`, `mmap`, `msync` and related calls in one source file.
+//! `open`, `mmap`, `msync`, `rename` and related calls.
 //!
-//! A file is **managed** from the first shared, writable map of the file (or from its opening, if the file
-//! already has a store beside it) until the last of its descriptors and maps is gone. A call on any
-//! descriptor of a managed file is a call on the file as Untorn shows it; all other calls go to the C
-//! library unchanged. Each call asks the kernel which file a descriptor is of, and for the descriptor's
-//! offset and flags. So `dup`, descriptors from other sources and reused numbers need no bookkeeping.
+//! A file is **managed** if the program has named it, from its opening for writing until the last of its descriptors and
+//! maps is gone. A call on any descriptor of a managed file is a call on the file as Untorn shows it; all other calls go
+//! to the C library unchanged, after one look at a table that needs no lock. The calls on managed files ask the kernel
+//! which file a descriptor is of, and for the descriptor's offset and flags.
+//!
+//! Imports run down this list only:
+//!
+//! 1. [`path_calls`], [`stream_calls`]: names and streams
+//! 2. [`open_calls`], [`map_calls`], [`descriptor_calls`]
+//! 3. [`io_calls`]; [`relocation`]: names of open files change
+//! 4. [`managing`]: files begin to be managed; [`at_exit`]: the end of the process
+//! 5. [`managed_files`]: the table of managed files
+//! 6. [`record_locks`], [`patterns`], [`descriptor_table`]
+//! 7. [`report`], [`posix_descriptor`]
 
+mod at_exit;
+mod descriptor_calls;
+mod descriptor_table;
 mod io_calls;
 mod managed_files;
+mod managing;
 mod map_calls;
 mod open_calls;
+mod path_calls;
+mod patterns;
 mod posix_descriptor;
+mod record_locks;
+mod relocation;
+mod report;
+mod stream_calls;

@@ -1,98 +1,197 @@
 //! Exported functions: open, close, sync and lock descriptors.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::path::{Path, PathBuf};
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
 
+use super::descriptor_table::unmark;
 use super::io_calls::untorn_fd_ftruncate;
-use super::managed_files::{Managed, find, manage, map_of, note_lock, on_managed, path_of, release_if_unused};
-use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat, system};
+use super::managed_files::{
+    Managed, find, is_borrower, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
+};
+use super::managing::manage;
+use super::patterns;
+use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, lstat, path_at, stat};
+use super::relocation::{has_store, set_aside};
+use super::report::{errno, reported, set_errno};
 use crate::error::{Failure, Result, guard};
 
 /// Makes a call on the managed file of a descriptor; a descriptor of another file is refused.
-fn on_managed_only(fd: c_int, call: impl FnOnce(&Arc<Managed>) -> Result<()>) -> c_int {
-    let none = || Err(failure(libc::EINVAL, format!("descriptor {fd} is not of a managed file: map the file first")));
-    guard(-1, || match find(fd) {
+fn on_managed_only(name: &str, fd: c_int, call: impl FnOnce(&Arc<Managed>) -> Result<()>) -> c_int {
+    let none = || {
+        let text =
+            format!("descriptor {fd} is not of a managed file: name the file by untorn_manage() before it is opened");
+        Err(failure(libc::EINVAL, text))
+    };
+    reported(name, -1, || match learn(fd) {
         Some(file) => call(&file).map(|()| 0),
         None => none(),
     })
 }
 
-/// Whether a file has a private store beside it.
-fn has_store(path: &Path) -> bool {
-    let mut store = path.as_os_str().to_owned();
-    store.push(".untorn");
-    PathBuf::from(store).is_dir()
-}
-
-/// Recovers a file that has a store beside it, before the program reads the file. A file opened for writing is
-/// managed from now on.
+/// Recovers a file that has a store beside it, before the program reads the file. A file with a store, and one that the
+/// program has named, is managed from now on if it was opened for writing.
 fn adopt(fd: c_int, flags: c_int) -> Result<()> {
-    if find(fd).is_some_and(|file| !file.is_parents()) {
+    if learn(fd).is_some_and(|file| !file.is_parents()) {
         return Ok(());
     }
     let Ok(path) = path_of(fd) else { return Ok(()) };
-    if !has_store(&path) {
+    let has_store = has_store(&path);
+    if !has_store && !patterns::match_path(&path) {
         return Ok(());
     }
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
         return manage(fd).map(|_| ());
     }
-    if !untorn::offline::inspect(&path)?.clean {
+    if has_store && !untorn::offline::inspect(&path)?.clean {
         untorn::offline::open(&path, &Default::default(), &|_, _| ())?.close()?;
     }
     Ok(())
 }
 
-/// `open`. A file that has a store beside it (`<path>.untorn`) is recovered if needed. If the file is opened
-/// for writing, it is managed from now on, and O_TRUNC is an uncommitted change. Other files are opened by
-/// the C library's `open`.
+/// Deals with what is left of an older file of that name, before the name is created.
+fn clear_name(path: &Path) -> Result<()> {
+    if lstat(path).is_none() && has_store(path) {
+        set_aside(path)?;
+    }
+    Ok(())
+}
+
+/// Keeps an error of a call over the closing of its descriptor.
+fn give_up(fd: c_int) -> c_int {
+    let failed = errno();
+    untorn_fd_close(fd);
+    set_errno(failed);
+    -1
+}
+
+/// Opens a file: what `open` and its relatives have in common.
+///
+/// # Safety
+/// `path` is NULL or ends in NUL.
+pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    let open = |flags| {
+        // SAFETY: the caller's promise.
+        unsafe { libc::openat(dir, path, flags, mode) }
+    };
+    if is_borrower() {
+        return open(flags);
+    }
+    // SAFETY: the caller's promise.
+    if let Some(path) = unsafe { path_at(dir, path) }.filter(|_| flags & libc::O_CREAT != 0)
+        && reported("open", -1, || clear_name(&path).map(|()| 0)) < 0
+    {
+        return -1;
+    }
+    let truncate = flags & libc::O_TRUNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let fd = open(if truncate { flags & !libc::O_TRUNC } else { flags });
+    if fd < 0 || flags & libc::O_PATH != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
+        return fd;
+    }
+    crate::log::start();
+    if reported("open", -1, || adopt(fd, flags).map(|()| 0)) < 0 {
+        return give_up(fd);
+    }
+    if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
+        return give_up(fd);
+    }
+    fd
+}
+
+/// `open`. A file that the program has named (untorn_manage(), the environment's UNTORN_MANAGE), or that has a store
+/// beside it (`<path>.untorn`), is recovered if needed. If it is opened for writing, it is managed from now on, and
+/// O_TRUNC is an uncommitted change. Other files are opened by the C library's `open`.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    let truncate = flags & libc::O_TRUNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
-    let without = if truncate { flags & !libc::O_TRUNC } else { flags };
     // SAFETY: the caller's promise.
-    let fd = unsafe { libc::open(path, without, mode) };
-    if fd < 0 || flags & libc::O_PATH != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
-        return fd;
+    unsafe { open_path(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// `openat`: as untorn_fd_open().
+///
+/// # Safety
+/// As for untorn_fd_open().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_openat(dir: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { open_path(dir, path, flags, mode) }
+}
+
+/// `creat`: as untorn_fd_open().
+///
+/// # Safety
+/// As for untorn_fd_open().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_creat(path: *const c_char, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { open_path(libc::AT_FDCWD, path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+}
+
+/// Manages a temporary file that was just made, if the program has named it.
+fn made(fd: c_int) -> c_int {
+    if fd >= 0 && !is_borrower() && reported("mkstemp", -1, || adopt(fd, libc::O_RDWR).map(|()| 0)) < 0 {
+        return give_up(fd);
     }
-    let opened = guard(-1, || {
-        crate::log::start();
-        adopt(fd, flags)?;
-        if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
-            // SAFETY: `open` has just accepted the path, so the path ends in NUL.
-            let path = unsafe { CStr::from_ptr(path) };
-            return Err(system(&format!("truncate {}", path.to_string_lossy())));
-        }
-        Ok(fd)
-    });
-    if opened < 0 {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        untorn_fd_close(fd);
-        // SAFETY: each thread has an `errno` of its own, which is valid while the thread runs.
-        unsafe { *libc::__errno_location() = errno };
-    }
-    opened
+    fd
+}
+
+/// `mkstemp`: as untorn_fd_open().
+///
+/// # Safety
+/// As for `mkstemp`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_mkstemp(template: *mut c_char) -> c_int {
+    // SAFETY: the caller's promise.
+    made(unsafe { libc::mkstemp(template) })
+}
+
+/// `mkostemp`: as untorn_fd_open().
+///
+/// # Safety
+/// As for `mkostemp`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_mkostemp(template: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    made(unsafe { libc::mkostemp(template, flags) })
+}
+
+/// `mkstemps`: as untorn_fd_open().
+///
+/// # Safety
+/// As for `mkstemps`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_mkstemps(template: *mut c_char, suffix: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    made(unsafe { libc::mkstemps(template, suffix) })
+}
+
+/// `mkostemps`: as untorn_fd_open().
+///
+/// # Safety
+/// As for `mkostemps`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    made(unsafe { libc::mkostemps(template, suffix, flags) })
 }
 
 /// `close`. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
 /// (unless untorn_fd_commit_on_close() asked for a commit), and the file becomes a plain file.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
-    let file = find(fd);
+    let file = find(fd).filter(|file| !file.is_parents());
+    if file.is_some() {
+        unmark(fd);
+    }
     // SAFETY: closes the descriptor that the caller passed to be closed.
     let closed = unsafe { libc::close(fd) };
     match file {
-        Some(file) if !file.is_parents() => {
-            if guard(-1, || release_if_unused(&file).map(|()| 0)) < 0 {
-                -1
-            } else {
-                closed
-            }
-        }
+        Some(file) if reported("close", -1, || release_if_unused(&file).map(|()| 0)) < 0 => -1,
         _ => closed,
     }
 }
@@ -106,21 +205,21 @@ fn commit(file: &Managed) -> Result<c_int> {
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fsync(fd: c_int) -> c_int {
     // SAFETY: takes a number.
-    on_managed(fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fsync(fd) })
+    on_managed("fsync", fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fsync(fd) })
 }
 
 /// `fdatasync`: as untorn_fd_fsync().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fdatasync(fd: c_int) -> c_int {
     // SAFETY: takes a number.
-    on_managed(fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fdatasync(fd) })
+    on_managed("fdatasync", fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fdatasync(fd) })
 }
 
 /// `flock`. A managed file is already locked by its process, so the call succeeds. A lock that was taken
 /// before the file became managed is replaced by Untorn's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_flock(fd: c_int, operation: c_int) -> c_int {
-    on_managed(fd, -1, |file| file.with(|_| Ok(0))).unwrap_or_else(|| {
+    on_managed("flock", fd, -1, |file| file.with(|_| Ok(0))).unwrap_or_else(|| {
         // SAFETY: takes numbers.
         let done = unsafe { libc::flock(fd, operation) };
         if done == 0 {
@@ -130,12 +229,33 @@ pub extern "C" fn untorn_fd_flock(fd: c_int, operation: c_int) -> c_int {
     })
 }
 
+/// Adds a pattern of files that are to be managed, from their opening for writing on. A pattern without a slash is one
+/// of the file's name (`*.db`), any other one of its whole path; `*`, `?` and `[…]` are as for `fnmatch`. The environment
+/// variable UNTORN_MANAGE has more patterns, separated by colons. Returns 0, or -1: EFAULT, EINVAL, ENOENT.
+///
+/// # Safety
+/// `pattern` is NULL or ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_manage(pattern: *const c_char) -> c_int {
+    guard(-1, || {
+        if pattern.is_null() {
+            return Err(Failure::null("the pattern"));
+        }
+        // SAFETY: not NULL; the rest is the caller's promise.
+        let pattern = OsStr::from_bytes(unsafe { CStr::from_ptr(pattern) }.to_bytes());
+        if pattern.is_empty() {
+            return Err(failure(libc::EINVAL, "the pattern is empty"));
+        }
+        patterns::add(pattern.as_bytes()).map(|()| 0)
+    })
+}
+
 /// Manages a regular file from now on, before any map of the file. The descriptor must be open for reading and
 /// writing. Returns 0 (also if the file is already managed), or -1: EINVAL, EBADF, and the errors of
 /// untorn_mmap().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
-    guard(-1, || {
+    reported("untorn_fd_manage", -1, || {
         let stat = stat(fd).ok_or_else(|| Failure::bad_handle("descriptor"))?;
         if !is_regular(&stat) {
             return Err(failure(libc::EINVAL, "not a regular file"));
@@ -150,18 +270,16 @@ pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
 /// Returns 0, or -1: EINVAL if the descriptor is not of a managed file, ECHILD in a forked child …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_rollback(fd: c_int) -> c_int {
-    on_managed_only(fd, |file| file.with(|file| Ok(file.rollback()?)))
+    on_managed_only("untorn_fd_rollback", fd, |file| file.with(|file| Ok(file.rollback()?)))
 }
 
 /// Sets what happens to uncommitted changes when the last of a managed file's descriptors and maps is gone:
 /// they are committed (`on` not 0), or discarded (0, the default). Returns 0, or -1 with EINVAL or ECHILD.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
-    on_managed_only(fd, |file| {
-        file.with(|file| {
-            file.set_commit_on_close(on != 0);
-            Ok(())
-        })
+    on_managed_only("untorn_fd_commit_on_close", fd, |file| {
+        file.commit_on_close.store(on != 0, Release);
+        file.with(|_| Ok(()))
     })
 }
 
@@ -170,7 +288,7 @@ pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
 /// file or the file is not mapped, ECHILD, EIO …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
-    on_managed_only(fd, |file| match map_of(file) {
+    on_managed_only("untorn_fd_reclaim", fd, |file| match map_of(file) {
         Some(map) => Ok(map.reclaim()?),
         None => Err(failure(libc::EINVAL, "the file is not mapped")),
     })
@@ -181,7 +299,7 @@ pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_is_managed(fd: c_int) -> c_int {
     guard(-1, || match stat(fd) {
-        Some(_) => Ok(find(fd).is_some().into()),
+        Some(_) => Ok(learn(fd).is_some().into()),
         None => Err(Failure::bad_handle("descriptor")),
     })
 }

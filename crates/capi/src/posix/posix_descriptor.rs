@@ -1,9 +1,12 @@
-//! What the kernel knows of a descriptor: its file and its flags.
+//! What the kernel knows of a descriptor, its file and its flags; and of a path.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-use crate::error::untorn_error::UNTORN_E_IO;
+use crate::error::untorn_error::{UNTORN_E_IO, UNTORN_E_UNSUPPORTED};
 use crate::error::{Failure, Result};
 
 /// The kernel's identity of a file: device and inode.
@@ -12,6 +15,11 @@ pub(super) type Key = (libc::dev_t, libc::ino_t);
 /// A failure with an errno and a message.
 pub(super) fn failure(errno: c_int, message: impl Into<String>) -> Failure {
     Failure { errno, ..Failure::invalid(message) }
+}
+
+/// The refusal of a call that would not be right for a managed file.
+pub(super) fn refusal(errno: c_int, message: impl Into<String>) -> Failure {
+    Failure { kind: UNTORN_E_UNSUPPORTED, ..failure(errno, message) }
 }
 
 /// The failure of a system call that was made on the caller's behalf.
@@ -27,6 +35,30 @@ pub(super) fn stat(fd: c_int) -> Option<libc::stat> {
     let mut stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is writable; a number that is no descriptor is an error.
     (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat)
+}
+
+/// The `lstat` of a path. None: there is none.
+pub(super) fn lstat(path: &Path) -> Option<libc::stat> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: zeros are a valid `stat`, and the kernel fills it.
+    let mut stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `path` ends in NUL, and `stat` is writable.
+    (unsafe { libc::lstat(path.as_ptr(), &raw mut stat) } == 0).then_some(stat)
+}
+
+/// The identity of the file that a `stat` is of.
+pub(super) fn key_of(stat: &libc::stat) -> Key {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// The open descriptors of a file, except some. They are looked at by path: other threads open and close descriptors
+/// meanwhile.
+pub(super) fn open_descriptors(key: Key, except: &dyn Fn(c_int) -> bool) -> Vec<c_int> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let is_of = |path: &Path| std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == key);
+    let found = entries.flatten().filter(|entry| is_of(&entry.path()));
+    let numbers = found.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.filter(|fd| !except(*fd)).collect()
 }
 
 pub(super) fn is_regular(stat: &libc::stat) -> bool {
@@ -57,5 +89,31 @@ pub(super) fn check_readable(fd: c_int) -> Result<()> {
     match flags(fd)? & libc::O_ACCMODE {
         libc::O_WRONLY => Err(failure(libc::EBADF, "the descriptor is for writing only")),
         _ => Ok(()),
+    }
+}
+
+/// Moves a descriptor's own offset.
+pub(super) fn seek(fd: c_int, offset: libc::off_t, whence: c_int) -> Result<libc::off_t> {
+    // SAFETY: takes numbers.
+    match unsafe { libc::lseek(fd, offset, whence) } {
+        -1 => Err(system("seek")),
+        at => Ok(at),
+    }
+}
+
+/// A path relative to the directory of a descriptor, as one that every call takes.
+///
+/// # Safety
+/// `path` is NULL or ends in NUL.
+pub(super) unsafe fn path_at(dir: c_int, path: *const c_char) -> Option<PathBuf> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+    match dir {
+        libc::AT_FDCWD => Some(path.to_owned()),
+        _ if path.is_absolute() => Some(path.to_owned()),
+        dir => Some(Path::new("/proc/self/fd").join(dir.to_string()).join(path)),
     }
 }

@@ -116,7 +116,7 @@ struct log {
 
 static void renamed() {
     log log;
-    CHECK(log.open("log") && ::ftruncate(log.fd, 100) == 0);
+    CHECK(untorn_manage("log") == 0 && log.open("log") && ::ftruncate(log.fd, 100) == 0);
     void *at = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, log.fd, 0);
     CHECK(at != MAP_FAILED && untorn_fd_is_managed(log.fd) == 1);
     CHECK(log.write("kept") == 4 && ::msync(at, 4096, MS_SYNC) == 0);

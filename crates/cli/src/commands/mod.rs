@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod dump;
 pub mod eject;
 pub mod heap;
+pub mod port_check;
 pub mod put;
 pub mod recover;
 pub mod status;

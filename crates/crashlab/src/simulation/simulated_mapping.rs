@@ -102,6 +102,9 @@ fn whole_pages(range: &Range<u64>) -> Range<u64> {
 }
 
 impl Mapping for SimMapping {
+    /// Simulated memory is no other program's.
+    fn leave(&mut self) {}
+
     fn address(&self) -> *mut u8 {
         std::ptr::without_provenance_mut(self.addresses.start)
     }

@@ -15,5 +15,6 @@ mod names;
 mod quarantine;
 mod recovery;
 mod refused_commits;
+mod relocation;
 mod transactions;
 mod waiting;

@@ -14,6 +14,8 @@ struct Failing {
 }
 
 impl Mapping for Failing {
+    fn leave(&mut self) {}
+
     fn address(&self) -> *mut u8 {
         self.mapping.address()
     }

@@ -1,0 +1,523 @@
+/* Programs written for POSIX that rename, replace, unlink and list their data files, use streams, and end without
+ * closing. Each function is one such program; a child process is "another program" or a crash. */
+#include <untorn_posix.h>
+
+#include "check.h"
+#include <dirent.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/sendfile.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+/* For a header that has no patterns yet. */
+#pragma weak untorn_manage
+
+static size_t page;
+
+#define FAILS_WITH(call, expected_errno)                                                                               \
+    do {                                                                                                               \
+        errno = 0;                                                                                                     \
+        if ((intptr_t)(call) != -1) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                       \
+        if (errno != (expected_errno)) report_and_exit(__FILE__, __LINE__, "not by " #expected_errno ": " #call);      \
+    } while (0)
+
+/* Creates a database: one page, mapped, with a text that is synced. */
+static char *create(const char *path, const char *text, int *fd) {
+    *fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
+    CHECK(*fd >= 0 && ftruncate(*fd, (off_t)page) == 0);
+    char *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    CHECK(at != MAP_FAILED);
+    strcpy(at, text);
+    CHECK(msync(at, page, MS_SYNC) == 0);
+    return at;
+}
+
+/* Runs a part in a process of its own, which is killed when the part returns. */
+#define IN_A_KILLED_PROCESS(...)                                                                                       \
+    do {                                                                                                               \
+        fflush(NULL);                                                                                                  \
+        pid_t pid_ = fork();                                                                                           \
+        CHECK(pid_ >= 0);                                                                                              \
+        if (pid_ == 0) {                                                                                               \
+            __VA_ARGS__;                                                                                                    \
+            raise(SIGKILL);                                                                                            \
+        }                                                                                                              \
+        int status_;                                                                                                   \
+        CHECK(waitpid(pid_, &status_, 0) == pid_ && WIFSIGNALED(status_) && WTERMSIG(status_) == SIGKILL);             \
+    } while (0)
+
+/* What a program without Untorn reads. */
+static void check_disk(const char *path, const char *text) {
+    char command[256];
+    snprintf(command, sizeof command, "test \"$(head -c %zu %s)\" = '%s'", strlen(text), path, text);
+    CHECK(system(command) == 0);
+}
+
+/* What the ported program reads after a start: recovery included. */
+static void check_reopened(const char *path, const char *text) {
+    char buf[64];
+    int fd = open(path, O_RDWR);
+    CHECK(fd >= 0 && pread(fd, buf, strlen(text), 0) == (ssize_t)strlen(text));
+    CHECK(memcmp(buf, text, strlen(text)) == 0 && close(fd) == 0);
+}
+
+static int exists(const char *path) { return access(path, F_OK) == 0; }
+
+/* GDBM's gdbm_reorganize: a new file, mapped, is renamed over the old one, which is mapped, too. */
+static void reorganize(void) {
+    int old_fd, new_fd;
+    char *old = create("reorganized.db", "old", &old_fd), *new = create("reorganized.db.tmp", "new", &new_fd);
+    strcpy(new, "new, with changes that were not synced");
+    CHECK(rename("reorganized.db.tmp", "reorganized.db") == 0);
+    CHECK(!exists("reorganized.db.tmp") && !exists("reorganized.db.tmp.untorn"));
+    check_disk("reorganized.db", "new, with changes");
+    CHECK(strcmp(old, "old") == 0);
+    strcpy(old, "written to the file that has no name");
+    char buf[8];
+    CHECK(pread(old_fd, buf, 7, 0) == 7 && memcmp(buf, "written", 7) == 0);
+    CHECK(munmap(old, page) == 0 && close(old_fd) == 0);
+    /* The new file goes on: same map, same descriptor, atomic. */
+    CHECK(strcmp(new, "new, with changes that were not synced") == 0 && untorn_fd_is_managed(new_fd) == 1);
+    strcpy(new, "synced after the rename");
+    CHECK(fsync(new_fd) == 0);
+    strcpy(new, "not synced");
+    CHECK(munmap(new, page) == 0 && close(new_fd) == 0);
+    check_disk("reorganized.db", "synced after the rename");
+    check_reopened("reorganized.db", "synced after the rename");
+}
+
+/* The same, killed at each step: the old contents or the new ones, whole. */
+static void reorganize_killed(void) {
+    int fd;
+    char *at = create("killed.db", "old contents", &fd);
+    CHECK(munmap(at, page) == 0 && close(fd) == 0);
+    for (int step = 0; step < 4; step++) {
+        IN_A_KILLED_PROCESS({
+            int a, b;
+            a = open("killed.db", O_RDWR);
+            CHECK(a >= 0);
+            char *old = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, a, 0);
+            CHECK(old != MAP_FAILED);
+            strcpy(old, "torn old");
+            char *new = create("killed.db.tmp", "new contents", &b);
+            if (step >= 1) CHECK(rename("killed.db.tmp", "killed.db") == 0);
+            if (step >= 2) strcpy(new, "newer contents");
+            if (step >= 3) CHECK(msync(new, page, MS_SYNC) == 0);
+            strcpy(new, "torn new");
+        });
+        check_reopened("killed.db", step == 0 ? "old contents" : step < 3 ? "new contents" : "newer contents");
+        if (exists("killed.db.tmp")) CHECK(unlink("killed.db.tmp") == 0);
+    }
+}
+
+/* Sync and close the new file, rename it over the old one, which stays open. */
+static void replace_open(void) {
+    int old_fd, new_fd;
+    char *old = create("replaced.db", "old", &old_fd), *new = create("replaced.db.new", "new", &new_fd);
+    CHECK(munmap(new, page) == 0 && close(new_fd) == 0 && rename("replaced.db.new", "replaced.db") == 0);
+    check_disk("replaced.db", "new");
+    check_reopened("replaced.db", "new");
+    CHECK(strcmp(old, "old") == 0 && msync(old, page, MS_SYNC) == 0 && munmap(old, page) == 0 && close(old_fd) == 0);
+    check_reopened("replaced.db", "new");
+    CHECK(unlink("replaced.db") == 0 && !exists("replaced.db.untorn") && !exists("replaced.db.new.untorn"));
+}
+
+/* A file that is not managed gets a managed name while it is open: from then on it is managed. */
+static void becomes_named(void) {
+    int fd = open("plain", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && write(fd, "plain", 5) == 5 && untorn_fd_is_managed(fd) == 0);
+    CHECK(rename("plain", "named.db") == 0 && untorn_fd_is_managed(fd) == 1);
+    CHECK(pwrite(fd, "x", 1, 0) == 1);
+    check_disk("named.db", "plain");
+    CHECK(fsync(fd) == 0 && close(fd) == 0);
+    check_disk("named.db", "xlain");
+    /* Mapped, it cannot be taken over: refused, nothing changes. */
+    fd = open("plain", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)page) == 0);
+    char *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(at != MAP_FAILED);
+    FAILS_WITH(rename("plain", "named.db"), EBUSY);
+    CHECK(exists("plain") && munmap(at, page) == 0 && close(fd) == 0 && unlink("plain") == 0);
+    check_disk("named.db", "xlain");
+}
+
+static void exchanged(void) {
+    int a, b;
+    char *one = create("one.db", "one", &a), *two = create("two.db", "two", &b);
+    strcpy(one, "ONE");
+    CHECK(renameat2(AT_FDCWD, "one.db", AT_FDCWD, "two.db", RENAME_EXCHANGE) == 0);
+    check_disk("two.db", "ONE");
+    check_disk("one.db", "two");
+    strcpy(two, "TWO");
+    CHECK(msync(two, page, MS_SYNC) == 0 && munmap(one, page) == 0 && munmap(two, page) == 0);
+    CHECK(close(a) == 0 && close(b) == 0);
+    check_disk("one.db", "TWO");
+    /* A rename that fails leaves everything as it was, uncommitted changes of what would be replaced included. */
+    one = create("one.db", "one", &a);
+    strcpy(one, "changed");
+    CHECK(mkdir("directory", 0755) == 0);
+    FAILS_WITH(rename("one.db", "directory"), EISDIR);
+    FAILS_WITH(rename("directory", "one.db"), ENOTDIR);
+    strcpy(one, "changed again");
+    FAILS_WITH(renameat2(AT_FDCWD, "two.db", AT_FDCWD, "one.db", RENAME_NOREPLACE), EEXIST);
+    CHECK(strcmp(one, "changed again") == 0 && untorn_fd_is_managed(a) == 1 && untorn_fd_rollback(a) == 0);
+    CHECK(strcmp(one, "changed") == 0); /* a rename is a sync of the file that it moves, also one that fails */
+    CHECK(munmap(one, page) == 0 && close(a) == 0 && rmdir("directory") == 0);
+}
+
+/* Unlinked while it is open: an ordinary file without a name, and the name is free. */
+static void unlinked(void) {
+    int fd, again;
+    char *at = create("unlinked.db", "synced", &fd);
+    strcpy(at + 100, "not synced");
+    CHECK(unlink("unlinked.db") == 0 && !exists("unlinked.db") && !exists("unlinked.db.untorn"));
+    char buf[16];
+    CHECK(strcmp(at, "synced") == 0 && pread(fd, buf, 10, 100) == 10 && memcmp(buf, "not synced", 10) == 0);
+    strcpy(at, "stored");
+    CHECK(pread(fd, buf, 6, 0) == 6 && memcmp(buf, "stored", 6) == 0 && fsync(fd) == 0);
+    char *next = create("unlinked.db", "another", &again);
+    CHECK(strcmp(at, "stored") == 0 && munmap(at, page) == 0 && close(fd) == 0);
+    CHECK(munmap(next, page) == 0 && close(again) == 0 && remove("unlinked.db") == 0);
+    CHECK(!exists("unlinked.db.untorn"));
+    FAILS_WITH(unlink("unlinked.db"), ENOENT);
+    /* At random: many, one after the other, leave neither descriptors nor addresses. */
+    for (int i = 0; i < 40; i++) {
+        at = create("unlinked.db", "again", &fd);
+        CHECK(unlink("unlinked.db") == 0 && munmap(at, page) == 0 && close(fd) == 0);
+    }
+    fd = open("/dev/null", O_RDONLY);
+    CHECK(fd >= 0 && fd < 20 && close(fd) == 0);
+}
+
+/* Removed by another program after a crash: the name can be used again, and the journal is kept. */
+static void removed_after_a_crash(void) {
+    IN_A_KILLED_PROCESS({
+        int fd;
+        create("crashed.db", "committed", &fd);
+    });
+    CHECK(system("rm crashed.db") == 0);
+    for (int i = 0; i < 2; i++) {
+        int fd;
+        char *at = create("crashed.db", "made anew", &fd);
+        CHECK(munmap(at, page) == 0 && close(fd) == 0);
+        check_disk("crashed.db", "made anew");
+    }
+    CHECK(exists("crashed.db.removed-1.untorn"));
+    /* By this program, its journal goes, too. */
+    IN_A_KILLED_PROCESS({
+        int fd;
+        create("crashed.db", "committed", &fd);
+    });
+    CHECK(unlink("crashed.db") == 0 && !exists("crashed.db.untorn"));
+}
+
+/* QDBM's Curia: a directory of databases that is removed file by file. */
+static void directories(void) {
+    int fd;
+    CHECK(mkdir("curia", 0755) == 0);
+    char *at = create("curia/a.db", "a", &fd);
+    CHECK(munmap(at, page) == 0 && close(fd) == 0 && unlink("curia/a.db") == 0 && rmdir("curia") == 0);
+    CHECK(mkdir("curia", 0755) == 0);
+    at = create("curia/a.db", "a", &fd);
+    CHECK(munmap(at, page) == 0 && close(fd) == 0);
+    FAILS_WITH(rmdir("curia"), ENOTEMPTY);
+    CHECK(system("rm curia/a.db") == 0); /* and leaves the store */
+    CHECK(exists("curia/a.db.untorn") && rmdir("curia") == 0 && !exists("curia"));
+    /* Renamed to and from another directory. */
+    CHECK(mkdir("here", 0755) == 0 && mkdir("there", 0755) == 0);
+    at = create("here/a.db", "moved", &fd);
+    int dir = open("there", O_RDONLY | O_DIRECTORY);
+    CHECK(dir >= 0 && renameat(AT_FDCWD, "here/a.db", dir, "b.db") == 0);
+    strcpy(at, "moved, then synced");
+    CHECK(msync(at, page, MS_SYNC) == 0 && munmap(at, page) == 0 && close(fd) == 0);
+    check_disk("there/b.db", "moved, then synced");
+    CHECK(unlinkat(dir, "b.db", 0) == 0 && close(dir) == 0 && rmdir("here") == 0 && rmdir("there") == 0);
+}
+
+/* Other ways to open, look at, copy and cut a file. */
+static void relatives(void) {
+    int dir = open(".", O_RDONLY | O_DIRECTORY), fd = openat(dir, "rel.db", O_RDWR | O_CREAT, 0644);
+    CHECK(dir >= 0 && fd >= 0 && untorn_fd_is_managed(fd) == 1 && write(fd, "12345678", 8) == 8);
+    struct stat st;
+    CHECK(stat("rel.db", &st) == 0 && st.st_size == 8 && lstat("rel.db", &st) == 0 && st.st_size == 8);
+    CHECK(fstatat(dir, "rel.db", &st, 0) == 0 && st.st_size == 8 && fsync(fd) == 0 && truncate("rel.db", 4) == 0);
+    CHECK(stat("rel.db", &st) == 0 && st.st_size == 4 && untorn_fd_rollback(fd) == 0);
+    CHECK(stat("rel.db", &st) == 0 && st.st_size == 8);
+    int copy = dup(fd), third = fcntl(fd, F_DUPFD, 30), fourth = dup2(fd, 40);
+    CHECK(copy >= 0 && third >= 30 && fourth == 40 && close(fd) == 0 && pwrite(copy, "x", 1, 0) == 1);
+    CHECK(close(copy) == 0 && pwrite(third, "y", 1, 1) == 1 && fsync(fourth) == 0 && close(third) == 0);
+    CHECK(untorn_fd_is_managed(40) == 1 && dup2(dir, 40) == 40 && untorn_fd_is_managed(40) == 0 && close(40) == 0);
+    check_disk("rel.db", "xy345678");
+    CHECK(truncate("rel.db", 2) == 0); /* of a file that is not open: a commit */
+    check_disk("rel.db", "xy");
+    fd = creat("rel.db", 0644);
+    CHECK(fd >= 0 && untorn_fd_is_managed(fd) == 1 && close(fd) == 0);
+    check_disk("rel.db", "xy");
+    char template[] = "made-XXXXXX.db";
+    fd = mkstemps(template, 3);
+    CHECK(fd >= 0 && untorn_fd_is_managed(fd) == 1 && close(fd) == 0 && unlink(template) == 0 && close(dir) == 0);
+}
+
+/* What cannot be right is refused, and says so on standard error. */
+static void refused(void) {
+    int fd, plain = open("plain", O_RDWR | O_CREAT, 0644);
+    char *at = create("refused.db", "refused", &fd);
+    CHECK(plain >= 0 && write(plain, "plain", 5) == 5);
+    fflush(stderr);
+    int saved = dup(2), said = open("said", O_RDWR | O_CREAT | O_TRUNC, 0644);
+    CHECK(saved >= 0 && said >= 0 && dup2(said, 2) == 2);
+    for (int i = 0; i < 2; i++) {
+        FAILS_WITH(link("refused.db", "second"), EPERM);
+        FAILS_WITH(sendfile(fd, plain, NULL, 5), EINVAL);
+        FAILS_WITH(copy_file_range(fd, NULL, plain, NULL, 5, 0), EXDEV);
+        FAILS_WITH(futimens(fd, NULL), ENOTSUP);
+        FAILS_WITH(utimensat(AT_FDCWD, "refused.db", NULL, 0), ENOTSUP);
+    }
+    CHECK(dup2(saved, 2) == 2 && close(saved) == 0);
+    CHECK(system("test $(grep -c ^untorn: said) = 5 && grep -q 'sendfile: .*refused.db' said") == 0);
+    CHECK(close(said) == 0 && munmap(at, page) == 0 && close(fd) == 0 && close(plain) == 0 && unlink("plain") == 0);
+}
+
+static void streams(void) {
+    FILE *to = fopen("stream.db", "w+");
+    CHECK(to && untorn_fd_is_managed(fileno(to)) == 1 && fprintf(to, "%d lines\n", 2) > 0 && fputs("two\n", to) >= 0);
+    CHECK(fflush(to) == 0);
+    struct stat st;
+    CHECK(stat("stream.db", &st) == 0 && st.st_size == 12);
+    check_disk("stream.db", "");
+    CHECK(fsync(fileno(to)) == 0 && fputs("lost\n", to) >= 0 && fflush(to) == 0);
+    char line[32];
+    rewind(to);
+    CHECK(fgets(line, sizeof line, to) && strcmp(line, "2 lines\n") == 0 && ftell(to) == 8);
+    CHECK(fseek(to, 0, SEEK_END) == 0 && ftell(to) == 17 && fclose(to) == 0);
+    check_disk("stream.db", "2 lines");
+    CHECK(stat("stream.db", &st) == 0 && st.st_size == 12);
+    FILE *more = fopen("stream.db", "a");
+    CHECK(more && fputs("three\n", more) >= 0 && fflush(more) == 0);
+    FILE *from = fopen("stream.db", "r");
+    CHECK(from && fgets(line, sizeof line, from) && fgets(line, sizeof line, from) && fgets(line, sizeof line, from));
+    CHECK(strcmp(line, "three\n") == 0 && !freopen("stream.db", "r", from) && errno == ENOTSUP);
+    CHECK(fclose(from) == 0 && fsync(fileno(more)) == 0 && fclose(more) == 0);
+    CHECK(stat("stream.db", &st) == 0 && st.st_size == 18 && unlink("stream.db") == 0);
+    FILE *plain = fopen("plain", "w");
+    CHECK(plain && fileno(plain) >= 0 && fputs("x", plain) >= 0 && fclose(plain) == 0 && unlink("plain") == 0);
+}
+
+/* Nothing but named files is managed. */
+static void everything_else(void) {
+    char name[64];
+    snprintf(name, sizeof name, "/dev/shm/untorn-test-%d", (int)getpid());
+    int fd = open(name, O_RDWR | O_CREAT, 0600), anonymous = open(".", O_TMPFILE | O_RDWR, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)page) == 0 && anonymous >= 0 && ftruncate(anonymous, (off_t)page) == 0);
+    char *shared = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *nameless = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, anonymous, 0);
+    FILE *temporary = tmpfile();
+    CHECK(shared != MAP_FAILED && nameless != MAP_FAILED && temporary && ftruncate(fileno(temporary), (off_t)page) == 0);
+    char *third = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(temporary), 0);
+    CHECK(third != MAP_FAILED);
+    int locked = open("lock", O_RDWR | O_CREAT, 0600);
+    CHECK(locked >= 0 && ftruncate(locked, (off_t)page) == 0);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        strcpy(shared, "seen by both");
+        strcpy(nameless, "seen");
+        int mine = open("lock", O_RDWR); /* as a second program does */
+        CHECK(mine >= 0 && mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, mine, 0) != MAP_FAILED);
+        _exit(0);
+    }
+    CHECK(mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, locked, 0) != MAP_FAILED);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(strcmp(shared, "seen by both") == 0 && strcmp(nameless, "seen") == 0 && untorn_fd_is_managed(fd) == 0);
+    CHECK(!exists("lock.untorn") && unlink(name) == 0 && unlink("lock") == 0 && close(fd) == 0 && close(locked) == 0);
+    CHECK(close(anonymous) == 0 && fclose(temporary) == 0);
+    snprintf(name, sizeof name, "test ! -e /dev/shm/untorn-test-%d.untorn", (int)getpid());
+    CHECK(system(name) == 0);
+}
+
+static void at_exit_too(void) {
+    int fd = open("exit.db", O_RDWR);
+    CHECK(fd >= 0 && pwrite(fd, "later", 5, 20) == 5 && fsync(fd) == 0);
+}
+
+/* The process ends without closing: what it synced is in the plain file. */
+static void ends_without_closing(void) {
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int fd;
+        CHECK(atexit(at_exit_too) == 0);
+        char *at = create("exit.db", "synced", &fd);
+        strcpy(at, "SYNCED, and not synced");
+        CHECK(untorn_fd_rollback(fd) == 0);
+        at[0] = 'S';
+        CHECK(msync(at, page, MS_SYNC) == 0);
+        strcpy(at, "not synced");
+        CHECK(untorn_fd_rollback(fd) == 0);
+        exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    check_disk("exit.db", "Synced");
+    CHECK(system("cp exit.db copy && test \"$(tail -c +21 copy | head -c 5)\" = later") == 0);
+    CHECK(unlink("copy") == 0 && unlink("exit.db") == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int fd;
+        char *at = create("exit.db", "synced", &fd);
+        strcpy(at, "kept");
+        CHECK(untorn_fd_commit_on_close(fd, 1) == 0);
+        exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    check_disk("exit.db", "kept");
+    CHECK(unlink("exit.db") == 0);
+    CHECK(setenv("UNTORN_COMMIT_ON_CLOSE", "1", 1) == 0);
+    int fd;
+    char *at = create("exit.db", "synced", &fd);
+    strcpy(at, "closed");
+    CHECK(munmap(at, page) == 0 && close(fd) == 0 && unsetenv("UNTORN_COMMIT_ON_CLOSE") == 0);
+    check_disk("exit.db", "closed");
+    CHECK(unlink("exit.db") == 0);
+}
+
+/* A child made by vfork closes and replaces descriptors, as posix_spawn and Python's subprocess do. */
+static void vfork_child(void) {
+    int fd = open("vfork.db", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && untorn_fd_manage(fd) == 0 && pwrite(fd, "during", 6, 0) == 6);
+    pid_t pid = vfork();
+    if (pid == 0) {
+        close(fd);
+        dup2(1, fd);
+        for (int i = 3; i < 100; i++) close(i);
+        _exit(0);
+    }
+    int status;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(untorn_fd_is_managed(fd) == 1 && fsync(fd) == 0 && close(fd) == 0);
+    check_disk("vfork.db", "during");
+    CHECK(unlink("vfork.db") == 0);
+}
+
+/* Record locks outlive a map that is made anew, with more room. */
+static void record_locks(void) {
+    if (getenv("UNDER_VALGRIND")) return; /* which has no such addresses */
+    int fd, status;
+    char *at = create("locks.db", "locked", &fd);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 10, .l_len = 5};
+    CHECK(fcntl(fd, F_SETLK, &lock) == 0 && munmap(at, page) == 0);
+    CHECK(lseek(fd, 100, SEEK_SET) == 100 && lockf(fd, F_LOCK, 7) == 0);
+    char *far = mmap(NULL, (size_t)100 << 30, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(far != MAP_FAILED && strcmp(far, "locked") == 0);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int mine = untorn_fd_is_managed(fd) ? (int)syscall(SYS_openat, AT_FDCWD, "locks.db", O_RDWR) : -1;
+        for (int i = 0; i < 2; i++) {
+            struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i ? 100 : 10, .l_len = 1};
+            CHECK(mine >= 0 && fcntl(mine, F_GETLK, &asked) == 0 && asked.l_type == F_WRLCK);
+        }
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(munmap(far, (size_t)100 << 30) == 0 && close(fd) == 0 && unlink("locks.db") == 0);
+}
+
+/* Calls on files that are not managed cost nothing: the kernel is not even asked which file it is. */
+static void others_cost_nothing(void) {
+    int fd, status, other = open("other", O_RDWR | O_CREAT, 0644);
+    char *at = create("cost.db", "managed", &fd), buf[8];
+    CHECK(other >= 0);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int mine = open("other.db", O_RDWR | O_CREAT, 0644); /* so that this process manages a file, too */
+        CHECK(mine >= 0 && untorn_fd_manage(mine) == 0);
+        struct sock_filter no_stat[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fstat, 2, 0),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_newfstatat, 1, 0),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        };
+        struct sock_fprog filter = {.len = sizeof no_stat / sizeof *no_stat, .filter = no_stat};
+        CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(0);
+        CHECK(write(other, "some", 4) == 4 && pwrite(other, "more", 4, 4) == 4 && lseek(other, 0, SEEK_SET) == 0);
+        CHECK(read(other, buf, 4) == 4 && pread(other, buf, 4, 4) == 4 && memcmp(buf, "more", 4) == 0);
+        CHECK(fsync(other) == 0 && ftruncate(other, 2) == 0 && close(other) == 0);
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(munmap(at, page) == 0 && close(fd) == 0 && close(other) == 0 && unlink("other") == 0);
+}
+
+static int in_handler;
+
+static void handler(int signal) {
+    (void)signal;
+    int saved = errno;
+    if (write(in_handler, "x", 1) != 1) _exit(9);
+    errno = saved;
+}
+
+/* A signal handler writes to a file that is not managed, while calls on managed files are running. */
+static void in_signal_handlers(void) {
+    in_handler = open("handler", O_RDWR | O_CREAT | O_APPEND, 0644);
+    CHECK(in_handler >= 0);
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    pid_t parent = getpid(), pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        for (int i = 0; i < 20000 && kill(parent, SIGUSR1) == 0; i++) sched_yield();
+        _exit(0);
+    }
+    int status;
+    unsigned rounds = 0;
+    alarm(60); /* a deadlock ends by this */
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        int fd = open("handled.db", O_RDWR | O_CREAT, 0644), copy = dup(fd);
+        CHECK(fd >= 0 && untorn_fd_manage(fd) == 0 && pwrite(fd, "data", 4, 0) == 4);
+        for (int i = 0; i < 500; i++) CHECK(pread(copy, (char[4]){0}, 4, 0) == 4 && flock(in_handler, LOCK_SH) == 0);
+        CHECK(close(copy) == 0 && close(fd) == 0);
+        rounds++;
+    }
+    alarm(0);
+    CHECK(rounds > 0 && status == 0 && signal(SIGUSR1, SIG_DFL) != SIG_ERR);
+    CHECK(lseek(in_handler, 0, SEEK_END) > 0 && close(in_handler) == 0);
+    CHECK(unlink("handler") == 0 && unlink("handled.db") == 0);
+}
+
+static const struct part {
+    const char *name;
+    void (*run)(void);
+} PARTS[] = {
+    {"reorganize", reorganize}, {"reorganize_killed", reorganize_killed}, {"replace_open", replace_open},
+    {"becomes_named", becomes_named}, {"exchanged", exchanged}, {"unlinked", unlinked},
+    {"removed_after_a_crash", removed_after_a_crash}, {"directories", directories}, {"relatives", relatives},
+    {"refused", refused}, {"streams", streams}, {"everything_else", everything_else},
+    {"ends_without_closing", ends_without_closing}, {"vfork_child", vfork_child}, {"record_locks", record_locks},
+    {"others_cost_nothing", others_cost_nothing}, {"in_signal_handlers", in_signal_handlers},
+};
+
+int main(int argc, char **argv) {
+    const char *only = argc == 3 ? argv[2] : NULL;
+    enter_scratch(2, argv);
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    if (untorn_manage) CHECK(untorn_manage("*.db") == 0 && untorn_manage("*.db.*") == 0);
+    for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
+        if (!only || strcmp(only, PARTS[i].name) == 0) PARTS[i].run();
+    return 0;
+}
