@@ -45,21 +45,36 @@ struct Part {
 }
 
 impl Part {
-    /// What the data file lacks of the part, and whether a flush of what it has may have failed unseen.
-    fn to_write(&self, data: &Arc<dyn File>) -> (Arc<Overlay>, bool) {
+    /// What the data file lacks of the part. None: a commit that may have failed is among what would be written.
+    fn to_write(&self, data: &Arc<dyn File>) -> Option<ToWrite> {
         let mut state = self.file.write();
-        let Some(written) = state.written_first.take() else { return (self.overlay.clone(), self.again) };
+        let Some(written) = state.written_first.take() else {
+            return Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false });
+        };
+        if state.outcome_unknown {
+            return None;
+        }
         let again = self.again || !written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
         if written.is_all && !again {
-            return (Arc::default(), false);
+            return Some(ToWrite { overlay: Arc::default(), again: false, first: true });
         }
         // A commit wrote newer changes, too: older ones must not go over these.
         let mut overlay = (*self.overlay).clone();
         if holds(invariant::NEWEST_OVER_OLDER) {
             overlay.merge(&state.content.committed);
         }
-        (Arc::new(overlay), again)
+        Some(ToWrite { overlay: Arc::new(overlay), again, first: true })
     }
+}
+
+/// What a checkpoint writes to a data file.
+struct ToWrite {
+    overlay: Arc<Overlay>,
+    /// A flush of what the file has may have failed unseen.
+    again: bool,
+    /// A commit wrote to the file before. Only a flush of that descriptor is sure to tell that this failed: an error of
+    /// `syncfs` may have been told to somebody else.
+    first: bool,
 }
 
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
@@ -141,14 +156,16 @@ impl<'a> Checkpoint<'a> {
             (journal.unapplied.first().map(|waiting| waiting.reason.clone()), journal.names_healed)
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
+        let failures = *engine.flush_failures.lock();
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
             // A file whose creation waits is not on the disk yet: it gets its attribute, unflushed, after this.
             let exist: Vec<_> = self.files.iter().filter(|part| part.file.read().content.data.is_some()).collect();
-            engine.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &engine.path)?;
+            engine.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
             exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
         let (mut first_error, mut file_waits, mut waiting) = (None, None, BTreeMap::new());
+        let mut removed = BTreeSet::new();
         for part in &self.files {
             let applied = self.apply_file(part, one_by_one, after);
             let mut state = part.file.write();
@@ -159,6 +176,7 @@ impl<'a> Checkpoint<'a> {
                 Ok(Applied::Gone) => {
                     state.quarantine = None;
                     self.dirs.extend(state.path().parent().map(Path::to_owned));
+                    removed.insert(part.file.id);
                 }
                 Ok(Applied::Not(e)) => {
                     tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
@@ -174,7 +192,11 @@ impl<'a> Checkpoint<'a> {
             }
         }
         if engine.is_durable() && !one_by_one {
-            engine.storage.sync_file_system(sync_point::CHECKPOINT_MANY).context("flush", &engine.path)?;
+            engine.sync_file_system(sync_point::CHECKPOINT_MANY)?;
+            if *engine.flush_failures.lock() != failures {
+                // It may have been a failure of what is written here, and was told to another flush.
+                return Err(Error::io("flush", &engine.path, rustix::io::Errno::IO.into()));
+            }
         } else if engine.is_durable() {
             self.flush_dirs()?;
         }
@@ -182,6 +204,13 @@ impl<'a> Checkpoint<'a> {
         if let Some(e) = first_error {
             return Err(e);
         }
+        // A removal that waits itself is not on the disk.
+        let names_wait = names_wait.or_else(|| {
+            let journal = engine.journal.lock();
+            let gone = |id: &u64| removed.contains(id);
+            let waiting = journal.unapplied.iter().find(|unapplied| unapplied.names.files.keys().any(gone));
+            waiting.map(|unapplied| unapplied.reason.clone())
+        });
         if let Some(reason) = file_waits.or(names_wait) {
             if after == After::Clean || !self.restate(&waiting, names_healed)? {
                 return Err(reason);
@@ -202,9 +231,23 @@ impl<'a> Checkpoint<'a> {
     /// Restates what could not be applied, so that the log before can be truncated. False: it stays where it is.
     fn restate(&self, waiting: &BTreeMap<u64, Arc<SharedFile>>, names_healed: u64) -> Result<bool> {
         let mut state = self.engine.journal.lock();
+        // What a commit removed meanwhile is on disk as before: its records stay until the removal is flushed.
+        if waiting.values().any(|file| file.read().life == Life::Gone) {
+            return Ok(false);
+        }
         // Names that were applied after the flush are not restated, and not flushed either.
         if state.names_healed != names_healed || !self.engine.restate(&mut state, waiting)? {
             return Ok(false);
+        }
+        // A mode that waits is flushed with its file once it is set.
+        let named: Vec<_> = state.unapplied.iter().flat_map(|unapplied| unapplied.files.clone()).collect();
+        for file in named {
+            let mut of_file = file.write();
+            if of_file.life == Life::Named && of_file.content.data.is_some() {
+                of_file.names_changed = true;
+                drop(of_file);
+                state.dirty.insert(file.id, file);
+            }
         }
         for part in self.files.iter().filter(|part| waiting.contains_key(&part.file.id)) {
             part.file.write().names_changed |= part.names_changed;
@@ -229,7 +272,10 @@ impl<'a> Checkpoint<'a> {
             file.write().attribute_unsynced = false;
         }
         let writing = file.writing.lock();
-        let (to_write, again) = part.to_write(&data);
+        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(&data) else {
+            drop(writing);
+            return Err(engine.journal.lock().journal.failure().unwrap_or(Error::Closed));
+        };
         if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
@@ -249,7 +295,7 @@ impl<'a> Checkpoint<'a> {
         if !contents_only {
             set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e))?;
         }
-        if flush && engine.is_durable() {
+        if (flush || first) && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
             // of it is written again.
             let flushed = match contents_only {

@@ -356,7 +356,9 @@ impl Engine {
 
     /// Truncates the log by a checkpoint, which must get further than this.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
+        self.room_wanted.store(true, Relaxed);
         let done = self.checkpoint();
+        self.room_wanted.store(false, Relaxed);
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             // What could not be applied may still wait: it was restated, and is not in the way.
             return Ok(());
@@ -498,7 +500,7 @@ impl Engine {
             state.attribute_set = !self.is_durable() || one_by_one;
         }
         if self.is_durable() && !one_by_one {
-            self.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush the attributes in", &self.path)?;
+            self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
             files.iter().for_each(|file| file.write().attribute_set = true);
         }
         Ok(())

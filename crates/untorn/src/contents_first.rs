@@ -63,6 +63,10 @@ impl Contents for ContentsFirst<'_> {
         // A checkpoint that is under way must not write older changes over these.
         let _writing = shared.writing.lock();
         let mut state = shared.write();
+        self.written.borrow_mut().remove(&file.id);
+        if state.outcome_unknown {
+            return Err(state.content.conflict("a commit may have failed; opening the store again tells"));
+        }
         let path = state.path().to_owned();
         let data = state.content.data.clone().unwrap_or_else(|| handle.clone());
         let (now, found) = (data.meta().context("look at", &path)?, handle.meta().context("look at", &path)?);

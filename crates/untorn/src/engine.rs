@@ -20,7 +20,7 @@ use untorn_journal::recovery::{Quarantined, Recovered};
 use untorn_journal::spill::Spill;
 use untorn_journal::store_dir::StoreDir;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Storage, process_generation};
+use untorn_os::{Storage, SyncPoint, process_generation};
 
 /// The shared state of an open store.
 ///
@@ -60,6 +60,10 @@ pub(crate) struct Engine {
     pub next_txn: AtomicU64,
     pub commits_waited: AtomicU64,
     pub checkpoints: AtomicU64,
+    /// Flushes of the whole file system that failed. Each is told once, to one caller: they come one after the other.
+    pub flush_failures: Mutex<u64>,
+    /// A commit waits for room in the journal.
+    pub room_wanted: AtomicBool,
     /// The last checkpoint failed: another one is due, whatever the journal holds.
     pub checkpoint_failed: AtomicBool,
 }
@@ -140,6 +144,14 @@ impl Engine {
             return Err(Error::invalid(format!("{} is not the file of this store", path.display())));
         }
         Ok(())
+    }
+
+    /// Flushes all files of the store's file system.
+    pub(crate) fn sync_file_system(&self, point: SyncPoint) -> Result<()> {
+        let mut failures = self.flush_failures.lock();
+        let done = self.storage.sync_file_system(point).context("flush", &self.path);
+        *failures += u64::from(done.is_err());
+        done
     }
 
     /// Whether the journal is filling up, or the table of files: a checkpoint now spares commits the wait.

@@ -85,12 +85,14 @@ impl Engine {
             unused.push(file);
         }
         if cleared && self.is_durable() {
-            flushed = self.storage.sync_file_system(sync_point::FORGOTTEN).context("flush", &self.path);
+            flushed = self.sync_file_system(sync_point::FORGOTTEN);
         }
+        // What a power cut may bring back as pending stays known.
+        flushed?;
         for file in &unused {
             self.forget(file, |files, state| files.is_unused(state.path(), file));
         }
-        flushed
+        Ok(())
     }
 
     /// Makes a file that nobody uses and that is plain one that is not pending.

@@ -84,6 +84,8 @@ impl OpenStore {
             next_txn: AtomicU64::new(1),
             commits_waited: AtomicU64::new(0),
             checkpoints: AtomicU64::new(0),
+            flush_failures: Mutex::new(0),
+            room_wanted: AtomicBool::new(false),
             checkpoint_failed: AtomicBool::new(false),
         });
         if options.background {

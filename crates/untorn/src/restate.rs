@@ -9,6 +9,7 @@ use crate::engine::{Engine, JournalState};
 use crate::file_state::{FileState, Life, SharedFile};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::Result;
 use untorn_journal::record::{FileRef, Op, Record};
 
@@ -17,7 +18,8 @@ impl Engine {
     /// truncated: it may not if there is no room for the record, or if nothing but what waits is in the log. As long as the
     /// log is not filling up it is left as it is: a disk that is full may refuse the record, too.
     pub(crate) fn restate(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) -> Result<bool> {
-        if journal.journal.holds_only_restated() || !self.wants_checkpoint(journal) {
+        let is_due = self.wants_checkpoint(journal) || self.room_wanted.load(Relaxed);
+        if journal.journal.holds_only_restated() || !is_due {
             return Ok(false);
         }
         let (record, files) = self.restated(journal, waiting);
