@@ -1,7 +1,7 @@
 //! A session without one of its cares, for the tests: `careless CARE VOLUME MAPS PROGRAM…`.
 //!
 //! CARE is the name of a field of `Cares`, or `all`. VOLUME is a volume, or a directory for one that is thrown away
-//! ending in a slash.
+//! ending in a slash. `UNTORN_XSYNC_LISTEN` is a port.
 
 use std::process::ExitCode;
 use untorn_xsync::cares::Cares;
@@ -19,6 +19,9 @@ fn main() -> ExitCode {
         _ => Maps::Allow,
     };
     let mut wanted = Wanted { cares, maps, bytes: 64 << 20, ..Wanted::new(arguments.collect()) };
+    if let Ok(port) = std::env::var("UNTORN_XSYNC_LISTEN") {
+        wanted.listen = vec![format!("127.0.0.1:{port}").parse().expect("a port")];
+    }
     if volume.ends_with('/') {
         wanted.place = volume.into();
     } else {

@@ -5,7 +5,8 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::mount::{MountFlags, mount_remount};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -32,6 +33,7 @@ fn main() {
         ["mixed", dir, count, seed] => mixed(dir, count.parse().expect("a number"), seed.parse().expect("a number")),
         ["fill", path] => fill(path),
         ["shout", mib] => shout(mib.parse().expect("a number")),
+        ["serve", port, log] => serve(port.parse().expect("a port"), log),
         ["daemon", text] => daemon(text),
         _ => panic!("no such probe: {words:?}"),
     };
@@ -145,6 +147,37 @@ fn shout(mib: u64) -> io::Result<()> {
         out.write_all(&piece)?;
     }
     out.write_all(b"\n")
+}
+
+/// A server that has a line in its log when it answers it. `bye` ends the connection without a word, after a line, and
+/// `stop` ends the server. When it listens, it says so.
+fn serve(port: u16, log: &str) -> io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+    println!("listening");
+    for stream in listener.incoming() {
+        let (stream, log) = (stream?, log.to_owned());
+        std::thread::spawn(move || -> io::Result<()> {
+            let mut log = OpenOptions::new().append(true).create(true).open(log)?;
+            for line in BufReader::new(stream.try_clone()?).lines() {
+                let line = line?;
+                if line == "stop" {
+                    std::process::exit(0);
+                }
+                if line.starts_with("get ") {
+                    writeln!(&stream, "nothing changed")?;
+                    continue;
+                }
+                log.write_all(format!("{line}\n").as_bytes())?;
+                log.sync_all()?;
+                if line.starts_with("bye") {
+                    return Ok(());
+                }
+                (&stream).write_all(format!("ok {line}\n").as_bytes())?;
+            }
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
 /// A process of its own session, which writes for its parent.

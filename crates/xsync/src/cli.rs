@@ -2,6 +2,7 @@
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
@@ -46,6 +47,7 @@ enum Command {
 #[command(after_help = "\
 Examples:
   untorn xsync -- make install
+  untorn xsync --listen 6379 --volume db.img:4G -- redis-server --dir /data --appendonly yes
   untorn xsync --volume db.img:4G -- sh -c 'sqlite3 /data/db < script.sql'
 
 SIGUSR1 to the command says what is held, as --status does. See docs/XSYNC.md.")]
@@ -59,6 +61,9 @@ struct Xsync {
     /// A directory that the program may change, besides the current one; may be given several times.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     overlay: Vec<PathBuf>,
+    /// A port that the outside may connect to, as soon as the program listens there; may be given several times.
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
+    listen: Vec<SocketAddr>,
     /// Writable maps that are shared with files.
     #[arg(long, value_enum, default_value_t)]
     maps: Maps,
@@ -130,6 +135,7 @@ impl Xsync {
             bytes: self.size,
             keep: self.keep,
             export: self.export,
+            listen: self.listen,
             maps: self.maps,
             explain: self.explain,
             summary: self.summary,
@@ -146,6 +152,13 @@ fn status(json: bool) -> Output {
         (false, true) => "no session\n".to_owned(),
         (false, false) => reports.iter().map(|report| format!("{report}\n")).collect(),
     })
+}
+
+/// `PORT`, at all addresses of this machine, or `ADDRESS:PORT`.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.parse::<u16>().ok().map(|port| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
+    let address = port.or_else(|| text.parse().ok()).filter(|address| address.port() > 0);
+    address.ok_or_else(|| format!("`{text}` is neither a port nor an address of this machine with a port"))
 }
 
 /// `FILE` or `FILE:SIZE`.

@@ -12,6 +12,7 @@ pub mod cares;
 pub mod committer;
 mod control;
 pub mod host_view;
+pub mod listen;
 mod loop_device;
 mod outer_terminal;
 mod private_mounts;

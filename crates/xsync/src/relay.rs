@@ -32,8 +32,8 @@ pub enum End {
     Closed,
     /// Nobody outside reads any more.
     Unread,
-    /// What was held has not left, and never will: a commit failed. So many bytes.
-    Held(usize),
+    /// What was held has not left, and never will: a commit failed.
+    Held,
     /// The outside could not be written to.
     Failed(anyhow::Error),
 }
@@ -61,7 +61,8 @@ pub fn bring_out(
         };
         let _holding = counters.hold(bytes);
         if committer.commit().is_err() {
-            return End::Held(bytes);
+            counters.dropped.fetch_add(bytes as u64, SeqCst);
+            return End::Held;
         }
         (last, came_in) = (Some(Instant::now()), counters.came_in.load(SeqCst));
         match write_all(to, &buffer[..bytes]) {

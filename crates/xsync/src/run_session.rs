@@ -4,6 +4,7 @@ use crate::apply_changes::{self, Applied};
 use crate::cares::Cares;
 use crate::committer::{Committer, check_mount};
 use crate::host_view::{OWN, View, mounts_of_the_host};
+use crate::listen::Port;
 use crate::private_mounts::{check_root, private_mounts};
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
@@ -16,7 +17,9 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the user asks for.
 #[derive(Clone, Debug)]
@@ -35,6 +38,8 @@ pub struct Wanted {
     pub keep: bool,
     /// Copy the volume's data to this directory in the end.
     pub export: Option<PathBuf>,
+    /// Addresses of this machine where the session's ports can be reached.
+    pub listen: Vec<SocketAddr>,
     /// What is done about shared maps.
     pub maps: Maps,
     /// Say what the session sees.
@@ -58,6 +63,7 @@ impl Wanted {
             bytes: BYTES_DEFAULT,
             keep: false,
             export: None,
+            listen: Vec::new(),
             maps: Maps::default(),
             explain: false,
             summary: false,
@@ -77,6 +83,7 @@ impl Wanted {
             bail!("{} exists already; --export makes a new directory", dir.display());
         }
         let export = self.export.as_ref().map(std::path::absolute).transpose()?;
+        let ports = Arc::new(self.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
         let scratch = private_mounts()?;
         let work = WorkDirs { dirs, phase: Phase::Running, throw_away: self.volume.is_none() };
         let volume = self.volume(&scratch, &work)?;
@@ -93,7 +100,7 @@ impl Wanted {
             volume: volume.path().display().to_string(),
             ..Report::default()
         };
-        let job = Job { command: self.command.clone(), view, maps: self.maps, cares: self.cares, report };
+        let job = Job { command: self.command.clone(), view, maps: self.maps, cares: self.cares, ports, report };
         let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
         committer.close()?;
         if self.summary {

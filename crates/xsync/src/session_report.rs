@@ -15,6 +15,8 @@ pub struct Counters {
     pub came_in: AtomicU64,
     /// Bytes that went out.
     pub went_out: AtomicU64,
+    /// Bytes that have not left, and never will, because a commit failed.
+    pub dropped: AtomicU64,
     held: Mutex<Held>,
 }
 

@@ -4,6 +4,7 @@ use crate::cares::Cares;
 use crate::committer::Committer;
 use crate::control::{Control, News, Order};
 use crate::host_view::View;
+use crate::listen::{Port, Served};
 use crate::outer_terminal::OuterTerminal;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
@@ -19,8 +20,10 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// Of the pipes between program and supervisor.
 const PIPE_BYTES: usize = 1 << 20;
@@ -28,7 +31,7 @@ const PIPE_BYTES: usize = 1 << 20;
 const CLONE_ARGS_BYTES: usize = 64;
 
 /// What is to be run, and how.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Job {
     /// The program and its arguments.
     pub command: Vec<OsString>,
@@ -38,6 +41,8 @@ pub struct Job {
     pub maps: Maps,
     /// Cares.
     pub cares: Cares,
+    /// Ports that the outside may connect to, when the session listens.
+    pub ports: Arc<Vec<Port>>,
     /// The report, without what is counted.
     pub report: Report,
 }
@@ -50,7 +55,7 @@ pub struct Ended {
     /// What was done.
     pub report: Report,
     /// Output that has not left because a commit failed.
-    pub lost_bytes: usize,
+    pub lost_bytes: u64,
     /// Whether all that the program did is durable.
     pub durable: bool,
 }
@@ -87,7 +92,8 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         maps: job.maps,
         cares: job.cares,
         report: job.report,
-        relays: Vec::new(),
+        ports: job.ports,
+        relays: Arc::default(),
         answers: None,
         master: Arc::new(OnceLock::new()),
     };
@@ -145,6 +151,17 @@ fn begin(session: Session, control: Control) -> Result<Pid> {
     }
 }
 
+/// Somebody may just be looking at it.
+fn last_of(mut committer: Arc<Committer>) -> Committer {
+    loop {
+        match Arc::try_unwrap(committer) {
+            Ok(committer) => return committer,
+            Err(shared) => committer = shared,
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 struct Running {
     control: Arc<Control>,
     committer: Arc<Committer>,
@@ -153,7 +170,8 @@ struct Running {
     maps: Maps,
     cares: Cares,
     report: Report,
-    relays: Vec<JoinHandle<End>>,
+    ports: Arc<Vec<Port>>,
+    relays: Arc<Mutex<Vec<JoinHandle<End>>>>,
     answers: Option<JoinHandle<()>>,
     master: Arc<OnceLock<OwnedFd>>,
 }
@@ -181,7 +199,10 @@ impl Running {
             match (news, descriptor) {
                 (News::Filter, Some(listener)) => self.answer(listener),
                 (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
-                (News::Running(missing), _) => missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}")),
+                (News::Running(missing), _) => {
+                    missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
+                    self.open_ports(init)?;
+                }
                 (News::Stopped, _) => self.stop_with_the_program(),
                 (News::Ended(ended), _) => code = Some(ended),
                 (News::Failed(why, ended), _) => (failed, code) = (Some(why), Some(ended)),
@@ -194,14 +215,21 @@ impl Running {
 
     fn bring_out(&mut self, from: OwnedFd, to: OwnedFd, reader: Reader, init: Pid) {
         let (committer, counters) = (self.committer.clone(), self.counters.clone());
-        self.relays.push(thread::spawn(move || {
+        let relay = thread::spawn(move || {
             let end = relay::bring_out(&from, to.as_fd(), reader, &committer, &counters);
-            if matches!(end, End::Held(_)) {
+            if matches!(end, End::Held) {
                 // Nothing that the program does from now on can be promised.
                 let _ = rustix::process::kill_process(init, Signal::KILL);
             }
             end
-        }));
+        });
+        self.relays.lock().unwrap_or_else(|e| e.into_inner()).push(relay);
+    }
+
+    fn open_ports(&self, init: Pid) -> Result<()> {
+        let (committer, counters) = (Arc::downgrade(&self.committer), self.counters.clone());
+        let served = Served { init, cares: self.cares, committer, counters, relays: self.relays.clone() };
+        self.ports.iter().try_for_each(|port| port.open(served.clone()))
     }
 
     /// Not waited for: it may wait for somebody who never says anything again.
@@ -275,11 +303,12 @@ impl Running {
     }
 
     fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
-        let (mut lost_bytes, mut trouble) = (0, None);
-        for relay in self.relays.drain(..) {
+        self.ports.iter().for_each(Port::close);
+        let mut trouble = None;
+        let next = |relays: &Mutex<Vec<JoinHandle<End>>>| relays.lock().unwrap_or_else(|e| e.into_inner()).pop();
+        while let Some(relay) = next(&self.relays) {
             match relay.join().expect("a relay does not panic") {
-                End::Closed | End::Unread => {}
-                End::Held(bytes) => lost_bytes += bytes,
+                End::Closed | End::Unread | End::Held => {}
                 End::Failed(e) => trouble = Some(e),
             }
         }
@@ -291,7 +320,8 @@ impl Running {
         }
         let durable = self.committer.commit();
         let report = self.report.counted(&self.counters, self.committer.commits());
-        let Some(committer) = Arc::into_inner(self.committer) else { bail!("a relay still works") };
+        let lost_bytes = self.counters.dropped.load(SeqCst);
+        let committer = last_of(self.committer);
         if let Some(why) = failed {
             eprintln!("untorn-xsync: {why}");
         }

@@ -10,12 +10,13 @@ use anyhow::{Context, Result, bail};
 use common::example;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
-use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
+use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Exploration, Program, Recorded, Recording, explain, record};
 use untorn_xsync::cares::Cares;
 
@@ -41,6 +42,7 @@ fn part() {
             [watch::PROBE] => watch::try_mount(&again()?),
             ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
             ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
+            ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
             ["failing", what, n] => failing(what, n.parse()?),
             _ => bail!("no such job: {job}"),
         }
@@ -56,7 +58,8 @@ fn possible(fs: FileSystem) -> bool {
     if let Some(why) = &why {
         println!("skipped: {why}");
     }
-    why.is_none() && common::Place::new().is_some()
+    // Built before the workers need them.
+    why.is_none() && common::Place::new().is_some() && example("probe").exists()
 }
 
 /// Lets a worker do a job; what it says, line by line.
@@ -120,6 +123,17 @@ fn sessions_without_a_care_are_found() {
     }
 }
 
+/// What a client outside was told by a server in a session is there; without the gate it is not.
+#[test]
+fn nothing_that_a_client_was_told_is_lost() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
+    assert_eq!(violations(&watched(&format!("server all {} {states}", seed()))), 0);
+    assert!(violations(&watched(&format!("server gate {} {states}", seed()))) > 0, "without the gate nothing is lost");
+}
+
 /// A disk that fails at the n-th write or flush from some moment on.
 #[test]
 fn a_failing_disk_ends_the_session_and_shows_nothing_more() {
@@ -175,6 +189,60 @@ fn on_the_device(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: None }, seed, states)
 }
 
+fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    recorder.flush_time(Duration::from_micros(300))?;
+    recorder.mark("begin")?;
+    let (dir, mut acks) = (work()?, Acks::open(&recorder.acks())?);
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe")).args([
+        "serve",
+        &port.to_string(),
+        "/data/log",
+    ]);
+    command.env("UNTORN_XSYNC_LISTEN", port.to_string()).current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.spawn()?;
+    let stream = loop {
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
+            done => break done?,
+        }
+    };
+    let mut answers = BufReader::new(stream.try_clone()?);
+    for n in 0..CHANGES {
+        (&stream).write_all(format!("{n:08}\n").as_bytes())?;
+        let mut answer = String::new();
+        answers.read_line(&mut answer)?;
+        acks.say(answer.trim())?;
+    }
+    (&stream).write_all(b"stop\n")?;
+    let status = child.wait()?;
+    drop(device);
+    let (base, events) = recorder.stop()?;
+    anyhow::ensure!(status.success(), "the session: {status}");
+    let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
+    explore(&recording, &Answered, seed, states)
+}
+
+/// The log of the server has every line that was answered, and no other text.
+struct Answered;
+
+impl Check for Answered {
+    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
+        let log = match fs::read_to_string(dir.join("data/log")) {
+            Err(_) if said.is_empty() => return Ok(()),
+            read => read.map_err(|e| format!("{} lines were answered: {e}", said.len()))?,
+        };
+        let right = log.lines().enumerate().all(|(n, line)| line == format!("{n:08}"));
+        match right && log.lines().count() >= said.len() {
+            true => Ok(()),
+            false => Err(format!("{} lines were answered, and the log is {log:?}", said.len())),
+        }
+    }
+}
+
 fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
     struct Session(u64);
     impl Program for Session {
@@ -194,7 +262,7 @@ fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: Some(watch::directory("image")?) }, seed, states)
 }
 
-fn explore(recording: &Recording, told: &Told, seed: u64, states: u64) -> Result<()> {
+fn explore(recording: &Recording, told: &dyn Check, seed: u64, states: u64) -> Result<()> {
     let mut bench = Bench::new()?;
     let said = recording.said(recording.events.len());
     let whole = recording.image(recording.events.len());

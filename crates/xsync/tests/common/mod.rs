@@ -38,10 +38,24 @@ pub struct Place {
     pub dir: tempfile::TempDir,
 }
 
-/// A program of the tests, built beside them.
+/// A program of the tests, built with the profile of this test, which has everything that it needs.
 pub fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    test.parent().and_then(Path::parent).unwrap().join("examples").join(name)
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+        // `make test` has built everything, and a worker's parent has.
+        if std::env::var_os("UNTORN_PREBUILT").is_none() && std::env::var_os("UNTORN_CRASHLAB_WORKER").is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "untorn-xsync", "--examples", "--profile", profile]);
+            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+            assert!(built.expect("cargo").success());
+        }
+        profile_dir.join("examples")
+    });
+    dir.join(name)
 }
 
 impl Place {
