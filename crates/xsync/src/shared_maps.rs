@@ -18,7 +18,7 @@ const RECEIVE: libc::Ioctl = 0xC050_2100;
 const SEND: libc::Ioctl = 0xC018_2101;
 const CONTINUE: u32 = 1;
 /// `f_type` of tmpfs: what is there is not on the volume.
-const TMPFS: i64 = 0x0102_1994;
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 /// Answers until the session has ended.
 pub fn answer(listener: &OwnedFd, maps: Maps, cares: Cares, committer: &Committer, counters: &Counters) {
@@ -111,5 +111,5 @@ fn is_writable_file(pid: u32, descriptor: i32) -> bool {
     let Ok(file) = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let regular = fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
     // A file system that cannot be asked is not one in memory.
-    regular && fstatfs(&file).map_or(true, |fs| fs.f_type as i64 != TMPFS)
+    regular && fstatfs(&file).map_or(true, |fs| fs.f_type != TMPFS)
 }

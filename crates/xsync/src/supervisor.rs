@@ -103,7 +103,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         let commits = committer.upgrade().map_or(0, |committer| committer.commits());
         report.clone().counted(&counters, commits)
     });
-    running.to_the_end(init, streams.input, streams.outputs)
+    running.until_its_end(init, streams.input, streams.outputs)
 }
 
 /// Terminals become the session's terminal, all else pipes; nothing of the host's goes in itself.
@@ -177,7 +177,7 @@ struct Running {
 }
 
 impl Running {
-    fn to_the_end(
+    fn until_its_end(
         mut self,
         init: Pid,
         input: Option<OwnedFd>,
