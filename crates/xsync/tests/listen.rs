@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, Run};
+use common::{Place, Run, Session};
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -47,7 +47,7 @@ fn ask(stream: &mut BufReader<TcpStream>, line: &str) -> std::io::Result<String>
     Ok(answer)
 }
 
-fn stop(mut child: Child, port: u16) {
+fn stop(mut child: Session, port: u16) {
     connect(port).write_all(b"stop\n").unwrap();
     assert!(child.wait().unwrap().success());
 }
@@ -57,7 +57,7 @@ fn stop(mut child: Child, port: u16) {
 fn clients_find_a_server_that_listens_or_none() {
     let Some(place) = Place::new() else { return };
     let port = free_port();
-    let mut child = server(&place, port).spawn().unwrap();
+    let mut child = Session::start(&mut server(&place, port));
     assert_eq!(TcpStream::connect(("127.0.0.1", port)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     go(&mut child);
     let mut stream = BufReader::new(connect(port));
@@ -74,7 +74,7 @@ fn clients_find_a_server_that_listens_or_none() {
     let script = format!("echo ready; read go; exec {} serve {port} log", probe.display());
     let mut careless = place.careless("listen_late", None, "allow", &["sh", "-c", &script]);
     careless.env("UNTORN_XSYNC_LISTEN", port.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = careless.spawn().unwrap();
+    let mut child = Session::start(&mut careless);
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
     let mut early = BufReader::new(connect(port));
     assert!(!ask(&mut early, "one").is_ok_and(|answer| answer == "ok one\n"));
@@ -86,7 +86,7 @@ fn clients_find_a_server_that_listens_or_none() {
 fn five_hundred_clients_are_answered() {
     let Some(place) = Place::new() else { return };
     let port = free_port();
-    let mut child = server(&place, port).spawn().unwrap();
+    let mut child = Session::start(&mut server(&place, port));
     go(&mut child);
     let mut clients: Vec<_> = (0..500).map(|_| BufReader::new(connect(port))).collect();
     for round in 0..2 {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, Run};
+use common::{Place, Run, Session};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -223,7 +223,7 @@ fn a_reader_that_leaves_ends_the_program() {
 fn signals_reach_the_program() {
     let Some(place) = Place::new() else { return };
     let script = "trap 'echo got it; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut child = place.xsync(&["--", "sh", "-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Session::start(place.xsync(&["--", "sh", "-c", script]).stdout(Stdio::piped()));
     let mut from = child.stdout.take().unwrap();
     from.read_exact(&mut [0; 6]).unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM).unwrap();

@@ -4,9 +4,10 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// What came of a run.
@@ -140,5 +141,34 @@ impl Place {
     /// A shell script in a session.
     pub fn script(&self, script: &str) -> Run {
         self.run(&["--", "sh", "-c", script])
+    }
+}
+
+/// A session that goes on; ended when this is dropped, so that a test that fails leaves nothing.
+pub struct Session(pub Child);
+
+impl Session {
+    pub fn start(command: &mut Command) -> Session {
+        Session(command.spawn().unwrap())
+    }
+}
+
+impl Deref for Session {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
