@@ -2,7 +2,7 @@
 
 use crate::cares::Cares;
 use crate::volume::Volume;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rustix::fs::{fsync, syncfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::ffi::CString;
@@ -10,7 +10,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// How a commit is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,8 @@ pub struct Committer {
     /// A file on an overlay of the kind `volatile`, which knows of every write error since it was mounted.
     canary: Option<Canary>,
     commits: AtomicU64,
-    failed: AtomicBool,
+    /// Why the first commit that failed did.
+    failed: OnceLock<String>,
     gate: bool,
 }
 
@@ -48,7 +50,7 @@ impl Committer {
         let canary = if cares.write_errors { Some(Canary::new(volume.at(), scratch)?) } else { None };
         let root = volume.root().try_clone()?;
         let way = if cares.commit_of_the_journal && journal_is_enough(volume)? { Way::Journal } else { Way::All };
-        let (commits, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (commits, failed) = (AtomicU64::new(0), OnceLock::new());
         Ok(Committer { root, way, canary, commits, failed, gate: cares.gate })
     }
 
@@ -58,11 +60,13 @@ impl Committer {
         if !self.gate {
             return Ok(());
         }
-        ensure!(!self.failed.load(SeqCst), "an earlier commit failed");
+        if let Some(why) = self.failed.get() {
+            bail!("{why}");
+        }
         let done = self.flush();
         self.commits.fetch_add(1, SeqCst);
-        if done.is_err() {
-            self.failed.store(true, SeqCst);
+        if let Err(e) = &done {
+            let _ = self.failed.set(format!("{e:#}"));
         }
         done
     }
@@ -85,7 +89,7 @@ impl Committer {
 
     /// Whether a commit failed.
     pub fn has_failed(&self) -> bool {
-        self.failed.load(SeqCst)
+        self.failed.get().is_some()
     }
 
     /// For people: which call commits.

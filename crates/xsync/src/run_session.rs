@@ -107,7 +107,7 @@ impl Wanted {
             eprintln!("untorn-xsync: {}", ended.report);
         }
         if !ended.durable {
-            tell_what_is_lost(&ended, &volume);
+            tell_what_is_lost(&ended, &volume, &work);
             return Ok(ended.code);
         }
         if let Some(dir) = &export {
@@ -247,16 +247,19 @@ fn not_applied(path: &Path) -> String {
     )
 }
 
-fn tell_what_is_lost(ended: &Ended, volume: &Volume) {
+fn tell_what_is_lost(ended: &Ended, volume: &Volume, work: &WorkDirs) {
     let held = match ended.lost_bytes {
         0 => "No output was held back.".to_owned(),
         bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
     };
+    let path = volume.path().display();
+    let what_to_do = match work.dirs.is_empty() {
+        true => "Open it again when its disk works.".to_owned(),
+        false => format!("`untorn xsync --resume {path}` applies it when its disk works."),
+    };
     eprintln!(
-        "untorn-xsync: the session was ended, because its volume failed. {held} Everything that was shown before is in \
-         {}: `untorn xsync --resume {1}` applies it, if it holds changes of directories",
-        volume.path().display(),
-        volume.path().display(),
+        "untorn-xsync: the session was ended, because its volume failed. {held} Everything that was shown is in {path}. \
+         {what_to_do}"
     );
 }
 

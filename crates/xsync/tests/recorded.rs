@@ -11,6 +11,7 @@ use common::example;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -43,6 +44,7 @@ fn part() {
             ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
             ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
             ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
+            ["in-place", care] => in_place(care),
             ["failing", what, n] => failing(what, n.parse()?),
             _ => bail!("no such job: {job}"),
         }
@@ -146,6 +148,18 @@ fn a_failing_disk_ends_the_session_and_shows_nothing_more() {
             assert!(said.iter().any(|line| line.starts_with("ended as it should")), "{what} {n}: {said:?}");
         }
     }
+}
+
+/// The journal is fine, and what it holds cannot be brought to its place: no commit says so.
+#[test]
+fn writes_that_fail_later_end_the_session_too() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let said = watched("in-place all");
+    assert!(said.iter().any(|line| line.starts_with("ended by code 125") && !line.contains("second")), "{said:?}");
+    let said = watched("in-place write_errors");
+    assert!(said.iter().any(|line| line.starts_with("ended by code 0") && line.contains("second")), "{said:?}");
 }
 
 // What follows happens in workers.
@@ -398,5 +412,38 @@ fn failing(what: &str, n: u64) -> Result<()> {
     } else {
         say(&format!("{}: {lines} lines shown, {kept} kept: {error}", output.status));
     }
+    Ok(())
+}
+
+/// Writes fail while the kernel brings data from the journal to their places, and at no other time.
+fn in_place(care: &str) -> Result<()> {
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    let script = "for i in 1 2 3 4 5 6 7 8 9; do echo $i > /data/f$i; done; echo first; read go; \
+                  echo more > /data/other; echo second";
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(device.path()).args(["allow", "sh", "-c", script]).current_dir(work()?);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut from = BufReader::new(child.stdout.take().expect("piped"));
+    let mut shown = String::new();
+    from.read_line(&mut shown)?;
+    // From outside, by the way that is open to root.
+    let pid = child.id();
+    let inits = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    recorder.fail(Trouble::Writes, 0)?;
+    let mut flushed = Vec::new();
+    for n in 1..=9 {
+        let file = File::open(format!("/proc/{}/root/data/f{n}", inits.trim()))?;
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: writes the pages of a file that is open, and not the journal.
+        flushed.push(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) });
+    }
+    recorder.heal()?;
+    let _ = child.stdin.take().expect("piped").write_all(b"go\n");
+    std::io::Read::read_to_string(&mut from, &mut shown)?;
+    let output = child.wait_with_output()?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let code = output.status.code().unwrap_or(-1);
+    say(&format!("ended by code {code}, shown {shown:?}; the flush: {flushed:?}; {error}"));
     Ok(())
 }
