@@ -281,8 +281,13 @@ impl Running {
             }
             Heard::Impatience => {
                 if committer.upgrade().is_none() || rustix::process::kill_process(init, Signal::KILL).is_err() {
-                    // The session is over, and somebody outside does not read.
+                    // The session is over: its changes are being applied, or somebody outside does not read.
                     outer.iter().for_each(|outer| outer.restore());
+                    let volume = &report.volume;
+                    eprintln!(
+                        "untorn-xsync: interrupted; changes of directories that are not applied yet are in {volume}: \
+                         `untorn xsync --resume {volume}` applies them"
+                    );
                     std::process::exit(128 + libc::SIGINT);
                 }
             }

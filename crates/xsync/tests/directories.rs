@@ -164,6 +164,31 @@ fn a_killed_supervisor_takes_the_session_with_it() {
     }
 }
 
+/// Once is for the program, which is over; three times is for the apply.
+#[test]
+fn an_impatient_person_is_told_where_the_changes_are() {
+    let Some(place) = Place::new() else { return };
+    // Nobody reads, so that the session cannot end.
+    let mut child = place
+        .xsync(&["--", "sh", "-c", "echo changed > file; head -c 3000000 /dev/zero; echo end >&2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    while child.try_wait().unwrap().is_none() {
+        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    let volume = place.left()[0].display().to_string();
+    assert!(said.contains(&format!("--resume {volume}")), "{said}");
+    place.run(&["--resume", &volume]).ok();
+    assert_eq!(fs::read_to_string(place.work().join("file")).unwrap(), "changed\n");
+}
+
 fn sleeps() -> bool {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes
