@@ -7,7 +7,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Where cargo builds; the programs below are run from there.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-bench)
+PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-bench)
 FUZZ_SECONDS ?= 20
 
 .PHONY: help setup build test demo bench check mutants install man fuzz crash-soak crash-totals ports clean
@@ -18,7 +18,7 @@ help: ## Show this list
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
 
-build: ## Build the libraries and the three programs, optimised
+build: ## Build the libraries and the four programs, optimised
 	$(CARGO) build --release --workspace
 
 test: setup ## Run every test; prints totals

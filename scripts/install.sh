@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds and installs Untorn: the C library (header, libuntorn.so, libuntorn.a, pkg-config file, CMake
-# package) and the programs untorn, untorn-crashtest and untorn-bench with their man pages and shell
+# package) and the programs untorn, untorn-crashtest, untorn-xsync and untorn-bench with their man pages and shell
 # completions. The program `untorn` needs neither of the others.
 #
 #   PREFIX=/usr/local DESTDIR= LIBDIR=lib INCLUDEDIR=include scripts/install.sh [--library-only] [--profile NAME]
@@ -45,8 +45,8 @@ cd "$root"
 packages="-p untorn-capi"
 programs=
 if [ $library_only = no ]; then
-    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-bench"
-    programs="untorn untorn-crashtest untorn-bench"
+    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-xsync -p untorn-bench"
+    programs="untorn untorn-crashtest untorn-xsync untorn-bench"
 fi
 
 # shellcheck disable=SC2086  # $packages is a list of words.
@@ -111,7 +111,7 @@ fill untorn.pc.in "$LIBDIR/pkgconfig/untorn.pc"
 fill UntornConfig.cmake.in "$LIBDIR/cmake/Untorn/UntornConfig.cmake"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
 
-# The pages of untorn-crashtest and untorn-bench replace the short ones that untorn has of them.
+# The pages of untorn-crashtest, untorn-xsync and untorn-bench replace the short ones that untorn has of them.
 for program in $programs; do
     put 755 "$out/$program" "bin/$program"
     mkdir "$work/man"

@@ -34,6 +34,9 @@ enum Command {
     /// Cut the power under any program, and show what that may leave (the program untorn-crashtest).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Crashtest(Arguments),
+    /// Run a program that never waits for the disk, and lose nothing that it showed (the program untorn-xsync).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Xsync(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -57,6 +60,7 @@ pub fn run() -> Result<Output, Failure> {
         Command::Put(c) => c.run(),
         Command::PortCheck(c) => c.run(),
         Command::Crashtest(arguments) => Err(Other::Crashtest.execute(&arguments)),
+        Command::Xsync(arguments) => Err(Other::Xsync.execute(&arguments)),
         Command::Bench(arguments) => Err(Other::Bench.execute(&arguments)),
         Command::Demo(arguments) => Err(Other::Demo.execute(&arguments)),
         Command::Completions(c) => c.run(Cli::command()),

@@ -25,6 +25,7 @@ pub struct Arguments {
 #[derive(Clone, Copy)]
 pub enum Other {
     Crashtest,
+    Xsync,
     Bench,
     Demo,
 }
@@ -33,6 +34,7 @@ impl Other {
     fn subcommand(self) -> &'static str {
         match self {
             Other::Crashtest => "crashtest",
+            Other::Xsync => "xsync",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -42,6 +44,7 @@ impl Other {
     fn program(self) -> (&'static str, Option<&'static str>) {
         match self {
             Other::Crashtest => ("untorn-crashtest", None),
+            Other::Xsync => ("untorn-xsync", None),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
 /// Which are programs of their own.
-const OTHERS: [&str; 3] = ["crashtest", "bench", "demo"];
+const OTHERS: [&str; 4] = ["crashtest", "xsync", "bench", "demo"];
 const HIDDEN: [&str; 1] = ["man"];
 
 #[test]
@@ -87,9 +87,12 @@ fn install(from: &Path, to: &Path) {
 
 #[test]
 fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
-    for (subcommand, program, first) in
-        [("crashtest", "untorn-crashtest", ""), ("bench", "untorn-bench", ""), ("demo", "untorn-bench", "demo ")]
-    {
+    for (subcommand, program, first) in [
+        ("crashtest", "untorn-crashtest", ""),
+        ("xsync", "untorn-xsync", ""),
+        ("bench", "untorn-bench", ""),
+        ("demo", "untorn-bench", "demo "),
+    ] {
         let (_dir, command) = installed(program, "#!/bin/sh\necho \"$@\"\nexit 7\n");
         let arguments = ["--check", "true", "--help", "--version", "--", "-x", "a b"];
         let run: Run = Command::new(command).arg(subcommand).args(arguments).output().unwrap().into();

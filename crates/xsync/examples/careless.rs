@@ -1,0 +1,37 @@
+//! A session without one of its cares, for the tests: `careless CARE VOLUME MAPS PROGRAM…`.
+//!
+//! CARE is the name of a field of `Cares`, or `all`. VOLUME is a volume, or a directory for one that is thrown away
+//! ending in a slash. `UNTORN_XSYNC_LISTEN` is a port.
+
+use std::process::ExitCode;
+use untorn_xsync::cares::Cares;
+use untorn_xsync::run_session::Wanted;
+use untorn_xsync::syscall_filter::Maps;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let mut next = || arguments.next().expect("an argument").into_string().expect("UTF-8");
+    let (care, volume, maps) = (next(), next(), next());
+    let cares = if care == "all" { Cares::ALL } else { Cares::without(&care).expect("the name of a care") };
+    let maps = match maps.as_str() {
+        "refuse" => Maps::Refuse,
+        "strict" => Maps::Strict,
+        _ => Maps::Allow,
+    };
+    let mut wanted = Wanted { cares, maps, bytes: 64 << 20, ..Wanted::new(arguments.collect()) };
+    if let Ok(port) = std::env::var("UNTORN_XSYNC_LISTEN") {
+        wanted.listen = vec![format!("127.0.0.1:{port}").parse().expect("a port")];
+    }
+    if volume.ends_with('/') {
+        wanted.place = volume.into();
+    } else {
+        wanted.volume = Some((volume.into(), None));
+    }
+    match wanted.run() {
+        Ok(code) => code.into(),
+        Err(e) => {
+            eprintln!("careless: {e:#}");
+            ExitCode::from(125)
+        }
+    }
+}

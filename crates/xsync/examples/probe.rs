@@ -1,0 +1,186 @@
+//! What a program may try in a session, for the tests: `probe WHAT [ARGUMENT…]`. Prints `done`, or the error.
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mount::{MountFlags, mount_remount};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words[..] {
+        ["map", path] => map(path, ProtFlags::READ | ProtFlags::WRITE, false),
+        ["map-and-mprotect", path] => map(path, ProtFlags::READ, true),
+        ["map-read-only", path] => File::open(path).and_then(|file| map_of(&file, ProtFlags::READ, false)),
+        ["connect", path] => UnixStream::connect(path).map(drop),
+        ["fifo", path] => OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path).map(drop),
+        ["remount"] => mount_remount("/", MountFlags::BIND, "").map_err(io::Error::from),
+        ["mount"] => rustix::mount::mount("x", "/tmp", "tmpfs", MountFlags::empty(), None).map_err(io::Error::from),
+        ["loop"] => device(7, 0),
+        ["socket", family] => socket(family.parse().expect("a number")),
+        ["fsync"] => fsync(-1),
+        ["fsync-closed"] => fsync(77),
+        ["io_uring"] => called(libc::SYS_io_uring_setup),
+        ["keyctl"] => called(libc::SYS_keyctl),
+        ["by-handle"] => called(libc::SYS_open_by_handle_at),
+        ["append", path, count] => append(path, count.parse().expect("a number")),
+        ["mixed", dir, count, seed] => mixed(dir, count.parse().expect("a number"), seed.parse().expect("a number")),
+        ["fill", path] => fill(path),
+        ["shout", mib] => shout(mib.parse().expect("a number")),
+        ["serve", port, log] => serve(port.parse().expect("a port"), log),
+        ["daemon", text] => daemon(text),
+        _ => panic!("no such probe: {words:?}"),
+    };
+    match done {
+        Ok(()) => println!("done"),
+        Err(e) => {
+            println!(
+                "{}",
+                e.raw_os_error().map_or(e.to_string(), |number| Errno::from_raw_os_error(number).to_string())
+            );
+            std::process::exit(1);
+        }
+    }
+}
+
+fn map(path: &str, protection: ProtFlags, more: bool) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.set_len(8192)?;
+    map_of(&file, protection, more)
+}
+
+fn map_of(file: &File, protection: ProtFlags, more: bool) -> io::Result<()> {
+    // SAFETY: a new mapping, of a file that nobody truncates.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED, file.as_fd(), 0)? };
+    if more {
+        // SAFETY: the page was mapped above.
+        unsafe { rustix::mm::mprotect(at, 4096, MprotectFlags::READ | MprotectFlags::WRITE)? };
+    }
+    if more || protection.contains(ProtFlags::WRITE) {
+        // SAFETY: the page was mapped for writing.
+        unsafe { at.cast::<u8>().write_volatile(b'x') };
+    }
+    Ok(())
+}
+
+fn device(major: u32, minor: u32) -> io::Result<()> {
+    mknodat(CWD, "/tmp/device", FileType::BlockDevice, Mode::RUSR, rustix::fs::makedev(major, minor))?;
+    File::open("/tmp/device").map(drop)
+}
+
+fn socket(family: i32) -> io::Result<()> {
+    // SAFETY: numbers only.
+    checked(unsafe { libc::socket(family, libc::SOCK_STREAM, 0) }.into())
+}
+
+fn fsync(descriptor: i32) -> io::Result<()> {
+    // SAFETY: any number may be asked about.
+    checked(unsafe { libc::fsync(descriptor) }.into())
+}
+
+fn called(number: libc::c_long) -> io::Result<()> {
+    // SAFETY: without arguments each of these calls fails or does nothing.
+    checked(unsafe { libc::syscall(number, 0, 0, 0, 0, 0) })
+}
+
+fn checked(result: i64) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Numbered lines, each told to the outside when it is written.
+fn append(path: &str, count: u64) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    for n in 0..count {
+        file.write_all(format!("{n:08}\n").as_bytes())?;
+        println!("{n}");
+    }
+    Ok(())
+}
+
+/// Files made, overwritten, renamed and mapped in turn; each is told to the outside when it is so. What is told of a
+/// file: its name and the number that fills it.
+fn mixed(dir: &str, count: u64, seed: u64) -> io::Result<()> {
+    let mut chance = seed;
+    for n in 1..=count {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (kind, slot) = (chance >> 33 & 3, chance >> 40 & 7);
+        let path = format!("{dir}/file{slot}");
+        let text = format!("{n:08}").repeat(600 * (1 + (chance >> 50 & 3) as usize));
+        match kind {
+            0 => std::fs::write(&path, &text)?,
+            1 => {
+                std::fs::write(format!("{path}.new"), &text)?;
+                std::fs::rename(format!("{path}.new"), &path)?;
+            }
+            2 => {
+                let _ = std::fs::remove_file(&path);
+                std::fs::write(&path, &text)?;
+                File::open(&path)?.sync_all()?;
+            }
+            _ => {
+                std::fs::create_dir_all(format!("{dir}/dir{n}"))?;
+                std::fs::write(format!("{dir}/dir{n}/inner"), &text)?;
+                std::fs::rename(format!("{dir}/dir{n}/inner"), &path)?;
+            }
+        }
+        println!("file{slot} {n} {}", text.len());
+    }
+    Ok(())
+}
+
+fn fill(path: &str) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    loop {
+        file.write_all(&[1; 1 << 16])?;
+    }
+}
+
+fn shout(mib: u64) -> io::Result<()> {
+    let (piece, mut out) = (vec![b'!'; 1 << 20], io::stdout().lock());
+    for _ in 0..mib {
+        out.write_all(&piece)?;
+    }
+    out.write_all(b"\n")
+}
+
+/// A server that has a line in its log when it answers it. `bye` ends the connection without a word, after a line, and
+/// `stop` ends the server. When it listens, it says so.
+fn serve(port: u16, log: &str) -> io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+    println!("listening");
+    for stream in listener.incoming() {
+        let (stream, log) = (stream?, log.to_owned());
+        std::thread::spawn(move || -> io::Result<()> {
+            let mut log = OpenOptions::new().append(true).create(true).open(log)?;
+            for line in BufReader::new(stream.try_clone()?).lines() {
+                let line = line?;
+                if line == "stop" {
+                    std::process::exit(0);
+                }
+                if line.starts_with("get ") {
+                    writeln!(&stream, "nothing changed")?;
+                    continue;
+                }
+                log.write_all(format!("{line}\n").as_bytes())?;
+                log.sync_all()?;
+                if line.starts_with("bye") {
+                    return Ok(());
+                }
+                (&stream).write_all(format!("ok {line}\n").as_bytes())?;
+            }
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// A process of its own session, which writes for its parent.
+fn daemon(text: &str) -> io::Result<()> {
+    std::process::Command::new("setsid").args(["sh", "-c", "echo $0", text]).spawn()?.wait().map(drop)
+}

@@ -1,0 +1,202 @@
+//! The command line: help, completions and manual pages all come from here.
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use untorn_terminal::pages::{Completions, Man};
+use untorn_terminal::{Failure, Output};
+use untorn_xsync::run_session::{Wanted, discard, resume};
+use untorn_xsync::status_socket;
+use untorn_xsync::syscall_filter::Maps;
+
+/// The session could not begin, or its volume failed; the program's own exit codes are passed on.
+const COULD_NOT: u8 = 125;
+
+#[derive(Parser)]
+#[command(
+    name = env!("CARGO_BIN_NAME"),
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(flatten)]
+    xsync: Option<Xsync>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Run a program that never waits for the disk, and show nothing that a crash could take back.
+///
+/// The program works on a private volume whose journal keeps the order of everything. fsync and its kin answer at once;
+/// what the program prints is shown as soon as all that it did before is durable. So a crash loses nothing that anybody
+/// has seen. Without --volume the program works in the current directory: its changes are applied when it has ended.
+///
+/// Needs root, loop devices and mkfs.ext4. Exit code: the program's; 125 the session could not begin or its volume
+/// failed, 126 the program cannot be executed, 127 it was not found, 128 and a signal's number.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  untorn xsync -- make install
+  untorn xsync --listen 6379 --volume db.img:4G -- redis-server --dir /data --appendonly yes
+  untorn xsync --volume db.img:4G -- sh -c 'sqlite3 /data/db < script.sql'
+
+SIGUSR1 to the command says what is held, as --status does. See docs/XSYNC.md.")]
+struct Xsync {
+    /// Keep the data in a volume: a file (made if it does not exist, made larger if it is smaller), or a block device.
+    #[arg(long, value_name = "FILE[:SIZE]", value_hint = ValueHint::FilePath)]
+    volume: Option<OsString>,
+    /// Where the program sees that volume.
+    #[arg(long, value_name = "DIR", default_value = "/data", requires = "volume")]
+    at: PathBuf,
+    /// A directory that the program may change, besides the current one; may be given several times.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    overlay: Vec<PathBuf>,
+    /// A port that the outside may connect to, as soon as the program listens there; may be given several times.
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
+    listen: Vec<SocketAddr>,
+    /// Writable maps that are shared with files.
+    #[arg(long, value_enum, default_value_t)]
+    maps: Maps,
+    /// Where volumes are that are thrown away in the end.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/untorn-xsync", value_hint = ValueHint::DirPath)]
+    place: PathBuf,
+    /// Size of such a volume: all that the program writes must fit.
+    #[arg(long, default_value = "2G", value_parser = bytes, conflicts_with = "volume")]
+    size: u64,
+    /// Do not throw the volume away.
+    #[arg(long, conflicts_with = "volume")]
+    keep: bool,
+    /// Copy the volume's data to a new directory in the end.
+    #[arg(long, value_name = "DIR", requires = "volume")]
+    export: Option<PathBuf>,
+    /// Say first what of this machine the program sees.
+    #[arg(long)]
+    explain: bool,
+    /// Say in the end what was done.
+    #[arg(long)]
+    summary: bool,
+    /// Apply the changes in a volume that a crash or an error left.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "discard", "status"])]
+    resume: Option<PathBuf>,
+    /// Throw away the changes in such a volume.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "status"])]
+    discard: Option<PathBuf>,
+    /// Say what the sessions of this machine do.
+    #[arg(long, conflicts_with_all = ["program", "volume", "overlay"])]
+    status: bool,
+    /// With --status, as one JSON list.
+    #[arg(long, requires = "status")]
+    json: bool,
+    /// The program and its arguments.
+    #[arg(last = true, required_unless_present_any = ["resume", "discard", "status"],
+        value_hint = ValueHint::CommandWithArguments)]
+    program: Vec<OsString>,
+}
+
+/// Runs the command that this process was started with.
+pub fn run() -> Result<Output, Failure> {
+    let cli = Cli::parse();
+    match (cli.command, cli.xsync) {
+        (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
+        (Some(Command::Man(man)), _) => man.run(Cli::command()),
+        (None, Some(xsync)) => xsync.run().map_err(|e| Failure::new(format!("{e:#}")).code(COULD_NOT)),
+        (None, None) => Err(Failure::new("nothing to do; see --help").code(2)),
+    }
+}
+
+impl Xsync {
+    fn run(self) -> anyhow::Result<Output> {
+        if let Some(path) = &self.resume {
+            return resume(path).map(|()| Output::default());
+        }
+        if let Some(path) = &self.discard {
+            return discard(path).map(|()| Output::default());
+        }
+        if self.status {
+            return Ok(status(self.json));
+        }
+        let volume = self.volume.map(volume_and_size).transpose()?;
+        anyhow::ensure!(self.at.is_absolute(), "--at {} is not an absolute path", self.at.display());
+        let wanted = Wanted {
+            volume,
+            at: self.at,
+            overlays: self.overlay,
+            place: self.place,
+            bytes: self.size,
+            keep: self.keep,
+            export: self.export,
+            listen: self.listen,
+            maps: self.maps,
+            explain: self.explain,
+            summary: self.summary,
+            ..Wanted::new(self.program)
+        };
+        Ok(Output::default().code(wanted.run()?))
+    }
+}
+
+fn status(json: bool) -> Output {
+    let reports = status_socket::ask_all();
+    Output::text(match (json, reports.is_empty()) {
+        (true, _) => serde_json::to_string_pretty(&reports).expect("reports are plain data") + "\n",
+        (false, true) => "no session\n".to_owned(),
+        (false, false) => reports.iter().map(|report| format!("{report}\n")).collect(),
+    })
+}
+
+/// `PORT`, at all addresses of this machine, or `ADDRESS:PORT`.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.parse::<u16>().ok().map(|port| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
+    let address = port.or_else(|| text.parse().ok()).filter(|address| address.port() > 0);
+    address.ok_or_else(|| format!("`{text}` is neither a port nor an address of this machine with a port"))
+}
+
+/// `FILE` or `FILE:SIZE`.
+fn volume_and_size(text: OsString) -> anyhow::Result<(PathBuf, Option<u64>)> {
+    let Some((path, size)) = text.to_str().and_then(|text| text.rsplit_once(':')) else {
+        return Ok((text.into(), None));
+    };
+    Ok((path.into(), Some(bytes(size).map_err(anyhow::Error::msg)?)))
+}
+
+/// A number of bytes, with K, M, G or T for binary multiples.
+fn bytes(text: &str) -> Result<u64, String> {
+    let (number, shift) = match text.chars().last() {
+        Some('K' | 'k') => (&text[..text.len() - 1], 10),
+        Some('M' | 'm') => (&text[..text.len() - 1], 20),
+        Some('G' | 'g') => (&text[..text.len() - 1], 30),
+        Some('T' | 't') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let parsed = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    parsed.ok_or_else(|| format!("`{text}` is no size: give a number of bytes, or one with K, M, G or T"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("2G"), Ok(2 << 30));
+        assert!(bytes("G").is_err() && bytes("99999999999T").is_err());
+        let (path, size) = volume_and_size("a:b.img:3M".into()).unwrap();
+        assert_eq!((path, size), ("a:b.img".into(), Some(3 << 20)));
+    }
+}

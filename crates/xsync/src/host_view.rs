@@ -1,0 +1,158 @@
+//! What of the host a session sees, planned before anything is mounted.
+
+use anyhow::{Context, Result};
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// Kernel interfaces, and mounts that have no files of the host: a session has its own, or none.
+const NOT_SHOWN: [&str; 24] = [
+    "proc",
+    "sysfs",
+    "devtmpfs",
+    "devpts",
+    "cgroup",
+    "cgroup2",
+    "mqueue",
+    "hugetlbfs",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "pstore",
+    "bpf",
+    "configfs",
+    "fusectl",
+    "binfmt_misc",
+    "autofs",
+    "rpc_pipefs",
+    "nsfs",
+    "efivarfs",
+    "selinuxfs",
+    "ramfs",
+    "nfsd",
+    "smackfs",
+];
+/// Directories that a session has of its own, in memory, gone with it.
+pub const OWN: [&str; 4] = ["/tmp", "/var/tmp", "/run", "/dev/shm"];
+/// Directories that the kernel fills, for each session anew.
+const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// A mount of the host that the session sees, read-only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Where.
+    pub at: PathBuf,
+    /// A single file, not a directory.
+    pub is_file: bool,
+}
+
+/// A directory whose changes go to the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The host's directory, at the same place in the session.
+    pub dir: PathBuf,
+    /// Where the volume keeps what changes.
+    pub upper: PathBuf,
+    /// Where the overlay works.
+    pub work: PathBuf,
+}
+
+/// Everything that is mounted for a session.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// A directory of this mount namespace for what is mounted.
+    pub scratch: PathBuf,
+    /// The host's mounts, each before those in it.
+    pub shown: Vec<Shown>,
+    /// Directories that changes are kept of.
+    pub written: Vec<Written>,
+    /// The part of the volume that the session sees, and where.
+    pub data: Option<(PathBuf, PathBuf)>,
+    /// Directories that stay visible, although the session has its own directory around them.
+    pub also: Vec<PathBuf>,
+    /// The working directory.
+    pub cwd: PathBuf,
+}
+
+/// Mounts of the host that a session may see.
+pub fn mounts_of_the_host(scratch: &Path) -> Result<Vec<Shown>> {
+    let text = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
+    let mut shown: Vec<Shown> = Vec::new();
+    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        let dash = fields.iter().position(|field| *field == b"-").unwrap_or(fields.len());
+        let (Some(at), Some(kind)) = (fields.get(4), fields.get(dash + 1)) else { continue };
+        let (at, kind) = (unescaped(at), String::from_utf8_lossy(kind).into_owned());
+        let inside = |dirs: &[&str]| dirs.iter().any(|dir| at.starts_with(dir));
+        if NOT_SHOWN.contains(&kind.as_str()) || inside(&OWN) || inside(&KERNEL) || at.starts_with(scratch) {
+            continue;
+        }
+        let Ok(meta) = std::fs::metadata(&at) else { continue };
+        // A later mount at the same place hides the earlier one.
+        shown.retain(|earlier| earlier.at != at);
+        shown.push(Shown { at, is_file: !meta.is_dir() });
+    }
+    shown.sort_by(|a, b| a.at.cmp(&b.at));
+    Ok(shown)
+}
+
+/// A path as `/proc/self/mountinfo` writes it: three octal digits for what would disturb.
+fn unescaped(field: &[u8]) -> PathBuf {
+    let (mut bytes, mut at) = (Vec::with_capacity(field.len()), 0);
+    while at < field.len() {
+        let digits = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        let value = digits.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        bytes.push(value.unwrap_or(field[at]));
+        at += if value.is_some() { 4 } else { 1 };
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+impl View {
+    /// For people: what the session sees, and how.
+    pub fn explain(&self) -> String {
+        let mut text = String::from("In the session:\n");
+        let mut line = |what: &str, how: &str| writeln!(text, "  {what:<40} {how}").expect("a string takes all");
+        for shown in &self.shown {
+            let how = if shown.is_file { "the host's file, read-only" } else { "the host's, read-only (an overlay)" };
+            line(&shown.at.display().to_string(), how);
+        }
+        for dir in &self.also {
+            line(&dir.display().to_string(), "the host's, read-only (an overlay)");
+        }
+        for own in OWN {
+            line(own, "its own, in memory, gone with the session");
+        }
+        line("/dev", "null, zero, full, random, urandom, tty, terminals of its own");
+        line("/proc, /sys", "its own processes; settings read-only");
+        for written in &self.written {
+            line(
+                &written.dir.display().to_string(),
+                "the host's; changes go to the volume, and are applied at the end",
+            );
+        }
+        if let Some((_, at)) = &self.data {
+            line(&at.display().to_string(), "the volume");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_mountinfo_are_unescaped() {
+        assert_eq!(unescaped(br"/a\040b\134c\011"), Path::new("/a b\\c\t"));
+        assert_eq!(unescaped(br"/a\04"), Path::new(r"/a\04"));
+    }
+
+    #[test]
+    fn the_root_is_shown_and_kernel_interfaces_are_not() {
+        let shown = mounts_of_the_host(Path::new("/nowhere")).unwrap();
+        assert_eq!(shown[0].at, Path::new("/"));
+        assert!(shown.iter().all(|shown| !shown.at.starts_with("/proc") && !shown.at.starts_with("/dev")));
+    }
+}

@@ -1,0 +1,31 @@
+//! External synchrony for unmodified programs on an unmodified kernel: nothing waits for the disk, and nothing that a
+//! crash could take back reaches the outside.
+//!
+//! A session runs on one private ext4 volume with data in its journal ([`volume`]); nothing else in it is writable
+//! ([`host_view`], [`session_root`]). Calls that flush answer at once ([`syscall_filter`]). What the session says to
+//! the outside is relayed by the supervisor, after a commit of the volume ([`committer`], [`relay`]). See
+//! `docs/XSYNC.md`.
+
+pub mod apply_changes;
+mod capabilities;
+pub mod cares;
+pub mod committer;
+mod control;
+pub mod host_view;
+pub mod listen;
+mod loop_device;
+mod outer_terminal;
+mod private_mounts;
+pub mod relay;
+pub mod run_session;
+mod session_init;
+pub mod session_report;
+pub mod session_root;
+mod shared_maps;
+mod signal_thread;
+pub mod status_socket;
+mod supervisor;
+pub mod syscall_filter;
+pub mod volume;
+mod volume_name;
+mod work_dirs;

@@ -1,0 +1,9 @@
+//! `untorn-xsync`: synchronous durability at asynchronous speed, for programs that nobody changes.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    untorn_terminal::print(env!("CARGO_BIN_NAME"), cli::run())
+}

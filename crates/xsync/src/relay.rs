@@ -1,0 +1,129 @@
+//! Relays between the session and the outside: what goes out waits for a commit, what comes in does not.
+
+use crate::committer::Committer;
+use crate::session_report::Counters;
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionread, read, write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// What a relay holds at most; all else stays in the kernel, where it holds up the program.
+pub const HELD_BYTES_MAX: usize = 256 << 10;
+/// Readers of pipes and files do not mind so short a wait, and many small outputs then share one commit.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// How often a patient relay looks whether enough has come.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Who reads what goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Somebody who looks at a terminal, or who answers: never waits for more.
+    Waiting,
+    /// A pipe or a file: may wait a moment.
+    Patient,
+}
+
+/// How a relay to the outside ended.
+#[derive(Debug)]
+pub enum End {
+    /// The session's side was closed, and everything has left.
+    Closed,
+    /// Nobody outside reads any more.
+    Unread,
+    /// What was held has not left, and never will: a commit failed.
+    Held,
+    /// The outside could not be written to.
+    Failed(anyhow::Error),
+}
+
+/// Brings outputs of the session to the outside, each after a commit that began when the output was there.
+pub fn bring_out(
+    from: &OwnedFd,
+    to: BorrowedFd<'_>,
+    reader: Reader,
+    committer: &Committer,
+    counters: &Counters,
+) -> End {
+    let mut buffer = vec![0; HELD_BYTES_MAX];
+    let (mut last, mut came_in) = (None, 0);
+    loop {
+        if reader == Reader::Patient {
+            wait_for_more(from, last, came_in, counters);
+        }
+        let bytes = match read(from, &mut buffer) {
+            // A terminal says EIO when nobody in the session has it open any more.
+            Ok(0) | Err(Errno::IO) => return End::Closed,
+            Ok(bytes) => bytes,
+            Err(Errno::INTR) => continue,
+            Err(e) => return End::Failed(anyhow::Error::new(e).context("cannot read the session's output")),
+        };
+        let _holding = counters.hold(bytes);
+        if committer.commit().is_err() {
+            counters.dropped.fetch_add(bytes as u64, SeqCst);
+            return End::Held;
+        }
+        (last, came_in) = (Some(Instant::now()), counters.came_in.load(SeqCst));
+        match write_all(to, &buffer[..bytes]) {
+            Ok(()) => counters.went_out.fetch_add(bytes as u64, SeqCst),
+            Err(Errno::PIPE) => return End::Unread,
+            Err(e) => return End::Failed(anyhow::Error::new(e).context("cannot write the session's output")),
+        };
+    }
+}
+
+/// Waits until much has come, or until the last output was a while ago. Whoever answers gets an answer at once: if
+/// something came in since the last output, there is no wait.
+fn wait_for_more(from: &OwnedFd, last: Option<Instant>, came_in: u64, counters: &Counters) {
+    let Some(last) = last else { return };
+    // Nothing is there yet: the wait for the first byte is the read itself.
+    let mut ready = [PollFd::new(from, PollFlags::IN)];
+    let _ = poll(&mut ready, None);
+    while last.elapsed() < PATIENCE && counters.came_in.load(SeqCst) == came_in {
+        if ioctl_fionread(from).is_ok_and(|bytes| bytes as usize >= HELD_BYTES_MAX / 4) {
+            return;
+        }
+        let mut closed = [PollFd::new(from, PollFlags::empty())];
+        let wait = Timespec { tv_sec: 0, tv_nsec: LOOK_EVERY.as_nanos() as _ };
+        if poll(&mut closed, Some(&wait)).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+    }
+}
+
+/// Brings what comes from outside into the session, until its end; it waits for no commit.
+pub fn bring_in(from: BorrowedFd<'_>, to: &OwnedFd, counters: &Counters) -> Result<()> {
+    let mut buffer = vec![0; HELD_BYTES_MAX];
+    loop {
+        match read(from, &mut buffer) {
+            Ok(0) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot read the standard input"),
+            Ok(bytes) => {
+                counters.came_in.fetch_add(bytes as u64, SeqCst);
+                match write_all(to.as_fd(), &buffer[..bytes]) {
+                    // The session does not read any more.
+                    Err(Errno::PIPE | Errno::IO) => return Ok(()),
+                    done => done.context("cannot write to the session")?,
+                }
+            }
+        }
+    }
+}
+
+/// Writes all of it, waiting where the other side is slow, even if the other side does not want to wait.
+pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match write(to, bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let mut ready = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+                let _ = poll(&mut ready, None);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

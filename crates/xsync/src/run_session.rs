@@ -1,0 +1,307 @@
+//! One session from the volume to the exit code.
+
+use crate::apply_changes::{self, Applied};
+use crate::cares::Cares;
+use crate::committer::{Committer, check_mount};
+use crate::host_view::{OWN, View, mounts_of_the_host};
+use crate::listen::Port;
+use crate::private_mounts::{check_root, private_mounts};
+use crate::session_report::Report;
+use crate::status_socket::StatusSocket;
+use crate::supervisor::{self, Ended, Job};
+use crate::syscall_filter::Maps;
+use crate::volume::{BYTES_DEFAULT, Image, Volume};
+use crate::volume_name;
+use crate::work_dirs::{DATA, Phase, WorkDirs, check_dirs};
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::ffi::OsString;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What the user asks for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// A volume that is kept: file or device, and its size.
+    pub volume: Option<(PathBuf, Option<u64>)>,
+    /// Where the session sees a volume that is kept.
+    pub at: PathBuf,
+    /// Directories whose changes are applied at the end; the working directory, if there is no volume that is kept.
+    pub overlays: Vec<PathBuf>,
+    /// Where volumes are that are thrown away, and their size.
+    pub place: PathBuf,
+    /// Of a volume that is thrown away.
+    pub bytes: u64,
+    /// The volume is not thrown away.
+    pub keep: bool,
+    /// Copy the volume's data to this directory in the end.
+    pub export: Option<PathBuf>,
+    /// Addresses of this machine where the session's ports can be reached.
+    pub listen: Vec<SocketAddr>,
+    /// What is done about shared maps.
+    pub maps: Maps,
+    /// Say what the session sees.
+    pub explain: bool,
+    /// Say in the end what was done.
+    pub summary: bool,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Cares.
+    pub cares: Cares,
+}
+
+impl Wanted {
+    /// The defaults, for a program.
+    pub fn new(command: Vec<OsString>) -> Wanted {
+        Wanted {
+            volume: None,
+            at: "/data".into(),
+            overlays: Vec::new(),
+            place: volume_name::PLACE_DEFAULT.into(),
+            bytes: BYTES_DEFAULT,
+            keep: false,
+            export: None,
+            listen: Vec::new(),
+            maps: Maps::default(),
+            explain: false,
+            summary: false,
+            command,
+            cares: Cares::ALL,
+        }
+    }
+
+    /// Runs the session. The result is the exit code.
+    pub fn run(self) -> Result<u8> {
+        check_root()?;
+        let cwd = std::env::current_dir().context("the working directory")?;
+        let dirs = self.dirs(&cwd)?;
+        if let Some(dir) = &self.export
+            && dir.exists()
+        {
+            bail!("{} exists already; --export makes a new directory", dir.display());
+        }
+        let export = self.export.as_ref().map(std::path::absolute).transpose()?;
+        let ports = Arc::new(self.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
+        let scratch = private_mounts()?;
+        let work = WorkDirs { dirs, phase: Phase::Running, throw_away: self.volume.is_none() };
+        let volume = self.volume(&scratch, &work)?;
+        let view = self.view(&scratch, &volume, &work, &cwd)?;
+        if self.explain {
+            eprint!("{}", view.explain());
+        }
+        let committer = Committer::new(&volume, &scratch, self.cares)?;
+        committer.commit()?;
+        let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
+        let report = Report {
+            pid: std::process::id(),
+            command: words.join(" "),
+            volume: volume.path().display().to_string(),
+            ..Report::default()
+        };
+        let job = Job { command: self.command.clone(), view, maps: self.maps, cares: self.cares, ports, report };
+        let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
+        committer.close()?;
+        if self.summary {
+            eprintln!("untorn-xsync: {}", ended.report);
+        }
+        if !ended.durable {
+            tell_what_is_lost(&ended, &volume, &work);
+            return Ok(ended.code);
+        }
+        if let Some(dir) = &export {
+            let (bar, data) = (progress(&volume.at().join(DATA), "exporting")?, volume.at().join(DATA));
+            apply_changes::copy_out(&data, dir, &mut |done| bar.set_position(done.bytes))?;
+            bar.finish_and_clear();
+        }
+        let path = volume.path().to_owned();
+        finish(volume, work, self.keep).with_context(|| not_applied(&path))?;
+        Ok(ended.code)
+    }
+
+    /// Directories whose changes the volume takes, as absolute paths without links.
+    fn dirs(&self, cwd: &Path) -> Result<Vec<PathBuf>> {
+        let mut dirs = Vec::new();
+        if self.volume.is_none() {
+            dirs.push(cwd.to_owned());
+        }
+        for dir in &self.overlays {
+            let dir = fs::canonicalize(dir).with_context(|| format!("the overlay {}", dir.display()))?;
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+        check_dirs(&dirs)?;
+        Ok(dirs)
+    }
+
+    fn volume(&self, scratch: &Path, work: &WorkDirs) -> Result<Volume> {
+        let at = scratch.join("volume");
+        fs::create_dir_all(&at)?;
+        let mounted = |image: Image| {
+            let volume = image.mount(&at, self.cares)?;
+            check_mount(&at, self.cares)?;
+            Ok::<Volume, anyhow::Error>(volume)
+        };
+        match &self.volume {
+            Some((path, bytes)) => {
+                let volume = mounted(kept_image(path, *bytes)?)?;
+                if let Some(before) = WorkDirs::read(&at)? {
+                    let dirs: Vec<_> = before.dirs.iter().map(|dir| dir.display().to_string()).collect();
+                    bail!(
+                        "{} has changes of {} that are not applied yet: `untorn xsync --resume {0}` applies them, \
+                         `untorn xsync --discard {0}` throws them away",
+                        path.display(),
+                        dirs.join(" and ")
+                    );
+                }
+                work.make_layers(&at)?;
+                if !work.dirs.is_empty() {
+                    work.write(&at)?;
+                }
+                make_data(&at)?;
+                Ok(volume)
+            }
+            None => {
+                let (new, path) = volume_name::names(&self.place, &work.dirs)?;
+                let mut volume = mounted(Image::create(&new, self.bytes)?)?;
+                let made = work.make_layers(&at).and_then(|()| work.write(&at)).and_then(|()| make_data(&at));
+                made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
+                    let _ = fs::remove_file(&new);
+                })?;
+                Ok(volume)
+            }
+        }
+    }
+
+    fn view(&self, scratch: &Path, volume: &Volume, work: &WorkDirs, cwd: &Path) -> Result<View> {
+        let written = work.layers(volume.at());
+        let hidden = OWN.iter().any(|own| cwd.starts_with(own)) && !work.dirs.iter().any(|dir| cwd.starts_with(dir));
+        let data = self.volume.as_ref().map(|_| (volume.at().join(DATA), self.at.clone()));
+        Ok(View {
+            scratch: scratch.to_owned(),
+            shown: mounts_of_the_host(scratch)?,
+            written,
+            data,
+            also: hidden.then(|| cwd.to_owned()).into_iter().collect(),
+            cwd: cwd.to_owned(),
+        })
+    }
+}
+
+/// The directory that the session sees of a volume.
+fn make_data(volume: &Path) -> Result<()> {
+    fs::create_dir_all(volume.join(DATA)).context("the volume's data")
+}
+
+fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
+    if !path.exists() {
+        return Image::create(path, bytes.unwrap_or(BYTES_DEFAULT));
+    }
+    let image = Image::open(path)?;
+    if let Some(bytes) = bytes {
+        image.grow(bytes)?;
+    }
+    Ok(image)
+}
+
+/// Applies what the session changed, and throws the volume away, or keeps it.
+fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
+    apply_all(volume.at(), &work)?;
+    let path = volume.path().to_owned();
+    let image = volume.unmount()?;
+    if work.throw_away && !keep {
+        return image.remove();
+    }
+    if work.throw_away {
+        eprintln!("untorn-xsync: the volume is kept: {}", path.display());
+    }
+    Ok(())
+}
+
+fn apply_all(volume: &Path, work: &WorkDirs) -> Result<()> {
+    if work.dirs.is_empty() {
+        return Ok(());
+    }
+    WorkDirs { phase: Phase::Applying, ..work.clone() }.write(volume)?;
+    for layer in work.layers(volume) {
+        let bar = progress(&layer.upper, &format!("applying to {}", layer.dir.display()))?;
+        apply_changes::apply(&layer, &mut |done: &Applied| bar.set_position(done.bytes))?;
+        bar.finish_and_clear();
+    }
+    WorkDirs::forget(volume)
+}
+
+fn progress(from: &Path, what: &str) -> Result<ProgressBar> {
+    let (_, bytes) = apply_changes::measure(from)?;
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes}").expect("a fixed template");
+    Ok(ProgressBar::new(bytes).with_style(style).with_message(what.to_owned()))
+}
+
+fn not_applied(path: &Path) -> String {
+    format!(
+        "all that the program did is in {}; `untorn xsync --resume {0}` applies it when the reason is gone, \
+         `untorn xsync --discard {0}` throws it away",
+        path.display()
+    )
+}
+
+fn tell_what_is_lost(ended: &Ended, volume: &Volume, work: &WorkDirs) {
+    let held = match ended.lost_bytes {
+        0 => "No output was held back.".to_owned(),
+        bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
+    };
+    let path = volume.path().display();
+    let what_to_do = match work.dirs.is_empty() {
+        true => "Open it again when its disk works.".to_owned(),
+        false => format!("`untorn xsync --resume {path}` applies it when its disk works."),
+    };
+    eprintln!(
+        "untorn-xsync: the session was ended, because its volume failed. {held} Everything that was shown is in {path}. \
+         {what_to_do}"
+    );
+}
+
+/// Applies what a volume holds of directories: after a crash, or after an error.
+pub fn resume(path: &Path) -> Result<()> {
+    let scratch = private_mounts()?;
+    let volume = left_over(path, &scratch)?;
+    let Some(work) = WorkDirs::read(volume.at())? else {
+        volume.unmount()?;
+        bail!("{} holds no changes of directories; there is nothing to apply", path.display());
+    };
+    if work.phase == Phase::Running {
+        eprintln!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
+    }
+    finish(volume, work, false).with_context(|| not_applied(path))
+}
+
+/// Throws away what a volume holds of directories.
+pub fn discard(path: &Path) -> Result<()> {
+    let scratch = private_mounts()?;
+    let volume = left_over(path, &scratch)?;
+    let Some(work) = WorkDirs::read(volume.at())? else {
+        volume.unmount()?;
+        bail!("{} holds no changes of directories; there is nothing to throw away", path.display());
+    };
+    if work.phase == Phase::Applying {
+        volume.unmount()?;
+        bail!(
+            "the changes in {} are applied in part, and half of them is worse than all: `untorn xsync --resume {0}` \
+             applies the rest",
+            path.display()
+        );
+    }
+    if !work.throw_away {
+        WorkDirs::forget(volume.at())?;
+    }
+    let image = volume.unmount()?;
+    if work.throw_away { image.remove() } else { Ok(()) }
+}
+
+fn left_over(path: &Path, scratch: &Path) -> Result<Volume> {
+    let at = scratch.join("volume");
+    fs::create_dir_all(&at)?;
+    Image::open(path)?.mount(&at, Cares::ALL)
+}

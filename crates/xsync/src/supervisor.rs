@@ -1,0 +1,344 @@
+//! The supervisor: makes the session, relays between it and the outside, and waits for its end.
+
+use crate::cares::Cares;
+use crate::committer::Committer;
+use crate::control::{Control, News, Order};
+use crate::host_view::View;
+use crate::listen::{Port, Served};
+use crate::outer_terminal::OuterTerminal;
+use crate::relay::{self, End, Reader};
+use crate::session_init::{self, COULD_NOT, Session, Stream};
+use crate::session_report::{Counters, Report};
+use crate::shared_maps;
+use crate::signal_thread::{self, Heard};
+use crate::status_socket::StatusSocket;
+use crate::syscall_filter::Maps;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FileType, fstat, major, minor};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Of the pipes between program and supervisor.
+const PIPE_BYTES: usize = 1 << 20;
+/// Of `struct clone_args`, as it was first.
+const CLONE_ARGS_BYTES: usize = 64;
+
+/// What is to be run, and how.
+#[derive(Debug)]
+pub struct Job {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// What of the host the session sees.
+    pub view: View,
+    /// What is done about shared maps.
+    pub maps: Maps,
+    /// Cares.
+    pub cares: Cares,
+    /// Ports that the outside may connect to, when the session listens.
+    pub ports: Arc<Vec<Port>>,
+    /// The report, without what is counted.
+    pub report: Report,
+}
+
+/// How a session ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The exit code: the program's, or 128 and the number of a signal.
+    pub code: u8,
+    /// What was done.
+    pub report: Report,
+    /// Output that has not left because a commit failed.
+    pub lost_bytes: u64,
+    /// Whether all that the program did is durable.
+    pub durable: bool,
+}
+
+/// The program's three streams: what the session gets, and what stays here.
+struct Streams {
+    theirs: [Stream; 3],
+    input: Option<OwnedFd>,
+    outputs: [Option<OwnedFd>; 2],
+}
+
+/// Runs a session to its end. This process must have one thread.
+pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(Ended, Committer)> {
+    let [input, output, error] = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    let outer = OuterTerminal::of(input, [output, error])?;
+    let streams = streams([input, output, error])?;
+    let (control, theirs) = Control::pair()?;
+    let signals = signal_thread::block()?;
+    let session = Session {
+        view: job.view,
+        maps: job.maps,
+        cares: job.cares,
+        command: job.command,
+        streams: streams.theirs,
+        terminal: outer.as_ref().map(|outer| outer.like()).transpose()?,
+        signals,
+    };
+    let init = begin(session, theirs)?;
+    let running = Running {
+        control: Arc::new(control),
+        committer: Arc::new(committer),
+        counters: Arc::new(Counters::default()),
+        outer: outer.map(Arc::new),
+        maps: job.maps,
+        cares: job.cares,
+        report: job.report,
+        ports: job.ports,
+        relays: Arc::default(),
+        answers: None,
+        master: Arc::new(OnceLock::new()),
+    };
+    let (committer, counters, report) =
+        (Arc::downgrade(&running.committer), running.counters.clone(), running.report.clone());
+    status.answer(move || {
+        let commits = committer.upgrade().map_or(0, |committer| committer.commits());
+        report.clone().counted(&counters, commits)
+    });
+    running.until_its_end(init, streams.input, streams.outputs)
+}
+
+/// Terminals become the session's terminal, all else pipes; nothing of the host's goes in itself.
+fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
+    let mut made = Streams { theirs: [Stream::Null, Stream::Null, Stream::Null], input: None, outputs: [None, None] };
+    for (n, outside) in outside.into_iter().enumerate() {
+        if rustix::termios::isatty(outside) {
+            made.theirs[n] = Stream::Terminal;
+            continue;
+        }
+        if is_null(outside) {
+            continue;
+        }
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).context("a pipe to the session")?;
+        // Without the larger size it is slower.
+        let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
+        if n == 0 {
+            (made.theirs[n], made.input) = (Stream::Pipe(read), Some(write));
+        } else {
+            (made.theirs[n], made.outputs[n - 1]) = (Stream::Pipe(write), Some(read));
+        }
+    }
+    Ok(made)
+}
+
+/// A descriptor that is closed counts as `/dev/null`, too.
+fn is_null(descriptor: BorrowedFd<'_>) -> bool {
+    let Ok(stat) = fstat(descriptor) else { return true };
+    let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    device && (major(stat.st_rdev), minor(stat.st_rdev)) == (1, 3)
+}
+
+/// Starts the session's first process in namespaces of its own.
+fn begin(session: Session, control: Control) -> Result<Pid> {
+    // SAFETY: a structure of numbers, for which zero is a value.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWNET;
+    arguments.flags = (namespaces | libc::CLONE_NEWCGROUP) as u64;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: without CLONE_VM this is a fork; this process has one thread, so that no lock is held by another one.
+    match unsafe { libc::syscall(libc::SYS_clone3, &arguments, CLONE_ARGS_BYTES) } {
+        0 => session_init::run(session, control),
+        pid if pid > 0 => Ok(Pid::from_raw(pid as i32).expect("a process has a number")),
+        _ => Err(io::Error::last_os_error()).context("cannot make namespaces for the session; run this as root"),
+    }
+}
+
+/// Somebody may just be looking at it.
+fn last_of(mut committer: Arc<Committer>) -> Committer {
+    loop {
+        match Arc::try_unwrap(committer) {
+            Ok(committer) => return committer,
+            Err(shared) => committer = shared,
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Running {
+    control: Arc<Control>,
+    committer: Arc<Committer>,
+    counters: Arc<Counters>,
+    outer: Option<Arc<OuterTerminal>>,
+    maps: Maps,
+    cares: Cares,
+    report: Report,
+    ports: Arc<Vec<Port>>,
+    relays: Arc<Mutex<Vec<JoinHandle<End>>>>,
+    answers: Option<JoinHandle<()>>,
+    master: Arc<OnceLock<OwnedFd>>,
+}
+
+impl Running {
+    fn until_its_end(
+        mut self,
+        init: Pid,
+        input: Option<OwnedFd>,
+        outputs: [Option<OwnedFd>; 2],
+    ) -> Result<(Ended, Committer)> {
+        for (output, to) in outputs.into_iter().zip([libc::STDOUT_FILENO, libc::STDERR_FILENO]) {
+            if let Some(output) = output {
+                // SAFETY: standard output and error are never closed by this process.
+                let to = unsafe { BorrowedFd::borrow_raw(to) };
+                self.bring_out(output, to.try_clone_to_owned()?, Reader::Patient, init);
+            }
+        }
+        if let Some(input) = input {
+            self.bring_in(input);
+        }
+        self.hear_signals(init)?;
+        let (mut code, mut failed) = (None, None);
+        while let Some((news, descriptor)) = self.control.receive::<News>()? {
+            match (news, descriptor) {
+                (News::Filter, Some(listener)) => self.answer(listener),
+                (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
+                (News::Running(missing), _) => {
+                    missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
+                    self.open_ports(init)?;
+                }
+                (News::Stopped, _) => self.stop_with_the_program(),
+                (News::Ended(ended), _) => code = Some(ended),
+                (News::Failed(why, ended), _) => (failed, code) = (Some(why), Some(ended)),
+                (news, None) => bail!("the session sent {news:?} without a descriptor"),
+            }
+        }
+        waitpid(Some(init), WaitOptions::empty()).context("waiting for the session's end")?;
+        self.finish(code, failed)
+    }
+
+    fn bring_out(&mut self, from: OwnedFd, to: OwnedFd, reader: Reader, init: Pid) {
+        let (committer, counters) = (self.committer.clone(), self.counters.clone());
+        let relay = thread::spawn(move || {
+            let end = relay::bring_out(&from, to.as_fd(), reader, &committer, &counters);
+            if matches!(end, End::Held) {
+                // Nothing that the program does from now on can be promised.
+                let _ = rustix::process::kill_process(init, Signal::KILL);
+            }
+            end
+        });
+        self.relays.lock().unwrap_or_else(|e| e.into_inner()).push(relay);
+    }
+
+    fn open_ports(&self, init: Pid) -> Result<()> {
+        let (committer, counters) = (Arc::downgrade(&self.committer), self.counters.clone());
+        let served = Served { init, cares: self.cares, committer, counters, relays: self.relays.clone() };
+        self.ports.iter().try_for_each(|port| port.open(served.clone()))
+    }
+
+    /// Not waited for: it may wait for somebody who never says anything again.
+    fn bring_in(&self, to: OwnedFd) {
+        let counters = self.counters.clone();
+        thread::spawn(move || {
+            if let Err(e) = relay::bring_in(rustix::stdio::stdin(), &to, &counters) {
+                eprintln!("untorn-xsync: {e:#}");
+            }
+        });
+    }
+
+    fn answer(&mut self, listener: OwnedFd) {
+        let (maps, cares) = (self.maps, self.cares);
+        let (committer, counters) = (self.committer.clone(), self.counters.clone());
+        self.answers = Some(thread::spawn(move || shared_maps::answer(&listener, maps, cares, &committer, &counters)));
+    }
+
+    fn take_terminal(&mut self, master: OwnedFd, init: Pid) -> Result<()> {
+        let Some(outer) = self.outer.clone() else { bail!("a terminal that nobody asked for") };
+        outer.pass_on()?;
+        outer.pass_size(&master);
+        self.bring_out(master.try_clone()?, outer.output().try_clone()?, Reader::Waiting, init);
+        if rustix::termios::isatty(rustix::stdio::stdin()) {
+            self.bring_in(master.try_clone()?);
+        }
+        let _ = self.master.set(master);
+        Ok(())
+    }
+
+    /// Passes on signals, and answers SIGUSR1, in a thread of its own.
+    fn hear_signals(&self, init: Pid) -> Result<()> {
+        let (control, counters, report) = (Arc::downgrade(&self.control), self.counters.clone(), self.report.clone());
+        let (committer, outer, master) = (Arc::downgrade(&self.committer), self.outer.clone(), self.master.clone());
+        signal_thread::hear(move |heard| match heard {
+            Heard::Report => {
+                let commits = committer.upgrade().map_or(0, |committer| committer.commits());
+                eprintln!("untorn-xsync: {}", report.clone().counted(&counters, commits));
+            }
+            Heard::Size => {
+                // The program hears of it by its own terminal.
+                if let (Some(outer), Some(master)) = (&outer, master.get()) {
+                    outer.pass_size(master);
+                }
+            }
+            Heard::End(signal) => {
+                let Some(control) = control.upgrade() else { return };
+                let _ = control.send(&Order::Signal(signal), None);
+            }
+            Heard::Impatience => {
+                if committer.upgrade().is_none() || rustix::process::kill_process(init, Signal::KILL).is_err() {
+                    // The session is over: its changes are being applied, or somebody outside does not read.
+                    outer.iter().for_each(|outer| outer.restore());
+                    let volume = &report.volume;
+                    eprintln!(
+                        "untorn-xsync: interrupted; changes of directories that are not applied yet are in {volume}: \
+                         `untorn xsync --resume {volume}` applies them"
+                    );
+                    std::process::exit(128 + libc::SIGINT);
+                }
+            }
+        })
+    }
+
+    /// Ctrl-Z: this process stops as the program did, and both go on together.
+    fn stop_with_the_program(&self) {
+        if let Some(outer) = &self.outer {
+            outer.restore();
+        }
+        signal_thread::stop_this_process();
+        if let Some(outer) = &self.outer {
+            let _ = outer.pass_on();
+            self.master.get().into_iter().for_each(|master| outer.pass_size(master));
+        }
+        let _ = self.control.send(&Order::Signal(libc::SIGCONT), None);
+    }
+
+    fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
+        self.ports.iter().for_each(Port::close);
+        let mut trouble = None;
+        let next = |relays: &Mutex<Vec<JoinHandle<End>>>| relays.lock().unwrap_or_else(|e| e.into_inner()).pop();
+        while let Some(relay) = next(&self.relays) {
+            match relay.join().expect("a relay does not panic") {
+                End::Closed | End::Unread | End::Held => {}
+                End::Failed(e) => trouble = Some(e),
+            }
+        }
+        if let Some(answers) = self.answers.take() {
+            answers.join().expect("answers do not panic");
+        }
+        if let Some(outer) = self.outer.take() {
+            outer.restore();
+        }
+        let durable = self.committer.commit();
+        let report = self.report.counted(&self.counters, self.committer.commits());
+        let lost_bytes = self.counters.dropped.load(SeqCst);
+        let committer = last_of(self.committer);
+        if let Some(why) = failed {
+            eprintln!("untorn-xsync: {why}");
+        }
+        if let Err(e) = &durable {
+            eprintln!("untorn-xsync: {e:#}");
+        }
+        if let Some(e) = trouble {
+            eprintln!("untorn-xsync: {e:#}");
+        }
+        // Without a word of its own the session was killed: as a shell would have it.
+        let code = code.unwrap_or(128 + libc::SIGKILL as u8);
+        let code = if durable.is_err() { COULD_NOT } else { code };
+        Ok((Ended { code, report, lost_bytes, durable: durable.is_ok() }, committer))
+    }
+}

@@ -1,0 +1,68 @@
+//! Names of volumes that are thrown away: they tell which directories' changes they hold.
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+/// Where they are, if nobody says otherwise.
+pub const PLACE_DEFAULT: &str = "/var/lib/untorn-xsync";
+const IMAGE: &str = "img";
+/// Being made; of no use without the list of directories in it.
+const NEW: &str = "img-new";
+
+/// The names of a volume for these directories: while it is made, and afterwards.
+pub fn names(place: &Path, dirs: &[PathBuf]) -> Result<(PathBuf, PathBuf)> {
+    fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
+    remove_unfinished(place)?;
+    for dir in dirs {
+        if let Some(left) = of_dir(place, dir)? {
+            if is_locked(&left) {
+                bail!("another session works on {} ({}); wait for its end", dir.display(), left.display());
+            }
+            bail!(
+                "an earlier session has changes of {} that are not applied yet: {}\n  `untorn xsync --resume {1}` \
+                 applies them, `untorn xsync --discard {1}` throws them away",
+                dir.display(),
+                left.display()
+            );
+        }
+    }
+    let first = dirs.first().and_then(|dir| dir.file_name()).unwrap_or_default().to_string_lossy().into_owned();
+    let plain: String = first.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(40).collect();
+    let sums: Vec<String> = dirs.iter().map(|dir| sum(dir)).collect();
+    let name = format!("{plain}-{}-{}", std::process::id(), sums.join("-"));
+    Ok((place.join(&name).with_extension(NEW), place.join(name).with_extension(IMAGE)))
+}
+
+/// A volume with changes of a directory.
+fn of_dir(place: &Path, dir: &Path) -> Result<Option<PathBuf>> {
+    let sum = sum(dir);
+    let entries = fs::read_dir(place).with_context(|| place.display().to_string())?.flatten();
+    let mut volumes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == IMAGE));
+    Ok(volumes.find(|path| path.file_stem().unwrap_or_default().to_string_lossy().split('-').skip(2).any(|s| s == sum)))
+}
+
+/// Removes what a session was making when it was killed.
+fn remove_unfinished(place: &Path) -> Result<()> {
+    for entry in fs::read_dir(place).with_context(|| place.display().to_string())?.flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|e| e == NEW) && !is_locked(&path) {
+            let _ = fs::remove_file(path);
+        }
+    }
+    Ok(())
+}
+
+fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+}
+
+/// Tells directories apart in names of files.
+fn sum(dir: &Path) -> String {
+    // The algorithm may change with the compiler: a volume of then is not found, and `--resume` still applies it.
+    let mut hasher = DefaultHasher::new();
+    dir.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}

@@ -1,0 +1,174 @@
+//! A place to work in, sessions, and what came of them.
+
+#![allow(dead_code)]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Run {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl From<Output> for Run {
+    fn from(o: Output) -> Run {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let code = o.status.code().or(o.status.signal().map(|signal| -signal));
+        Run { code, out: text(o.stdout), err: text(o.stderr) }
+    }
+}
+
+impl Run {
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{}{}", self.out, self.err);
+        self.out
+    }
+}
+
+/// A working directory, and a place for volumes.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+}
+
+/// A program of the tests, built with the profile of this test, which has everything that it needs.
+pub fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+        // `make test` has built everything, and a worker's parent has.
+        if std::env::var_os("UNTORN_PREBUILT").is_none() && std::env::var_os("UNTORN_CRASHLAB_WORKER").is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "untorn-xsync", "--examples", "--profile", profile]);
+            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+            assert!(built.expect("cargo").success());
+        }
+        profile_dir.join("examples")
+    });
+    dir.join(name)
+}
+
+impl Place {
+    /// Where sessions work; none, said aloud, elsewhere.
+    pub fn new() -> Option<Place> {
+        static WHY_NOT: OnceLock<Option<String>> = OnceLock::new();
+        let place = Place::anywhere();
+        let why = WHY_NOT.get_or_init(|| {
+            if !rustix::process::geteuid().is_root() {
+                return Some("needs root".into());
+            }
+            let run: Run = place.xsync(&["--", "true"]).output().unwrap().into();
+            (run.code != Some(0)).then(|| run.err.trim().to_owned())
+        });
+        if let Some(why) = why {
+            println!("skipped: {why}");
+            return None;
+        }
+        Some(place)
+    }
+
+    /// Without a look at what is possible.
+    pub fn anywhere() -> Place {
+        let place = Place { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir(place.work()).unwrap();
+        fs::create_dir(place.volumes()).unwrap();
+        place
+    }
+
+    /// The working directory.
+    pub fn work(&self) -> PathBuf {
+        self.dir.path().join("work")
+    }
+
+    /// Volumes that are thrown away are here meanwhile.
+    pub fn volumes(&self) -> PathBuf {
+        self.dir.path().join("volumes")
+    }
+
+    /// Volumes that are left.
+    pub fn left(&self) -> Vec<PathBuf> {
+        fs::read_dir(self.volumes()).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// The program of the tests, where the session sees it.
+    pub fn probe(&self) -> PathBuf {
+        let path = self.work().join("probe");
+        if !path.exists() {
+            fs::copy(example("probe"), &path).unwrap();
+        }
+        path
+    }
+
+    /// The command in the working directory, with these arguments after those for small volumes.
+    pub fn xsync<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-xsync"));
+        command.arg("--place").arg(self.volumes());
+        if !arguments
+            .iter()
+            .any(|a| ["--volume", "--resume", "--discard", "--status"].map(OsStr::new).contains(&a.as_ref()))
+        {
+            command.args(["--size", "64M"]);
+        }
+        command.args(arguments).current_dir(self.work()).stdin(Stdio::null());
+        command
+    }
+
+    /// A session without a care.
+    pub fn careless(&self, care: &str, volume: Option<&Path>, maps: &str, program: &[&str]) -> Command {
+        let mut command = Command::new(example("careless"));
+        let place = format!("{}/", self.volumes().display());
+        command.arg(care).arg(volume.map_or(OsStr::new(&place), |path| path.as_os_str())).arg(maps);
+        command.args(program).current_dir(self.work()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Run {
+        self.xsync(arguments).output().unwrap().into()
+    }
+
+    /// A shell script in a session.
+    pub fn script(&self, script: &str) -> Run {
+        self.run(&["--", "sh", "-c", script])
+    }
+}
+
+/// A session that goes on; ended when this is dropped, so that a test that fails leaves nothing.
+pub struct Session(pub Child);
+
+impl Session {
+    pub fn start(command: &mut Command) -> Session {
+        Session(command.spawn().unwrap())
+    }
+}
+
+impl Deref for Session {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

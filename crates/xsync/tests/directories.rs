@@ -1,0 +1,253 @@
+//! A session over the working directory: what it leaves there is what the program would have left by itself, also if
+//! everything is killed on the way.
+
+mod common;
+
+use common::Place;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is there before the program begins.
+const BEFORE: &str = "mkdir -p d/sub e keep; echo a > a; echo b > b; echo in > d/in; echo sub > d/sub/x; echo e > e/e; \
+    echo old > keep/old; ln a a-too; chmod 640 b; echo gone > gone; mkdir gone.d; echo x > gone.d/x; ln -s a link; \
+    mkdir becomes-file; echo x > becomes-file/x; echo x > becomes-dir; touch -d @1000000000 a b keep/old";
+/// What the program does; what it leaves does not depend on when.
+const PROGRAM: &str = "echo more >> b; rm gone; rm -r gone.d; mkdir -p new/deep; echo deep > new/deep/file; \
+    ln new/deep/file new/second; rm -r d; mkdir d; echo fresh > d/fresh; mkdir d/sub; echo other > d/sub/y; \
+    mv keep/old keep/renamed; ln -sf b link; mkfifo pipe; chmod 4711 keep/renamed; chown 1234:4321 keep/renamed; \
+    rm -r becomes-file; echo file > becomes-file; rm becomes-dir; mkdir becomes-dir; echo in > becomes-dir/in; \
+    mv e e2; truncate -s 3M sparse; printf x | dd of=sparse bs=1 seek=2000000 conv=notrunc 2>/dev/null; \
+    setfattr -n user.test -v value b; touch -d @1100000000 b keep d new; chmod 700 e2; \
+    echo 'a strange name' > \"$(printf 'x\\ny')\"";
+
+/// Everything about a tree that a program could see, but inode numbers and times of now.
+fn tree(root: &Path) -> BTreeMap<String, String> {
+    let (mut found, mut left, mut links) = (BTreeMap::new(), vec![root.to_owned()], BTreeMap::new());
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            let (path, meta) = (entry.path(), entry.path().symlink_metadata().unwrap());
+            let kind = meta.file_type();
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            let content = if kind.is_file() {
+                let bytes = fs::read(&path).unwrap();
+                let sum: u64 = bytes.iter().enumerate().map(|(n, byte)| (n as u64 + 1) * u64::from(*byte)).sum();
+                format!("file of {} bytes, sum {sum}, {} names", bytes.len(), meta.nlink())
+            } else if kind.is_symlink() {
+                format!("link to {}", fs::read_link(&path).unwrap().display())
+            } else if kind.is_dir() {
+                left.push(path.clone());
+                "directory".to_owned()
+            } else {
+                format!("fifo: {}", kind.is_fifo())
+            };
+            let old = if meta.mtime() < 1_500_000_000 { meta.mtime() } else { 0 };
+            let mut value = [0; 64];
+            let attribute = rustix::fs::lgetxattr(&path, "user.test", &mut value[..]).unwrap_or(0);
+            let owner = (meta.mode(), meta.uid(), meta.gid());
+            found.insert(name.clone(), format!("{content} {owner:?} {old} {attribute}"));
+            if kind.is_file() && meta.nlink() > 1 {
+                links.entry(meta.ino()).or_insert_with(Vec::new).push(name);
+            }
+        }
+    }
+    let mut together: Vec<Vec<String>> = links.into_values().collect();
+    together.iter_mut().for_each(|names| names.sort());
+    together.sort();
+    found.insert("names of one file".into(), format!("{together:?}"));
+    found
+}
+
+fn shell(script: &str, at: &Path) {
+    assert!(Command::new("sh").args(["-c", script]).current_dir(at).status().unwrap().success());
+}
+
+/// What the program leaves without a session.
+fn expected(before: &str, program: &str) -> BTreeMap<String, String> {
+    let dir = tempfile::tempdir().unwrap();
+    shell(before, dir.path());
+    shell(program, dir.path());
+    tree(dir.path())
+}
+
+#[track_caller]
+fn same(found: &BTreeMap<String, String>, expected: &BTreeMap<String, String>) {
+    for (name, what) in expected {
+        assert_eq!(found.get(name), Some(what), "{name}");
+    }
+    let more: Vec<_> = found.keys().filter(|name| !expected.contains_key(*name)).collect();
+    assert!(more.is_empty(), "{more:?}");
+}
+
+#[test]
+fn what_the_program_changed_is_applied() {
+    let Some(place) = Place::new() else { return };
+    shell(BEFORE, &place.work());
+    place.script(PROGRAM).ok();
+    same(&tree(&place.work()), &expected(BEFORE, PROGRAM));
+    assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+#[test]
+fn other_directories_are_named_by_overlay() {
+    let Some(place) = Place::new() else { return };
+    let more = place.dir.path().join("more");
+    fs::create_dir(&more).unwrap();
+    let script = format!("echo one > here; echo two > {}/there", more.display());
+    place.run(&["--overlay", more.to_str().unwrap(), "--", "sh", "-c", &script]).ok();
+    assert_eq!(fs::read_to_string(place.work().join("here")).unwrap(), "one\n");
+    assert_eq!(fs::read_to_string(more.join("there")).unwrap(), "two\n");
+    let inner = place.work().join("inner");
+    fs::create_dir(&inner).unwrap();
+    let run = place.run(&["--overlay", inner.to_str().unwrap(), "--", "true"]);
+    assert!(run.code == Some(125) && run.err.contains("one overlay is enough"), "{run:?}");
+}
+
+/// A session that shows a line and then waits; it is killed there.
+fn killed(place: &Place) {
+    let script = format!("{PROGRAM}; echo shown; read nothing; sleep 1000");
+    let mut child =
+        place.xsync(&["--", "sh", "-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_killed_session_leaves_what_it_showed() {
+    let Some(place) = Place::new() else { return };
+    shell(BEFORE, &place.work());
+    killed(&place);
+    let left = place.left();
+    assert_eq!(left.len(), 1, "{left:?}");
+    let volume = left[0].to_str().unwrap();
+    // Nothing was applied, and a new session would hide that.
+    assert!(place.work().join("gone").exists());
+    let refused = place.script("true");
+    assert!(refused.code == Some(125) && refused.err.contains("--resume"), "{refused:?}");
+    let resumed = place.run(&["--resume", volume]);
+    assert!(resumed.err.contains("had not ended"), "{resumed:?}");
+    resumed.ok();
+    same(&tree(&place.work()), &expected(BEFORE, PROGRAM));
+    assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+#[test]
+fn what_a_killed_session_left_can_be_thrown_away() {
+    let Some(place) = Place::new() else { return };
+    shell(BEFORE, &place.work());
+    let before = tree(&place.work());
+    killed(&place);
+    place.run(&["--discard", place.left()[0].to_str().unwrap()]).ok();
+    same(&tree(&place.work()), &before);
+    assert!(place.left().is_empty(), "{:?}", place.left());
+    place.script("true").ok();
+}
+
+/// Nothing of a killed session goes on: its processes end, its mounts and its loop device go.
+#[test]
+fn a_killed_supervisor_takes_the_session_with_it() {
+    let Some(place) = Place::new() else { return };
+    let mut child = place.xsync(&["--", "sh", "-c", "echo ready; sleep 98765"]).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let started = Instant::now();
+    let volume = place.left()[0].file_name().unwrap().to_string_lossy().into_owned();
+    while sleeps() || attached(&volume) {
+        assert!(started.elapsed() < Duration::from_secs(20), "the session goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Once is for the program, which is over; three times is for the apply.
+#[test]
+fn an_impatient_person_is_told_where_the_changes_are() {
+    let Some(place) = Place::new() else { return };
+    // Nobody reads, so that the session cannot end.
+    let mut child = place
+        .xsync(&["--", "sh", "-c", "echo changed > file; head -c 3000000 /dev/zero; echo end >&2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    while child.try_wait().unwrap().is_none() {
+        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    let volume = place.left()[0].display().to_string();
+    assert!(said.contains(&format!("--resume {volume}")), "{said}");
+    place.run(&["--resume", &volume]).ok();
+    assert_eq!(fs::read_to_string(place.work().join("file")).unwrap(), "changed\n");
+}
+
+fn sleeps() -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .into_iter()
+        .any(|entry| fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(b"sleep\098765")))
+}
+
+fn attached(volume: &str) -> bool {
+    let loops = fs::read_dir("/sys/block").unwrap().flatten();
+    loops
+        .into_iter()
+        .any(|entry| fs::read_to_string(entry.path().join("loop/backing_file")).is_ok_and(|file| file.contains(volume)))
+}
+
+/// Killed at many moments, most of them while it applies; then resumed. The result is always the same.
+#[test]
+fn a_session_killed_while_it_applies_is_resumed() {
+    let Some(place) = Place::new() else { return };
+    let files = "for i in 1 2 3 4 5 6; do mkdir -p t$i; for j in 1 2 3 4 5; do \
+                 head -c 60000 /dev/zero | tr '\\0' $j > t$i/f$j; done; done";
+    let change = format!("{files}; rm -r t1 t2/f2; ln t3/f3 t4/link; mv t5 moved; {PROGRAM}");
+    let before = format!("{BEFORE}; {files}");
+    let expected = expected(&before, &change);
+    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_260_101_u64);
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the moments)");
+    let mut applying = 0;
+    for round in 0..8_u64 {
+        let place = Place::anywhere();
+        shell(&before, &place.work());
+        // Ends when the program has: what follows is the apply.
+        let script = format!("{change}; echo shown");
+        let mut child = place.xsync(&["--", "sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut shown = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut shown).unwrap_or_default();
+        let wait = (seed.wrapping_mul(round + 1) >> 7) % 30_000;
+        std::thread::sleep(Duration::from_micros(wait));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut tries = 0;
+        while let Some(volume) = place.left().first() {
+            let before_resuming = tree(&place.work());
+            applying += u32::from(before_resuming != expected && !before_resuming.contains_key("gone"));
+            let mut again = place.xsync(&["--resume", volume.to_str().unwrap()]);
+            if tries < 2 && round % 2 == 1 {
+                // And once more, on the way.
+                let mut child = again.stderr(Stdio::null()).spawn().unwrap();
+                std::thread::sleep(Duration::from_micros(wait));
+                let _ = child.kill();
+                child.wait().unwrap();
+            } else {
+                let run: common::Run = again.output().unwrap().into();
+                run.ok();
+            }
+            tries += 1;
+            assert!(tries < 10);
+        }
+        drop(shown);
+        same(&tree(&place.work()), &expected);
+    }
+    let _ = &place;
+    println!("{applying} of the kills came while changes were being applied");
+}

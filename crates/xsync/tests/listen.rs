@@ -1,0 +1,123 @@
+//! Servers in a session, and clients outside.
+
+mod common;
+
+use common::{Place, Run, Session};
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A session that begins to listen when it is told to.
+fn server(place: &Place, port: u16) -> Command {
+    let probe = place.probe();
+    let script = format!("read go; exec {} serve {port} log", probe.display());
+    let mut command = place.xsync(&["--listen", &format!("127.0.0.1:{port}"), "--", "sh", "-c", &script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+fn go(child: &mut Child) {
+    child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    let mut said = [0; 10];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"listening\n");
+}
+
+/// Connects as soon as that is possible.
+fn connect(port: u16) -> TcpStream {
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
+            done => return done.unwrap(),
+        }
+    }
+}
+
+fn ask(stream: &mut BufReader<TcpStream>, line: &str) -> std::io::Result<String> {
+    stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_line(&mut answer)?;
+    Ok(answer)
+}
+
+fn stop(mut child: Session, port: u16) {
+    connect(port).write_all(b"stop\n").unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// A client that comes too early is refused, and not reset: it can tell that it must come again.
+#[test]
+fn clients_find_a_server_that_listens_or_none() {
+    let Some(place) = Place::new() else { return };
+    let port = free_port();
+    let mut child = Session::start(&mut server(&place, port));
+    assert_eq!(TcpStream::connect(("127.0.0.1", port)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    go(&mut child);
+    let mut stream = BufReader::new(connect(port));
+    assert_eq!(ask(&mut stream, "one").unwrap(), "ok one\n");
+    // The end of a connection is passed on, both ways.
+    stream.get_mut().write_all(b"bye\n").unwrap();
+    assert_eq!(stream.read(&mut [0; 10]).unwrap(), 0);
+    stop(child, port);
+    assert_eq!(fs::read_to_string(place.work().join("log")).unwrap(), "one\nbye\n");
+
+    // Without the care somebody answers who has nothing to say.
+    let place = Place::anywhere();
+    let (port, probe) = (free_port(), place.probe());
+    let script = format!("echo ready; read go; exec {} serve {port} log", probe.display());
+    let mut careless = place.careless("listen_late", None, "allow", &["sh", "-c", &script]);
+    careless.env("UNTORN_XSYNC_LISTEN", port.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Session::start(&mut careless);
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let mut early = BufReader::new(connect(port));
+    assert!(!ask(&mut early, "one").is_ok_and(|answer| answer == "ok one\n"));
+    go(&mut child);
+    stop(child, port);
+}
+
+#[test]
+fn five_hundred_clients_are_answered() {
+    let Some(place) = Place::new() else { return };
+    let port = free_port();
+    let mut child = Session::start(&mut server(&place, port));
+    go(&mut child);
+    let mut clients: Vec<_> = (0..500).map(|_| BufReader::new(connect(port))).collect();
+    for round in 0..2 {
+        // All of them ask before the first answer is read.
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.get_mut().write_all(format!("{round}-{n}\n").as_bytes()).unwrap();
+        }
+        for (n, client) in clients.iter_mut().enumerate() {
+            let mut answer = String::new();
+            client.read_line(&mut answer).unwrap();
+            assert_eq!(answer, format!("ok {round}-{n}\n"));
+        }
+    }
+    // Clients that stay do not keep the session.
+    stop(child, port);
+    assert_eq!(fs::read_to_string(place.work().join("log")).unwrap().lines().count(), 1000);
+}
+
+#[test]
+fn a_port_that_is_taken_is_refused_before_anything_begins() {
+    let Some(place) = Place::new() else { return };
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let run: Run = place.run(&["--listen", &address, "--", "touch", "begun"]);
+    assert!(run.code == Some(125) && run.err.contains(&format!("cannot listen at {address}")), "{run:?}");
+    assert!(!place.work().join("begun").exists() && place.left().is_empty());
+}
+
+#[test]
+fn a_session_that_ends_without_listening_ends() {
+    let Some(place) = Place::new() else { return };
+    let port = format!("127.0.0.1:{}", free_port());
+    assert_eq!(place.run(&["--listen", &port, "--", "echo", "over"]).ok(), "over\n");
+}

@@ -1,0 +1,449 @@
+//! The test of the paper: a program writes and tells an outside observer, on a disk whose power is cut at many moments.
+//! What the observer had seen is there, and what is there is a state that the program was in.
+//!
+//! Sessions without a care must be found. `UNTORN_XSYNC_STATES` is the number of crash states, `UNTORN_TEST_SEED`
+//! chooses programs and states.
+
+mod common;
+
+use anyhow::{Context, Result, bail};
+use common::example;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
+use untorn_crashlab::replay::{Bench, Check, Exploration, Program, Recorded, Recording, explain, record};
+use untorn_xsync::cares::Cares;
+
+/// Of a volume in these tests.
+const BYTES: u64 = 40 << 20;
+const CHANGES: u64 = 120;
+
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn again() -> Result<Again> {
+    Ok(Again::test("part")?)
+}
+
+/// The other processes of these tests: devices and workers. By itself it does nothing.
+#[test]
+fn part() {
+    serve_if_asked();
+    watch::work_if_asked(|job| {
+        let words: Vec<_> = job.split(' ').collect();
+        match words[..] {
+            [watch::PROBE] => watch::try_mount(&again()?),
+            ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
+            ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
+            ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
+            ["in-place", care] => in_place(care),
+            ["failing", what, n] => failing(what, n.parse()?),
+            _ => bail!("no such job: {job}"),
+        }
+    });
+}
+
+/// Whether this can be done here; says why not.
+fn possible(fs: FileSystem) -> bool {
+    static PROBED: OnceLock<Option<String>> = OnceLock::new();
+    let programs = [fs.mkfs(), FileSystem::Ext4.mkfs()];
+    let why = watch::missing(&programs)
+        .or_else(|| PROBED.get_or_init(|| watch::probe(&again().expect("this program"))).clone());
+    if let Some(why) = &why {
+        println!("skipped: {why}");
+    }
+    // Built before the workers need them.
+    why.is_none() && common::Place::new().is_some() && example("probe").exists()
+}
+
+/// Lets a worker do a job; what it says, line by line.
+fn watched(job: &str) -> Vec<String> {
+    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
+    let mut said = Vec::new();
+    let done = watch::supervise(&again().expect("this program"), job, limits, |line| {
+        let line = line.replace('\u{2028}', "\n");
+        if line != "." {
+            println!("{line}");
+            said.push(line);
+        }
+    });
+    done.unwrap_or_else(|e| panic!("{job}: {e}; {said:?}"));
+    said
+}
+
+fn seed() -> u64 {
+    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
+    seed
+}
+
+fn violations(said: &[String]) -> usize {
+    said.iter().filter(|line| line.starts_with("VIOLATION")).count()
+}
+
+#[test]
+fn nothing_that_was_shown_is_lost() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let said = watched(&format!("device all {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150)));
+    assert_eq!(violations(&said), 0);
+}
+
+#[test]
+fn nothing_is_lost_on_an_image_on_xfs() {
+    if possible(FileSystem::Xfs) {
+        let said = watched(&format!("image xfs {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150) / 5));
+        assert_eq!(violations(&said), 0);
+    }
+}
+
+#[test]
+fn nothing_is_lost_on_an_image_on_ext4() {
+    if possible(FileSystem::Ext4) {
+        let said = watched(&format!("image ext4 {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150) / 5));
+        assert_eq!(violations(&said), 0);
+    }
+}
+
+#[test]
+fn sessions_without_a_care_are_found() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    for care in ["gate", "data_in_the_journal"] {
+        let said = watched(&format!("device {care} {} 60", seed()));
+        assert!(violations(&said) > 0, "a session without {care} was not found");
+    }
+}
+
+/// What a client outside was told by a server in a session is there; without the gate it is not.
+#[test]
+fn nothing_that_a_client_was_told_is_lost() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
+    assert_eq!(violations(&watched(&format!("server all {} {states}", seed()))), 0);
+    assert!(violations(&watched(&format!("server gate {} {states}", seed()))) > 0, "without the gate nothing is lost");
+}
+
+/// A disk that fails at the n-th write or flush from some moment on.
+#[test]
+fn a_failing_disk_ends_the_session_and_shows_nothing_more() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    for what in ["writes", "flushes", "cache"] {
+        for n in [0, 3, 20] {
+            let said = watched(&format!("failing {what} {n}"));
+            assert!(said.iter().any(|line| line.starts_with("ended as it should")), "{what} {n}: {said:?}");
+        }
+    }
+}
+
+/// The journal is fine, and what it holds cannot be brought to its place: no commit says so.
+#[test]
+fn writes_that_fail_later_end_the_session_too() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let said = watched("in-place all");
+    assert!(said.iter().any(|line| line.starts_with("ended by code 125") && !line.contains("second")), "{said:?}");
+    let said = watched("in-place write_errors");
+    assert!(said.iter().any(|line| line.starts_with("ended by code 0") && line.contains("second")), "{said:?}");
+}
+
+// What follows happens in workers.
+
+/// A directory that a session sees, with the program in it.
+fn work() -> Result<PathBuf> {
+    let dir = watch::directory("work")?;
+    fs::copy(example("probe"), dir.join("probe")).context("the program probe, built with the tests")?;
+    Ok(dir)
+}
+
+/// A session that makes changes and tells `acks` of each.
+fn session(care: &str, volume: &Path, seed: u64, acks: &Path) -> Result<Command> {
+    let dir = work()?;
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(volume).args(["allow"]).arg(dir.join("probe")).args(["mixed", "/data"]);
+    command.args([CHANGES.to_string(), seed.to_string()]).current_dir(&dir).stdin(Stdio::null());
+    command.stdout(OpenOptions::new().append(true).open(acks)?).stderr(Stdio::piped());
+    Ok(command)
+}
+
+fn fresh() -> Result<Image> {
+    let path = watch::directory("fresh")?.join("volume.img");
+    drop(untorn_xsync::volume::Image::create(&path, BYTES)?);
+    Ok(Image::load(&File::open(path)?)?)
+}
+
+fn on_the_device(care: &str, seed: u64, states: u64) -> Result<()> {
+    let base = fresh()?;
+    let mut recorder = Recorder::start(&again()?, base)?;
+    let device = recorder.attach()?;
+    recorder.flush_time(Duration::from_micros(300))?;
+    recorder.mark("begin")?;
+    let output = session(care, device.path(), seed, &recorder.acks())?.output()?;
+    drop(device);
+    let (base, events) = recorder.stop()?;
+    if !output.status.success() {
+        bail!("the session: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
+    explore(&recording, &Told { seed, image: None }, seed, states)
+}
+
+fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    recorder.flush_time(Duration::from_micros(300))?;
+    recorder.mark("begin")?;
+    let (dir, mut acks) = (work()?, Acks::open(&recorder.acks())?);
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe")).args([
+        "serve",
+        &port.to_string(),
+        "/data/log",
+    ]);
+    command.env("UNTORN_XSYNC_LISTEN", port.to_string()).current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.spawn()?;
+    let stream = loop {
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
+            done => break done?,
+        }
+    };
+    let mut answers = BufReader::new(stream.try_clone()?);
+    for n in 0..CHANGES {
+        (&stream).write_all(format!("{n:08}\n").as_bytes())?;
+        let mut answer = String::new();
+        answers.read_line(&mut answer)?;
+        acks.say(answer.trim())?;
+    }
+    (&stream).write_all(b"stop\n")?;
+    let status = child.wait()?;
+    drop(device);
+    let (base, events) = recorder.stop()?;
+    anyhow::ensure!(status.success(), "the session: {status}");
+    let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
+    explore(&recording, &Answered, seed, states)
+}
+
+/// The log of the server has every line that was answered, and no other text.
+struct Answered;
+
+impl Check for Answered {
+    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
+        let log = match fs::read_to_string(dir.join("data/log")) {
+            Err(_) if said.is_empty() => return Ok(()),
+            read => read.map_err(|e| format!("{} lines were answered: {e}", said.len()))?,
+        };
+        let right = log.lines().enumerate().all(|(n, line)| line == format!("{n:08}"));
+        match right && log.lines().count() >= said.len() {
+            true => Ok(()),
+            false => Err(format!("{} lines were answered, and the log is {log:?}", said.len())),
+        }
+    }
+}
+
+fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
+    struct Session(u64);
+    impl Program for Session {
+        fn prepare(&self, dir: &Path) -> Result<()> {
+            untorn_xsync::volume::Image::create(&dir.join("volume.img"), BYTES).map(drop)
+        }
+        fn run(&self, dir: &Path, acks: &Path) -> Result<()> {
+            let output = session("all", &dir.join("volume.img"), self.0, acks)?.output()?;
+            if !output.status.success() {
+                bail!("the session: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+            }
+            Ok(())
+        }
+    }
+    let fs: FileSystem = fs.parse().map_err(anyhow::Error::msg)?;
+    let recording = record(&again()?, fs, fs.make(0)?, Vec::new(), &Session(seed), Recorded::default())?;
+    explore(&recording, &Told { seed, image: Some(watch::directory("image")?) }, seed, states)
+}
+
+fn explore(recording: &Recording, told: &dyn Check, seed: u64, states: u64) -> Result<()> {
+    let mut bench = Bench::new()?;
+    let said = recording.said(recording.events.len());
+    let whole = recording.image(recording.events.len());
+    if let Err(why) = bench.with(recording.fs, &whole, |dir| told.check(dir, &said))?? {
+        bail!("without any crash: {why}");
+    }
+    let all = Exploration { recording, check: told, seed, states, violations_max: 3, deadline: None };
+    let (totals, violations) = all.run(&mut bench, |_| say("."))?;
+    for violation in &violations {
+        let text = explain(&mut bench, recording, &violation.state, &violation.verdict)?;
+        say(&format!("VIOLATION {}", text.lines().last().unwrap_or_default()));
+    }
+    say(&format!("{} lines shown, {} flushes; {totals:?}", said.len(), recording.flushes()));
+    Ok(())
+}
+
+/// The oracle: knows what the program does, and finds out after which change the files are as they are.
+struct Told {
+    seed: u64,
+    /// Where the volume is mounted, if it is a file on the disk.
+    image: Option<PathBuf>,
+}
+
+/// What a file holds: the number that fills it, and its length; none if it is not whole.
+type Held = Option<(u64, usize)>;
+
+impl Check for Told {
+    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
+        let Some(at) = &self.image else { return self.judge(&dir.join("data"), said) };
+        // As a session opens it, a torn superblock and all.
+        let image = untorn_xsync::volume::Image::open(&dir.join("volume.img"));
+        let volume = image.and_then(|image| image.mount(at, Cares::ALL)).map_err(|e| format!("{e:#}"))?;
+        let judged = self.judge(&at.join("data"), said);
+        volume.unmount().map_err(|e| format!("{e:#}"))?;
+        judged
+    }
+}
+
+impl Told {
+    fn judge(&self, data: &Path, said: &[String]) -> Result<(), String> {
+        let shown = said.iter().filter(|line| line.starts_with("file")).count() as u64;
+        let found = match files(data) {
+            Ok(found) => found,
+            // The session had not begun.
+            Err(_) if shown == 0 => return Ok(()),
+            Err(e) => return Err(format!("{shown} changes were shown: {e}")),
+        };
+        let mut state: BTreeMap<String, Held> = BTreeMap::new();
+        for (n, slot, length) in changes(self.seed) {
+            // Before change n: all others are as they were, and its own file is on the way.
+            if n > shown && same_but(&found, &state, &slot) {
+                return Ok(());
+            }
+            state.insert(slot, Some((n, length)));
+        }
+        if same_but(&found, &state, "none") {
+            return Ok(());
+        }
+        Err(format!("{shown} changes were shown, and the files are of no moment since then: {found:?}"))
+    }
+}
+
+fn same_but(found: &BTreeMap<String, Held>, state: &BTreeMap<String, Held>, slot: &str) -> bool {
+    let rest = |files: &BTreeMap<String, Held>| -> Vec<(String, Held)> {
+        files.iter().filter(|(name, _)| *name != slot).map(|(name, held)| (name.clone(), *held)).collect()
+    };
+    rest(found) == rest(state)
+}
+
+/// The changes of `probe mixed`: number, file, length.
+fn changes(seed: u64) -> Vec<(u64, String, usize)> {
+    let mut chance = seed;
+    let change = |n| {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (n, format!("file{}", chance >> 40 & 7), 8 * 600 * (1 + (chance >> 50 & 3) as usize))
+    };
+    (1..=CHANGES).map(change).collect()
+}
+
+fn files(data: &Path) -> std::io::Result<BTreeMap<String, Held>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(data)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // What is on its way to its name is nobody's yet.
+        if entry.file_type()?.is_file() && !name.ends_with(".new") {
+            let text = fs::read(entry.path())?;
+            let number = text.get(..8).and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok());
+            let whole = number.filter(|number| text == format!("{number:08}").repeat(text.len() / 8).as_bytes());
+            found.insert(name, whole.map(|number| (number, text.len())));
+        }
+    }
+    Ok(found)
+}
+
+/// The session ends, and the disk has what was shown.
+fn failing(what: &str, n: u64) -> Result<()> {
+    let trouble = match what {
+        "writes" => Trouble::Writes,
+        "flushes" => Trouble::Flushes,
+        _ => Trouble::Cache,
+    };
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    let dir = work()?;
+    let mut command = Command::new(example("careless"));
+    command.args(["all"]).arg(device.path()).args(["allow"]).arg(dir.join("probe"));
+    command.args(["append", "/data/log", "1000000"]).current_dir(&dir).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (mut from, mut shown) = (child.stdout.take().expect("piped"), Vec::new());
+    // The disk fails when some lines have been shown.
+    let mut piece = [0; 4096];
+    while shown.len() < 2000 {
+        let read = std::io::Read::read(&mut from, &mut piece)?;
+        shown.extend_from_slice(&piece[..read]);
+    }
+    if trouble == Trouble::Cache {
+        recorder.remember()?;
+    }
+    recorder.fail(trouble, n)?;
+    std::io::Read::read_to_end(&mut from, &mut shown)?;
+    let output = child.wait_with_output()?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    recorder.heal()?;
+    drop(device);
+    let image = recorder.image()?;
+    let lines = String::from_utf8_lossy(&shown).lines().count();
+    let log =
+        Bench::new()?.with(FileSystem::Ext4Journal, &image, |dir| fs::read_to_string(dir.join("data/log")))???;
+    let kept = log.lines().enumerate().take_while(|(n, line)| *line == format!("{n:08}")).count();
+    if output.status.code() == Some(125) && error.contains("its volume failed") && kept >= lines && lines < 1_000_000 {
+        say(&format!("ended as it should: {lines} lines shown, {kept} kept"));
+    } else {
+        say(&format!("{}: {lines} lines shown, {kept} kept: {error}", output.status));
+    }
+    Ok(())
+}
+
+/// Writes fail while the kernel brings data from the journal to their places, and at no other time.
+fn in_place(care: &str) -> Result<()> {
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    let script = "for i in 1 2 3 4 5 6 7 8 9; do echo $i > /data/f$i; done; echo first; read go; \
+                  echo more > /data/other; echo second";
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(device.path()).args(["allow", "sh", "-c", script]).current_dir(work()?);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut from = BufReader::new(child.stdout.take().expect("piped"));
+    let mut shown = String::new();
+    from.read_line(&mut shown)?;
+    // From outside, by the way that is open to root.
+    let pid = child.id();
+    let inits = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    recorder.fail(Trouble::Writes, 0)?;
+    let mut flushed = Vec::new();
+    for n in 1..=9 {
+        let file = File::open(format!("/proc/{}/root/data/f{n}", inits.trim()))?;
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: writes the pages of a file that is open, and not the journal.
+        flushed.push(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) });
+    }
+    recorder.heal()?;
+    let _ = child.stdin.take().expect("piped").write_all(b"go\n");
+    std::io::Read::read_to_string(&mut from, &mut shown)?;
+    let output = child.wait_with_output()?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let code = output.status.code().unwrap_or(-1);
+    say(&format!("ended by code {code}, shown {shown:?}; the flush: {flushed:?}; {error}"));
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Sessions at a terminal: `script` plays the person.
+
+mod common;
+
+use common::{Place, Run};
+use std::fs;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+
+/// Runs a shell command at a terminal; none if there is no program for that.
+fn at_a_terminal(place: &Place, command: &str) -> Option<Child> {
+    let mut script = Command::new("script");
+    script.args(["-q", "-e", "-E", "never", "-c", command, "/dev/null"]).current_dir(place.work()).env("TERM", "xterm");
+    match script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+        Ok(child) => Some(child),
+        Err(_) => {
+            println!("skipped: needs the program script");
+            None
+        }
+    }
+}
+
+fn xsync(place: &Place, program: &str) -> String {
+    format!("{} --place {} --size 64M -- {program}", env!("CARGO_BIN_EXE_untorn-xsync"), place.volumes().display())
+}
+
+#[track_caller]
+fn until(from: &mut impl Read, text: &str) -> String {
+    let mut seen = Vec::new();
+    let mut byte = [0];
+    while !String::from_utf8_lossy(&seen).contains(text) {
+        assert!(from.read(&mut byte).unwrap() == 1, "ended after: {}", String::from_utf8_lossy(&seen));
+        seen.push(byte[0]);
+    }
+    String::from_utf8_lossy(&seen).into_owned()
+}
+
+#[test]
+fn the_program_has_a_terminal_of_the_session() {
+    let Some(place) = Place::new() else { return };
+    let command = format!("stty rows 33 cols 77; {}", xsync(&place, "sh -c 'tty; stty size; test -t 0 && echo input'"));
+    let Some(child) = at_a_terminal(&place, &command) else { return };
+    let run: Run = child.wait_with_output().unwrap().into();
+    let lines: Vec<&str> = run.out.lines().map(str::trim_end).collect();
+    assert_eq!(lines, ["/dev/pts/0", "33 77", "input"], "{run:?}");
+    // A terminal of the host has no name in the session.
+    let careless =
+        format!("{} own_terminals {}/ allow tty", common::example("careless").display(), place.volumes().display());
+    let run: Run = at_a_terminal(&place, &careless).unwrap().wait_with_output().unwrap().into();
+    assert!(run.out.contains("not a tty"), "{run:?}");
+}
+
+#[test]
+fn control_c_ends_the_program_and_control_z_stops_it() {
+    let Some(place) = Place::new() else { return };
+    let program = xsync(&place, "sh -c 'echo ready; sleep 1000'");
+    let Some(mut child) = at_a_terminal(&place, &program) else { return };
+    until(child.stdout.as_mut().unwrap(), "ready");
+    child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+
+    // A shell with job control, as a person has it.
+    let mut child = at_a_terminal(&place, "PS1='$ ' sh -i").unwrap();
+    let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let program = xsync(&place, "sh -c 'echo rea\"\"dy; read line; echo \"got $line\"'");
+    to.write_all(format!("{program}\n").as_bytes()).unwrap();
+    until(&mut from, "ready");
+    to.write_all(b"\x1a").unwrap();
+    until(&mut from, "Stopped");
+    to.write_all(b"echo at the sh\"\"ell\n").unwrap();
+    until(&mut from, "at the shell");
+    to.write_all(b"fg\n").unwrap();
+    until(&mut from, "xsync");
+    to.write_all(b"words\n").unwrap();
+    until(&mut from, "got words");
+    // What is typed before the session has ended is the session's.
+    until(&mut from, "$ ");
+    to.write_all(b"exit\n").unwrap();
+    drop(to);
+    child.wait().unwrap();
+}
+
+#[test]
+fn an_editor_works() {
+    let Some(place) = Place::new() else { return };
+    if Command::new("vim").arg("--version").output().is_err() {
+        println!("skipped: needs the program vim");
+        return;
+    }
+    let program = xsync(&place, "vim -u NONE -N text");
+    let Some(mut child) = at_a_terminal(&place, &program) else { return };
+    let mut from = child.stdout.take().unwrap();
+    let drain = std::thread::spawn(move || from.read_to_end(&mut Vec::new()));
+    child.stdin.as_mut().unwrap().write_all(b"ihello from vim\x1b:wq\r").unwrap();
+    assert!(child.wait().unwrap().success());
+    drain.join().unwrap().unwrap();
+    assert_eq!(fs::read_to_string(place.work().join("text")).unwrap(), "hello from vim\n");
+}
