@@ -14,7 +14,7 @@ $cargo fmt --all --check
 step "lints"
 $cargo clippy --workspace --all-targets --profile test --locked -- -D warnings
 # The two test programs that only a feature builds.
-$cargo clippy --workspace --profile test --locked --features untorn-crashlab/shuttle --test group_commit -- -D warnings
+$cargo clippy --workspace --profile test --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- -D warnings
 $cargo clippy --workspace --profile test --locked --features untorn-crashlab/mutants --test invariants -- -D warnings
 step "documentation"
 RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet

@@ -22,7 +22,7 @@ run_all() {
     # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
     # that only the library and the crash laboratory are built again.
     if [ $# = 0 ]; then
-        $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit -- --show-output ||
+        $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- --show-output ||
             status=$?
     fi
     return "$status"
