@@ -8,8 +8,8 @@ use crate::queue::Request;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::apply::{DataFiles, Location, open_for_writing};
 use untorn_journal::final_state::FinalState;
+use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::{Error, Result};
 use untorn_os::File;
 
