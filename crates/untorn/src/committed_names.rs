@@ -134,7 +134,7 @@ impl Engine {
                     state.quarantine = None;
                     let written = first.take_written(file.id);
                     state.attribute_unsynced &= written.is_none();
-                    let room = table.descriptors() < most;
+                    let room = table.descriptors() + first.held() < most;
                     if state.content.data.is_none() && room && self.open_created(&mut state, at, written) {
                         table.note_descriptor(file);
                     }

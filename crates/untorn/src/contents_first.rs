@@ -39,6 +39,11 @@ impl<'a> ContentsFirst<'a> {
         self.written.borrow_mut().remove(&id)
     }
 
+    /// Descriptors that nobody has taken.
+    pub(crate) fn held(&self) -> usize {
+        self.written.borrow().len()
+    }
+
     /// The files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<SharedFile>> {
         self.files.values()
