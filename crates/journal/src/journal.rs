@@ -594,7 +594,16 @@ impl Journal {
     fn add_segment(&mut self, bytes: u64) -> Result<usize> {
         let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
         let durable = self.options.durable;
-        let file = create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS)?;
+        let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
+        let file = match create() {
+            // What is left of an attempt that failed, and could not even be removed.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+                let path = self.dir.join(segment_name(index));
+                self.storage.unlink(&path).context("remove", &path)?;
+                create()?
+            }
+            created => created?,
+        };
         if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
             // The next try makes it under the same name.
             let _ = self.storage.unlink(&self.dir.join(segment_name(index)));

@@ -7,12 +7,14 @@
 //! `scan` (reading), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
+pub mod create;
 mod error;
 pub mod final_state;
 pub mod format;
 #[doc(hidden)]
 pub mod invariant;
 pub mod journal;
+pub mod locate;
 pub mod overlay;
 pub mod quarantine;
 pub mod record;

@@ -3,12 +3,14 @@
 //! Recovery reads the journal past the page cache, computes the final state, checks every file, and
 //! only then writes. It may crash anywhere and be done again.
 
-use crate::apply::{Contents, DataFiles, DirLeft, Location, Locations, apply_overlay, open_for_writing, sync_names};
+use crate::apply::{DirLeft, apply_overlay};
+use crate::create::sync_names;
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
+use crate::locate::{Contents, DataFiles, Location, Locations, open_for_writing};
 use crate::quarantine::PendingFiles;
 use crate::record::Record;
 use crate::salvage::{SALVAGED, write_contents};

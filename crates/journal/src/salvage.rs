@@ -1,8 +1,9 @@
 //! Salvage of contents: what commits would have made of files that could not be redone, beside the data.
 
-use crate::apply::{Locations, apply_overlay};
+use crate::apply::apply_overlay;
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
+use crate::locate::Locations;
 use crate::spill::CHUNK_BYTES;
 use crate::store_dir::remove_tree;
 use std::io::ErrorKind;

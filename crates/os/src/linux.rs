@@ -8,6 +8,7 @@ use crate::metadata_order::keeps_order;
 use crate::read_write::write_all_at;
 use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 use crate::sync_point::SyncPoint;
+use parking_lot::Mutex;
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -101,7 +102,7 @@ impl Linux {
 
     fn file(&self, fd: OwnedFd, direct: bool, directory: Option<Fd>) -> LinuxFile {
         let holds_lock = AtomicBool::new(false);
-        LinuxFile { fd: Fd::new(fd), directory, direct, holds_lock, totals: self.totals.clone() }
+        LinuxFile { fd: Fd::new(fd), directory: Mutex::new(directory), direct, holds_lock, totals: self.totals.clone() }
     }
 
     /// The directory that holds a name, and the name.
@@ -378,8 +379,8 @@ impl Storage for Linux {
 
 struct LinuxFile {
     fd: Fd,
-    /// Of a file that was made without a name: where it gets one.
-    directory: Option<Fd>,
+    /// Of a file that was made without a name and has none yet: where it gets one.
+    directory: Mutex<Option<Fd>>,
     direct: bool,
     holds_lock: AtomicBool,
     totals: Arc<Totals>,
@@ -460,7 +461,9 @@ impl LinuxFile {
 
 impl File for LinuxFile {
     fn give_name(&self, name: &OsStr) -> io::Result<()> {
-        let (fd, directory) = (self.fd.get()?, self.directory.as_ref().ok_or(Errno::INVAL)?.get()?);
+        // Nobody keeps the directory's descriptor longer than it is needed.
+        let directory = self.directory.lock().take().ok_or(Errno::INVAL)?;
+        let (fd, directory) = (self.fd.get()?, directory.get()?);
         if fs::fstat(fd)?.st_nlink != 0 {
             return Err(Errno::INVAL.into());
         }

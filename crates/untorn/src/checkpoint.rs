@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use untorn_journal::apply::{apply_overlay, sync_names};
+use untorn_journal::apply::apply_overlay;
+use untorn_journal::create::sync_names;
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::journal::CheckpointTarget;
 use untorn_journal::overlay::Overlay;
@@ -112,6 +113,10 @@ impl Engine {
         }
         let target = state.journal.begin_checkpoint();
         if target.checkpoint_lsn == state.journal.header().checkpoint_lsn {
+            return Ok(None);
+        }
+        // Whoever makes a checkpoint step by step has no turn, as tests do.
+        if self.checkpointing.swap(true, Relaxed) {
             return Ok(None);
         }
         let mut files = Vec::new();
@@ -386,6 +391,7 @@ enum Applied {
 
 impl Drop for Checkpoint<'_> {
     fn drop(&mut self) {
+        self.engine.checkpointing.store(false, Relaxed);
         if self.done || !holds(invariant::APPLY_AGAIN) {
             return;
         }

@@ -8,8 +8,8 @@ use crate::queue::Request;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_journal::apply::{DataFiles, Location, open_for_writing};
 use untorn_journal::final_state::FinalState;
+use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::{Error, Result};
 use untorn_os::File;
 
@@ -134,7 +134,7 @@ impl Engine {
                     state.quarantine = None;
                     let written = first.take_written(file.id);
                     state.attribute_unsynced &= written.is_none();
-                    let room = table.descriptors() < most;
+                    let room = table.descriptors() + first.held() < most;
                     if state.content.data.is_none() && room && self.open_created(&mut state, at, written) {
                         table.note_descriptor(file);
                     }

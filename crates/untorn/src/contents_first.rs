@@ -11,8 +11,9 @@ use crate::sync_point;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use untorn_journal::apply::{Contents, apply_overlay};
+use untorn_journal::apply::apply_overlay;
 use untorn_journal::final_state::FileState as Final;
+use untorn_journal::locate::Contents;
 use untorn_journal::overlay::Overlay;
 use untorn_journal::{Context, Result};
 use untorn_os::File;
@@ -36,6 +37,11 @@ impl<'a> ContentsFirst<'a> {
     /// The descriptor through which contents of a file were written.
     pub(crate) fn take_written(&self, id: u64) -> Option<Arc<dyn File>> {
         self.written.borrow_mut().remove(&id)
+    }
+
+    /// Descriptors that nobody has taken.
+    pub(crate) fn held(&self) -> usize {
+        self.written.borrow().len()
     }
 
     /// The files.

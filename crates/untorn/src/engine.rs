@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     pub checkpoints: AtomicU64,
     /// Flushes of the whole file system that failed. Each is told once, to one caller: they come one after the other.
     pub flush_failures: Mutex<u64>,
+    /// A checkpoint is under way.
+    pub checkpointing: AtomicBool,
     /// A commit waits for room in the journal.
     pub room_wanted: AtomicBool,
     /// The last checkpoint failed: another one is due, whatever the journal holds.

@@ -55,7 +55,9 @@ impl Engine {
         }
         let content = &state.content;
         let is_plain = !state.attribute_set && !content.is_pending() && content.write_set.is_empty();
-        if !is_plain || state.txn.is_some() || !may(&files, &state) {
+        // A clone of the descriptor keeps the claim on the file: whoever flushes through it is not done yet.
+        let is_cloned = content.data.as_ref().is_some_and(|data| Arc::strong_count(data) > 1);
+        if !is_plain || is_cloned || state.txn.is_some() || !may(&files, &state) {
             files.note_idle(shared);
             return;
         }

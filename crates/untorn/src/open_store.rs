@@ -85,6 +85,7 @@ impl OpenStore {
             commits_waited: AtomicU64::new(0),
             checkpoints: AtomicU64::new(0),
             flush_failures: Mutex::new(0),
+            checkpointing: AtomicBool::new(false),
             room_wanted: AtomicBool::new(false),
             checkpoint_failed: AtomicBool::new(false),
         });

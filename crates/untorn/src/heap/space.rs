@@ -285,6 +285,7 @@ impl Space {
     fn allocate_segments(&mut self, bytes: usize, ground: &dyn Backing) -> Result<*mut u8> {
         let segments = bytes.checked_add(CHUNK_BYTES).ok_or(Refused::Absurd)?.div_ceil(SEGMENT_BYTES);
         if segments > INSIDES {
+            ground.check_memory((segments as u64).saturating_mul(SEGMENT_BYTES as u64)).map_err(Refused::Grow)?;
             return Err(Refused::Absurd);
         }
         for _ in 0..LOOKS_MOST_HUGE {

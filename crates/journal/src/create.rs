@@ -1,0 +1,256 @@
+//! Makes files of a final state, whole before they get their names, and what belongs to a file: identity, contents, mode.
+
+use crate::error::{Context, Error, Result};
+use crate::final_state::{FileState, FinalState};
+use crate::format::{Attribute, AttributeFound};
+use crate::invariant;
+use crate::locate::{
+    DataFiles, Found, Location, Locations, creation_temporaries, creation_temporary, is_loop, open_for_writing,
+};
+use crate::sync_point;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_os::{File, Kind, Open, Storage, SyncPoint, holds};
+
+pub(crate) enum Attempt {
+    Done,
+    Blocked(Error),
+}
+
+/// The owner's rights to a directory.
+pub(crate) const OWNER_RIGHTS: u32 = 0o700;
+
+pub(crate) fn may_pass(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound | ErrorKind::NotADirectory) || is_loop(e)
+}
+
+pub(crate) fn occupied(path: &Path, e: &std::io::Error) -> Error {
+    let detail = match e.kind() {
+        ErrorKind::AlreadyExists => "the name is taken by a file that is not the one the journal knows".to_owned(),
+        _ => format!("its directory is not there ({e})"),
+    };
+    Error::Conflict { path: path.to_owned(), detail }
+}
+
+/// Makes changed names in a directory durable. Of a directory that is gone, or that a file replaced, the nearest
+/// directory above it that is there is flushed: with the removal, whatever left the directory before becomes durable.
+/// A directory that cannot be opened for flushing it is flushed with its whole file system.
+pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result<()> {
+    for dir in dir.ancestors() {
+        return match storage.sync_dir(dir, point) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            Err(e) if may_pass(&e) || matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::CrossesDevices) => {
+                storage.sync_file_system(point).context("flush", dir)
+            }
+            done => done.context("flush", dir),
+        };
+    }
+    Ok(())
+}
+
+/// The file that lies under a name and is unlinked by the same commits: it is replaced in one step, so that the name is
+/// never missing.
+pub(crate) fn replaced_by(state: &FinalState, locations: &Locations, name: &Path) -> Option<u64> {
+    let lies_there = |id: &u64| matches!(locations.get(id), Some(Ok(Location::At(at))) if at == name);
+    state.files.values().find(|file| file.name.is_none() && lies_there(&file.id)).map(|file| file.id)
+}
+
+impl DataFiles<'_> {
+    /// Creates a file at its final name, or takes a half-created one for it, and sets attribute and mode.
+    pub(crate) fn attempt_create(
+        &self,
+        state: &FinalState,
+        file: &FileState,
+        at: &Path,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
+        let mut created = None;
+        if let Some(Ok(Location::Absent)) = locations.get(&file.id) {
+            let replaced = replaced_by(state, locations, at);
+            let half_created = || matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours));
+            if replaced.is_some() || (self.are_missing(file) && !half_created()) {
+                return self.create_whole(state, file, at, replaced, locations);
+            }
+            let mode = file.created.expect("only created files are absent and have a name");
+            match self.with_rights(state, &[at], || self.storage.open(at, Open::create(mode))) {
+                Ok(handle) => created = Some(handle),
+                Err(e) if may_pass(&e) => {
+                    if !matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours)) {
+                        return Ok(Attempt::Blocked(occupied(at, &e)));
+                    }
+                }
+                Err(e) => return Err(Error::io("create", at, e)),
+            }
+            locations.insert(file.id, Ok(Location::At(at.to_owned())));
+        }
+        let handle = match created {
+            Some(handle) => handle,
+            None => open_for_writing(self.storage, at).context("open", at)?,
+        };
+        self.identify(file, &*handle, at, at)?;
+        self.set_mode(file, &*handle, at)?;
+        Ok(Attempt::Done)
+    }
+
+    /// Makes sure that a file is the one; one that these commits create, and that has no attribute yet, gets it.
+    pub(crate) fn identify(&self, file: &FileState, handle: &dyn File, at: &Path, name: &Path) -> Result<()> {
+        let conflict = |detail: String| Err(Error::Conflict { path: at.to_owned(), detail });
+        let meta = handle.meta().context("stat", at)?;
+        if meta.links != 1 {
+            return conflict(format!("it has {} hard links; a managed file has one", meta.links));
+        }
+        let found = Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref());
+        if matches!(&found, AttributeFound::Valid(a) if a.store == self.store && a.file == file.id) {
+            return Ok(());
+        }
+        if file.created.is_none() || found != AttributeFound::None || meta.size > 0 {
+            return conflict("it was replaced just now".into());
+        }
+        self.set_identity(file, handle, name)
+    }
+
+    pub(crate) fn set_identity(&self, file: &FileState, handle: &dyn File, name: &Path) -> Result<()> {
+        let attribute = Attribute {
+            store: self.store,
+            file: file.id,
+            epoch: self.epoch,
+            checkpoint_lsn: file.previous_lsn,
+            path_crc: Attribute::path_crc_of(name),
+            pending: true,
+        };
+        handle.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(name, e))
+    }
+
+    pub(crate) fn set_mode(&self, file: &FileState, handle: &dyn File, at: &Path) -> Result<()> {
+        let Some(mode) = file.final_mode() else { return Ok(()) };
+        if handle.meta().context("stat", at)?.mode != mode {
+            handle.set_mode(mode).context("change the mode of", at)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn are_missing(&self, file: &FileState) -> bool {
+        holds(invariant::CONTENTS_BEFORE_NAME) && self.contents.is_some_and(|contents| contents.are_missing(file))
+    }
+
+    pub(crate) fn write_contents(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
+        match self.contents.filter(|_| self.are_missing(file)) {
+            Some(contents) => contents.write(file, handle),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a file with all that belongs to it under a name of its own in the directory where it is to be, so that it
+    /// inherits what files there inherit, and then gives it its name in one step, also over a file that goes.
+    pub(crate) fn create_whole(
+        &self,
+        state: &FinalState,
+        file: &FileState,
+        at: &Path,
+        replaced: Option<u64>,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
+        if replaced.is_none() && self.storage.stat(at).is_ok() {
+            return Ok(Attempt::Blocked(occupied(at, &ErrorKind::AlreadyExists.into())));
+        }
+        if replaced.is_none() && self.create_unnamed(state, file, at)? {
+            locations.insert(file.id, Ok(Location::At(at.to_owned())));
+            return Ok(Attempt::Done);
+        }
+        let temporary = creation_temporary(file.id, at);
+        let create = || match self.storage.open(&temporary, Open::create(0o600)) {
+            // Whose it is, the name tells: an attempt before this one left it.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                self.storage.unlink(&temporary)?;
+                self.storage.open(&temporary, Open::create(0o600))
+            }
+            done => done,
+        };
+        let handle = match self.with_rights(state, &[at], create) {
+            Ok(handle) => handle,
+            Err(e) if may_pass(&e) => return Ok(Attempt::Blocked(occupied(at, &e))),
+            Err(e) => return Err(Error::io("create", at, e)),
+        };
+        let named = self.fill(file, &handle, at).map(|()| self.storage.rename(&temporary, at, replaced.is_some()));
+        if !matches!(named, Ok(Ok(()))) {
+            let _ = self.storage.unlink(&temporary);
+        }
+        match named? {
+            Ok(()) => {
+                if let Some(victim) = replaced {
+                    locations.insert(victim, Ok(Location::Absent));
+                }
+                locations.insert(file.id, Ok(Location::At(at.to_owned())));
+                Ok(Attempt::Done)
+            }
+            Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(at, &e))),
+            Err(e) => Err(Error::io("create", at, e)),
+        }
+    }
+
+    /// Makes a file without a name, and gives it its name once it has all that belongs to it. False: not possible here.
+    pub(crate) fn create_unnamed(&self, state: &FinalState, file: &FileState, at: &Path) -> Result<bool> {
+        let (Some(directory), Some(name)) = (at.parent(), at.file_name()) else { return Ok(false) };
+        let Ok(handle) = self.with_rights(state, &[at], || self.storage.create_unnamed(directory)) else {
+            // What else is wrong with the directory, the other way tells.
+            return Ok(false);
+        };
+        self.fill(file, &handle, at)?;
+        Ok(handle.give_name(name).is_ok())
+    }
+
+    /// Gives a new file all that belongs to it.
+    pub(crate) fn fill(&self, file: &FileState, handle: &Arc<dyn File>, at: &Path) -> Result<()> {
+        self.set_identity(file, &**handle, at)?;
+        self.write_contents(file, handle)?;
+        self.set_mode(file, &**handle, at)
+    }
+
+    /// Removes what a crash left of files that have their names, or that need none any more.
+    pub(crate) fn remove_creation_temporaries(&self, state: &FinalState, locations: &Locations) {
+        for file in state.files.values() {
+            let Some(Ok(location)) = locations.get(&file.id) else { continue };
+            for temporary in creation_temporaries(file) {
+                if !matches!(location, Location::At(at) if *at == temporary) {
+                    let _ = self.storage.unlink(&temporary);
+                }
+            }
+        }
+    }
+
+    /// Acts in the directories of these names. Where the mode of one forbids that to its owner, and these commits set
+    /// that mode, the owner has all rights until the end of [`DataFiles::apply_names`].
+    pub(crate) fn with_rights<T>(
+        &self,
+        state: &FinalState,
+        names: &[&Path],
+        act: impl Fn() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        let refused = match act() {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied && holds(invariant::MODES_LAST) => e,
+            done => return done,
+        };
+        let mut widened = false;
+        for (path, _) in
+            state.dirs.iter().filter(|(dir, _)| names.iter().any(|name| name != dir && name.starts_with(dir)))
+        {
+            let Ok(meta) = self.storage.stat(path) else { continue };
+            if meta.kind == Kind::Directory
+                && meta.mode & OWNER_RIGHTS != OWNER_RIGHTS
+                && meta.uid == self.storage.effective_user()
+            {
+                widened |= self.storage.set_dir_mode(path, meta.mode | OWNER_RIGHTS).is_ok();
+            }
+        }
+        if widened { act() } else { Err(refused) }
+    }
+
+    /// A power cut must not keep a file's move and lose the new directory that the file moved into.
+    pub(crate) fn sync_parents(&self, to: &Path) -> Result<()> {
+        for dir in to.ancestors().skip(2) {
+            sync_names(self.storage, dir, sync_point::MOVE_PARENTS)?;
+        }
+        Ok(())
+    }
+}
