@@ -428,6 +428,14 @@ impl Map {
         Ok(())
     }
 
+    /// Which pages of the file were stored to, as far as no commit has taken them.
+    pub(crate) fn stored_pages(&self) -> Result<Vec<std::ops::Range<u64>>> {
+        let (_, shared) = self.usable()?;
+        let mut state = shared.write();
+        let FileState { region, content, .. } = &mut *state;
+        region.as_mut().ok_or(Error::Closed)?.stored(content)
+    }
+
     /// Commits without waiting: what is stored by now is the commit, and the ticket tells when it is durable.
     pub fn msync_async(&self) -> Result<Ticket> {
         self.file.commit_async()

@@ -182,6 +182,12 @@ impl Allocator {
         Ok(true)
     }
 
+    /// Whether a segment lies inside of a huge allocation, and has no metadata.
+    pub(crate) fn is_inside(&mut self, segment: usize) -> Result<bool> {
+        while self.segments.len() <= segment && self.look_further()? {}
+        Ok(self.segments.get(segment).is_some_and(|segment| segment.inside))
+    }
+
     /// The chunks behind the first one belong to it.
     fn check_large(&self, number: Number, chunks: usize) -> Result<()> {
         let mut rest = number + 1..number + chunks as Number;

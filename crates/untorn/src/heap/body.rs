@@ -14,6 +14,8 @@ pub(super) struct Body {
     // Before the file: a map ends before its file is closed.
     pub map: Map,
     pub file: File,
+    /// A commit looks for pointers out of the heap.
+    pub debug_pointers: bool,
 }
 
 impl Backing for Body {

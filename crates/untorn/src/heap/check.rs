@@ -6,6 +6,7 @@
 //!
 //! Memory: some bytes for a chunk, and three bits for a block.
 
+use super::heap_pointer::HeapPointers;
 use super::layout::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -54,6 +55,9 @@ pub struct HeapReport {
     pub roots: Vec<HeapRoot>,
     /// What no root reaches. `None`: it was not looked for.
     pub leaks: Option<HeapLeaks>,
+    /// Pointers that lead out of the heap. `None`: they were not looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pointers: Option<HeapPointers>,
     /// Damage. Empty: sound.
     pub problems: Vec<String>,
     /// Problems beyond those.
@@ -223,22 +227,7 @@ impl<'a> Checker<'a> {
         let n = bytes.min(head.len() as u64) as usize;
         image.read(&mut head[..n], 0)?;
         let header = Header::read(&head, path)?;
-        let mut checker = Checker {
-            image,
-            report: HeapReport {
-                path: path.to_owned(),
-                address: header.address,
-                address_space_bytes: header.address_space,
-                heap_bytes: bytes,
-                ..HeapReport::default()
-            },
-            base: header.address,
-            chunks: Vec::new(),
-            used: Vec::new(),
-            reached: Vec::new(),
-            waiting: Vec::new(),
-            queue: VecDeque::new(),
-        };
+        let mut checker = Checker::empty(image, &header, path, bytes);
         header.problem(bytes).into_iter().for_each(|problem| checker.report.problem(problem));
         let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
         let mut classes = BTreeMap::new();
@@ -254,6 +243,34 @@ impl<'a> Checker<'a> {
             checker.walk_roots()?;
         }
         Ok(checker)
+    }
+
+    fn empty(image: &'a dyn HeapImage, header: &Header, path: &Path, bytes: u64) -> Checker<'a> {
+        Checker {
+            image,
+            report: HeapReport {
+                path: path.to_owned(),
+                address: header.address,
+                address_space_bytes: header.address_space,
+                heap_bytes: bytes,
+                ..HeapReport::default()
+            },
+            base: header.address,
+            chunks: Vec::new(),
+            used: Vec::new(),
+            reached: Vec::new(),
+            waiting: Vec::new(),
+            queue: VecDeque::new(),
+        }
+    }
+
+    /// Looks at the metadata of some segments alone, none of which lies inside of an allocation; says what is wrong.
+    pub(crate) fn problems_of(image: &dyn HeapImage, header: &Header, segments: &[usize]) -> Result<Vec<String>> {
+        let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
+        for segment in segments {
+            checker.walk(*segment, header.segments as usize, &mut BTreeMap::new())?;
+        }
+        Ok(checker.report.problems)
     }
 
     /// Takes in a segment, or as many as a huge allocation has.
@@ -453,13 +470,28 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
+    /// Fills the buffer with the heap's bytes.
+    pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.image.read(buf, offset)
+    }
+
     /// Offset and bytes of every allocation that was not reached.
     pub(crate) fn leaked(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.allocations(false)
+    }
+
+    /// Offset and bytes of every allocation that was reached.
+    pub(crate) fn reached_allocations(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.allocations(true)
+    }
+
+    fn allocations(&self, reached: bool) -> impl Iterator<Item = (u64, u64)> {
         let heads = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.back == 0);
         heads.flat_map(move |(number, chunk)| {
             let of = chunk.units();
             let left = (0..of.div_ceil(64)).flat_map(move |word| {
-                ones(self.used[chunk.bits + word] & !self.reached[chunk.bits + word]).map(move |n| word * 64 + n)
+                let (used, seen) = (self.used[chunk.bits + word], self.reached[chunk.bits + word]);
+                ones(used & if reached { seen } else { !seen }).map(move |n| word * 64 + n)
             });
             left.map(move |block| self.bounds((number, block)))
         })

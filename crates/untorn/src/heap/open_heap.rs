@@ -102,7 +102,8 @@ impl Heap {
     /// Commits the heap and ordinary files of the same store as one.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
         let (completion, after) = {
-            let _still = self.still()?;
+            let mut still = self.still()?;
+            self.verify(&mut still)?;
             let mut all = vec![&self.shared.body.file];
             all.extend(files);
             let completion = self.shared.body.file.store().submit(&all)?;
@@ -115,7 +116,8 @@ impl Heap {
 
     /// Commits without waiting: what was changed by now is the commit.
     pub fn commit_async(&self) -> Result<Ticket> {
-        let _still = self.still()?;
+        let mut still = self.still()?;
+        self.verify(&mut still)?;
         self.shared.body.map.msync_async()
     }
 
@@ -174,7 +176,7 @@ impl Heap {
         Ok(checker.report)
     }
 
-    fn check_all(&self, progress: &dyn Fn(u64, u64)) -> Result<Checker<'_>> {
+    pub(super) fn check_all(&self, progress: &dyn Fn(u64, u64)) -> Result<Checker<'_>> {
         let file = &self.shared.body.file;
         let mut checker = Checker::new(file, &file.path(), progress)?;
         checker.find_leaks(progress)?;
@@ -191,6 +193,10 @@ impl Heap {
             )
         })?;
         Ok(Still { live: entry.live.lock(), _quiet: quiet })
+    }
+
+    pub(super) fn body(&self) -> &Body {
+        &self.shared.body
     }
 
     /// The file that the heap is in.
@@ -210,7 +216,7 @@ impl Heap {
         let Some(Shared { registration, body, .. }) = Arc::into_inner(self.shared) else { return Ok(()) };
         drop(registration);
         match Arc::into_inner(body) {
-            Some(Body { map, file }) => {
+            Some(Body { map, file, .. }) => {
                 map.unmap()?;
                 file.close()
             }

@@ -1,0 +1,53 @@
+//! Before a commit: the heap's header, and the metadata that was stored to since the last commit, are what an
+//! allocator writes. A program that stores where it should not is told, and what it overwrote is not committed.
+
+use super::check::Checker;
+use super::layout::{CHUNK_BYTES, DESCRIPTORS_AT, Header, SEGMENT_BYTES};
+use super::open_heap::{Heap, Still};
+use crate::invariant;
+use std::collections::BTreeSet;
+use untorn_journal::{Error, Result};
+use untorn_os::holds;
+
+const ADVICE: &str = "The commit was not made: roll the heap back, and look for a store to memory that the program does \
+                      not own (an element type that has changed, a pointer to freed memory, an end that was overrun)";
+
+impl Heap {
+    /// Looks at what is about to be committed.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.
+    pub(super) fn verify(&self, still: &mut Still<'_>) -> Result<()> {
+        if !holds(invariant::HEAP_VERIFIED) {
+            return Ok(());
+        }
+        let (base, bytes) = self.memory();
+        let corrupt = |what: String| Error::Corrupt { path: self.file().path(), detail: what, advice: ADVICE };
+        // SAFETY: the header is mapped, and any bytes are one.
+        let header = unsafe { base.cast::<Header>().read() };
+        if header.address != base.as_ptr() as u64 || header.problem(bytes as u64).is_some() {
+            return Err(corrupt(format!("somebody stored to the heap's header: {header:?}")));
+        }
+        let mut touched = BTreeSet::new();
+        for range in self.body().map.stored_pages()? {
+            let (first, last) = (range.start / SEGMENT_BYTES as u64, (range.end - 1) / SEGMENT_BYTES as u64);
+            touched.extend((first..=last).filter(|segment| {
+                let start = segment * SEGMENT_BYTES as u64;
+                range.start < start + CHUNK_BYTES as u64 && range.end > start + DESCRIPTORS_AT as u64
+            }));
+        }
+        let live = still.live.as_mut().ok_or(Error::Closed)?;
+        let mut with_metadata = Vec::new();
+        for segment in touched.into_iter().map(|segment| segment as usize) {
+            // What lies inside of a huge allocation is the program's own.
+            if !live.blocks.is_inside(segment).map_err(|e| self.body().refused(e))? {
+                with_metadata.push(segment);
+            }
+        }
+        match Checker::problems_of(self.file(), &header, &with_metadata)?.first() {
+            Some(problem) => Err(corrupt(format!("somebody stored to the heap's metadata: {problem}"))),
+            None if self.body().debug_pointers => self.refuse_pointers(),
+            None => Ok(()),
+        }
+    }
+}
