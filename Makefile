@@ -10,7 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test demo bench check mutants install man fuzz crash-soak ports clean
+.PHONY: help setup build test demo bench check mutants install man fuzz crash-soak crash-totals ports clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -46,8 +46,11 @@ man: build ## Write man pages to $(TARGET)/man
 fuzz: ## Fuzz every parser for FUZZ_SECONDS each (needs a nightly toolchain and cargo-fuzz)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-crash-soak: ## Crash states of real file systems with new seeds, for STATES or SECONDS (needs root)
+crash-soak: ## Crash states with new seeds, simulated and on real file systems (root), for SECONDS; goes on where it was
 	@scripts/crash-soak.sh
+
+crash-totals: ## The sums of everything that `make crash-soak` has tried
+	@scripts/crash-soak.sh totals
 
 ports: setup ## Port Kyoto Cabinet and GDBM to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh

@@ -180,10 +180,23 @@
 #define UNTORN_HEAP_DEBUG_RACES 2
 
 /**
+ * Heap flag, a promise: no thread stores to the heap during a commit, unless the thread is between
+ * untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory
+ * follows what is in use. A store that breaks the promise can be undone in memory.
+ */
+#define UNTORN_HEAP_QUIET 4
+
+/**
+ * Heap flag, for debugging: allocating or freeing outside of untorn_heap_begin() and untorn_heap_end() fails with
+ * EINVAL, and so does the next commit.
+ */
+#define UNTORN_HEAP_DEBUG_GUARDS 8
+
+/**
  * Heap flag, for debugging: a commit is refused (EINVAL) if the heap has a pointer into other memory of this
  * process; the message names the allocation and the offset. The commit reads the whole heap.
  */
-#define UNTORN_HEAP_DEBUG_POINTERS 4
+#define UNTORN_HEAP_DEBUG_POINTERS 16
 
 /** Bytes of `untorn_heap_root_info.name`, NUL included. */
 #define UNTORN_ROOT_NAME_BYTES 48
@@ -458,10 +471,13 @@ typedef struct untorn_heap_options {
     uint64_t address;
     /**
      * The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
-     * heaps that are larger than memory. 0: the heap's size.
+     * heaps that use more than memory. 0: what the heap uses.
      */
     uint64_t dirty_max;
-    /** UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_DEBUG_POINTERS, or'ed. */
+    /**
+     * UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
+     * UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+     */
     uint32_t flags;
     /** Must be 0. */
     uint32_t reserved;

@@ -44,6 +44,7 @@ wait "$session"
 status=$?
 
 echo
+[ "$status" = 0 ] || echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
 awk -v seconds=$((SECONDS - started)) '
     /^---- .* stdout ----$/ { test = $2 " " }
     /^(test |running )/ { test = "" }

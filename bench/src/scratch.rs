@@ -1,9 +1,9 @@
 //! Directories that disappear however the benchmark ends: by returning, by a panic, by Ctrl-C.
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// What a shell calls "ended by Ctrl-C".
 const INTERRUPTED: i32 = 130;
@@ -20,7 +20,7 @@ impl Scratch {
     pub fn new_in(parent: &Path) -> Result<Scratch> {
         let made = tempfile::Builder::new().prefix("untorn-bench-").tempdir_in(parent);
         let path = made.with_context(|| format!("cannot make a directory in {}", parent.display()))?.keep();
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        LEFT.lock().push(path.clone());
         Ok(Scratch { path })
     }
 
@@ -32,14 +32,14 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         remove(&self.path);
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).retain(|path| *path != self.path);
+        LEFT.lock().retain(|path| *path != self.path);
     }
 }
 
 /// Cleans up on SIGINT, SIGTERM and SIGHUP.
 pub fn clean_up_on_signals() -> Result<()> {
     ctrlc::set_handler(|| {
-        let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = LEFT.lock();
         left.iter().rev().for_each(|path| remove(path));
         // The lock is held until the end: a thread that waits for it would only make more.
         std::process::exit(INTERRUPTED);

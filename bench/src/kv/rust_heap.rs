@@ -3,14 +3,12 @@
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use crate::harness::Activity;
 use anyhow::Result;
-use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 use std::ptr::NonNull;
-use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap};
+use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec};
 
-/// A hasher that gives equal hashes after a restart.
-type Hasher = BuildHasherDefault<DefaultHasher>;
-type Table = hashbrown::HashMap<Key, HeapVec<u8>, Hasher, InHeap>;
+/// In the heap that is beside it.
+type Table = HeapMap<'static, Key, HeapVec<'static, u8>>;
 
 pub struct HashbrownStore {
     store: untorn::Store,
@@ -22,7 +20,7 @@ impl HashbrownStore {
     pub fn open(dir: &Path) -> Result<HashbrownStore> {
         let store = untorn::Store::open(dir)?;
         let heap = HeapOptions::new().open_in(&store, "heap")?;
-        let table = heap.root_or("all", |memory| Table::with_capacity_and_hasher_in(1, Hasher::default(), memory))?;
+        let table = heap.root_or("all", HeapMap::<Key, HeapVec<'_, u8>>::new_in)?.cast();
         Ok(HashbrownStore { store, heap, table })
     }
 
@@ -34,10 +32,11 @@ impl HashbrownStore {
 
 impl Store for HashbrownStore {
     fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
-        let memory = self.heap.allocator();
+        // SAFETY: what is allocated is in the table, which is used as long as the heap is open.
+        let memory = unsafe { self.heap.allocator().unbound() };
         let table = self.table();
         for entry in entries {
-            let value = table.entry(*entry.key).or_insert_with(|| HeapVec::new_in(memory));
+            let value = table.get_or_insert_with(*entry.key, || HeapVec::new_in(memory));
             value.clear();
             value.extend_from_slice(entry.value);
         }

@@ -1,9 +1,10 @@
 //! Exported functions: files.
 
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::ffi::{c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::Arc;
 
 use untorn::{File, FileOptions, Store};
 
@@ -90,11 +91,7 @@ impl OpenFile {
     /// The file, for one call. Only close takes the lock exclusively, so a call that would have to wait
     /// has a handle that is being closed. As no call waits, one call may lock any number of files.
     fn lock(&self) -> Result<RwLockReadGuard<'_, Option<File>>> {
-        let guard = match self.file.try_read() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(Failure::bad_handle("file")),
-        };
+        let guard = self.file.try_read().ok_or_else(|| Failure::bad_handle("file"))?;
         if guard.is_none() { Err(Failure::bad_handle("file")) } else { Ok(guard) }
     }
 }
@@ -213,7 +210,7 @@ pub extern "C" fn untorn_dup(file: *const untorn_file) -> *mut untorn_file {
 pub extern "C" fn untorn_close(file: *mut untorn_file) -> c_int {
     guard(-1, || {
         let entry = handle::take::<OpenFile, _>(file)?;
-        let file = entry.file.write().unwrap_or_else(PoisonError::into_inner).take();
+        let file = entry.file.write().take();
         file.ok_or_else(|| Failure::bad_handle("file"))?.close()?;
         Ok(0)
     })

@@ -19,10 +19,11 @@
 //! This module knows no concrete types. Each module that exports functions on a kind of handle
 //! implements [`Handle`] for the type behind that kind, and owns the static [`Handles`] of that kind.
 
+use parking_lot::RwLock;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::untorn_error::UNTORN_E_IO;
 use crate::error::{Failure, Result};
@@ -174,7 +175,7 @@ impl<T> Table<T> {
     fn insert(&self, value: T) -> Option<(usize, usize)> {
         let first = self.next.fetch_add(1, Relaxed);
         for shard in (0..SHARDS).map(|n| first.wrapping_add(n) % SHARDS) {
-            let mut slots = self.shards[shard].write().unwrap_or_else(PoisonError::into_inner);
+            let mut slots = self.shards[shard].write();
             if let Some(index) = slots.unused() {
                 let slot = &mut slots.all[index];
                 slot.value = Some(Arc::new(value));
@@ -185,14 +186,14 @@ impl<T> Table<T> {
     }
 
     fn get(&self, slot: usize, generation: usize) -> Option<Arc<T>> {
-        let slots = self.shards[slot % SHARDS].read().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.shards[slot % SHARDS].read();
         let slot = slots.all.get(slot / SHARDS).filter(|slot| slot.generation == generation)?;
         slot.value.clone()
     }
 
     /// Removes an entry. The caller drops it, outside of the shard's lock: that may take a while.
     fn take(&self, slot: usize, generation: usize) -> Option<Arc<T>> {
-        let mut slots = self.shards[slot % SHARDS].write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.shards[slot % SHARDS].write();
         let index = slot / SHARDS;
         let slot = slots.all.get_mut(index).filter(|slot| slot.generation == generation)?;
         let value = slot.value.take()?;
@@ -285,7 +286,7 @@ mod tests {
         let table = Table::new(1);
         let (slot, generation) = table.insert('a').unwrap();
         table.take(slot, generation).unwrap();
-        table.shards[slot].write().unwrap().all[0].generation = (1 << GENERATION_BITS) - 1;
+        table.shards[slot].write().all[0].generation = (1 << GENERATION_BITS) - 1;
         table.next.store(slot, Relaxed);
         let (last_slot, last_generation) = table.insert('b').unwrap();
         assert_eq!((last_slot, last_generation), (slot, (1 << GENERATION_BITS) - 1));

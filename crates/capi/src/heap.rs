@@ -37,11 +37,24 @@ pub const UNTORN_HEAP_MUST_EXIST: u32 = 1;
 /// store's address (UNTORN_E_RACING_STORE).
 pub const UNTORN_HEAP_DEBUG_RACES: u32 = 2;
 
+/// Heap flag, a promise: no thread stores to the heap during a commit, unless the thread is between
+/// untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory
+/// follows what is in use. A store that breaks the promise can be undone in memory.
+pub const UNTORN_HEAP_QUIET: u32 = 4;
+
+/// Heap flag, for debugging: allocating or freeing outside of untorn_heap_begin() and untorn_heap_end() fails with
+/// EINVAL, and so does the next commit.
+pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
+
 /// Heap flag, for debugging: a commit is refused (EINVAL) if the heap has a pointer into other memory of this
 /// process; the message names the allocation and the offset. The commit reads the whole heap.
-pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 4;
+pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
 
-const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST | UNTORN_HEAP_DEBUG_RACES | UNTORN_HEAP_DEBUG_POINTERS;
+const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
+    | UNTORN_HEAP_DEBUG_RACES
+    | UNTORN_HEAP_QUIET
+    | UNTORN_HEAP_DEBUG_GUARDS
+    | UNTORN_HEAP_DEBUG_POINTERS;
 
 /// How to open a heap. Zero is the default of everything but `size`.
 #[repr(C)]
@@ -60,9 +73,10 @@ pub struct untorn_heap_options {
     /// Give a heap an address there if programs with and without these sanitizers are to open it.
     pub address: u64,
     /// The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
-    /// heaps that are larger than memory. 0: the heap's size.
+    /// heaps that use more than memory. 0: what the heap uses.
     pub dirty_max: u64,
-    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
+    /// UNTORN_HEAP_DEBUG_POINTERS, or'ed.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -121,7 +135,12 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     let mut result = result
         .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
+        .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0)
         .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0);
+    if options.flags & UNTORN_HEAP_QUIET != 0 {
+        // SAFETY: the caller's promise, which the flag is.
+        result = unsafe { result.quiet(true) };
+    }
     if options.address_space != 0 {
         result = result.address_space(options.address_space);
     }
@@ -292,7 +311,8 @@ pub extern "C" fn untorn_heap_commit_async(heap: *mut untorn_heap) -> *mut untor
 pub extern "C" fn untorn_heap_rollback(heap: *mut untorn_heap) -> c_int {
     guard(-1, || {
         with_heap(heap, |heap| {
-            heap.rollback()?;
+            // SAFETY: the caller was told which pointers become invalid.
+            unsafe { heap.rollback()? };
             Ok(0)
         })
     })

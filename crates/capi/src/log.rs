@@ -1,12 +1,13 @@
 //! The log: what happens beside the results of calls.
 
 use crate::error::{Failure, Result, guard};
+use parking_lot::RwLock;
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
+use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-use std::sync::{Once, PoisonError, RwLock};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -76,7 +77,7 @@ fn set(level: c_int, sink: Option<Sink>) -> Result<()> {
     }
     start();
     // Waits for callbacks that are running.
-    let mut now = SINK.write().unwrap_or_else(PoisonError::into_inner);
+    let mut now = SINK.write();
     *now = sink;
     SINK_LEVEL.store(if sink.is_some() { level } else { 0 }, Relaxed);
     Ok(())
@@ -166,7 +167,7 @@ fn send(level: c_int, line: String) {
     if IN_CALLBACK.replace(true) {
         return;
     }
-    let sink = SINK.read().unwrap_or_else(PoisonError::into_inner);
+    let sink = SINK.read();
     if let Some(Sink { callback, user_data }) = *sink {
         let mut bytes = line.into_bytes();
         bytes.retain(|&byte| byte != 0);

@@ -1,9 +1,9 @@
 //! Exported functions: mapped files.
 
+use parking_lot::RwLock;
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 use std::ptr::null_mut;
-use std::sync::{PoisonError, RwLock, TryLockError};
 
 use untorn::{Map, MapOptions, Tracker};
 
@@ -145,12 +145,8 @@ impl Handle for OpenMap {
 /// Makes one call on a map.
 fn with_map<R>(raw: *const untorn_map, call: impl FnOnce(&Map) -> Result<R>) -> Result<R> {
     let entry = handle::get::<OpenMap, _>(raw)?;
-    let guard = match entry.map.try_read() {
-        Ok(guard) => guard,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        // Only closing takes the lock exclusively.
-        Err(TryLockError::WouldBlock) => return Err(Failure::bad_handle("map")),
-    };
+    // Only closing takes the lock exclusively.
+    let guard = entry.map.try_read().ok_or_else(|| Failure::bad_handle("map"))?;
     call(guard.as_ref().ok_or_else(|| Failure::bad_handle("map"))?)
 }
 
@@ -311,7 +307,7 @@ pub extern "C" fn untorn_map_reclaim(map: *mut untorn_map) -> c_int {
 pub extern "C" fn untorn_map_close(map: *mut untorn_map) -> c_int {
     guard(-1, || {
         let entry = handle::take::<OpenMap, _>(map)?;
-        let map = entry.map.write().unwrap_or_else(PoisonError::into_inner).take();
+        let map = entry.map.write().take();
         map.ok_or_else(|| Failure::bad_handle("map"))?.unmap()?;
         Ok(0)
     })

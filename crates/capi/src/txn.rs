@@ -1,9 +1,9 @@
 //! Exported functions: commits over several files, and over names.
 
+use parking_lot::Mutex;
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
 
 use untorn::{Store, Ticket, Txn};
 
@@ -34,14 +34,14 @@ impl Handle for OpenTxn {
 /// Makes one call on an open transaction.
 fn with_txn<R>(raw: *mut untorn_txn, call: impl FnOnce(&mut Txn) -> Result<R>) -> Result<R> {
     let entry = handle::get::<OpenTxn, _>(raw)?;
-    let mut txn = entry.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut txn = entry.0.lock();
     call(txn.as_mut().ok_or_else(|| Failure::bad_handle("transaction"))?)
 }
 
 /// Closes the handle and returns the transaction, for the call that ends it.
 fn end_txn(raw: *mut untorn_txn) -> Result<Txn> {
     let entry = handle::take::<OpenTxn, _>(raw)?;
-    let txn = entry.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let txn = entry.0.lock().take();
     txn.ok_or_else(|| Failure::bad_handle("transaction"))
 }
 

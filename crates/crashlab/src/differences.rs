@@ -1,14 +1,14 @@
 //! How files differ from what the model allows, in words.
 
 use crate::reference_model::{Files, Model, Node, numbers};
-use untorn::{Error, Store};
+use untorn::{Error, FileOptions, Store};
 
 /// Reads every file through the store.
 pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> {
     for (name, node) in files {
         let Node::File(contents, _) = node else { continue };
         let text = |e: Error| format!("{} cannot be read through the store: {e}", name.display());
-        let file = store.open_file(name).map_err(text)?;
+        let file = store.open_file_with(name, &FileOptions::default().read_only(true)).map_err(text)?;
         let mut found = vec![0; file.len().map_err(text)? as usize];
         let n = file.read_at(&mut found, 0).map_err(text)?;
         if n != found.len() || found != *contents {

@@ -21,6 +21,6 @@ mod simulation;
 pub mod workloads;
 
 pub use simulation::{
-    Call, Cut, Entry, Failed, Fault, Model, On, Options, Outcome, PROFILES, Profile, SimDisk, SimProcess, Snapshot,
-    What,
+    Call, Cut, Entry, Failed, Fault, Model, On, Options, Outcome, PROFILES, Profile, REFUSED, REFUSING_DIRS, Refusal,
+    Refused, SimDisk, SimProcess, Snapshot, What,
 };

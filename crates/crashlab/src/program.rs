@@ -127,6 +127,12 @@ pub fn alphabet() -> impl Iterator<Item = Op> + Clone {
     OPERATIONS.iter().map(|(op, _)| *op).filter(plain)
 }
 
+/// The operations on names, and what may come between them: steps of checkpoints, writes, openings and crashes.
+pub fn names_alphabet() -> impl Iterator<Item = Op> + Clone {
+    use Op::{Across, Apply, Async, Close, Cut, Kill, Large, Mkdir, Mode, Move, Replace, Retire, Rmdir, Swap, Unlink};
+    [Replace, Move, Unlink, Mkdir, Rmdir, Swap, Mode, Cut, Apply, Retire, Across, Large, Async, Close, Kill].into_iter()
+}
+
 /// The operations of programs with a mapped file: those of maps, and what may meet them.
 pub fn mapped_alphabet() -> impl Iterator<Item = Op> + Clone {
     use Op::{Apply, Both, Close, Cut, Dirty, Empty, Grow, Kill, One, Retire, Shrink, Swap, Zero};
@@ -202,7 +208,8 @@ impl Setup {
     /// The disk.
     pub fn disk(&self, skipped: u64) -> Options {
         let (profile, model, direct) = (self.profile, self.model, self.direct);
-        Options { profile, model, direct, skipped, seed: 1, ..Options::default() }
+        // One dimension less: what cannot write past the cache cannot make files without a name, either.
+        Options { profile, model, direct, unnamed: direct, skipped, seed: 1, ..Options::default() }
     }
 }
 

@@ -4,11 +4,13 @@
 mod controls;
 mod heap_workload;
 mod managed;
+mod names_workload;
 mod plan;
 
 pub use controls::{CONTROLS, Control};
 pub use heap_workload::OverHeap;
 pub use managed::{Ended, FLAVOURS, Flavour, Killed, Managed, Recovers, Reopening, settled};
+pub use names_workload::OverNames;
 
 use crate::device::FileSystem;
 use crate::replay::{Check, Program};
@@ -23,13 +25,18 @@ impl<T: Program + Check> Workload for T {}
 
 /// One of Untorn's own programs, the kinds in turn, and its name.
 pub fn in_turn(turn: u64, seed: u64) -> (String, Box<dyn Recovers>) {
-    match FLAVOURS.get(turn as usize % (FLAVOURS.len() + 1)) {
-        Some(flavour) => (format!("untorn/{}/{seed}", flavour.name()), Box::new(Managed::new(*flavour, seed))),
-        None => (format!("{OVER_HEAP}/{seed}"), Box::new(OverHeap::new(seed))),
+    match turn as usize % (FLAVOURS.len() + 2) {
+        nth if nth < FLAVOURS.len() => {
+            let flavour = FLAVOURS[nth];
+            (format!("untorn/{}/{seed}", flavour.name()), Box::new(Managed::new(flavour, seed)))
+        }
+        nth if nth == FLAVOURS.len() => (format!("{OVER_NAMES}/{seed}"), Box::new(OverNames::new(seed))),
+        _ => (format!("{OVER_HEAP}/{seed}"), Box::new(OverHeap::new(seed))),
     }
 }
 
 const OVER_HEAP: &str = "untorn/heap";
+const OVER_NAMES: &str = "untorn/trees";
 
 /// A workload by its name, as a report gives it: `untorn/many/17`, `control/early-ack/3`.
 pub fn by_name(name: &str) -> Result<Box<dyn Workload>> {
@@ -38,6 +45,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn Workload>> {
     let seed = seed.parse().context("a workload's name ends in its seed")?;
     Ok(match kind {
         _ if name.starts_with(OVER_HEAP) => Box::new(OverHeap::new(seed)),
+        _ if name.starts_with(OVER_NAMES) => Box::new(OverNames::new(seed)),
         "untorn" => Box::new(Managed::new(Flavour::by_name(which).context("no such flavour")?, seed)),
         "control" => Box::new(CONTROLS.iter().find(|c| c.name() == which).context("no such control")?.seeded(seed)),
         _ => anyhow::bail!("`{name}` names no workload"),

@@ -26,6 +26,26 @@ fn disk_with(profile: Profile, contents: &[u8]) -> SimDisk {
     disk
 }
 
+#[test]
+fn a_file_without_a_name_is_gone_after_a_crash() {
+    for profile in PROFILES {
+        let disk = disk(profile);
+        let process = disk.process();
+        let file = process.create_unnamed(path("")).unwrap();
+        file.write_at(b"contents", 0).unwrap();
+        file.sync_all(STEP).unwrap();
+        assert!(disk.snapshot().killed().tree().is_empty());
+        assert!(disk.snapshot().power_cut(Cut::Everything).disk.tree().is_empty());
+        file.give_name("f".as_ref()).unwrap();
+        assert_eq!(disk.get("f").unwrap(), b"contents");
+        assert!(disk.snapshot().power_cut(Cut::Nothing).disk.tree().is_empty(), "{profile:?}: the name is not flushed");
+        process.sync_dir(path(""), STEP).unwrap();
+        let after = disk.snapshot().power_cut(Cut::Nothing).disk;
+        assert_eq!(after.get("f").unwrap(), b"contents", "{profile:?}");
+        assert_eq!(after.meta("f").unwrap().links, 1);
+    }
+}
+
 fn open(disk: &SimDisk, name: &str) -> (Arc<dyn Storage>, Arc<dyn File>) {
     let process = disk.process();
     let file = process.open(path(name), Open::WRITE).unwrap();

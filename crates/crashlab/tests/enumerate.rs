@@ -1,16 +1,21 @@
 //! Every program of one to three operations, crashed at every moment; see `untorn_crashlab::program`
 //! for the alphabet and `untorn_crashlab::enumerate` for the order.
 //!
+//! Beside them, programs of four and five operations on names, drawn from the seed.
+//!
 //! `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours);
 //! `UNTORN_ENUM_SECONDS` bounds the time of the usual slice; `UNTORN_CASE` repeats one case.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn_crashlab::enumerate::{Bounds, Effort, Enumeration, again, within};
-use untorn_crashlab::program::{Case, Op, STARTS, Setup, Start, alphabet};
+use untorn_crashlab::program::{Case, Op, STARTS, Setup, Start, alphabet, names_alphabet};
 
 fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
+
+const LONGER_PROGRAMS: u64 = 500;
 
 #[test]
 fn every_program_survives_every_crash() {
@@ -65,6 +70,43 @@ fn every_program_survives_every_crash() {
     for violation in &violations {
         println!("VIOLATION {violation}\n");
     }
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}
+
+/// Programs of four and five operations on names, and steps of checkpoints between them: `UNTORN_NAMES_PROGRAMS` says
+/// how many.
+#[test]
+fn longer_programs_of_names_survive_every_crash() {
+    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
+    let programs = variable("UNTORN_NAMES_PROGRAMS").unwrap_or(LONGER_PROGRAMS);
+    println!("UNTORN_TEST_SEED={seed}");
+    let enumeration = Enumeration::new(Bounds { seed, ..Bounds::default() });
+    let effort = Effort { cuts_max: 3, second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1 };
+    let ops: Vec<Op> = names_alphabet().collect();
+    let next = AtomicU64::new(0);
+    let worker = || {
+        loop {
+            let nth = next.fetch_add(1, Relaxed);
+            if nth >= programs || enumeration.is_over() {
+                return;
+            }
+            let rng = &mut fastrand::Rng::with_seed(seed << 32 | nth);
+            let program: Vec<Op> = (0..rng.usize(4..=5)).map(|_| ops[rng.usize(..ops.len())]).collect();
+            let setups: Vec<Setup> = Setup::all(STARTS[rng.usize(..STARTS.len())], rng.usize(..6)).collect();
+            enumeration.program(&setups[rng.usize(..setups.len())], &program, &effort);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(worker);
+        }
+    });
+    let (totals, violations) = (enumeration.totals(), enumeration.violations());
+    println!(
+        "{} programs of four and five operations on names, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs",
+        totals.programs, totals.states, totals.images, totals.checked, totals.failed_syncs
+    );
+    violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
     assert!(violations.is_empty(), "{} violations", violations.len());
 }
 

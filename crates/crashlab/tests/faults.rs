@@ -15,11 +15,24 @@ const TROUBLES: &[fn(u64) -> Trouble] = &[
     |call| Trouble::Short(call, 512),
 ];
 
+/// Errors that calls on names give besides.
+const REFUSALS: &[fn(u64) -> Trouble] = &[
+    |call| Trouble::Errno(call, libc::EACCES),
+    |call| Trouble::Errno(call, libc::EPERM),
+    |call| Trouble::Errno(call, libc::EXDEV),
+    |call| Trouble::Errno(call, libc::EFBIG),
+    |call| Trouble::Errno(call, libc::ENAMETOOLONG),
+];
+
 fn survives(setup: &str, ops: &[Op]) {
+    survives_all(setup, ops, TROUBLES);
+}
+
+fn survives_all(setup: &str, ops: &[Op], troubles: &[fn(u64) -> Trouble]) {
     let setup: Setup = setup.parse().unwrap();
     let enumeration = Enumeration::new(Bounds { violations_max: 5, ..Bounds::default() });
     let effort = Effort { cuts_max: 4, second_max: 1, after_failed_sync_max: 3, failed_sync_ways: 3 };
-    enumeration.trouble_at_every_call(&setup, ops, &effort, TROUBLES);
+    enumeration.trouble_at_every_call(&setup, ops, &effort, troubles);
     let (violations, totals) = (enumeration.violations(), enumeration.totals());
     println!("{setup}: {} crash states with something lost, {} recoveries checked", totals.states, totals.checked);
     for violation in &violations {
@@ -42,6 +55,8 @@ fn names() {
     let ops = [Replace, Swap, Mkdir, Mode, Move, One, Both, Rmdir, Unlink, Close, Mkdir];
     survives("closed,posix,sector,roomy,direct", &ops);
     survives("closed,btrfs,sector,tight,buffered", &ops);
+    let ops = [Replace, Swap, Mkdir, Op::Cut, Mode, Op::Apply, Move, Rmdir, Op::Retire, Unlink];
+    survives_all("closed,posix,sector,roomy,buffered", &ops, REFUSALS);
 }
 
 #[test]

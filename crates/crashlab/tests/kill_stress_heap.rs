@@ -10,7 +10,7 @@ use kill::run_and_kill;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap};
+use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap};
 use untorn::{Error, StoreOptions, Tracker};
 use untorn_crashlab::device::Again;
 use untorn_crashlab::heaps::{Change, HeapFixture, HeapModel, blocks_of};
@@ -57,7 +57,8 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
         if n.is_multiple_of(11) {
             // Done, and never committed.
             commit(!seed, n, &mut model.clone(), &mut apply);
-            heap.rollback().expect("rollback");
+            // SAFETY: nothing that was allocated since is used.
+            unsafe { heap.rollback() }.expect("rollback");
         }
         commit(seed, n, &mut model, &mut apply);
         match n % 5 {
@@ -66,7 +67,8 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
         }
         writeln!(out, "ack {n}").expect("the parent is gone");
         if n.is_multiple_of(61) {
-            heap.reclaim().expect("quiesce");
+            // SAFETY: one thread uses the heap.
+            unsafe { heap.reclaim() }.expect("quiesce");
         }
     }
 }
@@ -123,7 +125,7 @@ fn heaps_survive_sigkill_whole() {
     });
 }
 
-type Table = hashbrown::HashMap<u64, u64, std::hash::BuildHasherDefault<std::hash::DefaultHasher>, InHeap>;
+type Table<'h> = hashbrown::HashMap<u64, u64, std::hash::BuildHasherDefault<std::hash::DefaultHasher>, InHeap<'h>>;
 
 /// Words of a value that may be addresses, and are none of the heap's.
 fn strangers<T>(heap: &Heap, value: &T) -> usize {
@@ -148,4 +150,5 @@ fn empty_tables_need_room() {
     table.shrink_to_fit();
     assert_eq!(strangers(&heap, &table), 1);
     assert_eq!(strangers(&heap, &HeapVec::<u64>::new_in(alloc)), 0);
+    assert_eq!(strangers(&heap, &HeapMap::<u64, u64>::new_in(alloc)), 0);
 }

@@ -15,6 +15,9 @@ use untorn_os::SyncPoint;
 fn known(step: &str) -> &'static [&'static str] {
     match step {
         "ATTRIBUTE_MANY" => &["closed,posix,sector,tight,direct/0/many/"],
+        "ATTRIBUTE_NEW" => {
+            &["closed,posix,garbage,tight,direct/0/replace/", "closed,posix,sector,tight,buffered/0/mkdir/"]
+        }
         "CHECKPOINT_MANY" => &["closed,posix,sector,tight,direct/0/many,retire/"],
         "QUARANTINE_CONTENTS" => {
             &["closed,posix,sector,tight,direct/0/one,away/", "closed,posix,sector,roomy,buffered/0/large,away/"]
@@ -42,9 +45,17 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
             "not here: it is for a file that is moved or copied after a power cut; \
              `a_closed_file_can_be_moved_after_a_power_cut` fails without it",
         ),
+        sync_point::FORGOTTEN => Some(
+            "not here: it is for a file that is moved after a power cut; \
+             `a_forgotten_file_can_be_moved_after_a_power_cut` fails without it",
+        ),
         sync_point::MOVE_PARENTS => Some(
             "not here: no enumerated program moves a file into a directory that it made; \
              `an_existing_file_moves_into_a_new_directory` fails without it",
+        ),
+        sync_point::RESTATED => Some(
+            "not here: no enumerated program has changes that wait in an open store; \
+             `names_that_wait_survive_every_crash` fails without it",
         ),
         sync_point::PUT_CONTENTS | sync_point::PUT_NAME => {
             Some("not here: `put` has no store and no journal; it has its own tests")

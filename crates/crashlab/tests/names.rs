@@ -1,14 +1,18 @@
-//! Random transactions over names and bytes on the simulated disk, beside a model: crashed at random moments, and
-//! during the recovery, every name, size, byte and mode is as of the last acknowledged commit, or of one that was on
-//! its way, and the program continues from there.
+//! Transactions over names and bytes on the simulated disk, beside a model: crashed at random moments, and during the
+//! recovery, every name, size, byte and mode is as of the last acknowledged commit, or of one that was on its way, and
+//! the program continues from there. Where the kernel refuses something, before or during the recovery, the files and
+//! directories concerned wait, all others do not, and all is as it must be once it is refused no more.
 //!
-//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_NAMES_PROGRAMS` says how many. A violation is made smaller, and
-//! prints the line that repeats it.
+//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_NAMES_PROGRAMS` says how many, for each test. A violation is made
+//! smaller, and prints the line that repeats it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use untorn_crashlab::names_fuzz::{Alphabet, NameEffort, NameProgram, NameTotals, smallest_violation, try_program};
+use untorn_crashlab::names_fuzz::{
+    Alphabet, NameEffort, NameProgram, NameTotals, Rights, drawn, numbered, programs_of, smallest_violation,
+    steps_before, try_program,
+};
 
 fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
@@ -22,14 +26,18 @@ const PROGRAMS_MAX: u64 = 1 << 32;
 const SMALLER: Duration = Duration::from_secs(30);
 
 fn effort() -> NameEffort {
-    NameEffort { moments: 3, cuts: 3, alphabet: Alphabet { rights: false, ..Alphabet::ALL } }
+    NameEffort { moments: 3, cuts: 3, steps_before: 0, alphabet: Alphabet::CHANGES }
 }
 
-#[test]
-fn names_survive_every_crash() {
-    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
-    let programs: u64 = variable("UNTORN_NAMES_PROGRAMS").unwrap_or(PROGRAMS);
-    println!("UNTORN_TEST_SEED={seed}");
+/// What ordinary users meet.
+const TROUBLES: Alphabet = Alphabet { kinds: true, rights: Rights::Recoverable, refusals: true, classes: true };
+
+fn troubled() -> NameEffort {
+    NameEffort { alphabet: TROUBLES, ..effort() }
+}
+
+/// Tries programs until one shows a violation.
+fn survive(programs: u64, program: &(dyn Fn(u64) -> (NameProgram, NameEffort) + Sync)) -> NameTotals {
     let next = AtomicU64::new(0);
     let found = Mutex::new((NameTotals::default(), Vec::new()));
     let worker = || {
@@ -38,8 +46,7 @@ fn names_survive_every_crash() {
             if nth >= programs || !found.lock().unwrap().1.is_empty() {
                 return;
             }
-            let effort = effort();
-            let program = NameProgram::draw(seed * PROGRAMS_MAX + nth, STEPS, effort.alphabet);
+            let (program, effort) = program(nth);
             match try_program(&program, effort) {
                 Ok(totals) => found.lock().unwrap().0 += totals,
                 Err(violation) => {
@@ -57,11 +64,72 @@ fn names_survive_every_crash() {
     });
     let (totals, violations) = found.into_inner().unwrap();
     println!(
-        "{} programs with {} commits; {} crash states with something lost, {} recoveries checked, {} recoveries crashed",
-        totals.programs, totals.commits, totals.states, totals.checked, totals.second
+        "{} programs with {} commits; {} crash states with something lost, {} recoveries checked, {} recoveries crashed, {} recoveries while something was refused, {} of them with something in quarantine, {} calls refused",
+        totals.programs,
+        totals.commits,
+        totals.states,
+        totals.checked,
+        totals.second,
+        totals.refused,
+        totals.quarantined,
+        totals.failed
     );
     violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
     assert!(violations.is_empty() && totals.programs > 0, "{} violations", violations.len());
+    totals
+}
+
+fn seed() -> u64 {
+    let seed = variable("UNTORN_TEST_SEED").unwrap_or(1);
+    println!("UNTORN_TEST_SEED={seed}");
+    seed
+}
+
+fn programs(default: u64) -> u64 {
+    variable("UNTORN_NAMES_PROGRAMS").unwrap_or(default)
+}
+
+#[test]
+fn names_survive_every_crash() {
+    let seed = seed();
+    let program = |nth| (NameProgram::draw(seed * PROGRAMS_MAX + nth, STEPS, effort().alphabet), effort());
+    survive(programs(PROGRAMS), &program);
+}
+
+/// Changes that the kernel refuses or fails, modes that take the right to write, both failure classes.
+#[test]
+fn names_survive_what_is_refused() {
+    let seed = seed();
+    let program = |nth| (NameProgram::draw(seed * PROGRAMS_MAX + nth, STEPS, TROUBLES), troubled());
+    let totals = survive(programs(PROGRAMS), &program);
+    assert!(totals.quarantined > 0 && totals.failed > 0, "nothing was refused that mattered");
+}
+
+/// Slices of all programs of one, two and three operations: `UNTORN_ENUM_FULL=1` tries all.
+#[test]
+fn short_programs_of_names_survive_what_is_refused() {
+    let (seed, full) = (seed(), variable::<u32>("UNTORN_ENUM_FULL").is_some());
+    for (operations, default) in [(1, 500), (2, 300), (3, 200)] {
+        let all = programs_of(operations) as u64;
+        let tried = if full { all } else { programs(default).min(all) };
+        let program = |nth: u64| {
+            // An even choice, another one for each seed.
+            let number = (nth * (all / tried) + seed) % all;
+            let program = numbered(operations, number as usize);
+            let effort = NameEffort { steps_before: steps_before(&program), moments: 2, cuts: 2, ..troubled() };
+            (program, effort)
+        };
+        println!("{tried} of {all} programs of {operations} operations:");
+        survive(tried, &program);
+    }
+}
+
+/// Programs of up to five operations, drawn from the seed.
+#[test]
+fn longer_programs_of_names_survive_what_is_refused() {
+    let seed = seed();
+    let program = |nth| (drawn(seed * PROGRAMS_MAX + nth), NameEffort { moments: 2, cuts: 2, ..troubled() });
+    survive(programs(PROGRAMS), &program);
 }
 
 /// Repeats a violation: `UNTORN_NAMES_CASE='setup/seed/step|step'`.
@@ -69,7 +137,7 @@ fn names_survive_every_crash() {
 fn again_one_case() {
     let Some(program) = variable::<NameProgram>("UNTORN_NAMES_CASE") else { return };
     assert_eq!(program.to_string().parse(), Ok(program.clone()));
-    let effort = NameEffort { moments: 12, cuts: 6, ..effort() };
+    let effort = NameEffort { moments: 12, cuts: 6, ..troubled() };
     try_program(&program, effort).unwrap_or_else(|violation| panic!("{violation}"));
 }
 

@@ -15,9 +15,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use untorn::{Store, StoreOptions, Ticket};
+use untorn::{FailureClass, Store, StoreOptions, Ticket};
 use untorn_crashlab::device::{Again, FileSystem};
-use untorn_crashlab::names_fuzz::{Alphabet, NameChange, NamePlayer, NameTree, draw_transaction};
+use untorn_crashlab::names_fuzz::{Alphabet, NameChange, NamePlayer, NameTree, Rights, draw_transaction};
 
 const TEST: &str = "names_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_NAMES";
@@ -30,9 +30,9 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// What an ordinary user does keeps the user's own right to it.
+/// What an ordinary user does keeps the user's right to recover it.
 fn alphabet(uid: u32) -> Alphabet {
-    Alphabet { kinds: true, rights: uid == 0 }
+    Alphabet { rights: if uid == 0 { Rights::Any } else { Rights::Recoverable }, ..Alphabet::CHANGES }
 }
 
 /// The changes of commit number `n`.
@@ -54,8 +54,10 @@ fn tree_after(seed: u64, n: u64, alphabet: Alphabet) -> NameTree {
     tree
 }
 
-fn open(path: &Path) -> Store {
-    let store = StoreOptions::default().journal_bytes(64 << 10).open(path).expect("recovery");
+/// In either failure class: a kill takes nothing from what is in the cache.
+fn open(path: &Path, n: u64) -> Store {
+    let class = if n.is_multiple_of(3) { FailureClass::Process } else { FailureClass::Power };
+    let store = StoreOptions::default().journal_bytes(64 << 10).class(class).open(path).expect("recovery");
     assert_eq!(store.status().quarantined, []);
     store
 }
@@ -69,8 +71,8 @@ fn last_commit(store: &Store) -> u64 {
 }
 
 /// Commits as fast as it can, telling each commit once it is acknowledged.
-fn commit_until_killed(path: &Path, seed: u64, alphabet: Alphabet) {
-    let store = open(path);
+fn commit_until_killed(path: &Path, seed: u64, start: u64, alphabet: Alphabet) {
+    let store = open(path, seed + start);
     let mut n = last_commit(&store);
     let mut tree = tree_after(seed, n, alphabet);
     let mut player = NamePlayer::new(store);
@@ -96,12 +98,12 @@ fn commit_until_killed(path: &Path, seed: u64, alphabet: Alphabet) {
 
 /// Recovers, and compares everything with what the commits so far must have left.
 fn verify(path: &Path, seed: u64, acknowledged: u64, alphabet: Alphabet) {
-    let store = open(path);
+    let store = open(path, seed + acknowledged);
     let n = last_commit(&store);
     assert!(n >= acknowledged, "seed {seed}: commit {acknowledged} was acknowledged, and {n} is there");
     let tree = tree_after(seed, n, alphabet);
     let compare = |when: &str| {
-        if let Some(how) = tree.difference_from(path).expect("the store's directory") {
+        if let Some(how) = tree.difference_from(path, alphabet).expect("the store's directory") {
             panic!("seed {seed}, commit {n}, {when}: {how}");
         }
     };
@@ -183,7 +185,7 @@ fn kill_at(place: &Path, name: &str, uid: u32, seed: u64, kills: u64) {
     let mut verified = 0;
     for _ in 0..kills {
         let after = Duration::from_micros(rng.u64(20_000..250_000));
-        let acknowledged = run_and_kill(again.command().env(CHILD, order("commit", 0)), after);
+        let acknowledged = run_and_kill(again.command().env(CHILD, order("commit", verified)), after);
         let output = again.command().env(CHILD, order("verify", acknowledged.max(verified))).output().expect("output");
         let text = String::from_utf8_lossy(&output.stdout);
         let found = text.lines().find_map(|line| line.strip_prefix("at ")?.parse::<u64>().ok());
@@ -205,7 +207,7 @@ fn names_survive_sigkill_whole() {
             become_user(uid);
         }
         return match words[0] {
-            "commit" => commit_until_killed(path, seed, alphabet(uid)),
+            "commit" => commit_until_killed(path, seed, number(3), alphabet(uid)),
             _ => verify(path, seed, number(3), alphabet(uid)),
         };
     }

@@ -2,7 +2,7 @@
 //! with a known mistake, which must be found.
 //!
 //! `UNTORN_REPLAY_STATES` is the number of states for all file systems together, `UNTORN_REPLAY_SECONDS`
-//! bounds the time, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_ONLY` a kind of program (`heap`),
+//! bounds the time, `UNTORN_REPLAY_WORKERS` says how many work at once on each file system, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_ONLY` a kind of program (`heap`),
 //! `UNTORN_REPLAY_CASE` repeats a violation.
 //!
 //! Everything that could hang is done by workers, which are ended when they take too long.
@@ -24,9 +24,11 @@ use untorn_crashlab::workloads::{Killed, Reopening, by_name, controls_of, in_tur
 const SILENCE: Duration = Duration::from_secs(60);
 /// Beyond the time that a worker gives itself.
 const GRACE: Duration = Duration::from_secs(60);
-/// States of a recording before the next one is made.
+/// States of a recording before the next one is made; `UNTORN_REPLAY_PER_RECORDING` says another number.
 const STATES_PER_RECORDING: u64 = 30;
 const CONTROL_STATES: u64 = 40;
+/// Workers for each file system: a state takes long to mount, flush and unmount, and little of any processor.
+const WORKERS: u64 = 3;
 /// States looked at to make a violation small.
 const TRIES: usize = 200;
 /// In a report, apart from the lines of a worker.
@@ -104,8 +106,16 @@ fn survives(fs: FileSystem) {
     if !possible(&[fs]) {
         return;
     }
-    let share = u64::div_ceil(states, SOUND.len() as u64);
-    let violations = watched(&format!("managed {fs} {} {share} {seconds}", seed()), seconds);
+    let (seed, workers) = (seed(), variable("UNTORN_REPLAY_WORKERS", WORKERS));
+    let share = u64::div_ceil(states, SOUND.len() as u64 * workers);
+    let job = |nth: u64| {
+        let seed = if nth == 0 { seed } else { seed_of(seed, nth << 32) };
+        watched(&format!("managed {fs} {seed} {share} {seconds}"), seconds)
+    };
+    let violations: Vec<String> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..workers).map(|nth| scope.spawn(move || job(nth))).collect();
+        running.into_iter().flat_map(|worker| worker.join().expect("a worker's watchdog")).collect()
+    });
     violations.iter().for_each(|text| println!("VIOLATION {text}\n"));
     assert!(violations.is_empty(), "{} violations", violations.len());
 }
@@ -222,6 +232,8 @@ fn controls(fs: FileSystem, seed: u64) -> Result<()> {
 
 fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<()> {
     let started = Instant::now();
+    let per_recording = variable("UNTORN_REPLAY_PER_RECORDING", STATES_PER_RECORDING);
+    let mut recorded = Duration::ZERO;
     let (base, mut bench) = (fs.make(0)?, Bench::new()?);
     let (mut totals, mut recordings, mut flushes) = (Totals::default(), 0, 0);
     let only = variable("UNTORN_REPLAY_ONLY", String::new());
@@ -231,9 +243,11 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
             .map(|turn| in_turn(turn, program_seed))
             .find(|(name, _)| name.contains(&only))
             .with_context(|| format!("no program is of the kind {only}"))?;
+        let begun = Instant::now();
         let recording = record(&again()?, fs, base.clone(), Vec::new(), &*program, how(recordings))
             .with_context(|| name.clone())?;
-        let wanted = STATES_PER_RECORDING.min(states - totals.states);
+        recorded += begun.elapsed();
+        let wanted = per_recording.min(states - totals.states);
         let mut look = |bench: &mut Bench, recording: &Recording, check: &dyn Check, states| -> Result<()> {
             let (more, flushed) = look_at(bench, recording, check, &name, program_seed, states, deadline)?;
             totals += more;
@@ -244,8 +258,10 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
         // A process that is killed leaves what it wrote in the cache; power fails while it is recovered.
         let lines = 1 + (program_seed % 60) as usize;
         let killed = Killed { of: &*program, name: &name, again: &again()?, lines };
+        let begun = Instant::now();
         let second = record(&again()?, fs, base.clone(), Vec::new(), &killed, how(recordings))
             .with_context(|| format!("{name}, killed after {lines} lines"))?;
+        recorded += begun.elapsed();
         look(&mut bench, &second, &*program, wanted / 3)?;
         // And recovery itself is interrupted: what one crash left is recovered on the recording device.
         if let Some(state) = (0..100).find_map(|n| State::draw(&recording, seed_of(!program_seed, n))) {
@@ -257,8 +273,10 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
                 break;
             }
             let recovery = Reopening { of: &*program, said: &said };
+            let begun = Instant::now();
             let third = record(&again()?, fs, disk, said.clone(), &recovery, how(recordings))
                 .with_context(|| format!("{name}, recovering"))?;
+            recorded += begun.elapsed();
             look(&mut bench, &third, &recovery, wanted / 3)?;
         }
         recordings += 1;
@@ -273,6 +291,11 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
         totals.broken,
         totals.unmountable,
         totals.states as f64 / seconds,
+    ));
+    say(&format!(
+        "{fs}: {:.0} of {seconds:.0} s went into recording; of each state {}",
+        recorded.as_secs_f64(),
+        bench.spent()
     ));
     if totals.states < states {
         say(&format!("{fs}: the time was over after {} of {states} states", totals.states));

@@ -1,12 +1,13 @@
 //! The working directory and the running child, both of which must be gone in the end.
 
 use crate::updater::{self, Ack, Keeper};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Signal;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use tempfile::TempDir;
 use untorn_terminal::{Failure, signals};
 
@@ -50,7 +51,7 @@ impl Workplace {
         let state = Arc::new(Mutex::new(state));
         let theirs = state.clone();
         signals::on_interrupt(program, "interrupted", move || {
-            let mut state = lock(&theirs);
+            let mut state = theirs.lock();
             state.interrupted = true;
             state.clean_up();
         })
@@ -96,7 +97,7 @@ impl Workplace {
 
     /// The state, unless the handler of Ctrl-C has cleaned up.
     fn living(&self) -> Result<MutexGuard<'_, State>, Failure> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         if state.interrupted { Err(Failure::new("interrupted")) } else { Ok(state) }
     }
 
@@ -130,12 +131,8 @@ impl Workplace {
 impl Drop for Workplace {
     /// The handler keeps its share of the state for ever, so nothing is cleaned up by itself.
     fn drop(&mut self) {
-        lock(&self.state).clean_up();
+        self.state.lock().clean_up();
     }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().expect("no panic under this lock")
 }
 
 fn take_pipe(state: &mut State) -> ChildStdout {

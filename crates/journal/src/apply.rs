@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{Errno, File, Kind, Open, Storage, SyncPoint, holds, write_all_at};
+use untorn_os::{Errno, File, Kind, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
 
 /// The data files of a store, as a final state is applied to them.
 pub struct DataFiles<'a> {
@@ -32,6 +32,17 @@ pub struct DataFiles<'a> {
     pub rename_dir: PathBuf,
     /// Whether to wait for the disk (class `power`).
     pub durable: bool,
+    /// Contents that go into files before these get names; none: names are only looked for.
+    pub contents: Option<&'a dyn Contents>,
+}
+
+/// Committed contents that a data file lacks. They are written before the file gets a name, so that a name never shows
+/// another program a file without them.
+pub trait Contents {
+    /// Whether the data file lacks any.
+    fn are_missing(&self, file: &FileState) -> bool;
+    /// Writes them. The file has its attribute, which may not be durable yet.
+    fn write(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()>;
 }
 
 /// The present location of a file of the final state.
@@ -74,7 +85,8 @@ impl DataFiles<'_> {
         let mut claims = BTreeMap::<PathBuf, Vec<&FileState>>::new();
         for file in state.files.values() {
             if file.created.is_some() && matches!(locations[&file.id], Ok(Location::Absent)) {
-                for name in file.names.iter().cloned().chain([self.rename_temporary(file.id)]) {
+                let temporaries = creation_temporaries(file).into_iter().chain([self.rename_temporary(file.id)]);
+                for name in file.names.iter().cloned().chain(temporaries) {
                     claims.entry(name).or_default().push(file);
                 }
             }
@@ -97,8 +109,9 @@ impl DataFiles<'_> {
 
     fn find_one(&self, file: &FileState) -> Result<Location> {
         let mut foreign = None;
-        let temporary = self.rename_temporary(file.id);
-        for name in file.names.iter().rev().chain([&temporary]) {
+        let mut temporaries = creation_temporaries(file);
+        temporaries.insert(self.rename_temporary(file.id));
+        for name in file.names.iter().rev().chain(&temporaries) {
             match self.inspect(file, name)? {
                 Found::Ours => return Ok(Location::At(name.clone())),
                 Found::Nothing => {}
@@ -187,6 +200,9 @@ impl DataFiles<'_> {
     pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
         let mut left = self.apply_entries(state, locations);
         self.put_back(state, locations);
+        if self.newest_lsn.is_some() {
+            self.remove_creation_temporaries(state, locations);
+        }
         for (path, dir) in state.dirs.iter().rev() {
             if dir.exists
                 && !left.iter().any(|dir| dir.path == *path)
@@ -247,7 +263,7 @@ impl DataFiles<'_> {
 
     fn actions(&self, state: &FinalState, locations: &Locations) -> Vec<Action> {
         let mut todo = Vec::new();
-        let action = |file: Option<u64>, what: What| Action { file, what, why: None };
+        let action = |file: Option<u64>, what: What| Action { file, what, why: None, written: false };
         for file in state.files.values() {
             let Some(Ok(location)) = locations.get(&file.id) else { continue };
             let what = match (location, &file.name) {
@@ -262,16 +278,21 @@ impl DataFiles<'_> {
         for (path, dir) in &state.dirs {
             todo.push(action(None, What::Directory { path: path.clone(), dir: *dir }));
         }
+        // What a file replaces goes in the same step, if that file comes first.
+        todo.sort_by_key(|action| matches!(action.what, What::Unlink { .. }));
         todo
     }
 
-    fn attempt(&self, action: &Action, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
+    fn attempt(&self, action: &mut Action, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
         match &action.what {
             What::Unlink { at } => {
                 let id = action.file.expect("a file");
                 if matches!(locations.get(&id), Some(Ok(Location::Absent))) {
                     // Replaced by a rename in the meantime: the name is that of another file now.
                     return Ok(Attempt::Done);
+                }
+                if let Some(reason) = replacement_waits(state, locations, at) {
+                    return Ok(Attempt::Blocked(reason));
                 }
                 match self.with_rights(state, &[at], || self.storage.unlink(at)) {
                     Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("unlink", at, e)),
@@ -280,7 +301,14 @@ impl DataFiles<'_> {
                 locations.insert(id, Ok(Location::Absent));
                 Ok(Attempt::Done)
             }
-            What::Move { to } => self.attempt_move(action.file.expect("a file"), to, state, locations),
+            What::Move { to } => {
+                let id = action.file.expect("a file");
+                if !action.written {
+                    self.write_before_move(&state.files[&id], to, state, locations)?;
+                    action.written = true;
+                }
+                self.attempt_move(id, to, state, locations)
+            }
             What::Create { at } => {
                 self.attempt_create(state, &state.files[&action.file.expect("a file")], at, locations)
             }
@@ -290,18 +318,14 @@ impl DataFiles<'_> {
 
     fn attempt_move(&self, id: u64, to: &Path, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
         let Some(Ok(Location::At(from))) = locations.get(&id).cloned() else { return Ok(Attempt::Done) };
-        // A file that is unlinked by the same commits is replaced in one step, so that the name is never missing.
-        let replaced = state
-            .files
-            .values()
-            .find(|f| f.name.is_none() && matches!(locations.get(&f.id), Some(Ok(Location::At(at))) if at == to));
+        let replaced = replaced_by(state, locations, to);
         if self.durable && state.files[&id].created.is_none() && from.parent() != to.parent() {
             self.sync_parents(to)?;
         }
         match self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some())) {
             Ok(()) => {
                 if let Some(victim) = replaced {
-                    locations.insert(victim.id, Ok(Location::Absent));
+                    locations.insert(victim, Ok(Location::Absent));
                 }
                 locations.insert(id, Ok(Location::At(to.to_owned())));
                 self.attempt_create(state, &state.files[&id], to, locations)
@@ -329,6 +353,11 @@ impl DataFiles<'_> {
     ) -> Result<Attempt> {
         let mut created = None;
         if let Some(Ok(Location::Absent)) = locations.get(&file.id) {
+            let replaced = replaced_by(state, locations, at);
+            let half_created = || matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours));
+            if replaced.is_some() || (self.are_missing(file) && !half_created()) {
+                return self.create_whole(state, file, at, replaced, locations);
+            }
             let mode = file.created.expect("only created files are absent and have a name");
             match self.with_rights(state, &[at], || self.storage.open(at, Open::create(mode))) {
                 Ok(handle) => created = Some(handle),
@@ -345,33 +374,146 @@ impl DataFiles<'_> {
             Some(handle) => handle,
             None => open_for_writing(self.storage, at).context("open", at)?,
         };
+        self.identify(file, &*handle, at, at)?;
+        self.set_mode(file, &*handle, at)?;
+        Ok(Attempt::Done)
+    }
+
+    /// Makes sure that a file is the one; one that these commits create, and that has no attribute yet, gets it.
+    fn identify(&self, file: &FileState, handle: &dyn File, at: &Path, name: &Path) -> Result<()> {
         let conflict = |detail: String| Err(Error::Conflict { path: at.to_owned(), detail });
         let meta = handle.meta().context("stat", at)?;
         if meta.links != 1 {
             return conflict(format!("it has {} hard links; a managed file has one", meta.links));
         }
         let found = Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref());
-        let is_this = matches!(&found, AttributeFound::Valid(a) if a.store == self.store && a.file == file.id);
-        if !is_this {
-            if file.created.is_none() || found != AttributeFound::None || meta.size > 0 {
-                return conflict("it was replaced just now".into());
-            }
-            let attribute = Attribute {
-                store: self.store,
-                file: file.id,
-                epoch: self.epoch,
-                checkpoint_lsn: file.previous_lsn,
-                path_crc: Attribute::path_crc_of(at),
-                pending: true,
-            };
-            handle.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(at, e))?;
+        if matches!(&found, AttributeFound::Valid(a) if a.store == self.store && a.file == file.id) {
+            return Ok(());
         }
-        if let Some(mode) = file.final_mode()
-            && meta.mode != mode
-        {
+        if file.created.is_none() || found != AttributeFound::None || meta.size > 0 {
+            return conflict("it was replaced just now".into());
+        }
+        self.set_identity(file, handle, name)
+    }
+
+    fn set_identity(&self, file: &FileState, handle: &dyn File, name: &Path) -> Result<()> {
+        let attribute = Attribute {
+            store: self.store,
+            file: file.id,
+            epoch: self.epoch,
+            checkpoint_lsn: file.previous_lsn,
+            path_crc: Attribute::path_crc_of(name),
+            pending: true,
+        };
+        handle.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(name, e))
+    }
+
+    fn set_mode(&self, file: &FileState, handle: &dyn File, at: &Path) -> Result<()> {
+        let Some(mode) = file.final_mode() else { return Ok(()) };
+        if handle.meta().context("stat", at)?.mode != mode {
             handle.set_mode(mode).context("change the mode of", at)?;
         }
-        Ok(Attempt::Done)
+        Ok(())
+    }
+
+    fn are_missing(&self, file: &FileState) -> bool {
+        holds(invariant::CONTENTS_BEFORE_NAME) && self.contents.is_some_and(|contents| contents.are_missing(file))
+    }
+
+    fn write_contents(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
+        match self.contents.filter(|_| self.are_missing(file)) {
+            Some(contents) => contents.write(file, handle),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what a file lacks where the file is now, before it moves.
+    fn write_before_move(&self, file: &FileState, to: &Path, state: &FinalState, locations: &Locations) -> Result<()> {
+        let Some(Ok(Location::At(from))) = locations.get(&file.id) else { return Ok(()) };
+        if !self.are_missing(file) {
+            return Ok(());
+        }
+        let handle = self.with_rights(state, &[from], || open_for_writing(self.storage, from)).context("open", from)?;
+        self.identify(file, &*handle, from, to)?;
+        self.write_contents(file, &handle)
+    }
+
+    /// Makes a file with all that belongs to it under a name of its own in the directory where it is to be, so that it
+    /// inherits what files there inherit, and then gives it its name in one step, also over a file that goes.
+    fn create_whole(
+        &self,
+        state: &FinalState,
+        file: &FileState,
+        at: &Path,
+        replaced: Option<u64>,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
+        if replaced.is_none() && self.storage.stat(at).is_ok() {
+            return Ok(Attempt::Blocked(occupied(at, &ErrorKind::AlreadyExists.into())));
+        }
+        if replaced.is_none() && self.create_unnamed(state, file, at)? {
+            locations.insert(file.id, Ok(Location::At(at.to_owned())));
+            return Ok(Attempt::Done);
+        }
+        let temporary = creation_temporary(file.id, at);
+        let create = || match self.storage.open(&temporary, Open::create(0o600)) {
+            // Whose it is, the name tells: an attempt before this one left it.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                self.storage.unlink(&temporary)?;
+                self.storage.open(&temporary, Open::create(0o600))
+            }
+            done => done,
+        };
+        let handle = match self.with_rights(state, &[at], create) {
+            Ok(handle) => handle,
+            Err(e) if may_pass(&e) => return Ok(Attempt::Blocked(occupied(at, &e))),
+            Err(e) => return Err(Error::io("create", at, e)),
+        };
+        let named = self.fill(file, &handle, at).map(|()| self.storage.rename(&temporary, at, replaced.is_some()));
+        if !matches!(named, Ok(Ok(()))) {
+            let _ = self.storage.unlink(&temporary);
+        }
+        match named? {
+            Ok(()) => {
+                if let Some(victim) = replaced {
+                    locations.insert(victim, Ok(Location::Absent));
+                }
+                locations.insert(file.id, Ok(Location::At(at.to_owned())));
+                Ok(Attempt::Done)
+            }
+            Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(at, &e))),
+            Err(e) => Err(Error::io("create", at, e)),
+        }
+    }
+
+    /// Makes a file without a name, and gives it its name once it has all that belongs to it. False: not possible here.
+    fn create_unnamed(&self, state: &FinalState, file: &FileState, at: &Path) -> Result<bool> {
+        let (Some(directory), Some(name)) = (at.parent(), at.file_name()) else { return Ok(false) };
+        let Ok(handle) = self.with_rights(state, &[at], || self.storage.create_unnamed(directory)) else {
+            // What else is wrong with the directory, the other way tells.
+            return Ok(false);
+        };
+        self.fill(file, &handle, at)?;
+        Ok(handle.give_name(name).is_ok())
+    }
+
+    /// Gives a new file all that belongs to it.
+    fn fill(&self, file: &FileState, handle: &Arc<dyn File>, at: &Path) -> Result<()> {
+        self.set_identity(file, &**handle, at)?;
+        self.write_contents(file, handle)?;
+        self.set_mode(file, &**handle, at)
+    }
+
+    /// Removes what a crash left of files that have their names, or that need none any more.
+    fn remove_creation_temporaries(&self, state: &FinalState, locations: &Locations) {
+        for file in state.files.values() {
+            let Some(Ok(location)) = locations.get(&file.id) else { continue };
+            for temporary in creation_temporaries(file) {
+                if !matches!(location, Location::At(at) if *at == temporary) {
+                    let _ = self.storage.unlink(&temporary);
+                }
+            }
+        }
     }
 
     fn attempt_directory(&self, state: &FinalState, path: &Path, dir: DirState) -> Result<Attempt> {
@@ -394,7 +536,7 @@ impl DataFiles<'_> {
             Ok(_) => return Ok(Attempt::Blocked(occupied(path, &ErrorKind::AlreadyExists.into()))),
             Err(_) => {}
         }
-        let mode = dir.mode.unwrap_or(0o700) | OWNER_RIGHTS;
+        let mode = dir.mode.unwrap_or(0o700) | value_if_holds(invariant::MODES_LAST, OWNER_RIGHTS);
         match self.with_rights(state, &[path], || self.storage.mkdir(path, mode)) {
             Ok(()) => Ok(Attempt::Done),
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(path, &e))),
@@ -422,7 +564,7 @@ impl DataFiles<'_> {
         act: impl Fn() -> std::io::Result<T>,
     ) -> std::io::Result<T> {
         let refused = match act() {
-            Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
+            Err(e) if e.kind() == ErrorKind::PermissionDenied && holds(invariant::MODES_LAST) => e,
             done => return done,
         };
         let mut widened = false;
@@ -459,7 +601,7 @@ impl DataFiles<'_> {
         for start in 0..moves.len() {
             let (id, from, _) = &moves[start];
             let temporary = self.rename_temporary(*id);
-            if *from == temporary || !in_cycle(start, moves.len(), &waits_for) {
+            if *from == temporary || (holds(invariant::ONLY_CYCLES) && !in_cycle(start, moves.len(), &waits_for)) {
                 continue;
             }
             if self.storage.rename(from, &temporary, false).is_ok() {
@@ -488,6 +630,30 @@ impl DataFiles<'_> {
             _ => Err(Error::Conflict { path: at.to_owned(), detail: "it was replaced just now".into() }),
         }
     }
+}
+
+/// The file that lies under a name and is unlinked by the same commits: it is replaced in one step, so that the name is
+/// never missing.
+fn replaced_by(state: &FinalState, locations: &Locations, name: &Path) -> Option<u64> {
+    let lies_there = |id: &u64| matches!(locations.get(id), Some(Ok(Location::At(at))) if at == name);
+    state.files.values().find(|file| file.name.is_none() && lies_there(&file.id)).map(|file| file.id)
+}
+
+/// Why the file that is to replace the one of this name cannot do so now.
+fn replacement_waits(state: &FinalState, locations: &Locations, name: &Path) -> Option<Error> {
+    let mut replacing = state.files.values().filter(|file| file.name.as_deref() == Some(name));
+    replacing.find_map(|file| locations.get(&file.id)?.as_ref().err().cloned())
+}
+
+/// The name of a file that is being made, in the directory of the name that it is to get.
+fn creation_temporary(id: u64, name: &Path) -> PathBuf {
+    name.with_file_name(format!(".{id:016x}.untorn"))
+}
+
+/// Where the file may lie while it is being made.
+fn creation_temporaries(file: &FileState) -> BTreeSet<PathBuf> {
+    let names = file.names.iter().filter(|_| file.created.is_some());
+    names.map(|name| creation_temporary(file.id, name)).collect()
 }
 
 /// Assigns a name to one of the files that had it. A file that was assigned another name is used if that
@@ -578,6 +744,8 @@ struct Action {
     file: Option<u64>,
     what: What,
     why: Option<Error>,
+    /// Of a move: the file has its contents.
+    written: bool,
 }
 
 enum What {

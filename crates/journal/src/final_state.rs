@@ -4,10 +4,12 @@
 //! (rename a→b, create a, crash, rename a→b again: b would be lost).
 
 use crate::error::{Error, Result};
+use crate::invariant;
 use crate::overlay::Overlay;
 use crate::record::{FileRef, Op, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use untorn_os::holds;
 
 /// The final state of one file.
 #[derive(Clone, Debug)]
@@ -45,6 +47,18 @@ impl FileState {
             first_lsn: lsn,
             last_lsn: lsn,
         }
+    }
+
+    /// A record restates everything that the file lacks: the records before it, of which the log may have lost the
+    /// first, need not follow each other.
+    fn restated(&mut self, file: &FileRef, lsn: u64) {
+        if holds(invariant::RESTATED_WHOLE) {
+            self.previous_lsn = self.previous_lsn.min(file.previous_lsn);
+        }
+        if !self.names.contains(&file.path) {
+            self.names.push(file.path.clone());
+        }
+        self.last_lsn = lsn;
     }
 
     /// The newest name, for messages.
@@ -90,6 +104,10 @@ impl FinalState {
                 self.files.insert(file.id, FileState::new(file, lsn));
                 continue;
             };
+            if record.restates() {
+                state.restated(file, lsn);
+                continue;
+            }
             if state.last_lsn != file.previous_lsn {
                 return gap(&file.path, "a commit before it that touched this file is missing");
             }
@@ -135,7 +153,31 @@ impl FinalState {
                 let exists = self.dirs.get(path).is_none_or(|d| d.exists);
                 self.dirs.insert(path.clone(), DirState { exists, mode: Some(*mode) });
             }
+            Op::Restate => {}
         }
+    }
+
+    /// Directories of these commits that hold a name of the file.
+    pub fn dirs_of(&self, file: &FileState) -> BTreeSet<PathBuf> {
+        let holds_a_name = |dir: &&PathBuf| file.names.iter().any(|name| name.starts_with(dir));
+        self.dirs.keys().filter(holds_a_name).cloned().collect()
+    }
+
+    /// Adds what is in this state of names to a record, for files that lack all commits after their `previous_lsn`.
+    pub fn restate_names(&self, record: &mut Record, previous_lsn: impl Fn(&FileState) -> u64) {
+        for file in self.files.values() {
+            let (index, path) = (record.files.len() as u32, file.names[0].clone());
+            record.files.push(FileRef { id: file.id, previous_lsn: previous_lsn(file), path });
+            record.ops.extend(file.created.map(|mode| Op::Create { file: index, mode }));
+            let renamed = file.names[1..].iter().map(|to| Op::Rename { file: index, to: to.clone() });
+            record.ops.extend(renamed);
+            record.ops.extend(file.mode.map(|mode| Op::Mode { file: index, mode }));
+            record.ops.extend(file.name.is_none().then_some(Op::Unlink { file: index }));
+        }
+        record.ops.extend(self.dirs.iter().map(|(path, dir)| match (dir.exists, dir.mode) {
+            (true, mode) => Op::Mkdir { path: path.clone(), mode: mode.unwrap_or(0o700) },
+            (false, _) => Op::Rmdir { path: path.clone() },
+        }));
     }
 
     /// Keeps only these files and directories: what a quarantined journal is still needed for.

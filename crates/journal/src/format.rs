@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::invariant;
 use std::path::Path;
-use untorn_os::holds;
+use untorn_os::{holds, value_if_holds};
 
 /// Version of everything below. Readers refuse a newer one.
 pub const VERSION: u32 = 1;
@@ -58,7 +58,7 @@ impl Key {
     /// CRC-64/NVME of the key and then of the parts.
     pub fn crc64(self, parts: &[&[u8]]) -> u64 {
         let mut digest = crc64fast_nvme::Digest::new();
-        digest.write(&self.0.to_le_bytes());
+        digest.write(&value_if_holds(invariant::KEYED_CHECKSUM, self.0).to_le_bytes());
         parts.iter().for_each(|part| digest.write(part));
         digest.sum64()
     }

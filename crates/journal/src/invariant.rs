@@ -3,6 +3,8 @@
 untorn_os::invariants! {
     /// A record counts only if its checksum is right.
     CHECKSUM,
+    /// Checksums of records are keyed: bytes that a program made the journal hold are never a record.
+    KEYED_CHECKSUM,
     /// A record is accepted only behind the one whose checksum it repeats.
     CHAIN,
     /// A record is accepted only if the ones before it are of the same epoch.
@@ -21,6 +23,16 @@ untorn_os::invariants! {
     STICKY_ERROR,
     /// A large commit's spill file stays until the log is truncated behind the records that refer to it.
     SPILL_FILES_STAY,
+    /// The space of uncommitted changes in a spill file is used again only where no change refers to it.
+    SPILLED_BYTES_STAY,
     /// An empty file without an attribute is found under each name that it had.
     HALF_CREATED,
+    /// A file has its committed contents before it gets a name.
+    CONTENTS_BEFORE_NAME,
+    /// A restated file may lack what the records before it say, of which the log has lost the first.
+    RESTATED_WHOLE,
+    /// A directory gets its mode when everything in it is done: a mode may forbid that.
+    MODES_LAST,
+    /// Only a file that waits for itself, by way of others, is moved to a rename temporary.
+    ONLY_CYCLES,
 }

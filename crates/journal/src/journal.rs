@@ -144,6 +144,11 @@ pub struct Journal {
     unflushed: Vec<usize>,
     /// A durable mark is due: the last record is a commit that no later record calls durable.
     mark_due: bool,
+    /// Bytes that commits leave in the segments for a record that restates what waits.
+    reserved: u64,
+    /// LSN of the last commit, and of the last record that restates.
+    last_commit: u64,
+    last_restated: u64,
     counters: JournalCounters,
 }
 
@@ -179,6 +184,9 @@ impl Journal {
             buf: AlignedBuf::default(),
             unflushed: Vec::new(),
             mark_due: false,
+            reserved: 0,
+            last_commit: 0,
+            last_restated: 0,
             counters: JournalCounters::default(),
             storage,
             dir,
@@ -295,11 +303,64 @@ impl Journal {
         if done == 0 {
             return Ok(Committed::Full);
         }
-        self.flush()?;
+        self.flush(sync_point::COMMIT)?;
         self.mark_due = true;
+        self.last_commit = self.last_lsn();
         self.counters.commits += done as u64;
         self.counters.groups += 1;
         Ok(Committed::Records { first_lsn, n: done })
+    }
+
+    /// Commits leave room for this record, which restates what waits to be applied; none: nothing waits.
+    pub fn reserve(&mut self, record: Option<&Record>) {
+        self.reserved = record.map_or(0, |record| self.room_for(record).next_multiple_of(BLOCK_BYTES as u64));
+    }
+
+    /// Whether every commit that is not truncated yet is only in the log because it was restated.
+    pub fn holds_only_restated(&self) -> bool {
+        self.last_restated > self.last_commit && self.header.checkpoint_lsn >= self.last_commit
+    }
+
+    /// Writes and flushes a record that restates what waits to be applied, in room that commits leave. Returns its
+    /// LSN; none: there is no room. The log may then be truncated behind the records that it restates.
+    pub fn restate(&mut self, record: &Record) -> Result<Option<u64>> {
+        if let Some(e) = self.failure() {
+            return Err(e);
+        }
+        let reserved = std::mem::take(&mut self.reserved);
+        let written = self.write_restated(record);
+        self.reserved = reserved;
+        if !written? {
+            return Ok(None);
+        }
+        self.flush(sync_point::RESTATED)?;
+        self.mark_due = true;
+        self.last_restated = self.last_lsn();
+        self.reserve(Some(record));
+        Ok(Some(self.last_restated))
+    }
+
+    fn write_restated(&mut self, record: &Record) -> Result<bool> {
+        let records = std::slice::from_ref(record);
+        if self.write_some(records)? == 1 {
+            return Ok(true);
+        }
+        // The first time nothing was reserved: the journal may grow beyond its limit, if the disk has room.
+        self.current = match self.add_segment(self.room_for(record).next_multiple_of(BLOCK_BYTES as u64)) {
+            Ok(at) => at,
+            Err(Error::NoSpace { .. }) => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        self.position = 0;
+        Ok(self.write_some(records)? == 1)
+    }
+
+    /// Bytes of the current segment that commits leave: none if another segment has them.
+    fn reserved_here(&self, current: usize) -> u64 {
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let free =
+            |(at, s): (usize, &Segment)| at != current && s.last_lsn <= checkpoint_lsn && s.bytes >= self.reserved;
+        if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
     }
 
     /// Writes as many records as fit into one segment; 0: there is no room for the first.
@@ -358,6 +419,7 @@ impl Journal {
     fn encode_group(&mut self, records: &[Record]) -> Result<usize> {
         self.buf.clear();
         let room = self.segments[self.current].bytes - self.position;
+        let room = room.saturating_sub(self.reserved_here(self.current));
         let mut sealed = 0;
         for record in records {
             let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
@@ -452,11 +514,11 @@ impl Journal {
         written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
     }
 
-    /// Flushes a commit: once; twice if the group, or a durable mark before it, began in another segment.
-    fn flush(&mut self) -> Result<()> {
+    /// Flushes a record: once; twice if the group, or a durable mark before it, began in another segment.
+    fn flush(&mut self, point: SyncPoint) -> Result<()> {
         for at in std::mem::take(&mut self.unflushed) {
             if self.options.durable
-                && let Err(e) = self.segments[at].file.sync_data(sync_point::COMMIT)
+                && let Err(e) = self.segments[at].file.sync_data(point)
             {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
@@ -485,7 +547,8 @@ impl Journal {
         }
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
-            .find(|at| self.segments[*at].last_lsn <= checkpoint_lsn && self.segments[*at].bytes >= bytes);
+            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
+            .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
             self.current = at;
             self.position = 0;
@@ -549,7 +612,8 @@ impl Journal {
         if !self.mark_due || self.failed.is_some() || !self.options.durable {
             return Ok(false);
         }
-        if self.segments[self.current].bytes - self.position < BLOCK_BYTES as u64 {
+        let left = self.segments[self.current].bytes - self.position;
+        if left < BLOCK_BYTES as u64 + self.reserved_here(self.current) {
             return Ok(false);
         }
         self.buf.clear();

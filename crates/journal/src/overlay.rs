@@ -6,12 +6,13 @@
 //! whatever the data file still holds.
 
 use crate::error::{Context, Result};
-use crate::spill::{Spill, append_summed};
+use crate::invariant;
+use crate::spill::{Spill, SpillSpace};
 use bytes::Bytes;
 use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use untorn_os::{File, read_full_at};
+use untorn_os::{File, holds, read_full_at};
 
 /// No end: the tail of a truncated file.
 pub const NO_END: u64 = u64::MAX;
@@ -54,9 +55,11 @@ impl PartialEq for Source {
             (Source::Bytes { bytes: a, origin: x }, Source::Bytes { bytes: b, origin: y }) => {
                 x == y && a.len() == b.len() && a.as_ptr() == b.as_ptr()
             }
-            (Source::Spill { spill: a, at: i, origin: x, .. }, Source::Spill { spill: b, at: j, origin: y, .. }) => {
-                Arc::ptr_eq(a, b) && i == j && x == y
-            }
+            // Also the length: what is left of a range, and what went where the rest of it was, are two.
+            (
+                Source::Spill { spill: a, at: i, origin: x, len: m, .. },
+                Source::Spill { spill: b, at: j, origin: y, len: n, .. },
+            ) => Arc::ptr_eq(a, b) && (i, x, m) == (j, y, n),
             _ => false,
         }
     }
@@ -167,7 +170,7 @@ impl Overlay {
 
     /// Moves bytes from memory to a spill file; small ranges stay. After an error some have moved. What was moved
     /// before costs nothing.
-    pub fn spill(&mut self, spill: &Arc<Spill>, least_bytes: u64) -> Result<()> {
+    pub fn spill(&mut self, space: &mut SpillSpace, least_bytes: u64) -> Result<()> {
         let candidates: RangeSet<u64> = self.in_memory.drain(..).collect();
         self.in_memory.extend(candidates.iter().cloned());
         let (mut stay, mut memory_bytes) = (Vec::new(), 0);
@@ -182,8 +185,8 @@ impl Overlay {
                     stay.push(range);
                     continue;
                 }
-                let (at, crc) = append_summed(spill, &bytes)?;
-                self.ranges.insert(range, Source::Spill { spill: spill.clone(), at, origin, len, crc });
+                let (at, crc) = space.put(&bytes)?;
+                self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
             }
         }
         self.in_memory = stay;
@@ -208,6 +211,17 @@ impl Overlay {
             }
         }
         found
+    }
+
+    /// The ranges of a spill file that the overlay refers to.
+    pub fn used_of(&self, file: &Spill) -> RangeSet<u64> {
+        let used = self.ranges.iter().filter_map(|(range, source)| match source {
+            Source::Spill { spill, at, origin, .. } if std::ptr::eq(&**spill, file) => {
+                Some(at + (range.start - origin)..at + (range.end - origin))
+            }
+            _ => None,
+        });
+        used.filter(|_| holds(invariant::SPILLED_BYTES_STAY)).collect()
     }
 
     /// Whether the overlay alone has all bytes of a range.
@@ -313,12 +327,30 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_where_a_part_of_a_range_was_is_another_range() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        let mut space = SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 1);
+        let mut overlay = Overlay::default();
+        overlay.insert(0..10, bytes(b"abcdefghij", 0));
+        overlay.spill(&mut space, 1).unwrap();
+        overlay.insert(0..6, bytes(b"ABCDEF", 0));
+        let used = overlay.used_of(space.spill());
+        space.set_used(&used);
+        overlay.spill(&mut space, 1).unwrap();
+        assert_eq!(space.spill().len(), 10, "the space of `abcdef` is used again");
+        assert_eq!(text(&[&overlay], 10), "ABCDEFghij");
+        let lens: Vec<u64> = overlay.ranges().map(|(range, _)| range.end - range.start).collect();
+        assert_eq!(lens, [6, 4], "each has a checksum of its own");
+    }
+
+    #[test]
     fn what_is_spilled_reads_the_same_and_is_all_there_was() {
         let dir = tempfile::tempdir().unwrap();
         let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
         for seed in 0..200 {
             let rng = &mut fastrand::Rng::with_seed(seed);
-            let spill = Spill::create(&storage, std::path::Path::new("")).unwrap();
+            let mut space = SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 64);
             let (mut overlay, mut model) = (Overlay::default(), vec![0; 4096]);
             for n in 1..60 {
                 let mut newer = Overlay::default();
@@ -337,17 +369,28 @@ mod tests {
                     // Older bytes must not cover it.
                     overlay.merge(&std::mem::take(&mut newer));
                 }
+                if rng.u8(..4) == 0 {
+                    let used = overlay.used_of(space.spill());
+                    space.set_used(&used);
+                }
                 match rng.u8(..8) {
-                    0 => overlay.spill(&spill, 1).unwrap(),
-                    1 => overlay.spill(&spill, 100).unwrap(),
+                    0 => overlay.spill(&mut space, 1).unwrap(),
+                    1 => overlay.spill(&mut space, 100).unwrap(),
                     _ => continue,
                 }
                 assert_eq!(overlay.memory_bytes(), overlay.inline_bytes(), "seed {seed}");
                 let mut read = vec![0; model.len()];
                 read_through(&[&overlay], None, &mut read, 0).unwrap();
                 assert!(read == model, "seed {seed}, step {n}");
+                for (range, source) in overlay.ranges() {
+                    let Source::Spill { spill, at, origin, len, crc } = source else { continue };
+                    // What a record says of a range that is still whole is not computed again.
+                    if range.end - range.start == *len {
+                        assert_eq!(spill.crc(*at, *len).unwrap(), *crc, "seed {seed}, step {n}, {range:?} {origin}");
+                    }
+                }
             }
-            overlay.spill(&spill, 1).unwrap();
+            overlay.spill(&mut space, 1).unwrap();
             assert_eq!(overlay.inline_bytes(), 0, "seed {seed}");
         }
     }

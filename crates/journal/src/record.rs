@@ -53,6 +53,8 @@ pub enum Op {
     Rmdir { path: PathBuf },
     /// A directory's permission bits.
     DirMode { path: PathBuf, mode: u32 },
+    /// The first operation of a record that restates changes of records before it, which wait to be applied.
+    Restate,
 }
 
 impl Op {
@@ -62,7 +64,7 @@ impl Op {
     }
 }
 
-/// A commit.
+/// A commit, or changes of earlier commits, restated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The files, each once.
@@ -72,6 +74,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// Whether the record restates changes of records before it.
+    pub fn restates(&self) -> bool {
+        matches!(self.ops.first(), Some(Op::Restate))
+    }
+
     /// Adds a file's contents: the ranges and size of an overlay.
     pub fn push_overlay(&mut self, file: u32, overlay: &Overlay) {
         for (range, source) in overlay.ranges() {
@@ -145,6 +152,7 @@ const MODE: u8 = 8;
 const MKDIR: u8 = 9;
 const RMDIR: u8 = 10;
 const DIR_MODE: u8 = 11;
+const RESTATE: u8 = 12;
 
 fn append_path(out: &mut impl Sink, path: &Path) {
     let bytes = path.as_os_str().as_bytes();
@@ -209,6 +217,7 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
             out.append(&[RMDIR]);
             append_path(out, path);
         }
+        Op::Restate => out.append(&[RESTATE]),
     }
     Ok(())
 }
@@ -304,6 +313,9 @@ impl<'a> Decoder<'a> {
         }
         for _ in 0..ops {
             let op = d.op(files as u32)?;
+            if op == Op::Restate && !record.ops.is_empty() {
+                return Err(d.bad("an operation that must be the first"));
+            }
             record.ops.push(op);
         }
         if d.at != body.len() {
@@ -397,6 +409,7 @@ impl<'a> Decoder<'a> {
             MKDIR => Op::Mkdir { path: self.path()?, mode: self.mode()? },
             DIR_MODE => Op::DirMode { path: self.path()?, mode: self.mode()? },
             RMDIR => Op::Rmdir { path: self.path()? },
+            RESTATE => Op::Restate,
             other => return Err(self.bad(&format!("unknown operation {other}"))),
         })
     }
@@ -437,6 +450,7 @@ impl fmt::Display for Op {
             Op::Mkdir { path, mode } => write!(f, "mkdir {}, mode {mode:04o}", path.display()),
             Op::Rmdir { path } => write!(f, "rmdir {}", path.display()),
             Op::DirMode { path, mode } => write!(f, "directory {}: mode {mode:04o}", path.display()),
+            Op::Restate => write!(f, "restates what waits to be applied"),
         }
     }
 }
@@ -455,6 +469,7 @@ mod tests {
                 FileRef { id: 2, previous_lsn: 7, path: OsStr::from_bytes(b"\xff").into() },
             ],
             ops: vec![
+                Op::Restate,
                 Op::Mkdir { path: "a".into(), mode: 0o755 },
                 Op::Create { file: 0, mode: 0o640 },
                 Op::Unlink { file: 1 },
@@ -486,6 +501,14 @@ mod tests {
             let short = Bytes::from(encoded[..cut].to_vec());
             assert!(Decoder::decode(&short, &mut SpillCache::none()).is_err(), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn only_a_whole_record_restates() {
+        let mut record = sample();
+        record.ops.push(Op::Restate);
+        let decoded = Decoder::decode(&Bytes::from(body(&record)), &mut SpillCache::none());
+        assert_eq!(decoded.unwrap_err().kind(), "corrupt");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Recovery reads the journal past the page cache, computes the final state, checks every file, and
 //! only then writes. It may crash anywhere and be done again.
 
-use crate::apply::{DataFiles, DirLeft, Location, Locations, apply_overlay, open_for_writing, sync_names};
+use crate::apply::{Contents, DataFiles, DirLeft, Location, Locations, apply_overlay, open_for_writing, sync_names};
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
@@ -15,6 +15,7 @@ use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
 use crate::store_dir::{NewJournal, STORE_DIR, StoreDir, StoreLock, create_journal, lock_store, remove_tree};
 use crate::sync_point;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -374,6 +375,15 @@ impl Opening<'_> {
         if let Some(pending) = only {
             state.retain(&pending.files, &pending.dirs);
         }
+        let named = state.files.values().filter(|file| file.name.is_some()).count();
+        let one_by_one = flush_one_by_one(self.storage(), named);
+        let redo = Redo {
+            storage: self.storage(),
+            checkpoint_lsn: scanned.last_lsn,
+            durable: flush,
+            flush: (flush && one_by_one).then_some(sync_point::CHECKPOINT_DATA),
+            done: RefCell::default(),
+        };
         let data_files = DataFiles {
             storage: self.storage(),
             store: scanned.header.store,
@@ -381,6 +391,7 @@ impl Opening<'_> {
             newest_lsn: Some(scanned.last_lsn),
             rename_dir: dir.to_owned(),
             durable: flush,
+            contents: Some(&redo),
         };
         let mut locations = data_files.find(&state);
         let temporary =
@@ -389,20 +400,18 @@ impl Opening<'_> {
         let left = data_files.apply_names(&state, &mut locations);
         let mut bytes = 0;
         let all: u64 = state.files.values().map(|f| f.overlay.changed_bytes()).sum();
-        let living = state.files.values().filter(|f| matches!(locations.get(&f.id), Some(Ok(Location::At(_)))));
-        let one_by_one = flush_one_by_one(self.storage(), living.count());
         if flush && !one_by_one && state.files.values().any(|f| f.created.is_some() && !f.overlay.is_empty()) {
             self.storage().sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &self.store_dir.dir)?;
         }
         for file in state.files.values() {
             let Some(Ok(Location::At(at))) = locations.get(&file.id) else { continue };
-            let point = (flush && one_by_one).then_some(sync_point::CHECKPOINT_DATA);
-            match redo_file(&data_files, file, at, scanned.last_lsn, flush, point) {
-                Ok(()) => {}
-                // The disk refused it: this file waits, the others go on.
-                Err(e) => {
-                    locations.insert(file.id, Err(e));
-                }
+            // The disk may refuse it: this file waits, the others go on.
+            if !redo.done.borrow().contains(&file.id)
+                && let Err(e) = data_files
+                    .open(file, at)
+                    .and_then(|handle| redo.redo_file(file, &*handle, at, sync_point::ATTRIBUTE))
+            {
+                locations.insert(file.id, Err(e));
             }
             bytes += file.overlay.changed_bytes();
             (self.options.progress)(bytes, all);
@@ -429,7 +438,7 @@ impl Opening<'_> {
             self.quarantined.push(Quarantined { path: path.clone(), id: 0, reason: reason.clone() });
         }
         let r = &mut self.recovered;
-        r.commits += scanned.accepted.len() as u64;
+        r.commits += scanned.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64;
         r.files += locations.values().filter(|o| o.is_ok()).count() as u64;
         r.bytes += bytes;
         r.torn_tail |= scanned.torn_tail;
@@ -600,35 +609,58 @@ pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &dyn Fn(&Attrib
     }
 }
 
-/// Brings one file up to its final state; with a sync point, flushes it through the same descriptor.
-fn redo_file(
-    data_files: &DataFiles<'_>,
-    file: &FileState,
-    at: &Path,
+/// How recovery brings files up to their final state.
+struct Redo<'a> {
+    storage: &'a dyn Storage,
     checkpoint_lsn: u64,
+    /// Whether to wait for the disk.
     durable: bool,
+    /// Flushes each file through the descriptor that it was written through. None: all are flushed at the end.
     flush: Option<SyncPoint>,
-) -> Result<()> {
-    let handle = data_files.open(file, at)?;
-    if durable {
-        // A flush may have failed before the crash.
-        handle.forget_cached().context("drop the cache of", at)?;
-    }
-    if flush.is_some() && file.created.is_some() && !file.overlay.is_empty() {
+    /// Files that were brought up before they got their names.
+    done: RefCell<BTreeSet<u64>>,
+}
+
+impl Redo<'_> {
+    /// Brings one file up to its final state; with a sync point, flushes it through the same descriptor.
+    fn redo_file(&self, file: &FileState, handle: &dyn File, at: &Path, attribute: SyncPoint) -> Result<()> {
+        if self.durable {
+            // A flush may have failed before the crash.
+            handle.forget_cached().context("drop the cache of", at)?;
+        }
         // A crash must not leave contents in a file that nothing tells from a foreign one.
-        handle.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", at)?;
+        let is_new = file.created.is_some() && !file.overlay.is_empty();
+        let flushed = match attribute {
+            sync_point::ATTRIBUTE_NEW => self.durable && !self.storage.keeps_order(),
+            _ => self.flush.is_some(),
+        };
+        if is_new && flushed {
+            handle.sync_all(attribute).context("flush the attribute of", at)?;
+        }
+        apply_overlay(handle, &file.overlay, at)?;
+        if let Some(mode) = file.final_mode()
+            && handle.meta().context("stat", at)?.mode != mode
+        {
+            // Writing took setuid and setgid bits away.
+            handle.set_mode(mode).context("change the mode of", at)?;
+        }
+        set_checkpoint_lsn(handle, self.checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;
+        match self.flush {
+            Some(point) => handle.sync_all(point).context("flush", at),
+            None => Ok(()),
+        }
     }
-    apply_overlay(&*handle, &file.overlay, at)?;
-    if let Some(mode) = file.final_mode()
-        && handle.meta().context("stat", at)?.mode != mode
-    {
-        // Writing took setuid and setgid bits away.
-        handle.set_mode(mode).context("change the mode of", at)?;
+}
+
+impl Contents for Redo<'_> {
+    fn are_missing(&self, file: &FileState) -> bool {
+        !file.overlay.is_empty() && !self.done.borrow().contains(&file.id)
     }
-    set_checkpoint_lsn(&*handle, checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;
-    match flush {
-        Some(point) => handle.sync_all(point).context("flush", at),
-        None => Ok(()),
+
+    fn write(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
+        self.redo_file(file, &**handle, file.display_name(), sync_point::ATTRIBUTE_NEW)?;
+        self.done.borrow_mut().insert(file.id);
+        Ok(())
     }
 }
 

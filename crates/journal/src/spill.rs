@@ -1,4 +1,4 @@
-//! spill files: the bytes of large commits, written once, beside the journal.
+//! Spill files: the bytes of large commits, written once, beside the journal.
 //!
 //! A spill file is durable, name included, before the record that refers to it is written. It is
 //! removed after the log was truncated behind that record, or when no commit refers to it, and in
@@ -8,6 +8,8 @@
 use crate::error::{Context, Error, Result};
 use crate::format::crc64;
 use crate::sync_point;
+use rangemap::RangeSet;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,6 +102,12 @@ impl Spill {
         Ok(at)
     }
 
+    /// Writes bytes where nothing refers to what is there.
+    fn write_again(&self, bytes: &[u8], at: u64) -> Result<()> {
+        self.durable_len.store(0, SeqCst);
+        write_all_at(&*self.file, bytes, at).context("write", self.path())
+    }
+
     /// Reads bytes back.
     pub fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
         let n = read_full_at(&*self.file, buf, at).context("read", self.path())?;
@@ -168,4 +176,58 @@ pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64) -> Result<()> {
 /// Appends bytes; returns their offset and their checksum.
 pub fn append_summed(spill: &Spill, bytes: &[u8]) -> Result<(u64, u64)> {
     Ok((spill.append(bytes)?, crc64(bytes)))
+}
+
+/// A spill file of uncommitted changes of one file: where such a change was changed again, its space is used again.
+/// No record refers to any of it yet; when the changes are on their way to the journal, nothing more goes into it.
+#[derive(Debug)]
+pub struct SpillSpace {
+    spill: Arc<Spill>,
+    /// Gaps that nothing refers to: length and offset.
+    free: BTreeSet<(u64, u64)>,
+    /// Bytes that were written since the gaps were looked for.
+    written: u64,
+    /// So many make it worthwhile to look again.
+    look_after: u64,
+    look_after_min: u64,
+}
+
+impl SpillSpace {
+    /// The space of a new spill file. Gaps are looked for after so many bytes, or later.
+    pub fn new(spill: Arc<Spill>, look_after_min: u64) -> SpillSpace {
+        SpillSpace { spill, free: BTreeSet::new(), written: 0, look_after: look_after_min, look_after_min }
+    }
+
+    /// The spill file.
+    pub fn spill(&self) -> &Arc<Spill> {
+        &self.spill
+    }
+
+    /// Whether it is time to look for gaps, before so many bytes are written: [`SpillSpace::set_used`].
+    pub fn wants_look(&self, bytes: u64) -> bool {
+        self.written >= self.look_after && self.free.last().is_none_or(|(len, _)| *len < bytes)
+    }
+
+    /// What the uncommitted changes refer to. The rest is free.
+    pub fn set_used(&mut self, used: &RangeSet<u64>) {
+        let bytes: u64 = used.iter().map(|range| range.end - range.start).sum();
+        self.written = 0;
+        // Looking costs as much as there is in use; the file is at most twice as long, and a little more.
+        self.look_after = bytes.max(self.look_after_min);
+        self.free = used.gaps(&(0..self.spill.len())).map(|gap| (gap.end - gap.start, gap.start)).collect();
+    }
+
+    /// Writes bytes, into a gap if they fit into one; returns their offset and their checksum.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(u64, u64)> {
+        let len = bytes.len() as u64;
+        self.written += len;
+        let Some(gap) = self.free.range((len, 0)..).next().copied() else { return append_summed(&self.spill, bytes) };
+        let (gap_len, at) = gap;
+        self.spill.write_again(bytes, at)?;
+        self.free.remove(&gap);
+        if gap_len > len {
+            self.free.insert((gap_len - len, at + len));
+        }
+        Ok((at, crc64(bytes)))
+    }
 }

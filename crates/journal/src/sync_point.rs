@@ -13,6 +13,8 @@ untorn_os::sync_points! {
     ATTRIBUTE,
     /// The attributes of many files at once, before the first commit that touches them.
     ATTRIBUTE_MANY,
+    /// A new file's attribute, before its contents, where the file system does not keep the order of the two.
+    ATTRIBUTE_NEW,
     /// A new journal segment: written whole, so that later flushes carry no metadata.
     SEGMENT_CONTENTS,
     /// A new journal segment's name.
@@ -23,6 +25,8 @@ untorn_os::sync_points! {
     SPILL_NAME,
     /// A commit group: the one flush of a commit.
     COMMIT,
+    /// Changes that wait to be applied, restated, before the log is truncated behind their records.
+    RESTATED,
     /// Data files, applied, before the log is truncated behind their records.
     CHECKPOINT_DATA,
     /// Many data files at once, before the log is truncated behind their records.

@@ -288,6 +288,7 @@ fn operations_on_names() {
     let named: &[(&str, &[u8])] = &[("path_len", &[6, 0]), ("path", b"a/name")];
     let rename = operation(Op::Rename { file: 9, to: path.clone() });
     describes("rename", &rename, 6, &[named, &[("file", file)]].concat());
+    describes("restate", &operation(Op::Restate), 0, &[]);
     describes("rmdir", &operation(Op::Rmdir { path: path.clone() }), 6, named);
     let with_mode = [named, &[("mode", mode)]].concat();
     describes("mkdir", &operation(Op::Mkdir { path: path.clone(), mode: 0o740 }), 6, &with_mode);

@@ -21,6 +21,7 @@ mod linux;
 mod linux_map;
 mod mapping;
 mod memory_limit;
+mod metadata_order;
 mod process_memory;
 mod read_write;
 mod sanitizer;

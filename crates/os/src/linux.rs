@@ -4,6 +4,7 @@ use crate::buffer::BLOCK_BYTES;
 use crate::descriptor::Fd;
 use crate::linux_map::LinuxMapping;
 use crate::mapping::{MapRequest, Mapping};
+use crate::metadata_order::keeps_order;
 use crate::read_write::write_all_at;
 use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 use crate::sync_point::SyncPoint;
@@ -14,8 +15,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 const ATTRIBUTE: &str = "user.untorn";
 
@@ -31,6 +32,7 @@ pub struct Linux {
     root: Fd,
     totals: Arc<Totals>,
     has_openat2: AtomicBool,
+    keeps_order: OnceLock<bool>,
 }
 
 impl Linux {
@@ -38,7 +40,12 @@ impl Linux {
     pub fn open(path: &Path) -> io::Result<Arc<Linux>> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let root = fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Arc::new(Linux { root: Fd::new(root), totals: Arc::default(), has_openat2: AtomicBool::new(true) }))
+        Ok(Arc::new(Linux {
+            root: Fd::new(root),
+            totals: Arc::default(),
+            has_openat2: AtomicBool::new(true),
+            keeps_order: OnceLock::new(),
+        }))
     }
 
     /// Opens beneath the root, through neither links nor mounts.
@@ -90,6 +97,11 @@ impl Linux {
             }
         }
         Ok(at)
+    }
+
+    fn file(&self, fd: OwnedFd, direct: bool, directory: Option<Fd>) -> LinuxFile {
+        let holds_lock = AtomicBool::new(false);
+        LinuxFile { fd: Fd::new(fd), directory, direct, holds_lock, totals: self.totals.clone() }
     }
 
     /// The directory that holds a name, and the name.
@@ -147,12 +159,24 @@ impl Storage for Linux {
             }
             done => done?,
         };
-        let file =
-            LinuxFile { fd: Fd::new(fd), direct, holds_lock: AtomicBool::new(false), totals: self.totals.clone() };
+        let file = self.file(fd, direct, None);
         if let Some(mode) = how.create {
             file.set_mode(mode)?;
         }
         Ok(Arc::new(file))
+    }
+
+    fn create_unnamed(&self, directory: &Path) -> io::Result<Arc<dyn File>> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        match self.open_beneath(directory, flags, Mode::from_raw_mode(0o600)) {
+            Ok(fd) => {
+                let directory = self.open_beneath(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+                Ok(Arc::new(self.file(fd, false, Some(Fd::new(directory)))))
+            }
+            // A kernel that does not know the flag takes it for that of a directory.
+            Err(e) if Errno::from_io_error(&e) == Some(Errno::ISDIR) => Err(Errno::OPNOTSUPP.into()),
+            Err(e) => Err(e),
+        }
     }
 
     fn stat(&self, path: &Path) -> io::Result<Meta> {
@@ -218,11 +242,24 @@ impl Storage for Linux {
 
     fn check_access(&self, path: &Path, access: Access) -> io::Result<()> {
         let (directory, name) = match access {
-            Access::Add => (self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, None),
+            Access::Add | Access::NewMode(_) => {
+                (self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, None)
+            }
             _ => self.parent(path).map(|(directory, name)| (directory, Some(name)))?,
         };
         let user = rustix::process::geteuid();
         let inside = fs::fstat(&directory)?;
+        let keeps_setgid = |group| {
+            let groups = rustix::process::getgroups().unwrap_or_default();
+            user.is_root() || groups.iter().chain([&rustix::process::getegid()]).any(|own| own.as_raw() == group)
+        };
+        if let Access::NewMode(mode) = access {
+            let inherits = inside.st_mode & libc::S_ISGID != 0;
+            return match mode & 0o2000 != 0 && inherits && !keeps_setgid(inside.st_gid) {
+                true => Err(Errno::PERM.into()),
+                false => Ok(()),
+            };
+        }
         if !matches!(access, Access::Mode(_)) {
             // The kernel knows about groups, access control lists, and file systems that are mounted read-only.
             fs::accessat(&directory, ".", fs::Access::WRITE_OK | fs::Access::EXEC_OK, AtFlags::EACCESS)?;
@@ -248,9 +285,7 @@ impl Storage for Linux {
                 if !is_own(&entry) {
                     return Err(Errno::PERM.into());
                 }
-                let groups = rustix::process::getgroups().unwrap_or_default();
-                let in_group = groups.iter().chain([&rustix::process::getegid()]).any(|g| g.as_raw() == entry.st_gid);
-                if mode & 0o2000 != 0 && !in_group && !user.is_root() {
+                if mode & 0o2000 != 0 && !keeps_setgid(entry.st_gid) {
                     // The kernel would leave the bit out, and say nothing.
                     return Err(Errno::PERM.into());
                 }
@@ -283,6 +318,10 @@ impl Storage for Linux {
         (numbers.next(), numbers.next()) >= (Some(5), Some(8))
     }
 
+    fn keeps_order(&self) -> bool {
+        *self.keeps_order.get_or_init(|| self.root.get().is_ok_and(keeps_order))
+    }
+
     fn space(&self) -> io::Result<Space> {
         let st = fs::fstatvfs(self.root.get()?)?;
         Ok(Space {
@@ -296,7 +335,7 @@ impl Storage for Linux {
 
     fn open_files_max(&self) -> usize {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        (limit.unwrap_or(4096) / 2).clamp(8, 4096) as usize
+        (limit.unwrap_or(1024) / 2).clamp(8, 1024) as usize
     }
 
     fn effective_user(&self) -> u32 {
@@ -339,6 +378,8 @@ impl Storage for Linux {
 
 struct LinuxFile {
     fd: Fd,
+    /// Of a file that was made without a name: where it gets one.
+    directory: Option<Fd>,
     direct: bool,
     holds_lock: AtomicBool,
     totals: Arc<Totals>,
@@ -418,6 +459,20 @@ impl LinuxFile {
 }
 
 impl File for LinuxFile {
+    fn give_name(&self, name: &OsStr) -> io::Result<()> {
+        let (fd, directory) = (self.fd.get()?, self.directory.as_ref().ok_or(Errno::INVAL)?.get()?);
+        if fs::fstat(fd)?.st_nlink != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        match fs::linkat(fd, "", directory, name, AtFlags::EMPTY_PATH) {
+            // Before Linux 6.10 this needs a capability; by way of `/proc` it does not.
+            Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {}
+            done => return Ok(done?),
+        }
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        Ok(fs::linkat(fs::CWD, path, directory, name, AtFlags::SYMLINK_FOLLOW)?)
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(self.fd.get()?, buf, offset)?)
     }

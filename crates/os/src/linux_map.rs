@@ -196,6 +196,9 @@ impl Mapping for LinuxMapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `show`.
         unsafe { mm::mmap_anonymous(at, len, self.protection, flags)? };
+        // Where huge pages are given unasked, the first store to one would change 512 pages.
+        // SAFETY: the range just mapped. It is only advice, which kernels without huge pages refuse.
+        let _ = unsafe { mm::madvise(at, len, Advice::LinuxNoHugepage) };
         self.watch(&range)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::mapping::{MapRequest, Mapping};
 use crate::sync_point::SyncPoint;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -105,6 +105,8 @@ pub enum Access {
     Remove,
     /// Giving these permission bits to this file or directory.
     Mode(u32),
+    /// Making an entry with these permission bits in this directory, whose group it may inherit.
+    NewMode(u32),
 }
 
 /// A directory tree on one file system.
@@ -117,6 +119,10 @@ pub trait Storage: Send + Sync {
     /// Never follows a symbolic link (`ELOOP`), never crosses a mount (`EXDEV`). A directory can be opened
     /// for reading only (`EISDIR`).
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>>;
+    /// Makes a regular file without a name in a directory (`O_TMPFILE`), open for writing, with the permission bits
+    /// 0600. It inherits what files that are created there inherit; [`File::give_name`] lets others see it. It is gone
+    /// when it is closed without a name. `EOPNOTSUPP`: not on this file system.
+    fn create_unnamed(&self, directory: &Path) -> io::Result<Arc<dyn File>>;
     /// `lstat`. The empty path is the root directory.
     fn stat(&self, path: &Path) -> io::Result<Meta>;
     /// Names in a directory, unsorted, without `.` and `..`. The empty path is the root directory.
@@ -144,6 +150,9 @@ pub trait Storage: Send + Sync {
     fn sync_file_system(&self, point: SyncPoint) -> io::Result<()>;
     /// Whether [`Storage::sync_file_system`] reports failed writeback at all.
     fn sync_file_system_reports_errors(&self) -> bool;
+    /// Whether the file system has one ordered log: after a crash a file that has a new name, or a new size from a
+    /// write, also has the attributes that were set before. False where that is not known.
+    fn keeps_order(&self) -> bool;
     /// Room left.
     fn space(&self) -> io::Result<Space>;
     /// Files that one store may keep open at once without starving the program.
@@ -165,6 +174,10 @@ pub trait Storage: Send + Sync {
 
 /// One open file.
 pub trait File: Send + Sync {
+    /// Gives a file of [`Storage::create_unnamed`] a name in the directory that it was made in. `EEXIST`: the name is
+    /// taken. `EINVAL`: the file was not made without a name, or has one already. `ENOENT`: the directory was removed, or
+    /// the system lets this user name no such file.
+    fn give_name(&self, name: &OsStr) -> io::Result<()>;
     /// `pread`: may return fewer bytes than asked; 0 at the end of the file.
     /// On a direct file, buffer, offset and length are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;

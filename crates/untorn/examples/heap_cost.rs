@@ -5,6 +5,7 @@ use allocator_api2::alloc::{Allocator, Global};
 use std::alloc::Layout;
 use std::path::PathBuf;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 use untorn::heap::Heap;
 
@@ -29,10 +30,54 @@ fn main() -> Result<(), untorn::Error> {
         let theirs = each(threads, n, |n| churn(&Global, n));
         println!("{threads} threads: a block made and one freed: {ours:.1} ns in the heap, {theirs:.1} ns by malloc");
     }
+    let (least, median) = stand_still(&heap)?;
+    println!(
+        "a commit of {PAGES} pages keeps threads waiting: {least:.2} ms at least, {median:.2} ms half of the times"
+    );
     heap.close()?;
     std::fs::remove_file(&path).expect("the heap's file");
     let _ = std::fs::remove_dir_all(dir.join("heap-cost.untorn"));
     Ok(())
+}
+
+/// Pages that a commit finds changed.
+const PAGES: usize = 1000;
+
+/// The longest wait for a guard during a commit of many pages, in ms: the least of all commits, and the median.
+fn stand_still(heap: &Heap) -> Result<(f64, f64), untorn::Error> {
+    let block = heap.allocate(Layout::from_size_align(4 * PAGES * 4096, 4096).expect("a layout"))?.as_ptr();
+    heap.commit()?;
+    let mut waits = Vec::new();
+    for round in 0..40u8 {
+        for page in 0..PAGES {
+            // SAFETY: within the block.
+            unsafe { block.add(4 * page * 4096 + usize::from(round)).write_volatile(round + 1) };
+        }
+        let (start, done) = (Barrier::new(2), AtomicBool::new(false));
+        let (longest, committed) = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                start.wait();
+                let mut longest = 0.0f64;
+                while !done.load(Relaxed) {
+                    let began = Instant::now();
+                    drop(std::hint::black_box(heap.mutate()));
+                    longest = longest.max(began.elapsed().as_secs_f64() * 1e3);
+                }
+                longest
+            });
+            start.wait();
+            let committed = heap.commit();
+            done.store(true, Relaxed);
+            (waiting.join().expect("a thread that waited"), committed)
+        });
+        committed?;
+        // The first ones find pages that nothing is known of, and fill buffers.
+        if round >= 5 {
+            waits.push(longest);
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    Ok((waits[0], waits[waits.len() / 2]))
 }
 
 /// Nanoseconds that an operation takes the slowest of so many threads: the least of several runs; of one thread they

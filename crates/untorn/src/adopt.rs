@@ -93,6 +93,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
         newest_lsn: Some(scanned.last_lsn),
         rename_dir: journal.to_owned(),
         durable: true,
+        contents: None,
     };
     let locations = data_files.find(&state);
     // A name that several files had tells nothing about which of them lies there.

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::invariant;
 use crate::sync_point;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,6 +22,8 @@ use untorn_journal::overlay::Overlay;
 use untorn_journal::recovery::{flush_one_by_one, set_checkpoint_lsn};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, holds};
+
+const FLUSH_ATTRIBUTE: &str = "flush the attribute of";
 
 /// What comes after a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,24 @@ struct Part {
     names_changed: bool,
 }
 
+impl Part {
+    /// What the data file lacks of the part, and whether a flush of what it has may have failed unseen.
+    fn to_write(&self, data: &Arc<dyn File>) -> (Arc<Overlay>, bool) {
+        let mut state = self.file.write();
+        let Some(written) = state.written_first.take() else { return (self.overlay.clone(), self.again) };
+        let again = self.again || !written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
+        if written.is_all && !again {
+            return (Arc::default(), false);
+        }
+        // A commit wrote newer changes, too: older ones must not go over these.
+        let mut overlay = (*self.overlay).clone();
+        if holds(invariant::NEWEST_OVER_OLDER) {
+            overlay.merge(&state.content.committed);
+        }
+        (Arc::new(overlay), again)
+    }
+}
+
 /// A checkpoint under way. Dropping it after an error leaves its part for the next one.
 pub struct Checkpoint<'a> {
     engine: &'a Engine,
@@ -49,6 +69,8 @@ pub struct Checkpoint<'a> {
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
     done: bool,
+    /// Why a part of it waits, which was restated.
+    waits: Option<Error>,
 }
 
 impl Engine {
@@ -60,6 +82,9 @@ impl Engine {
             Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
             None => Ok(()),
         };
+        // Also if something waits.
+        let failed = self.journal.lock().journal.failure().is_some();
+        let done = if failed { done } else { done.and(self.forget_unused()) };
         self.checkpoint_failed.store(done.is_err(), Relaxed);
         done
     }
@@ -96,7 +121,7 @@ impl Engine {
             files.push(Part { file, overlay, again, names_changed });
         }
         let dirs = std::mem::take(&mut state.dirs);
-        Ok(Some(Checkpoint { engine: self, target, files, dirs, done: false }))
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, done: false, waits: None }))
     }
 }
 
@@ -109,10 +134,11 @@ impl<'a> Checkpoint<'a> {
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
-        let names_wait = {
+        let (names_wait, names_healed) = {
             let mut journal = engine.journal.lock();
             engine.apply_waiting_names(&mut journal);
-            journal.unapplied.first().map(|waiting| waiting.reason.clone())
+            self.dirs.append(&mut journal.dirs);
+            (journal.unapplied.first().map(|waiting| waiting.reason.clone()), journal.names_healed)
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
@@ -122,7 +148,7 @@ impl<'a> Checkpoint<'a> {
             engine.storage.sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &engine.path)?;
             exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
-        let mut first_error = None;
+        let (mut first_error, mut file_waits, mut waiting) = (None, None, BTreeMap::new());
         for part in &self.files {
             let applied = self.apply_file(part, one_by_one, after);
             let mut state = part.file.write();
@@ -133,6 +159,12 @@ impl<'a> Checkpoint<'a> {
                 Ok(Applied::Gone) => {
                     state.quarantine = None;
                     self.dirs.extend(state.path().parent().map(Path::to_owned));
+                }
+                Ok(Applied::Not(e)) => {
+                    tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
+                    state.quarantine = Some(e.clone());
+                    waiting.insert(part.file.id, part.file.clone());
+                    file_waits.get_or_insert(e);
                 }
                 Err(e) => {
                     tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
@@ -146,32 +178,63 @@ impl<'a> Checkpoint<'a> {
         } else if engine.is_durable() {
             self.flush_dirs()?;
         }
+        // A disk that failed a write or a flush may have lost what it had taken of other files, too.
         if let Some(e) = first_error {
             return Err(e);
         }
-        if let Some(reason) = names_wait {
-            return Err(reason);
+        if let Some(reason) = file_waits.or(names_wait) {
+            if after == After::Clean || !self.restate(&waiting, names_healed)? {
+                return Err(reason);
+            }
+            self.waits = Some(reason);
         }
         self.done = true;
-        self.files.iter().for_each(|part| part.file.write().content.applying = None);
+        for part in self.files.iter().filter(|part| !waiting.contains_key(&part.file.id)) {
+            let mut state = part.file.write();
+            state.content.applying = None;
+            state.applied_lsn = self.target.durable_lsn;
+            state.attribute_unsynced = false;
+        }
         engine.checkpoints.fetch_add(1, Relaxed);
         Ok(self)
     }
 
+    /// Restates what could not be applied, so that the log before can be truncated. False: it stays where it is.
+    fn restate(&self, waiting: &BTreeMap<u64, Arc<SharedFile>>, names_healed: u64) -> Result<bool> {
+        let mut state = self.engine.journal.lock();
+        // Names that were applied after the flush are not restated, and not flushed either.
+        if state.names_healed != names_healed || !self.engine.restate(&mut state, waiting)? {
+            return Ok(false);
+        }
+        for part in self.files.iter().filter(|part| waiting.contains_key(&part.file.id)) {
+            part.file.write().names_changed |= part.names_changed;
+            state.dirty.insert(part.file.id, part.file.clone());
+        }
+        Ok(true)
+    }
+
     /// Writes and flushes one data file.
     fn apply_file(&self, part: &Part, flush: bool, after: After) -> Result<Applied> {
-        let Part { file, overlay, again, names_changed } = part;
+        let Part { file, overlay, names_changed, .. } = part;
         let engine = self.engine;
-        let Some((data, path)) = self.data_file(file)? else { return Ok(Applied::Gone) };
+        let (data, path) = match self.data_file(file) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(Applied::Gone),
+            Err(e @ Error::Io { action: FLUSH_ATTRIBUTE, .. }) => return Err(e),
+            Err(e) => return Ok(Applied::Not(e)),
+        };
         if engine.is_durable() && !overlay.is_empty() && file.read().attribute_unsynced {
             // A crash must not leave contents in a file that nothing tells from a stranger's.
-            data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
+            data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, &path)?;
             file.write().attribute_unsynced = false;
         }
-        if *again && engine.is_durable() {
+        let writing = file.writing.lock();
+        let (to_write, again) = part.to_write(&data);
+        if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied = apply_overlay(&*data, overlay, &path).and_then(|()| self.restore_mode(file, &*data, &path));
+        let applied =
+            apply_overlay(&*data, &to_write, &path).and_then(|()| file.read().restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         {
@@ -179,6 +242,7 @@ impl<'a> Checkpoint<'a> {
             content.last_stat = meta.as_ref().ok().copied();
             content.base_size = meta.as_ref().map_or(content.base_size, |meta| meta.size);
         }
+        drop(writing);
         applied?;
         meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
@@ -197,18 +261,8 @@ impl<'a> Checkpoint<'a> {
         Ok(Applied::Done)
     }
 
-    /// Sets the mode again that a commit gave to the file, as writing takes setuid and setgid bits away.
-    fn restore_mode(&self, file: &SharedFile, data: &dyn File, path: &Path) -> Result<()> {
-        let Some(mode) = file.read().mode_set else { return Ok(()) };
-        let meta = data.meta().context("look at", path)?;
-        if meta.mode == mode || meta.uid != self.engine.storage.effective_user() {
-            return Ok(());
-        }
-        data.set_mode(mode).context("change the mode of", path)
-    }
-
     /// The data file, unchanged by others, and its name; none if the file is gone.
-    fn data_file(&self, file: &SharedFile) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
+    fn data_file(&self, file: &Arc<SharedFile>) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
         loop {
             {
                 let _names = self.engine.steady_names();
@@ -219,7 +273,7 @@ impl<'a> Checkpoint<'a> {
                 if let Some(data) = &state.content.data {
                     return match state.changed_outside(&*self.engine.storage)? {
                         Some(changed) => {
-                            self.disown(file.id, &state);
+                            self.disown(file.id, &state)?;
                             Err(changed)
                         }
                         None => Ok(Some((data.clone(), state.path().to_owned()))),
@@ -234,16 +288,17 @@ impl<'a> Checkpoint<'a> {
     /// Gives a file that somebody else edited in place an identity that no journal knows, which keeps recovery from
     /// writing over that edit. If this cannot be noted, a conflict is still what this owner reports. A file that was
     /// only moved, or given a second name, must be recognised when that is undone.
-    fn disown(&self, id: u64, state: &FileState) {
-        let (Some(data), Some(last)) = (&state.content.data, state.content.last_stat) else { return };
+    fn disown(&self, id: u64, state: &FileState) -> Result<()> {
+        let (Some(data), Some(last)) = (&state.content.data, state.content.last_stat) else { return Ok(()) };
         if data.meta().is_ok_and(|now| edited(&now, &last))
             && let Ok(value) = data.attribute()
             && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
             && a.file == id
             && data.set_attribute(&Attribute { file: !id, ..a }.encode()).is_ok()
         {
-            let _ = data.sync_all(sync_point::ATTRIBUTE);
+            data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, state.path())?;
         }
+        Ok(())
     }
 
     fn flush_dirs(&self) -> Result<()> {
@@ -262,8 +317,16 @@ impl<'a> Checkpoint<'a> {
             state.journal.begin_truncate(self.target)
         };
         write.write()?;
-        self.engine.journal.lock().journal.finish_truncate(write);
-        Ok(())
+        let mut state = self.engine.journal.lock();
+        state.journal.finish_truncate(write);
+        if self.waits.is_none() && state.unapplied.is_empty() {
+            state.journal.reserve(None);
+        }
+        drop(state);
+        let mut table = self.engine.files.lock();
+        self.files.iter().for_each(|part| table.note_idle(&part.file));
+        drop(table);
+        self.waits.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -271,6 +334,8 @@ impl<'a> Checkpoint<'a> {
 enum Applied {
     Done,
     Gone,
+    /// Nothing was written: the data file is not there, or not as it was left.
+    Not(Error),
 }
 
 impl Drop for Checkpoint<'_> {

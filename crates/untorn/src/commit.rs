@@ -16,6 +16,7 @@ use crate::names::Names;
 use crate::queue::{Queue, Request};
 use crate::sync_point;
 use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
+use untorn_journal::spill::SpillSpace;
 use untorn_journal::{Context, Error, Outcome, Result};
 use untorn_os::holds;
 
@@ -45,6 +47,17 @@ impl Engine {
     /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own. If a
     /// file is quarantined, tries a checkpoint first, which may lift that.
     pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        self.submit_still(files, txn, None)
+    }
+
+    /// As [`Self::submit`]. With `copied`, nobody stores to the files' mappings until that is called: then what is
+    /// stored is copied, and what takes longer comes after it.
+    pub(crate) fn submit_still(
+        &self,
+        files: &[Arc<SharedFile>],
+        txn: Option<TxnPart>,
+        copied: Option<&mut dyn FnMut()>,
+    ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
         // All of them are held until the commit is queued: what it takes is of one moment.
@@ -58,10 +71,21 @@ impl Engine {
             let _ = self.checkpoint();
             states = lock_all();
         }
-        let mut inline = 0;
+        let mut copies = Vec::new();
+        if let Some(copied) = copied {
+            for state in &mut states {
+                state.check_commit(txn)?;
+                copies.push(state.copy_stores(self)?);
+            }
+            copied();
+        }
+        let (mut inline, mut copies) = (0, copies.into_iter());
         for state in &mut states {
             state.check_commit(txn)?;
-            state.stage_stores(self)?;
+            match copies.next() {
+                Some(copies) => state.stage_copies(self, copies)?,
+                None => state.stage_stores(self)?,
+            }
             // What cannot be applied later must not be acknowledged now. The limit may have changed since the write.
             let content = &state.content;
             if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
@@ -75,9 +99,9 @@ impl Engine {
         }
         if inline > self.inline_bytes_max() {
             // A large commit goes by reference.
-            let shared = self.create_spill()?;
+            let mut shared = SpillSpace::new(self.create_spill()?, self.inline_bytes_max());
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
-            with_bytes.try_for_each(|state| state.content.spill_write_set(&shared))?;
+            with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
         }
         let completion = Arc::new(Completion::default());
         let mut queue = self.queue.lock();
@@ -166,7 +190,7 @@ impl Engine {
     }
 
     /// Waits until the queue is not full.
-    fn shorten_queue(&self) {
+    pub(crate) fn shorten_queue(&self) {
         let mut queue = self.queue.lock();
         while queue.waiting.len() >= QUEUE_MAX {
             if queue.leading {
@@ -332,11 +356,14 @@ impl Engine {
 
     /// Truncates the log by a checkpoint, which must get further than this.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
-        self.checkpoint()?;
+        let done = self.checkpoint();
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
+            // What could not be applied may still wait: it was restated, and is not in the way.
             return Ok(());
         }
-        let quarantined = self.files.lock().values().find_map(|file| {
+        done?;
+        // Those of a checkpoint that failed.
+        let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
             state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
         });
@@ -467,6 +494,7 @@ impl Engine {
                 data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             }
             state.last_lsn = checkpoint_lsn;
+            state.applied_lsn = checkpoint_lsn;
             state.attribute_set = !self.is_durable() || one_by_one;
         }
         if self.is_durable() && !one_by_one {
@@ -506,6 +534,9 @@ impl Engine {
                 // A file whose last handle closed meanwhile keeps nothing of what was refused.
                 self.forget_if_idle(file);
             }
+            let named: Vec<_> = request.names.iter().flat_map(NameOp::paths).map(Path::to_owned).collect();
+            drop(request.names);
+            self.forget_names(named.iter().map(PathBuf::as_path));
             request.completion.complete(Err(e));
         }
     }

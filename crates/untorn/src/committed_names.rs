@@ -1,39 +1,53 @@
 //! Committed changes of names, made so in the table of open files and on disk.
 
+use crate::contents_first::ContentsFirst;
 use crate::engine::{Engine, JournalState, Unapplied};
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::name_op::NameOp;
 use crate::queue::Request;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::apply::{DataFiles, Location, open_for_writing};
 use untorn_journal::final_state::FinalState;
 use untorn_journal::{Error, Result};
+use untorn_os::File;
 
 impl Engine {
     /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
     /// left to the next checkpoint; recovery would do all of it, so nothing depends on it here.
     pub(crate) fn follow_names(&self, files: &[Arc<SharedFile>], names: FinalState, journal: &mut JournalState) {
         journal.dirs.extend(names.touched_dirs());
-        let _renaming = self.renaming.write();
+        let renaming = self.renaming.write();
         self.update_table(files, &names);
-        if let Some(reason) = self.apply_names(&names) {
-            journal.unapplied.push(Unapplied { names, reason });
+        let unapplied = self.apply_names(files.to_vec(), names);
+        drop(renaming);
+        let Some(mut unapplied) = unapplied else { return };
+        for file in files {
+            if let Some(waiting) = unapplied.names.files.get_mut(&file.id) {
+                // What was committed to a file before it was unlinked need not be in it.
+                waiting.previous_lsn = file.read().applied_lsn;
+            }
         }
+        journal.unapplied.push(unapplied);
+        self.reserve_for_waiting(journal);
     }
 
     /// Applies committed names that could not be applied when they were committed.
     pub(crate) fn apply_waiting_names(&self, journal: &mut JournalState) {
-        journal.unapplied.retain_mut(|waiting| {
+        for waiting in std::mem::take(&mut journal.unapplied) {
             let _renaming = self.renaming.write();
-            match self.apply_names(&waiting.names) {
-                Some(reason) => {
-                    waiting.reason = reason;
-                    true
-                }
-                None => false,
+            let before = (waiting.names.files.len(), waiting.names.dirs.len());
+            let touched = waiting.names.touched_dirs();
+            let still = self.apply_names(waiting.files, waiting.names);
+            let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
+            if after != Some(before) {
+                // The directories were flushed before these names were in them.
+                journal.dirs.extend(touched);
+                journal.names_healed += 1;
             }
-        });
+            journal.unapplied.extend(still);
+        }
     }
 
     /// Names are checked against what is on the disk: committed ones that could not be applied must be out of
@@ -59,15 +73,16 @@ impl Engine {
         let mut table = self.files.lock();
         for file in files {
             let mut state = file.write();
-            if table.get(state.path()).is_some_and(|f| Arc::ptr_eq(f, file)) {
-                table.remove(state.path());
-            }
+            table.remove_name(state.path(), file);
             let last = &names.files[&file.id];
             state.names_changed |= last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
             state.mode_set = last.final_mode().or(state.mode_set);
             match &last.name {
                 Some(name) => state.content.path = name.clone(),
-                None => state.be_gone(),
+                None => {
+                    table.remove(state.path(), file);
+                    state.be_gone();
+                }
             }
             if state.life == Life::Uncommitted {
                 // The committed overlay was dropped as long as the file had no name.
@@ -81,12 +96,17 @@ impl Engine {
             let state = file.read();
             if state.life == Life::Named {
                 table.insert(state.path().to_owned(), file.clone());
+                if state.handles == 0 {
+                    table.note_idle(file);
+                }
             }
         }
     }
 
-    /// Applies committed names on disk. Returns why something could not be done now.
-    fn apply_names(&self, names: &FinalState) -> Option<Error> {
+    /// Applies committed names of these files on disk. Returns those that could not be applied now, and why.
+    fn apply_names(&self, mut files: Vec<Arc<SharedFile>>, mut names: FinalState) -> Option<Unapplied> {
+        let named = files.iter().filter(|file| file.read().life == Life::Named);
+        let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
         let data_files = DataFiles {
             storage: &*self.storage,
             store: self.store_id,
@@ -94,48 +114,57 @@ impl Engine {
             newest_lsn: None,
             rename_dir: self.store_dir.journal(),
             durable: self.is_durable(),
+            contents: Some(&first),
         };
-        let mut locations = data_files.find(names);
-        let left = data_files.apply_names(names, &mut locations);
+        let mut locations = data_files.find(&names);
+        let left = data_files.apply_names(&names, &mut locations);
         for dir in &left {
             tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
         }
         // Also of files that no table has any more: a committed unlink is not forgotten.
         let of_files = locations.values().filter_map(|location| location.as_ref().err());
-        let of_dirs = left.iter().filter(|dir| !dir.given_up).map(|dir| &dir.reason);
-        let waits = of_files.chain(of_dirs).next().cloned();
-        let files = self.files.lock();
-        let mut room = self.storage.open_files_max().saturating_sub(files.len());
-        for file in files.values().filter(|f| names.files.contains_key(&f.id)) {
+        let dirs_left = || left.iter().filter(|dir| !dir.given_up);
+        let reason = of_files.chain(dirs_left().map(|dir| &dir.reason)).next().cloned();
+        let mut table = self.files.lock();
+        let most = self.storage.open_files_max();
+        for file in first.files() {
             let mut state = file.write();
             match &locations[&file.id] {
                 Ok(Location::At(at)) => {
                     state.quarantine = None;
-                    if state.content.data.is_none() && room > 0 {
-                        room -= 1;
-                        self.open_created(&mut state, at);
+                    let written = first.take_written(file.id);
+                    state.attribute_unsynced &= written.is_none();
+                    let room = table.descriptors() < most;
+                    if state.content.data.is_none() && room && self.open_created(&mut state, at, written) {
+                        table.note_descriptor(file);
                     }
                 }
                 Ok(Location::Absent) => {}
                 Err(e) => state.quarantine = Some(e.clone()),
             }
         }
-        waits
+        let reason = reason?;
+        drop(table);
+        let waiting: BTreeSet<u64> = locations.iter().filter(|(_, at)| at.is_err()).map(|(id, _)| *id).collect();
+        let mut dirs: BTreeSet<PathBuf> = dirs_left().map(|dir| dir.path.clone()).collect();
+        dirs.extend(waiting.iter().flat_map(|id| names.dirs_of(&names.files[id])));
+        names.retain(&waiting, &dirs);
+        files.retain(|file| waiting.contains(&file.id));
+        Some(Unapplied { names, files, reason })
     }
 
     /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
-    fn open_created(&self, state: &mut FileState, at: &Path) {
-        if let Ok(file) = open_for_writing(&*self.storage, at) {
-            let claimed = file.try_claim().unwrap_or(false);
-            let meta = file.meta();
-            if let (true, Ok(meta)) = (claimed, meta) {
-                // Of a file that was open before, an edit from outside must still show.
-                if state.content.last_stat.is_none() {
-                    state.content.base_size = meta.size;
-                    state.content.last_stat = Some(meta);
-                }
-                state.content.data = Some(file);
-            }
+    fn open_created(&self, state: &mut FileState, at: &Path, written: Option<Arc<dyn File>>) -> bool {
+        let Ok(file) = written.map_or_else(|| open_for_writing(&*self.storage, at), Ok) else { return false };
+        let claimed = file.try_claim().unwrap_or(false);
+        let meta = file.meta();
+        let (true, Ok(meta)) = (claimed, meta) else { return false };
+        // Of a file that was open before, an edit from outside must still show.
+        if state.content.last_stat.is_none() {
+            state.content.base_size = meta.size;
+            state.content.last_stat = Some(meta);
         }
+        state.content.data = Some(file);
+        true
     }
 }

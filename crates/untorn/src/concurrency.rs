@@ -5,6 +5,8 @@
 //! program must not, as nothing works outside of that scheduler.
 
 #[cfg(not(feature = "shuttle"))]
+pub(crate) use parking_lot::RawRwLock;
+#[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::{
@@ -14,13 +16,26 @@ pub(crate) use std::{
 };
 
 #[cfg(feature = "shuttle")]
-pub(crate) use scheduled::{Condvar, Instant, Mutex, MutexGuard, RwLock};
+pub(crate) use scheduled::{Condvar, Instant, Mutex, MutexGuard, RawRwLock, RwLock};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{
     sync::atomic::{AtomicBool, AtomicU64},
     sync::{RwLockReadGuard, RwLockWriteGuard},
     thread,
 };
+
+/// A lock without a value.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn new_raw_lock() -> RawRwLock {
+    use parking_lot::lock_api::RawRwLock as _;
+    RawRwLock::INIT
+}
+
+/// A lock without a value.
+#[cfg(feature = "shuttle")]
+pub(crate) fn new_raw_lock() -> RawRwLock {
+    RawRwLock::default()
+}
 
 /// The scheduler's locks in the shape of `parking_lot`'s.
 #[cfg(feature = "shuttle")]
@@ -118,6 +133,61 @@ mod scheduled {
 
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
+        }
+    }
+
+    #[derive(Default)]
+    struct Holders {
+        readers: usize,
+        writer: bool,
+        writers_waiting: usize,
+    }
+
+    /// Readers, or one writer. New readers wait for a writer that waits.
+    #[derive(Default)]
+    pub(crate) struct RawRwLock {
+        holders: Mutex<Holders>,
+        changed: Condvar,
+    }
+
+    impl RawRwLock {
+        pub(crate) fn lock_shared(&self) {
+            let mut holders = self.holders.lock();
+            while holders.writer || holders.writers_waiting > 0 {
+                self.changed.wait(&mut holders);
+            }
+            holders.readers += 1;
+        }
+
+        /// # Safety
+        /// The caller holds the lock for reading.
+        pub(crate) unsafe fn unlock_shared(&self) {
+            self.holders.lock().readers -= 1;
+            self.changed.notify_all();
+        }
+
+        pub(crate) fn lock_exclusive(&self) {
+            let mut holders = self.holders.lock();
+            holders.writers_waiting += 1;
+            while holders.writer || holders.readers > 0 {
+                self.changed.wait(&mut holders);
+            }
+            holders.writers_waiting -= 1;
+            holders.writer = true;
+        }
+
+        pub(crate) fn try_lock_exclusive(&self) -> bool {
+            let mut holders = self.holders.lock();
+            let free = !holders.writer && holders.readers == 0;
+            holders.writer |= free;
+            free
+        }
+
+        /// # Safety
+        /// The caller holds the lock for writing.
+        pub(crate) unsafe fn unlock_exclusive(&self) {
+            self.holders.lock().writer = false;
+            self.changed.notify_all();
         }
     }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use untorn_journal::overlay::{NO_END, Overlay, Source, read_through};
-use untorn_journal::spill::{Spill, append_summed};
+use untorn_journal::spill::{Spill, SpillSpace};
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Meta, holds};
 
@@ -54,8 +54,8 @@ pub(crate) struct Content {
     pub base_size: u64,
     /// The data file's metadata when Untorn last opened it or wrote to it.
     pub last_stat: Option<Meta>,
-    /// Where large uncommitted changes go.
-    pub spill: Option<Arc<Spill>>,
+    /// Where large uncommitted changes go. Nothing but the write set refers to it.
+    pub spill: Option<SpillSpace>,
 }
 
 impl Content {
@@ -125,9 +125,9 @@ impl Content {
         if bytes.len() as u64 <= sink.inline_bytes_max() {
             return Ok(Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset });
         }
-        let spill = self.spill(sink)?;
-        let (at, crc) = append_summed(&spill, bytes)?;
-        Ok(Source::Spill { spill, at, origin: offset, len: bytes.len() as u64, crc })
+        let space = self.spill_space(sink, bytes.len() as u64)?;
+        let (at, crc) = space.put(bytes)?;
+        Ok(Source::Spill { spill: space.spill().clone(), at, origin: offset, len: bytes.len() as u64, crc })
     }
 
     /// Adds a write to the write set.
@@ -172,14 +172,18 @@ impl Content {
         self.committing.push_back(Committing { overlay: Arc::new(std::mem::take(&mut self.write_set)), is_txn });
     }
 
-    /// The spill file of uncommitted changes.
-    fn spill(&mut self, sink: &dyn SpillSink) -> Result<Arc<Spill>> {
-        if let Some(spill) = &self.spill {
-            return Ok(spill.clone());
+    /// The spill file of uncommitted changes, before so many bytes go there.
+    fn spill_space(&mut self, sink: &dyn SpillSink, bytes: u64) -> Result<&mut SpillSpace> {
+        let space = match self.spill.take() {
+            Some(space) => space,
+            None => SpillSpace::new(sink.create_spill()?, sink.inline_bytes_max()),
+        };
+        let space = self.spill.insert(space);
+        if space.wants_look(bytes) {
+            let used = self.write_set.used_of(space.spill());
+            space.set_used(&used);
         }
-        let spill = sink.create_spill()?;
-        self.spill = Some(spill.clone());
-        Ok(spill)
+        Ok(space)
     }
 
     /// Makes room in memory for so many more bytes of uncommitted changes; more than fit there go by reference.
@@ -188,17 +192,18 @@ impl Content {
         let most = if bytes <= most { most - bytes } else { most };
         for least_bytes in [PAGE_BYTES, 1] {
             if self.write_set.memory_bytes() > most {
-                let spill = self.spill(sink)?;
-                self.write_set.spill(&spill, least_bytes)?;
+                self.spill_space(sink, self.write_set.memory_bytes())?;
+                let space = self.spill.as_mut().expect("made above");
+                self.write_set.spill(space, least_bytes)?;
             }
         }
         Ok(())
     }
 
     /// Moves the write set's bytes to the file's own spill file, or to a spill file that several files share.
-    pub(crate) fn spill_write_set(&mut self, shared: &Arc<Spill>) -> Result<()> {
-        let spill = self.spill.clone().unwrap_or_else(|| shared.clone());
-        self.write_set.spill(&spill, 1)
+    pub(crate) fn spill_write_set(&mut self, shared: &mut SpillSpace) -> Result<()> {
+        let space = self.spill.as_mut().unwrap_or(shared);
+        self.write_set.spill(space, 1)
     }
 
     /// The n-th commit on its way failed. Its changes become part of the next commit, or uncommitted again.

@@ -3,6 +3,7 @@
 use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock, RwLockReadGuard};
 use crate::content::{Content, SpillSink};
 use crate::file_state::SharedFile;
+use crate::open_files::FileTable;
 use crate::options::{FailureClass, StoreOptions};
 use crate::queue::Queue;
 use crate::wakeup::Wakeup;
@@ -24,7 +25,7 @@ use untorn_os::{Storage, process_generation};
 /// The shared state of an open store.
 ///
 /// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`,
-/// a file's state (of several files in the order of their ids), `queue`.
+/// a file's `writing` (without `files`), a file's state (of several files in the order of their ids), `queue`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
     pub store_dir: StoreDir,
@@ -63,9 +64,6 @@ pub(crate) struct Engine {
     pub checkpoint_failed: AtomicBool,
 }
 
-/// The files that are open, by name.
-pub(crate) type FileTable = BTreeMap<PathBuf, Arc<SharedFile>>;
-
 /// The journal, and what commits left to apply.
 pub(crate) struct JournalState {
     pub journal: Journal,
@@ -75,23 +73,30 @@ pub(crate) struct JournalState {
     pub dirs: BTreeSet<PathBuf>,
     /// Committed names that could not be applied.
     pub unapplied: Vec<Unapplied>,
+    /// How often names that waited could be applied.
+    pub names_healed: u64,
 }
 
 /// Committed names that could not be applied.
 pub(crate) struct Unapplied {
     pub names: FinalState,
+    /// The files that they are about.
+    pub files: Vec<Arc<SharedFile>>,
     /// Why.
     pub reason: Error,
 }
 
 impl JournalState {
     pub(crate) fn new(journal: Journal) -> JournalState {
-        JournalState { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new() }
+        JournalState { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new(), names_healed: 0 }
     }
 }
 
 /// Large commits take little room in the journal, but a descriptor each until they are applied.
 const SPILL_FILES_MAX: usize = 64;
+
+/// Files that nobody uses take memory until a checkpoint forgets them.
+const IDLE_FILES_MAX: usize = 4096;
 
 impl Engine {
     /// Handles of the parent are of no use in a forked child.
@@ -137,28 +142,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the journal is filling up: a checkpoint now spares commits the wait.
+    /// Whether the journal is filling up, or the table of files: a checkpoint now spares commits the wait.
     pub(crate) fn wants_checkpoint(&self, state: &JournalState) -> bool {
         let journal = &state.journal;
         let full = journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
-        journal.failure().is_none() && (full || journal.pending_spills() >= SPILL_FILES_MAX)
-    }
-
-    /// Closes data files if more than this are open; they are opened again when they are needed.
-    pub(crate) fn save_descriptors(&self, files: &FileTable, most: usize) {
-        if files.len() <= most {
-            return;
-        }
-        // A file that is in use this moment keeps its descriptor: nothing is waited for here. A clone of the
-        // descriptor, as a checkpoint has it, keeps the claim on the file, and nobody could open the file anew.
-        let unused = |data: &Arc<dyn untorn_os::File>| Arc::strong_count(data) == 1;
-        let open: Vec<_> = files
-            .values()
-            .filter_map(|file| file.try_write())
-            .filter(|state| state.content.data.as_ref().is_some_and(unused))
-            .collect();
-        let close = if open.len() > most { open.len() - most / 2 } else { 0 };
-        open.into_iter().take(close).for_each(|mut state| state.content.data = None);
+        let many = || journal.pending_spills() >= SPILL_FILES_MAX || self.files.lock().idle() >= IDLE_FILES_MAX;
+        journal.failure().is_none() && (full || many())
     }
 }
 
@@ -167,8 +156,8 @@ impl SpillSink for Engine {
         match Spill::create(&self.storage, &self.store_dir.journal()) {
             Err(Error::Io { source, .. }) if out_of_descriptors(&source) => {
                 // The caller holds a file's state, which comes after the table: no waiting for the table.
-                if let Some(files) = self.files.try_lock() {
-                    self.save_descriptors(&files, 0);
+                if let Some(mut files) = self.files.try_lock() {
+                    files.close_descriptors(0);
                 }
                 Spill::create(&self.storage, &self.store_dir.journal())
             }

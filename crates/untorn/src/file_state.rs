@@ -1,18 +1,18 @@
 //! One open file of a store: its content, its mapping, and how far its commits have come.
 
-use crate::concurrency::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::concurrency::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
-use crate::region::{Race, Region};
+use crate::region::{Copies, Race, Region};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use untorn_journal::overlay::{Overlay, Source};
 use untorn_journal::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Kind, Meta, Storage, holds};
+use untorn_os::{File, Kind, Meta, Storage, Tracker, holds};
 
 /// The unit of comparison of a mapped file: what differs is journaled in whole lines.
 const LINE_BYTES: usize = 64;
@@ -20,12 +20,23 @@ const LINE_BYTES: usize = 64;
 /// A file that is open in a store, shared by its handles.
 pub(crate) struct SharedFile {
     pub id: u64,
+    /// Held while a checkpoint, or a commit that gives the file a name, writes to the data file.
+    pub writing: Mutex<()>,
     state: RwLock<FileState>,
+}
+
+/// Committed contents went into the data file before a name that a commit gave to it, and no checkpoint has flushed
+/// them since.
+pub(crate) struct WrittenFirst {
+    /// The descriptor that they were written through: only that one is sure to tell if they are lost.
+    pub through: Weak<dyn File>,
+    /// The data file has all that is committed.
+    pub is_all: bool,
 }
 
 impl SharedFile {
     pub(crate) fn new(id: u64, state: FileState) -> Arc<SharedFile> {
-        Arc::new(SharedFile { id, state: RwLock::new(state) })
+        Arc::new(SharedFile { id, writing: Mutex::new(()), state: RwLock::new(state) })
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, FileState> {
@@ -67,8 +78,12 @@ pub(crate) struct FileState {
     pub names_changed: bool,
     /// The mode that commits of this epoch gave to the file.
     pub mode_set: Option<u32>,
+    /// What a commit wrote to the data file before it gave the file a name.
+    pub written_first: Option<WrittenFirst>,
     /// The last commit that touched the file, or the one at which the data file was last whole.
     pub last_lsn: u64,
+    /// The data file holds every commit up to this LSN, and its attribute says so at least.
+    pub applied_lsn: u64,
     /// A commit of the file may be in the journal or not.
     pub outcome_unknown: bool,
     /// The transaction that the file takes part in.
@@ -92,7 +107,9 @@ impl FileState {
             attribute_unsynced: false,
             names_changed: false,
             mode_set: None,
+            written_first: None,
             last_lsn: 0,
+            applied_lsn: 0,
             outcome_unknown: false,
             txn: None,
             quarantine: None,
@@ -137,6 +154,25 @@ impl FileState {
             region.check_room(&self.content, size)?;
         }
         sink.check_end(&self.content, size, action)
+    }
+
+    /// Nothing is uncommitted, and every commit of the file is in the data file, durably: the file is as its name
+    /// tells. `checkpoint_lsn` is that of the journal.
+    pub(crate) fn is_plain(&self, checkpoint_lsn: u64) -> bool {
+        let content = &self.content;
+        let unchanged = content.write_set.is_empty() && !content.is_pending() && !self.names_changed;
+        let settled = self.last_lsn <= checkpoint_lsn && self.quarantine.is_none() && !self.outcome_unknown;
+        unchanged && settled && self.life == Life::Named && self.region.is_none()
+    }
+
+    /// Sets the mode again that a commit gave to the file, as writing takes setuid and setgid bits away.
+    pub(crate) fn restore_mode(&self, storage: &dyn Storage, data: &dyn File) -> Result<()> {
+        let Some(mode) = self.mode_set else { return Ok(()) };
+        let meta = data.meta().context("look at", self.path())?;
+        if meta.mode == mode || meta.uid != storage.effective_user() {
+            return Ok(());
+        }
+        data.set_mode(mode).context("change the mode of", self.path())
     }
 
     /// Reads committed and uncommitted bytes; fewer than asked for only at the end of the file.
@@ -242,14 +278,38 @@ impl FileState {
 
     /// Moves what the program stored to the file's mapping into the write set. A mapping without maps ends with that.
     pub(crate) fn stage_stores(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        let unit = self.unit();
         if let Some(region) = self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
-            // Bytes of a transaction that may fail yet must not get into the next commit with the rest of their line.
-            let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
-            let unit = if txn_on_its_way { 1 } else { LINE_BYTES };
             region.stage_stores(&mut self.content, sink, unit)?;
         }
         self.drop_unused_region();
         Ok(())
+    }
+
+    /// Copies what the program stored to the file's mapping, for [`Self::stage_copies`]; nobody stores meanwhile.
+    pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink) -> Result<Option<Copies>> {
+        let unit = self.unit();
+        match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
+            Some(region) => region.copy_stores(&mut self.content, sink, unit).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Moves the copies into the write set, which nothing has changed since.
+    pub(crate) fn stage_copies(&mut self, sink: &dyn SpillSink, copies: Option<Copies>) -> Result<()> {
+        let unit = self.unit();
+        if let (Some(region), Some(copies)) = (&mut self.region, copies) {
+            region.stage_copies(&mut self.content, sink, unit, copies)?;
+        }
+        self.drop_unused_region();
+        Ok(())
+    }
+
+    /// Bytes of a mapped file that are compared as one. Bytes of a transaction that may fail yet must not get into the
+    /// next commit with the rest of their line.
+    fn unit(&self) -> usize {
+        let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
+        if txn_on_its_way { 1 } else { LINE_BYTES }
     }
 
     fn drop_unused_region(&mut self) {
@@ -265,6 +325,18 @@ impl FileState {
         }
     }
 
+    /// Drops pages of the mapping that the data file shows as well, while nobody stores.
+    pub(crate) fn drop_clean_pages(&mut self, sink: &dyn SpillSink) -> Result<()> {
+        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() == Tracker::Scan);
+        match &mut self.region {
+            // What is found stays; comparing it can wait for the commit.
+            Some(region) if finds_stores_once => region.find_stores(&self.content)?,
+            // All that was ever stored to is found: what differs must be told from what does not.
+            _ => self.stage_stores(sink)?,
+        }
+        self.reclaim_pages()
+    }
+
     /// A store to the mapping that came while a commit was on its way.
     pub(crate) fn race(&mut self) -> Result<Option<Race>> {
         match &mut self.region {
@@ -276,6 +348,9 @@ impl FileState {
     /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
     pub(crate) fn finish_commit(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
+        if let Some(written) = self.written_first.as_mut().filter(|_| !commit.overlay.is_empty()) {
+            written.is_all = false;
+        }
         if self.life == Life::Named {
             self.content.committed.merge(&commit.overlay);
         }

@@ -1,9 +1,10 @@
 //! The open files of a store: opening them, finding them by name, and closing descriptors when there are many.
 
 use crate::concurrency::{RwLockReadGuard, RwLockWriteGuard};
-use crate::engine::{Engine, FileTable, out_of_descriptors};
+use crate::engine::{Engine, out_of_descriptors};
 use crate::error_paths::error_in_store;
 use crate::file_state::{FileState, Life, SharedFile, check_kind};
+use crate::open_files::FileTable;
 use rustix::io::Errno;
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -47,8 +48,8 @@ impl Engine {
             }
             return Ok(known.clone());
         }
-        self.save_descriptors(&files, self.storage.open_files_max());
-        let (file, writable) = match self.with_descriptors(&files, || self.storage.open(path, Open::WRITE)) {
+        files.close_descriptors(self.storage.open_files_max());
+        let (file, writable) = match with_descriptors(&mut files, || self.storage.open(path, Open::WRITE)) {
             Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
                 (self.storage.open(path, Open::READ).context("open", path)?, false)
             }
@@ -69,6 +70,7 @@ impl Engine {
         state.handles = handles;
         let shared = SharedFile::new(self.new_file_id()?, state);
         files.insert(path.to_owned(), shared.clone());
+        files.note_descriptor(&shared);
         Ok(shared)
     }
 
@@ -107,19 +109,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens something; if there are no descriptors left, closes data files and tries again.
-    fn with_descriptors<T>(&self, files: &FileTable, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        match open() {
-            Err(e) if out_of_descriptors(&e) => {
-                self.save_descriptors(files, 0);
-                open()
-            }
-            done => done,
-        }
-    }
-
     /// A file's state with its data file open, for reading it.
-    pub(crate) fn readable<'a>(&self, file: &'a SharedFile) -> Result<RwLockReadGuard<'a, FileState>> {
+    pub(crate) fn readable<'a>(&self, file: &'a Arc<SharedFile>) -> Result<RwLockReadGuard<'a, FileState>> {
         loop {
             let state = file.read();
             state.check_alive()?;
@@ -133,7 +124,7 @@ impl Engine {
 
     /// A file's state with its data file open, for changing it. A descriptor may be closed for the sake of other
     /// files at any moment at which nobody holds the state.
-    pub(crate) fn changeable<'a>(&self, file: &'a SharedFile) -> Result<RwLockWriteGuard<'a, FileState>> {
+    pub(crate) fn changeable<'a>(&self, file: &'a Arc<SharedFile>) -> Result<RwLockWriteGuard<'a, FileState>> {
         loop {
             let state = file.write();
             if state.content.data.is_some() || state.life != Life::Named {
@@ -145,11 +136,11 @@ impl Engine {
     }
 
     /// Opens a data file again that was closed to save descriptors.
-    pub(crate) fn reopen(&self, shared: &SharedFile) -> Result<()> {
+    pub(crate) fn reopen(&self, shared: &Arc<SharedFile>) -> Result<()> {
         let _names = self.steady_names();
-        let files = self.files.lock();
+        let mut files = self.files.lock();
         self.check_not_shut_down()?;
-        self.save_descriptors(&files, self.storage.open_files_max());
+        files.close_descriptors(self.storage.open_files_max());
         let (path, writable) = {
             let state = shared.read();
             (state.path().to_owned(), state.writable)
@@ -158,7 +149,7 @@ impl Engine {
             true => open_for_writing(&*self.storage, &path),
             false => self.storage.open(&path, Open::READ),
         };
-        let file = self.with_descriptors(&files, open).context("open", &path)?;
+        let file = with_descriptors(&mut files, open).context("open", &path)?;
         let mut state = shared.write();
         if state.content.data.is_some() || state.life != Life::Named {
             return Ok(());
@@ -178,12 +169,17 @@ impl Engine {
             return Err(Error::Busy { path, pid: None });
         }
         state.content.data = Some(file);
+        files.note_descriptor(shared);
         Ok(())
     }
 
     /// Whether a file can be changed; one that could only be read when it was opened may have another mode now.
-    pub(crate) fn is_writable(&self, shared: &SharedFile) -> bool {
+    pub(crate) fn is_writable(&self, shared: &Arc<SharedFile>) -> bool {
+        if shared.read().writable {
+            return true;
+        }
         let _names = self.steady_names();
+        let mut files = self.files.lock();
         let mut state = shared.write();
         if !state.writable
             && let Ok(file) = self.storage.open(state.path(), Open::WRITE)
@@ -192,6 +188,7 @@ impl Engine {
             && file.try_claim().unwrap_or(false)
         {
             state.content.data = Some(file);
+            files.note_descriptor(shared);
             state.writable = true;
         }
         state.writable
@@ -199,7 +196,7 @@ impl Engine {
 
     /// Whether no file of the store has a handle.
     pub(crate) fn has_no_handles(&self) -> bool {
-        self.files.lock().values().all(|file| file.read().handles == 0)
+        self.files.lock().all().all(|file| file.read().handles == 0)
     }
 
     /// Takes back a handle that never came to be.
@@ -207,18 +204,16 @@ impl Engine {
         shared.write().handles -= 1;
         self.forget_if_idle(shared);
     }
+}
 
-    /// Drops a file from the table that has nothing to remember.
-    pub(crate) fn forget_if_idle(&self, shared: &Arc<SharedFile>) {
-        let mut files = self.files.lock();
-        let mut state = shared.write();
-        let content = &state.content;
-        let idle = state.handles == 0 && !state.attribute_set && !content.is_pending() && content.write_set.is_empty();
-        if idle && state.txn.is_none() && files.get(state.path()).is_some_and(|f| Arc::ptr_eq(f, shared)) {
-            files.remove(state.path());
-            // The claim on the file must not keep anybody from opening it anew.
-            state.content.data = None;
+/// Opens something; if there are no descriptors left, closes data files and tries again.
+fn with_descriptors<T>(files: &mut FileTable, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    match open() {
+        Err(e) if out_of_descriptors(&e) => {
+            files.close_descriptors(0);
+            open()
         }
+        done => done,
     }
 }
 

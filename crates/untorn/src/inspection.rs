@@ -326,6 +326,7 @@ fn inspect_files(
         newest_lsn: Some(scanned.last_lsn),
         rename_dir: dir.to_owned(),
         durable: true,
+        contents: None,
     };
     let locations = data_files.find(&state);
     for file in state.files.values() {

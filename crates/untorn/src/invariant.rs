@@ -5,6 +5,8 @@ pub use untorn_journal::invariant::*;
 untorn_os::invariants! {
     /// A change that was not applied, or not flushed, is applied again by the next checkpoint.
     APPLY_AGAIN,
+    /// A checkpoint does not write older changes over those that a commit wrote before it gave the file a name.
+    NEWEST_OVER_OLDER,
     /// The gap before a write behind the end is written as zeros.
     ZERO_GAP,
     /// Option `full_page`: the first change of a page is logged with the whole page.

@@ -29,12 +29,14 @@ mod committed_names;
 mod completion;
 mod concurrency;
 mod content;
+mod contents_first;
 mod cursor;
 mod engine;
 mod error_paths;
 mod file;
 mod file_state;
 mod file_table;
+mod forget;
 pub mod heap;
 mod inspection;
 #[doc(hidden)]
@@ -44,11 +46,13 @@ mod map;
 mod name_op;
 mod names;
 pub mod offline;
+mod open_files;
 mod open_store;
 mod options;
 mod put;
 mod queue;
 mod region;
+mod restate;
 mod status;
 mod store;
 #[doc(hidden)]

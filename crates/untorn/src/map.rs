@@ -30,6 +30,7 @@ pub struct MapOptions {
     populate: bool,
     huge_pages: bool,
     beyond_end: bool,
+    in_use: Option<u64>,
 }
 
 impl MapOptions {
@@ -112,6 +113,17 @@ impl MapOptions {
     pub fn huge_pages(mut self, on: bool) -> Self {
         self.huge_pages = on;
         self
+    }
+
+    /// Bytes of the file that the program can have any use for, if these are fewer than the file has.
+    pub(crate) fn in_use(mut self, bytes: u64) -> Self {
+        self.in_use = Some(bytes);
+        self
+    }
+
+    /// The most bytes that the program will store to and not drop, as it says.
+    pub(crate) fn dirty_max_given(&self) -> Option<u64> {
+        self.dirty_max
     }
 
     /// Where in the file the range ends. None: where no file can end.
@@ -291,7 +303,10 @@ fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
     let Some(limit) = memory_limit() else { return Ok(()) };
     let (most, what) = match options.dirty_max {
         Some(most) => (most, "`dirty_max`".to_owned()),
-        None => (state.content.size(), "the file".to_owned()),
+        None => match options.in_use {
+            Some(bytes) => (bytes, "what is in use in the file".to_owned()),
+            None => (state.content.size(), "the file".to_owned()),
+        },
     };
     if most <= limit.bytes {
         return Ok(());
@@ -408,22 +423,13 @@ impl Map {
     }
 
     /// Looks for stores that came while a commit gathered them, and drops clean pages, as far as that was asked for.
-    pub(crate) fn after_commit(&self) -> Result<()> {
+    fn after_commit(&self) -> Result<()> {
         let (engine, shared) = self.usable()?;
-        let (debug, quiet) = {
-            let state = shared.read();
-            state.region.as_ref().map_or((false, false), |r| (r.debug_races, r.quiet && r.wants_reclaim()))
-        };
-        let after = |e: &Error| tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
-        if debug {
-            let raced = shared.write().race().inspect_err(after);
-            if let Ok(Some(race)) = raced {
-                return Err(Error::RacingStore { path: self.file.path(), address: race.address, offset: race.offset });
-            }
-        }
+        self.check_races()?;
+        let quiet = shared.read().region.as_ref().is_some_and(|r| r.quiet && r.wants_reclaim());
         if quiet {
             // The commit has happened: pages that cannot be dropped now are no failure of it.
-            let _ = self.reclaim_quiet(engine, shared).inspect_err(after);
+            let _ = self.reclaim_quiet(engine, shared).inspect_err(|e| self.note(e));
         }
         Ok(())
     }
@@ -434,6 +440,40 @@ impl Map {
         let mut state = shared.write();
         let FileState { region, content, .. } = &mut *state;
         region.as_mut().ok_or(Error::Closed)?.stored(content)
+    }
+
+    /// Looks for stores that came while a commit gathered them, if that was asked for.
+    pub(crate) fn check_races(&self) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let debug = shared.read().region.as_ref().is_some_and(|region| region.debug_races);
+        match if debug { shared.write().race().inspect_err(|e| self.note(e)) } else { Ok(None) } {
+            Ok(Some(race)) => {
+                Err(Error::RacingStore { path: self.file.path(), address: race.address, offset: race.offset })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Of what failed after a commit, the log tells.
+    pub(crate) fn note(&self, e: &Error) {
+        tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
+    }
+
+    /// So many pages were stored to that dropping some pays; and whether these are more than `dirty_max`.
+    pub(crate) fn wants_reclaim(&self) -> (bool, bool) {
+        let state = self.file.shared.read();
+        state.region.as_ref().map_or((false, false), |region| (region.wants_reclaim(), region.is_over()))
+    }
+
+    /// How many more pieces the file's mapping may have.
+    pub(crate) fn pieces_left(&self) -> usize {
+        self.file.shared.read().region.as_ref().map_or(0, Region::pieces_left)
+    }
+
+    /// Drops clean pages, while nobody stores.
+    pub(crate) fn drop_clean_pages(&self) -> Result<()> {
+        let (engine, shared) = self.usable()?;
+        shared.write().drop_clean_pages(engine)
     }
 
     /// Commits without waiting: what is stored by now is the commit, and the ticket tells when it is durable.

@@ -6,6 +6,7 @@ use crate::name_op::NameOp;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::record::Op;
@@ -44,6 +45,9 @@ struct Proven {
     /// Files and directories to be made.
     new_entries: u64,
 }
+
+/// The permission bit by which what is made in a directory inherits the directory's group.
+const SETGID: u32 = 0o2000;
 
 /// Room on the file system for a new name and what it needs, at most.
 const ENTRY_BYTES: u64 = 4096;
@@ -125,6 +129,46 @@ impl<'a> Names<'a> {
         self.engine.storage.check_access(path, Access::Mode(mode)).context("change the mode of", path)
     }
 
+    /// The directory whose group something new inherits, if it inherits one.
+    fn gives_group(&self, path: &Path) -> Result<Option<PathBuf>> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let made = self.planned.iter().rev().find_map(|change| match change {
+            Change::Other(Op::Mkdir { path, mode }) if path == parent => Some(*mode),
+            _ => None,
+        });
+        match made {
+            Some(mode) if mode & SETGID != 0 => self.gives_group(parent),
+            Some(_) => Ok(None),
+            None => {
+                let meta = self.engine.storage.stat(parent).context("look at", parent)?;
+                Ok((meta.mode & SETGID != 0).then(|| parent.to_owned()))
+            }
+        }
+    }
+
+    /// Proves that something new can have these permission bits: in a group that is not the user's, the kernel would
+    /// leave the setgid bit out, and say nothing.
+    fn prove_new_mode(&self, path: &Path, mode: u32) -> Result<()> {
+        if mode & SETGID == 0 {
+            return Ok(());
+        }
+        let allowed = match self.gives_group(path)? {
+            Some(dir) => self.engine.storage.check_access(&dir, Access::NewMode(mode)),
+            None => Ok(()),
+        };
+        allowed.context("give the setgid bit to", path)
+    }
+
+    /// The permission bits of a new directory: the setgid bit of the directory that it is made in is inherited, where
+    /// this user may set it.
+    fn inherited(&self, path: &Path, mode: u32) -> Result<u32> {
+        let inherits = match self.gives_group(path)? {
+            Some(_) => self.prove_new_mode(path, mode | SETGID).is_ok(),
+            None => false,
+        };
+        Ok(if inherits { mode | SETGID } else { mode })
+    }
+
     fn check_mode(&self, path: &Path, mode: u32, needed: u32) -> Result<()> {
         if mode & needed == needed || self.engine.storage.effective_user() == 0 {
             return Ok(());
@@ -167,7 +211,8 @@ impl<'a> Names<'a> {
         let not_empty = || Err(Error::io("remove the directory", path, ErrorKind::DirectoryNotEmpty.into()));
         let inside =
             |(name, entry): (&PathBuf, &Entry)| name.parent() == Some(path) && !matches!(entry, Entry::Nothing);
-        if self.changed.iter().any(inside) {
+        let below = self.changed.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        if below.take_while(|(name, _)| name.starts_with(path)).any(inside) {
             return not_empty();
         }
         match self.engine.storage.list(path) {
@@ -185,6 +230,7 @@ impl<'a> Names<'a> {
             NameOp::Create { file, path, mode } => {
                 self.check_mode(path, *mode, 0o400)?;
                 self.check_free(path)?;
+                self.prove_new_mode(path, *mode)?;
                 self.prove_room(path)?;
                 self.changed.insert(path.clone(), Entry::File(file.clone()));
                 self.planned.push(Change::Create(file.clone(), *mode));
@@ -224,14 +270,16 @@ impl<'a> Names<'a> {
             NameOp::Mkdir { path, mode } => {
                 self.check_mode(path, *mode, 0o500)?;
                 self.check_free(path)?;
+                self.prove_new_mode(path, *mode)?;
+                let mode = self.inherited(path, *mode)?;
                 if matches!(self.engine.storage.stat(path), Ok(meta) if meta.kind == Kind::Directory) {
                     // One that is removed by the transaction only gets another mode.
-                    self.prove_mode(path, *mode)?;
+                    self.prove_mode(path, mode)?;
                 }
                 self.prove_room(path)?;
                 self.proven.own_dirs.insert(path.clone());
                 self.changed.insert(path.clone(), Entry::Directory);
-                self.planned.push(Change::Other(Op::Mkdir { path: path.clone(), mode: *mode }));
+                self.planned.push(Change::Other(Op::Mkdir { path: path.clone(), mode }));
             }
             NameOp::Rmdir { path } => {
                 self.engine.check_name(path)?;
@@ -257,7 +305,10 @@ impl<'a> Names<'a> {
                             let state = file.read();
                             (state.life == Life::Named).then(|| state.path().to_owned())
                         };
-                        named.map_or(Ok(()), |named| self.prove_mode(&named, *mode))?;
+                        match named {
+                            Some(named) => self.prove_mode(&named, *mode)?,
+                            None => self.prove_new_mode(path, *mode)?,
+                        }
                         self.planned.push(Change::Mode(file, *mode));
                     }
                     Entry::Directory => {
@@ -265,6 +316,10 @@ impl<'a> Names<'a> {
                         if !self.proven.own_dirs.contains(path) {
                             self.prove_mode(path, *mode)?;
                             self.proven.own_dirs.insert(path.clone());
+                        } else if self.engine.storage.stat(path).is_ok() {
+                            self.prove_mode(path, *mode)?;
+                        } else {
+                            self.prove_new_mode(path, *mode)?;
                         }
                         self.planned.push(Change::Other(Op::DirMode { path: path.clone(), mode: *mode }));
                     }

@@ -107,7 +107,7 @@ impl OpenStore {
             self.shut_down.store(true, SeqCst);
             done
         };
-        for file in std::mem::take(&mut *self.files.lock()).into_values() {
+        for file in self.files.lock().take_all() {
             // Handles and maps may stay; the claims on the files end here.
             let mut state = file.write();
             state.content.data = None;
@@ -137,7 +137,7 @@ impl OpenStore {
         if let Some(checkpoint) = self.begin_checkpoint()? {
             checkpoint.apply_before(After::Clean)?;
         }
-        let with_attribute: Vec<_> = self.files.lock().values().filter(|f| f.read().attribute_set).cloned().collect();
+        let with_attribute: Vec<_> = self.files.lock().all().filter(|f| f.read().attribute_set).cloned().collect();
         // The files hold everything, durably: nobody has to wait for the journal any more, wherever a file goes.
         let mut cleared = Vec::new();
         for file in with_attribute {

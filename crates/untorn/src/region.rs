@@ -17,7 +17,7 @@ mod changes;
 
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
-pub(crate) use changes::Race;
+pub(crate) use changes::{Copies, Race};
 use rangemap::RangeSet;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -33,6 +33,10 @@ const PAGES_AT_ONCE: usize = 256;
 const READ_MOST: usize = 1 << 30;
 /// Most memory for copies of pages that spare reading them again at the next commit.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
+
+/// Pieces of the mapping that show the file, with zeros in between: the kernel bounds the number of a process's
+/// mappings (`vm.max_map_count`, 65530).
+const PIECES_MOST: usize = 4096;
 
 /// Zeros over more than this, and bytes that a rollback brings back, are mapped, not stored.
 const STORED_MAX: u64 = 256 << 10;
@@ -55,6 +59,8 @@ pub(crate) struct Region {
     owed: Option<(RangeSet<u64>, Error)>,
     /// Buffer for the next copies.
     copies: Vec<u8>,
+    /// Buffer for the next copies of all pages at one moment.
+    copies_at_once: Vec<u8>,
     /// The program can store to it: the file could be written when it was mapped.
     pub writable: bool,
     /// Maps that the program holds.
@@ -85,6 +91,7 @@ impl Region {
             found: RangeSet::new(),
             owed: None,
             copies: Vec::new(),
+            copies_at_once: Vec::new(),
             writable,
             maps: 0,
             quiet: true,
@@ -289,14 +296,23 @@ impl Region {
         }
     }
 
+    /// How many more pieces of the mapping there may be.
+    pub(crate) fn pieces_left(&self) -> usize {
+        PIECES_MOST.saturating_sub(self.shown.iter().count())
+    }
+
     /// Stores zeros, by mapping where there are many.
     pub(crate) fn store_zeros(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
         let zeros = vec![0; self.page() as usize];
         let inner = self.pages_in(&range);
-        let mapped = inner.end - inner.start > STORED_MAX;
+        let mut mapped = inner.end - inner.start > STORED_MAX;
         if mapped {
-            self.mapping.blank(inner.clone()).map_err(|e| self.fail(content, "map", e))?;
-            self.forget(inner.clone());
+            match self.mapping.blank(inner.clone()) {
+                Ok(()) => self.forget(inner.clone()),
+                // The process has as many mappings as it may have: the zeros take memory then.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::NOMEM) => mapped = false,
+                Err(e) => return Err(self.fail(content, "map", e)),
+            }
         }
         let mut at = range.start;
         while at < range.end {

@@ -74,9 +74,9 @@ impl Status {
             .map(|q| Quarantined { path: q.path.clone(), reason: q.reason.to_string() })
             .collect();
         let state = engine.journal.lock();
-        let files = engine.files.lock();
+        let mut files = engine.files.lock();
         let (mut memory_bytes, mut maps) = (0, Vec::new());
-        for file in files.values() {
+        for file in files.all() {
             let state = file.read();
             memory_bytes += state.content.memory_bytes();
             maps.extend(MapStatus::of(&state));

@@ -132,6 +132,11 @@ impl Store {
         self.open.submit(&self.distinct(files)?, None)
     }
 
+    /// As [`Self::submit`], for files that nobody stores to until `copied` is called.
+    pub(crate) fn submit_still(&self, files: &[&File], copied: &mut dyn FnMut()) -> Result<Arc<Completion>> {
+        self.open.submit_still(&self.distinct(files)?, None, Some(copied))
+    }
+
     /// Commits the changes of many files as one, without waiting.
     pub fn syncv_async(&self, files: &[&File]) -> Result<Ticket> {
         let completion = self.open.submit_async(&self.distinct(files)?, None::<TxnPart>)?;
@@ -168,6 +173,13 @@ impl Store {
     pub fn write_durable_mark(&self) -> Result<bool> {
         self.open.check_usable()?;
         self.open.journal.lock().journal.write_durable_mark()
+    }
+
+    /// Files that were looked at by going through all files of the table, ever. For tests: no commit, change of names or
+    /// checkpoint does that.
+    #[doc(hidden)]
+    pub fn files_walked(&self) -> u64 {
+        self.open.files.lock().walked()
     }
 
     /// The store's condition.

@@ -3,6 +3,8 @@
 pub use untorn_journal::sync_point::*;
 
 untorn_os::sync_points! {
+    /// The attributes of files that an open store forgets, no longer pending, before the checkpoint ends.
+    FORGOTTEN,
     /// `eject`: the removal of everything, in the order that keeps a crash in between harmless.
     EJECT,
     /// `put`: the new contents, before they get the name.

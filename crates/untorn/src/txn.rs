@@ -8,7 +8,7 @@ use crate::name_op::NameOp;
 use crate::names::{NameChanges, Names};
 use crate::open_store::OpenStore;
 use crate::ticket::Ticket;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::{Error, Result};
 
@@ -23,13 +23,23 @@ pub struct Txn {
     files: Vec<Arc<SharedFile>>,
     names: Vec<NameOp>,
     changes: NameChanges,
+    /// Names whose files the transaction may have brought into the store's table.
+    loaded: Vec<PathBuf>,
     ended: bool,
 }
 
 impl Txn {
     pub(crate) fn new(store: Arc<OpenStore>) -> Txn {
         let id = store.new_txn_id();
-        Txn { store, id, files: Vec::new(), names: Vec::new(), changes: NameChanges::default(), ended: false }
+        Txn {
+            store,
+            id,
+            files: Vec::new(),
+            names: Vec::new(),
+            changes: NameChanges::default(),
+            loaded: Vec::new(),
+            ended: false,
+        }
     }
 
     /// The file's uncommitted changes, past and future, belong to this transaction until it ends.
@@ -58,6 +68,9 @@ impl Txn {
             added = names.add(&op);
         }
         self.changes = names.changes();
+        if added.is_err() || !matches!(op, NameOp::Create { .. }) {
+            self.loaded.extend(op.paths().map(Path::to_owned));
+        }
         added?;
         self.names.push(op);
         Ok(())
@@ -173,6 +186,12 @@ impl Drop for Txn {
     fn drop(&mut self) {
         if let Err(e) = self.forget() {
             tracing::error!(error = %e, "memory keeps changes that were aborted");
+        }
+        self.names.clear();
+        self.changes = NameChanges::default();
+        if self.store.check_fork().is_ok() {
+            self.files.drain(..).for_each(|file| self.store.forget_if_idle(&file));
+            self.store.forget_names(self.loaded.iter().map(PathBuf::as_path));
         }
     }
 }

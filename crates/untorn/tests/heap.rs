@@ -9,19 +9,19 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
 use untorn::Store;
-use untorn::heap::{Heap, HeapOptions, HeapVec, InHeap, RootOptions};
+use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap, RootInfo, RootOptions};
 
-type Words = hashbrown::HashMap<u64, HeapVec<u8>, std::hash::BuildHasherDefault<std::hash::DefaultHasher>, InHeap>;
+type Words<'h> = HeapMap<'h, u64, HeapVec<'h, u8>>;
 
 /// The root that the tests use.
-fn words(heap: &Heap) -> &'static mut Words {
-    let root =
-        heap.root_or("words", |alloc| Words::with_capacity_and_hasher_in(1, Default::default(), alloc)).expect("root");
-    // SAFETY: the tests use it from one thread, and not after the heap is closed.
+#[allow(clippy::mut_from_ref, reason = "the tests use it from one thread")]
+fn words(heap: &Heap) -> &mut Words<'_> {
+    let root = heap.root_or("words", Words::new_in).expect("root");
+    // SAFETY: the tests use it from one thread.
     unsafe { &mut *root.as_ptr() }
 }
 
-fn value(heap: &Heap, bytes: &[u8]) -> HeapVec<u8> {
+fn value<'h>(heap: &'h Heap, bytes: &[u8]) -> HeapVec<'h, u8> {
     let mut value = HeapVec::new_in(heap.allocator());
     value.extend_from_slice(bytes);
     value
@@ -45,7 +45,8 @@ fn collections_survive_a_restart_and_forget_what_was_not_committed() {
         assert_eq!(words(&heap)[&n], n.to_string().as_bytes());
     }
     words(&heap).clear();
-    heap.rollback().expect("rollback");
+    // SAFETY: nothing that was allocated since is used.
+    unsafe { heap.rollback() }.expect("rollback");
     assert_eq!(words(&heap)[&999], b"999");
     words(&heap).insert(1, value(&heap, b"one"));
     heap.commit().expect("commit");
@@ -111,12 +112,14 @@ fn blocks_never_overlap_and_keep_their_contents() {
                 committed.clone_from(&model);
             }
             97 => {
-                heap.rollback().expect("rollback");
+                // SAFETY: nothing that was allocated since is used.
+                unsafe { heap.rollback() }.expect("rollback");
                 model.clone_from(&committed);
                 check(&model);
             }
             98 => {
-                heap.reclaim().expect("quiesce");
+                // SAFETY: no other thread uses the heap.
+                unsafe { heap.reclaim() }.expect("quiesce");
             }
             _ => {
                 heap.close().expect("close");
@@ -360,7 +363,8 @@ fn a_heap_that_another_thread_closes_is_an_error() {
     let layout = Layout::from_size_align(100, 8).expect("a layout");
     for round in 0..30 {
         let heap = Heap::open_or_create(&path).expect("create");
-        let (weak, alloc) = (heap.downgrade(), heap.allocator());
+        // SAFETY: what it allocates is not used at all.
+        let (weak, alloc) = (heap.downgrade(), unsafe { heap.allocator().unbound() });
         let made = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -428,25 +432,34 @@ fn a_root_of_an_older_program_is_migrated_in_one_commit() {
     heap.root_or("count", |_| 7u32).expect("root");
     heap.commit().expect("commit");
     let second = RootOptions::new().version(2);
-    let failed = heap.migrate_root::<u64>("count", second, |_, alloc| {
+    let fails = |_, alloc| {
         HeapVec::<u8>::with_capacity_in(1000, alloc).leak();
         Err(untorn::Error::Closed)
-    });
+    };
+    // SAFETY: nothing else in the heap is used meanwhile; below, too.
+    let failed = unsafe { heap.migrate_root::<u64>("count", second, fails) };
     refused(failed, &["closed"]);
     assert_eq!(heap.stats().expect("stats").allocations, 1, "rolled back");
     // A program that ends without a commit of its own has migrated all the same.
     for heap in [heap.clone(), heap] {
-        let count = heap.migrate_root("count", second, |old, _| {
-            assert_eq!((old.type_name.as_str(), old.size, old.version), ("u32", 4, 0));
-            // SAFETY: what version 0 has put there.
-            Ok(u64::from(unsafe { old.address.cast::<u32>().read() }) * 10)
-        });
+        let count = {
+            let migrate = |old: RootInfo, _: InHeap<'_>| {
+                assert_eq!((old.type_name.as_str(), old.size, old.version), ("u32", 4, 0));
+                // SAFETY: what version 0 has put there.
+                Ok(u64::from(unsafe { old.address.cast::<u32>().read() }) * 10)
+            };
+            // SAFETY: as above.
+            unsafe { heap.migrate_root("count", second, migrate) }
+        };
         // SAFETY: as the type says.
         assert_eq!(unsafe { count.expect("migrate").expect("a root").read() }, 70);
     }
     let heap = Heap::open(&path).expect("open");
     assert!(heap.root_with::<u64>("count", second).expect("root").is_some());
-    let none = heap.migrate_root::<u64>("none", second, |_, _| unreachable!("there is none"));
+    let none = {
+        // SAFETY: as above.
+        unsafe { heap.migrate_root::<u64>("none", second, |_, _| unreachable!("there is none")) }
+    };
     assert_eq!(none.expect("migrate"), None);
 }
 

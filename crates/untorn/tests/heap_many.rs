@@ -47,13 +47,16 @@ fn free(heap: &Heap, blocks: &[NonNull<u8>]) {
     }
 }
 
-/// Everything is free but the chunk that each class keeps.
+/// Slots of a heap for threads that allocate at once.
+const SLOTS: u64 = 16;
+
+/// Everything is free but the chunk that each class keeps, in each slot for threads.
 #[track_caller]
-fn all_came_back(heap: &Heap) {
+fn all_came_back(heap: &Heap, slots: u64) {
     let report = heap.check(&|_, _| {}).expect("check");
     assert!(report.is_sound(), "{:?}", report.problems);
     assert_eq!(report.classes.iter().map(|class| class.used).sum::<u64>(), 0);
-    assert!(report.classes.iter().all(|class| class.chunks == 1), "{:?}", report.classes);
+    assert!(report.classes.iter().all(|class| class.chunks <= slots), "{:?}", report.classes);
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn many_objects_in_random_order() {
     });
     timed("commit", count, || heap.commit().expect("commit"));
     println!("the heap has {} MiB", heap.memory().1 >> 20);
-    all_came_back(&heap);
+    all_came_back(&heap, 1);
 }
 
 #[test]
@@ -127,7 +130,7 @@ fn many_objects_from_many_threads() {
         }
     });
     heap.commit().expect("commit");
-    all_came_back(&heap);
+    all_came_back(&heap, SLOTS);
 }
 
 /// Large ones among many that are in the way: looking for room takes no longer, however many there are.
@@ -147,5 +150,5 @@ fn large_allocations_among_many_free_chunks() {
     rng.shuffle(&mut more);
     timed("free all in random order", more.len(), || free(&heap, &more));
     heap.commit().expect("commit");
-    all_came_back(&heap);
+    all_came_back(&heap, 1);
 }

@@ -96,7 +96,8 @@ fn a_later_allocation_supersedes_the_zeros() {
         first.iter().for_each(|block| free(&heap, *block));
         let again: Vec<_> = (11..17).map(|byte| allocate(&heap, bytes, byte)).collect();
         assert!(again.iter().any(|block| first.contains(block)), "{bytes}: nothing is used again");
-        heap.rollback().expect("rollback");
+        // SAFETY: nothing that was allocated since is used.
+        unsafe { heap.rollback() }.expect("rollback");
         first.iter().zip(1..).for_each(|(block, byte)| holds(*block, bytes, byte));
 
         // The same, committed.
@@ -106,7 +107,8 @@ fn a_later_allocation_supersedes_the_zeros() {
         heap.set_root("first", Some(again[0])).expect("root");
         heap.commit().expect("commit");
         again.iter().zip(11..).for_each(|(block, byte)| holds(*block, bytes, byte));
-        heap.reclaim().expect("quiesce");
+        // SAFETY: no other thread uses the heap.
+        unsafe { heap.reclaim() }.expect("quiesce");
         again.iter().zip(11..).for_each(|(block, byte)| holds(*block, bytes, byte));
 
         // Freed in one commit, allocated in the next, and the one after that.
@@ -127,16 +129,19 @@ const CHILD: &str = "UNTORN_TEST_HEAP";
 const STEPS: usize = 400;
 const SLOTS: usize = 24;
 
-/// A table of blocks, each filled with a byte: what a run of steps makes of it is the same wherever it stops.
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-struct Slot {
-    block: usize,
-    bytes: usize,
-    byte: u8,
+untorn::storable! {
+    /// A table of blocks, each filled with a byte: what a run of steps makes of it is the same wherever it stops.
+    #[derive(Clone, Copy, Default)]
+    #[repr(C)]
+    struct Slot {
+        block: usize,
+        bytes: usize,
+        byte: u8,
+    }
 }
 
-fn slots(heap: &Heap) -> &'static mut HeapVec<Slot> {
+#[allow(clippy::mut_from_ref, reason = "one thread uses it")]
+fn slots(heap: &Heap) -> &mut HeapVec<'_, Slot> {
     let root = heap.root_or("slots", |alloc| {
         let mut slots = HeapVec::new_in(alloc);
         slots.resize(SLOTS, Slot::default());

@@ -1,48 +1,42 @@
 //! A cache in a heap, which keeps the most recently used values across restarts.
 //! `lru HEAP CAPACITY`, then lines on standard input: `put KEY VALUE`, `get KEY`, `list`.
 
-use hashbrown::HashTable;
 use std::io::{BufRead, BufReader, Write};
-use untorn::heap::{Heap, HeapVec, InHeap, RootOptions};
+use untorn::heap::{Heap, HeapMap, HeapString, HeapVec, InHeap, RootOptions};
 
-/// The version of the layout of all types below and of hashbrown's table: raise it whenever one of them changes.
-const VERSION: u32 = 1;
+/// The version of the layout of all types below and of the crate's table: raise it whenever one of them changes.
+const VERSION: u32 = 2;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// Entries are linked by their places, from the most to the least recently used.
-struct Cache {
-    /// Places of entries, by their keys.
-    table: HashTable<u32, InHeap>,
-    entries: HeapVec<Entry>,
-    first: u32,
-    last: u32,
-}
-
-struct Entry {
-    key: HeapVec<u8>,
-    value: HeapVec<u8>,
-    before: u32,
-    after: u32,
-}
-
-/// FNV-1a. A table in a heap outlives the program, and the standard library's hash function may change.
-fn hash(key: &[u8]) -> u64 {
-    key.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-impl Cache {
-    fn new(alloc: InHeap) -> Cache {
-        // With room for one: a table that has none points to a constant of this program, not into the heap.
-        let table = HashTable::with_capacity_in(1, alloc);
-        Cache { table, entries: HeapVec::new_in(alloc), first: NONE, last: NONE }
+untorn::storable! {
+    /// Entries are linked by their places, from the most to the least recently used.
+    struct Cache<'h> {
+        /// Places of entries, by their keys.
+        places: HeapMap<'h, HeapString<'h>, u32>,
+        entries: HeapVec<'h, Entry<'h>>,
+        first: u32,
+        last: u32,
     }
 
-    fn find(&self, key: &[u8]) -> Option<u32> {
-        self.table.find(hash(key), |place| self.entries[*place as usize].key == key).copied()
+    struct Entry<'h> {
+        key: HeapString<'h>,
+        value: HeapVec<'h, u8>,
+        before: u32,
+        after: u32,
+    }
+}
+
+impl<'h> Cache<'h> {
+    fn new(alloc: InHeap<'h>) -> Cache<'h> {
+        Cache { places: HeapMap::new_in(alloc), entries: HeapVec::new_in(alloc), first: NONE, last: NONE }
     }
 
-    fn entry(&mut self, place: u32) -> &mut Entry {
+    fn find(&self, key: &str) -> Option<u32> {
+        self.places.get(key).copied()
+    }
+
+    fn entry(&mut self, place: u32) -> &mut Entry<'h> {
         &mut self.entries[place as usize]
     }
 
@@ -58,14 +52,14 @@ impl Cache {
         *if first == NONE { &mut self.last } else { &mut self.entry(first).before } = place;
     }
 
-    fn get(&mut self, key: &[u8]) -> Option<&[u8]> {
+    fn get(&mut self, key: &str) -> Option<&[u8]> {
         let place = self.find(key)?;
         self.unlink(place);
         self.link_first(place);
         Some(&self.entry(place).value)
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8], capacity: usize) {
+    fn put(&mut self, key: &str, value: &[u8], capacity: usize) {
         let alloc = *self.entries.allocator();
         let owned = |bytes: &[u8]| {
             let mut owned = HeapVec::with_capacity_in(bytes.len(), alloc);
@@ -77,7 +71,8 @@ impl Cache {
             self.entry(place).value = owned(value);
             place
         } else {
-            let entry = Entry { key: owned(key), value: owned(value), before: NONE, after: NONE };
+            let entry =
+                Entry { key: HeapString::from_str_in(key, alloc), value: owned(value), before: NONE, after: NONE };
             let place = if self.entries.len() < capacity {
                 self.entries.push(entry);
                 self.entries.len() as u32 - 1
@@ -85,15 +80,11 @@ impl Cache {
                 // The least recently used entry makes room.
                 let last = self.last;
                 self.unlink(last);
-                let gone = hash(&self.entries[last as usize].key);
-                if let Ok(found) = self.table.find_entry(gone, |place| *place == last) {
-                    found.remove();
-                }
+                self.places.remove(self.entries[last as usize].key.as_str());
                 *self.entry(last) = entry;
                 last
             };
-            let entries = &self.entries;
-            self.table.insert_unique(hash(key), place, |place| hash(&entries[*place as usize].key));
+            self.places.insert(HeapString::from_str_in(key, alloc), place);
             place
         };
         self.link_first(place);
@@ -104,7 +95,7 @@ impl Cache {
         let mut place = self.first;
         while place != NONE {
             let entry = &self.entries[place as usize];
-            text.extend([&entry.key[..], b"=", &entry.value[..], b" "].concat());
+            text.extend([entry.key.as_bytes(), b"=", &entry.value[..], b" "].concat());
             place = entry.after;
         }
         text
@@ -114,10 +105,10 @@ impl Cache {
         let words: Vec<&[u8]> = line.splitn(3, |byte| *byte == b' ').collect();
         match words[..] {
             [b"put", key, value] => {
-                self.put(key, value, capacity);
+                self.put(&String::from_utf8_lossy(key), value, capacity);
                 b"ok".to_vec()
             }
-            [b"get", key] => self.get(key).map_or(b"none".to_vec(), <[u8]>::to_vec),
+            [b"get", key] => self.get(&String::from_utf8_lossy(key)).map_or(b"none".to_vec(), <[u8]>::to_vec),
             [b"list"] => self.list(),
             _ => b"put KEY VALUE, get KEY, or list".to_vec(),
         }

@@ -62,6 +62,37 @@ impl Image {
         file.write_all_at(&run, start)
     }
 
+    /// Makes the file hold exactly this, writing only what differs: states of one recording differ by little.
+    pub fn restore(&self, file: &File) -> io::Result<()> {
+        if file.metadata()?.len() != self.bytes {
+            return self.store(file);
+        }
+        let mut buffer = vec![0; 1 << 20];
+        let mut wanted = self.pages.iter().peekable();
+        let mut at = 0;
+        while let Some((start, end)) = next_data(file, at)? {
+            at = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+            while at < end {
+                // What lies in a hole before this run of data.
+                while let Some((number, page)) = wanted.next_if(|(number, _)| **number * (PAGE_BYTES as u64) < at) {
+                    file.write_all_at(&page[..], number * PAGE_BYTES as u64)?;
+                }
+                let part = ((end - at) as usize).next_multiple_of(PAGE_BYTES).min(buffer.len());
+                let part = &mut buffer[..part.min((self.bytes - at) as usize)];
+                file.read_exact_at(part, at)?;
+                for found in part.chunks(PAGE_BYTES) {
+                    let page = wanted.next_if(|(number, _)| **number * (PAGE_BYTES as u64) == at);
+                    let page = page.map_or(&ZEROS, |(_, page)| &**page);
+                    if page[..found.len()] != *found {
+                        file.write_all_at(&page[..found.len()], at)?;
+                    }
+                    at += found.len() as u64;
+                }
+            }
+        }
+        wanted.try_for_each(|(number, page)| file.write_all_at(&page[..], number * PAGE_BYTES as u64))
+    }
+
     /// Size of the disk.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -133,6 +164,27 @@ mod tests {
         assert_eq!(a.sum(), b.sum());
         a.write(0, &[0; 20_000]);
         assert_eq!((a.sum(), a.pages().count()), (Image::empty(1 << 20).sum(), 0));
+    }
+
+    #[test]
+    fn a_file_holds_what_was_restored() {
+        let file = crate::device::memory_file("test").unwrap();
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut image = Image::empty(2 << 20);
+        for _ in 0..50 {
+            // As a file system that was mounted from it meanwhile.
+            for _ in 0..rng.usize(..6) {
+                if file.metadata().unwrap().len() > 0 {
+                    file.write_all_at(&vec![rng.u8(..); rng.usize(1..20_000)], rng.u64(..(2 << 20) - 20_000)).unwrap();
+                }
+            }
+            for _ in 0..rng.usize(1..5) {
+                image.write(rng.u64(..(2 << 20) - 9_000), &vec![rng.u8(..3); rng.usize(1..9_000)]);
+            }
+            image.restore(&file).unwrap();
+            let again = Image::load(&file).unwrap();
+            assert_eq!((again.sum(), again.bytes()), (image.sum(), 2 << 20));
+        }
     }
 
     #[test]

@@ -2,36 +2,35 @@
 
 use super::heap_model::{Block, Change, HeapModel, bytes};
 use std::alloc::Layout;
-use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ptr::NonNull;
 use untorn::Error;
-use untorn::heap::{Heap, HeapBox, HeapVec, InHeap};
+use untorn::heap::{Heap, HeapBox, HeapMap, HeapVec};
 
-type Table<V> = hashbrown::HashMap<u64, V, BuildHasherDefault<DefaultHasher>, InHeap>;
+untorn::storable! {
+    /// A block, as the heap gave it out.
+    struct Raw {
+        address: NonNull<u8>,
+        bytes: usize,
+    }
 
-/// A block, as the heap gave it out.
-struct Raw {
-    address: NonNull<u8>,
-    bytes: usize,
-}
+    struct Link<'h> {
+        value: u64,
+        next: Option<HeapBox<'h, Link<'h>>>,
+    }
 
-struct Link {
-    value: u64,
-    next: Option<HeapBox<Link>>,
-}
-
-/// All structures as they lie in the heap, at the root `world`.
-struct Contents {
-    serial: u64,
-    blocks: Table<Raw>,
-    table: Table<HeapVec<u8>>,
-    chain: Option<HeapBox<Link>>,
+    /// All structures as they lie in the heap, at the root `world`.
+    struct Contents<'h> {
+        serial: u64,
+        blocks: HeapMap<'h, u64, Raw>,
+        table: HeapMap<'h, u64, HeapVec<'h, u8>>,
+        chain: Option<HeapBox<'h, Link<'h>>>,
+    }
 }
 
 /// The structures of an open heap. One thread uses them.
 pub struct HeapFixture<'h> {
     heap: &'h Heap,
-    contents: &'h mut Contents,
+    contents: &'h mut Contents<'h>,
 }
 
 const TABLES: usize = 2;
@@ -41,7 +40,7 @@ fn root_name(name: u8) -> String {
 }
 
 /// The rest of a chain, from the end that was pushed first.
-fn values(chain: &Option<HeapBox<Link>>) -> Vec<u64> {
+fn values(chain: &Option<HeapBox<'_, Link<'_>>>) -> Vec<u64> {
     let (mut values, mut at) = (Vec::new(), chain);
     while let Some(link) = at {
         values.push(link.value);
@@ -56,9 +55,8 @@ impl<'h> HeapFixture<'h> {
     pub fn of(heap: &'h Heap) -> Result<HeapFixture<'h>, Error> {
         let contents = heap.root_or("world", |alloc| Contents {
             serial: 0,
-            // Without room an empty table points to a constant of the program, which the next process has elsewhere.
-            blocks: Table::with_capacity_and_hasher_in(1, Default::default(), alloc),
-            table: Table::with_capacity_and_hasher_in(1, Default::default(), alloc),
+            blocks: HeapMap::new_in(alloc),
+            table: HeapMap::new_in(alloc),
             chain: None,
         })?;
         // SAFETY: the root has this type, and nobody else uses it as long as this borrows the heap.

@@ -194,7 +194,8 @@ impl<'d> Session<'d> {
         let tracker = if setup.direct { Tracker::Scan } else { Tracker::PageMap };
         let mut options = HeapOptions::new().address_space(ADDRESS_SPACE).tracker(tracker);
         if setup.journal != Journal::Roomy {
-            options = options.dirty_max(DIRTY_MAX);
+            // SAFETY: one thread uses the heap.
+            options = unsafe { options.quiet(true) }.dirty_max(DIRTY_MAX);
         }
         let heap = options.open_in(&store, HEAP).map_err(text("the heap"))?;
         let note_file = store.open_file(NOTE).map_err(text("the note"))?;
@@ -239,11 +240,16 @@ impl<'d> Session<'d> {
     }
 
     fn begin(&mut self) -> usize {
-        let state = State { model: Arc::new(self.model.clone()), note: self.note, sum: Some(sum(&self.heap)) };
+        let state = State { model: Arc::new(self.model.clone()), note: self.note, sum: None };
         self.commits.push(state);
         self.window.begun = self.commits.len() - 1;
         self.mark();
         self.window.begun
+    }
+
+    /// The commit that has begun is settled: a commit gives back what is free, and then the heap holds these bytes.
+    fn settled(&mut self) {
+        self.commits.last_mut().expect("the commit").sum = Some(sum(&self.heap));
     }
 
     fn done(&mut self, number: usize) {
@@ -269,6 +275,7 @@ impl<'d> Session<'d> {
     fn commit(&mut self) -> Result<(), String> {
         let number = self.begin();
         self.heap.commit().map_err(text("a commit"))?;
+        self.settled();
         self.done(number);
         Ok(())
     }
@@ -279,6 +286,7 @@ impl<'d> Session<'d> {
             10..14 => {
                 let number = self.begin();
                 let ticket = self.heap.commit_async().map_err(text("an asynchronous commit"))?;
+                self.settled();
                 self.tickets.push((ticket, number));
             }
             14..18 => {
@@ -287,10 +295,12 @@ impl<'d> Session<'d> {
                 written.map_err(text("the note"))?;
                 let number = self.begin();
                 self.heap.commit_with(&[&self.note_file]).map_err(text("a commit with a file"))?;
+                self.settled();
                 self.done(number);
             }
             18..24 => {
-                self.heap.rollback().map_err(text("a roll-back"))?;
+                // SAFETY: nothing that was allocated since is used.
+                unsafe { self.heap.rollback() }.map_err(text("a roll-back"))?;
                 self.back();
                 let last = self.commits.last().expect("the start");
                 if last.sum.is_some_and(|wanted| wanted != sum(&self.heap)) {
@@ -300,7 +310,8 @@ impl<'d> Session<'d> {
             }
             24..26 => self.wait()?,
             26..29 => self.store.checkpoint().map_err(text("a checkpoint"))?,
-            29..31 => self.heap.reclaim().map_err(text("giving memory back"))?,
+            // SAFETY: one thread uses the heap.
+            29..31 => unsafe { self.heap.reclaim() }.map_err(text("giving memory back"))?,
             _ => self.change(rng)?,
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use super::name_tree::{Alphabet, NameChange, NameTree};
 use crate::program::Setup;
+use crate::simulation::{REFUSED, REFUSING_DIRS, Refusal};
 use fastrand::Rng;
 use std::fmt;
 use std::str::FromStr;
@@ -27,9 +28,17 @@ pub enum NameStep {
     Kill,
     /// The power goes; the store is opened again.
     Cut,
+    /// From now on the kernel refuses something.
+    Refuse(Refusal),
+    /// From now on so many changes of names or attributes go well, and the next one fails with this `errno`.
+    Fail(u64, i32),
+    /// The kernel does everything again; a checkpoint brings all up to date.
+    Heal,
+    /// The store is closed, and opened again in the other failure class.
+    Other,
 }
 
-use NameStep::{Async, Between, Checkpoint, Close, Commit, Cut, Forget, Kill, Mark};
+use NameStep::{Async, Between, Checkpoint, Close, Commit, Cut, Fail, Forget, Heal, Kill, Mark, Other, Refuse};
 
 /// A program and where it runs; written `setup/seed/step|step|…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +69,22 @@ pub fn draw_transaction(rng: &mut Rng, tree: &mut NameTree, alphabet: Alphabet) 
     changes
 }
 
+/// Draws something that the kernel refuses.
+pub fn draw_refusal(rng: &mut Rng) -> Refusal {
+    loop {
+        let (what, _, codes) = REFUSED[rng.usize(..REFUSED.len())];
+        let (dir, code) = (REFUSING_DIRS[rng.usize(..REFUSING_DIRS.len())], codes[rng.usize(..codes.len())]);
+        // Of the store's own directory nothing would be left.
+        if what != crate::simulation::Refused::Below || !dir.is_empty() {
+            return Refusal { what, dir, code, told: rng.u32(..3) == 0 };
+        }
+    }
+}
+
+/// Errors of single calls.
+const FAILURES: [i32; 7] =
+    [libc::EACCES, libc::EPERM, libc::ENOSPC, libc::EDQUOT, libc::EXDEV, libc::EFBIG, libc::ENAMETOOLONG];
+
 impl NameProgram {
     /// Draws a program.
     pub fn draw(seed: u64, steps: usize, alphabet: Alphabet) -> NameProgram {
@@ -69,8 +94,17 @@ impl NameProgram {
         // A guess of what is there: after a crash less may be, and what is impossible then is left out.
         let mut tree = NameTree::default();
         let mut draw = |rng: &mut Rng| draw_transaction(rng, &mut tree, alphabet);
-        let steps = (0..steps)
-            .map(|_| match rng.u32(..100) {
+        let trouble = |rng: &mut Rng| match rng.u32(..100) {
+            0..8 if alphabet.refusals => Some(Refuse(draw_refusal(rng))),
+            8..11 if alphabet.refusals => Some(Fail(rng.u64(..12), FAILURES[rng.usize(..FAILURES.len())])),
+            11..19 if alphabet.refusals => Some(Heal),
+            19..22 if alphabet.classes => Some(Other),
+            _ => None,
+        };
+        let may_be_troubled = alphabet.refusals || alphabet.classes;
+        let mut step = |rng: &mut Rng| match may_be_troubled.then(|| trouble(rng)).flatten() {
+            Some(step) => step,
+            None => match rng.u32(..100) {
                 0..50 => Commit(draw(rng)),
                 50..64 => Async(draw(rng)),
                 64..73 => Checkpoint,
@@ -80,8 +114,9 @@ impl NameProgram {
                 87..91 => Close,
                 91..96 => Kill,
                 _ => Cut,
-            })
-            .collect();
+            },
+        };
+        let steps = (0..steps).map(|_| step(rng)).collect();
         NameProgram { setup, seed, steps }
     }
 
@@ -140,6 +175,10 @@ impl fmt::Display for NameStep {
             Close => f.write_str("close"),
             Kill => f.write_str("kill"),
             Cut => f.write_str("cut"),
+            Refuse(refusal) => write!(f, "refuse={refusal}"),
+            Fail(after, code) => write!(f, "fail={after}:{code}"),
+            Heal => f.write_str("heal"),
+            Other => f.write_str("other"),
         }
     }
 }
@@ -158,6 +197,16 @@ impl FromStr for NameStep {
             ["close"] => Close,
             ["kill"] => Kill,
             ["cut"] => Cut,
+            ["refuse", refusal] => Refuse(refusal.parse()?),
+            ["fail", call] => {
+                let (after, code) = call.split_once(':').ok_or("a failure is a count and an errno")?;
+                Fail(
+                    after.parse().map_err(|e| format!("{after}: {e}"))?,
+                    code.parse().map_err(|e| format!("{code}: {e}"))?,
+                )
+            }
+            ["heal"] => Heal,
+            ["other"] => Other,
             _ => return Err(format!("no such step: {text}")),
         })
     }

@@ -4,7 +4,7 @@ use crate::differences::mixture;
 use crate::fixture::umask;
 use crate::reference_model::{Files, Model as Reference, Node};
 use fastrand::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -12,18 +12,33 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// What changes are drawn from.
+/// Rights that permission bits may take from the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// None.
+    Kept,
+    /// Those without which an ordinary user can recover: to write. Nothing is written then, and no entry changed.
+    Recoverable,
+    /// All, which root does not need.
+    Any,
+}
+
+/// What programs are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alphabet {
     /// A name of a directory may become that of a file, and back.
     pub kinds: bool,
     /// Permission bits may take rights from the owner.
-    pub rights: bool,
+    pub rights: Rights,
+    /// The kernel may refuse changes, and single calls may fail.
+    pub refusals: bool,
+    /// The store may be open in the failure class `process`.
+    pub classes: bool,
 }
 
 impl Alphabet {
-    /// Everything.
-    pub const ALL: Alphabet = Alphabet { kinds: true, rights: true };
+    /// Changes alone, on a machine that does them all.
+    pub const CHANGES: Alphabet = Alphabet { kinds: true, rights: Rights::Kept, refusals: false, classes: false };
 }
 
 /// A file or a directory.
@@ -77,6 +92,18 @@ pub struct NameTree {
     /// Names that were directories or files before; for [`Alphabet::kinds`].
     were_directories: BTreeMap<PathBuf, bool>,
     next_id: u64,
+    /// Files that their owner could not write to for some time.
+    narrowed: BTreeSet<u64>,
+    history: History,
+}
+
+/// Every name that was used since the store was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct History {
+    /// Of each file.
+    pub files: BTreeMap<u64, BTreeSet<PathBuf>>,
+    /// Of directories.
+    pub dirs: BTreeSet<PathBuf>,
 }
 
 const COMPONENTS: [&str; 4] = ["a", "b", "c", "d"];
@@ -84,6 +111,9 @@ const FILE_MODES: [u32; 3] = [0o600, 0o644, 0o640];
 const DIRECTORY_MODES: [u32; 3] = [0o700, 0o755, 0o750];
 /// Modes that take rights from the owner.
 const NARROW_MODES: [u32; 5] = [0o000, 0o200, 0o444, 0o500, 0o111];
+/// Modes that take from the owner the right to write, of files and directories.
+const READ_ONLY_MODES: [u32; 2] = [0o500, 0o555];
+const WRITE: u32 = 0o200;
 const FILE_BYTES_MAX: u64 = 12_000;
 const TRIES: usize = 60;
 
@@ -91,6 +121,13 @@ impl NameTree {
     /// What a name holds.
     pub fn get(&self, path: &Path) -> Option<&Entry> {
         self.entries.get(path)
+    }
+
+    /// These names without some.
+    pub(crate) fn without(&self, left_out: impl Fn(&Path) -> bool) -> NameTree {
+        let mut tree = self.clone();
+        tree.entries.retain(|path, _| !left_out(path));
+        tree
     }
 
     /// The name of a file.
@@ -113,11 +150,13 @@ impl NameTree {
         self.entries.iter().map(|(path, entry)| (path.clone(), node(entry))).collect()
     }
 
-    /// Whether these are all names, with their contents and permission bits.
-    pub(crate) fn is_same(&self, files: &Files) -> bool {
+    /// Whether these are all names, with their contents and permission bits. A crash may leave to an ordinary user the
+    /// right to write that a recovery takes for a moment.
+    pub(crate) fn is_same(&self, files: &Files, alphabet: Alphabet) -> bool {
+        let widened = |mode: u32, found: u32| alphabet.rights == Rights::Recoverable && mode | WRITE == found;
         let same = |(path, entry): (&PathBuf, &Entry)| match (entry, files.get(path)) {
             (Entry::File { bytes, mode, .. }, Some(Node::File(found, found_mode))) => {
-                **bytes == *found && mode == found_mode
+                **bytes == *found && (mode == found_mode || widened(*mode, *found_mode))
             }
             (Entry::Directory(mode), Some(Node::Directory(found))) => mode == found,
             _ => false,
@@ -126,7 +165,7 @@ impl NameTree {
     }
 
     /// How a directory on this machine differs from these names; what is Untorn's own does not count.
-    pub fn difference_from(&self, root: &Path) -> io::Result<Option<String>> {
+    pub fn difference_from(&self, root: &Path, alphabet: Alphabet) -> io::Result<Option<String>> {
         let mut files = Files::new();
         let mut left = vec![PathBuf::new()];
         while let Some(dir) = left.pop() {
@@ -146,7 +185,42 @@ impl NameTree {
             }
         }
         let differs = || mixture(&Reference::new(self.files()), 1, &files);
-        Ok((!self.is_same(&files)).then(differs))
+        Ok((!self.is_same(&files, alphabet)).then(differs))
+    }
+
+    /// The names used since [`NameTree::forget_history`].
+    pub(crate) fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Takes the names of this moment for all that there were.
+    pub(crate) fn forget_history(&mut self) {
+        self.history = History::default();
+        for (path, entry) in &self.entries {
+            match entry {
+                Entry::File { id, .. } => _ = self.history.files.entry(*id).or_default().insert(path.clone()),
+                Entry::Directory(_) => _ = self.history.dirs.insert(path.clone()),
+            }
+        }
+    }
+
+    /// Whether the owner may change the entry of this name.
+    fn entry_may_change(&self, path: &Path, alphabet: Alphabet) -> bool {
+        let writable = |mode: &u32| mode & 0o300 == 0o300;
+        alphabet.rights == Rights::Any
+            || match path.parent().and_then(|parent| self.entries.get(parent)) {
+                Some(Entry::Directory(mode)) => writable(mode),
+                _ => true,
+            }
+    }
+
+    /// Whether the owner may change the contents. A file that was read-only is left alone for good, as a handle that
+    /// was opened meanwhile cannot write.
+    fn contents_may_change(&self, path: &Path, alphabet: Alphabet) -> bool {
+        match self.entries.get(path) {
+            Some(Entry::File { id, .. }) => alphabet.rights == Rights::Any || !self.narrowed.contains(id),
+            _ => false,
+        }
     }
 
     fn is_directory(&self, path: &Path) -> bool {
@@ -159,7 +233,7 @@ impl NameTree {
 
     fn may_be_made(&self, path: &Path, directory: bool, alphabet: Alphabet) -> bool {
         let kept = alphabet.kinds || self.were_directories.get(path).is_none_or(|was| *was == directory);
-        kept && self.is_directory(path.parent().unwrap_or(Path::new("")))
+        kept && self.is_directory(path.parent().unwrap_or(Path::new(""))) && self.entry_may_change(path, alphabet)
     }
 
     /// Whether a change is possible here.
@@ -167,23 +241,54 @@ impl NameTree {
         match change {
             Create(path, _) => !self.entries.contains_key(path) && self.may_be_made(path, false, alphabet),
             Mkdir(path, _) => !self.entries.contains_key(path) && self.may_be_made(path, true, alphabet),
-            Write(path, ..) | Truncate(path, _) | Unlink(path) => self.is_file(path),
+            Write(path, ..) | Truncate(path, _) => self.contents_may_change(path, alphabet),
+            Unlink(path) => self.is_file(path) && self.entry_may_change(path, alphabet),
             Rename(from, to) => {
-                from != to && self.is_file(from) && !self.is_directory(to) && self.may_be_made(to, false, alphabet)
+                from != to
+                    && self.is_file(from)
+                    && self.entry_may_change(from, alphabet)
+                    && !self.is_directory(to)
+                    && self.may_be_made(to, false, alphabet)
             }
             Rmdir(path) => {
                 matches!(self.entries.get(path), Some(Entry::Directory(_)))
+                    && self.entry_may_change(path, alphabet)
                     && !self.entries.keys().any(|name| name != path && name.starts_with(path))
             }
             Chmod(path, mode) => {
-                let needed = if self.is_directory(path) { 0o700 } else { 0o600 };
-                self.entries.contains_key(path) && (alphabet.rights || mode & needed == needed)
+                let needed = match (alphabet.rights, self.is_directory(path)) {
+                    (Rights::Kept, true) => 0o700,
+                    (Rights::Kept, false) => 0o600,
+                    (Rights::Recoverable, true) => 0o500,
+                    (Rights::Recoverable, false) => 0o400,
+                    (Rights::Any, _) => 0,
+                };
+                self.entries.contains_key(path) && mode & needed == needed
             }
         }
     }
 
     /// Applies a change that is possible.
     pub fn apply(&mut self, change: &NameChange) {
+        self.apply_change(change);
+        self.note(change);
+    }
+
+    /// Notes names for [`NameTree::history`], and files that are read-only now.
+    fn note(&mut self, change: &NameChange) {
+        let (Create(path, _) | Rename(_, path) | Mkdir(path, _) | Chmod(path, _)) = change else { return };
+        match self.entries.get(path) {
+            Some(Entry::File { id, mode, .. }) => {
+                self.history.files.entry(*id).or_default().insert(path.clone());
+                if mode & WRITE == 0 {
+                    self.narrowed.insert(*id);
+                }
+            }
+            _ => _ = self.history.dirs.insert(path.clone()),
+        }
+    }
+
+    fn apply_change(&mut self, change: &NameChange) {
         let change_bytes = |entries: &mut BTreeMap<PathBuf, Entry>, path: &Path, act: &dyn Fn(&mut Vec<u8>)| {
             if let Some(Entry::File { bytes, .. }) = entries.get_mut(path) {
                 act(Arc::make_mut(bytes));
@@ -300,10 +405,10 @@ fn draw_path(rng: &mut Rng) -> PathBuf {
 }
 
 fn draw_mode(rng: &mut Rng, of: &[u32], alphabet: Alphabet) -> u32 {
-    if alphabet.rights && rng.u32(..4) == 0 {
-        NARROW_MODES[rng.usize(..NARROW_MODES.len())]
-    } else {
-        of[rng.usize(..of.len())]
+    match alphabet.rights {
+        Rights::Recoverable if rng.u32(..4) == 0 => READ_ONLY_MODES[rng.usize(..READ_ONLY_MODES.len())],
+        Rights::Any if rng.u32(..4) == 0 => NARROW_MODES[rng.usize(..NARROW_MODES.len())],
+        _ => of[rng.usize(..of.len())],
     }
 }
 

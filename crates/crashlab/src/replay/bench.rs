@@ -3,8 +3,10 @@
 use super::recording::Recording;
 use crate::device::{FileSystem, Image, Loop, memory_file, unmount_now, watch};
 use anyhow::Result;
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// An oracle: checks what a crash left.
 pub trait Check {
@@ -24,34 +26,77 @@ pub enum Verdict {
     Unmountable(String),
 }
 
+/// Where the time of checking states went.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spent {
+    /// States, those included that were looked at again.
+    pub states: u32,
+    /// Making the disk.
+    pub making: Duration,
+    /// Mounting, which is the kernel's recovery.
+    pub mounting: Duration,
+    /// The check: the program's recovery, and what comes after it.
+    pub checking: Duration,
+    /// Unmounting.
+    pub unmounting: Duration,
+}
+
+impl fmt::Display for Spent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3 / f64::from(self.states.max(1));
+        write!(
+            f,
+            "{:.1} ms making the disk, {:.1} mounting, {:.1} checking, {:.1} unmounting",
+            ms(self.making),
+            ms(self.mounting),
+            ms(self.checking),
+            ms(self.unmounting)
+        )
+    }
+}
+
 /// One disk in memory, used for one state after the other. Only in a worker: see [`watch`].
 pub struct Bench {
     disk: File,
     device: Option<Loop>,
     at: PathBuf,
+    spent: Spent,
 }
 
 impl Bench {
     /// Makes a bench.
     pub fn new() -> Result<Bench> {
-        Ok(Bench { disk: memory_file("state")?, device: None, at: watch::directory("state")? })
+        Ok(Bench { disk: memory_file("state")?, device: None, at: watch::directory("state")?, spent: Spent::default() })
+    }
+
+    /// Where the time went so far.
+    pub fn spent(&self) -> Spent {
+        self.spent
     }
 
     /// Mounts the image for a moment and calls `look` with its directory.
     pub fn with<T>(&mut self, fs: FileSystem, image: &Image, look: impl FnOnce(&Path) -> T) -> Result<Result<T>> {
+        let mut begun = Instant::now();
+        let mut since = || std::mem::replace(&mut begun, Instant::now()).elapsed();
         if self.disk.metadata()?.len() != image.bytes() {
             self.device = None;
             self.disk.set_len(image.bytes())?;
             self.device = Some(Loop::attach(&self.disk, false)?);
         }
         let device = self.device.as_ref().expect("attached above");
-        image.store(&self.disk)?;
+        image.restore(&self.disk)?;
         device.forget_cache()?;
-        if let Err(e) = fs.mount(device.path(), &self.at) {
+        self.spent.states += 1;
+        self.spent.making += since();
+        let mounted = fs.mount_for_once(device.path(), &self.at);
+        self.spent.mounting += since();
+        if let Err(e) = mounted {
             return Ok(Err(e));
         }
         let found = look(&self.at);
+        self.spent.checking += since();
         unmount_now(&self.at)?;
+        self.spent.unmounting += since();
         Ok(Ok(found))
     }
 

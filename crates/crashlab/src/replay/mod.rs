@@ -16,7 +16,7 @@ mod minimise;
 mod recorded_run;
 mod recording;
 
-pub use bench::{Bench, Check, Verdict};
+pub use bench::{Bench, Check, Spent, Verdict};
 pub use crash_state::{Fate, SECTOR_BYTES, State};
 pub use explain::explain;
 pub use explore::{Exploration, Totals, Violation, seed_of};

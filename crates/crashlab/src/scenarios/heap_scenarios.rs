@@ -124,7 +124,8 @@ pub(crate) fn what_was_rolled_back_is_given_out_once() -> Result<(), String> {
     with_heap(&disk, |heap| {
         heap.commit().map_err(failed)?;
         allocate(heap, 1000)?;
-        heap.rollback().map_err(failed)?;
+        // SAFETY: the block is not used.
+        unsafe { heap.rollback() }.map_err(failed)?;
         allocate_apart(heap, &mut blocks, 1000, 1)?;
         heap.commit().map_err(failed)
     })?;
@@ -183,7 +184,8 @@ pub(crate) fn what_was_overwritten_is_not_committed() -> Result<(), String> {
             // SAFETY: mapped. That nobody may store there is what is tried.
             unsafe { heap.memory().0.add(offset).write(0xa5) };
             match heap.commit() {
-                Err(Error::Corrupt { .. }) => heap.rollback().map_err(failed),
+                // SAFETY: what was allocated since is not used.
+                Err(Error::Corrupt { .. }) => unsafe { heap.rollback() }.map_err(failed),
                 other => Err(format!("byte {offset} was overwritten, and the commit: {other:?}")),
             }
         })?;

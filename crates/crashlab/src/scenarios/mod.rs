@@ -1,6 +1,7 @@
-//! Scenarios that no program of the enumeration contains: damage, and a second thread. Each says what is wrong.
+//! Scenarios that no program of the enumeration contains: damage, permission bits, and a second thread. Each says what is wrong.
 
 mod heap_scenarios;
+mod name_scenarios;
 mod opening;
 mod store_scenarios;
 
@@ -11,7 +12,14 @@ pub type Scenario = (&'static str, fn() -> Result<(), String>);
 pub const SCENARIOS: &[Scenario] = &[
     ("damage_before_durable_commits_is_no_torn_end", store_scenarios::damage_before_durable_commits_is_no_torn_end),
     ("a_lost_header_is_missed", store_scenarios::a_lost_header_is_missed),
+    ("contents_that_look_like_records_are_none", store_scenarios::contents_that_look_like_records_are_none),
+    ("a_directory_that_is_closed_is_filled", name_scenarios::a_directory_that_is_closed_is_filled),
+    ("a_file_that_waits_keeps_its_place", name_scenarios::a_file_that_waits_keeps_its_place),
     ("a_racing_store_is_in_this_commit_or_the_next", store_scenarios::a_racing_store_is_in_this_commit_or_the_next),
+    ("what_is_spilled_is_overwritten_by_nothing_else", store_scenarios::what_is_spilled_is_overwritten_by_nothing_else),
+    ("what_is_half_made_has_no_second_name", store_scenarios::what_is_half_made_has_no_second_name),
+    ("a_name_shows_what_is_committed", store_scenarios::a_name_shows_what_is_committed),
+    ("a_checkpoint_leaves_newer_contents", store_scenarios::a_checkpoint_leaves_newer_contents),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),
     ("a_commit_of_a_heap_waits_for_a_change", heap_scenarios::a_commit_of_a_heap_waits_for_a_change),

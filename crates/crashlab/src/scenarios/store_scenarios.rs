@@ -3,8 +3,10 @@
 use super::opening::{failed, open};
 use crate::simulation::Options;
 use crate::simulation::SimDisk;
-use untorn::{Error, FailureClass, MapOptions, Store, Tracker};
-use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS};
+use std::path::PathBuf;
+use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
+use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Key, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use untorn_journal::store_dir::StoreDir;
 
 fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
     match opened {
@@ -25,6 +27,62 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
     disk.kill();
     disk.overwrite(".untorn/journal/segment.0", 20, &[0xff]).map_err(|e| e.to_string())?;
     is_refused(open(&disk, FailureClass::Power))
+}
+
+/// Bytes of a commit that fills most of a segment.
+const FILLING_BYTES: usize = 11 << 10;
+
+/// A store whose one segment was full of these bytes. A smaller commit, which is not applied yet, has taken the place
+/// where their record began.
+fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
+    let disk = SimDisk::new(Options::default());
+    let options = StoreOptions::default().background(false).sizes(16 << 10, 16 << 10, 12 << 10);
+    let opened = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new());
+    let store = opened.map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    // Blocks 1 to 3 of the segment, then 0 to 2, 3, and 0.
+    for bytes in [filling, filling, b"first", b"small"] {
+        store.checkpoint().map_err(failed)?;
+        file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
+    }
+    disk.kill();
+    Ok(disk)
+}
+
+/// A program writes what would be records if their checksums had no key. Once the segment is used again, recovery
+/// meets these bytes.
+pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
+    let segment = |disk: &SimDisk| disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string());
+    // Where the bytes come to lie, as everything happens again from the same seed.
+    let mut rng = fastrand::Rng::with_seed(1);
+    let marked: Vec<u8> = (0..FILLING_BYTES).map(|_| rng.u8(1..)).collect();
+    let found = segment(&recycled(&marked)?)?;
+    let mut filling = vec![0; FILLING_BYTES];
+    let mut made = 0;
+    for position in (0..found.len()).step_by(BLOCK_BYTES) {
+        let left = &found[position..position + RECORD_HEAD_BYTES];
+        let Some(at) = marked.windows(RECORD_HEAD_BYTES).position(|bytes| bytes == left) else { continue };
+        let head = RecordHead {
+            kind: RecordKind::DurableMark,
+            body_by_reference: false,
+            len: RECORD_HEAD_BYTES as u64,
+            lsn: 1_000_000,
+            epoch: 1,
+            generation: 1_000_000,
+            position: position as u64,
+            previous_crc: 0,
+            durable_lsn: 999_999,
+        };
+        head.seal(&mut filling[at..at + RECORD_HEAD_BYTES], Key(0));
+        made += 1;
+    }
+    if made == 0 {
+        return Err("nothing of the first commit is left in the segment".into());
+    }
+    let disk = recycled(&filling)?;
+    open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    filling[..5].copy_from_slice(b"small");
+    if disk.get("a").is_ok_and(|found| found == filling) { Ok(()) } else { Err("another file is there".into()) }
 }
 
 /// The header that named the boot is damaged, the machine went down, and the header before it knows nothing
@@ -70,6 +128,114 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
             if (&found[10..15], &found[200..204]) != (b"first", b"race") {
                 return Err(format!("tracker {tracker}: a store right before call {nth} of a commit is lost"));
             }
+        }
+    }
+    Ok(())
+}
+
+/// A large change that is changed again and again leaves another large change of the same commit alone.
+pub(crate) fn what_is_spilled_is_overwritten_by_nothing_else() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    file.write_all_at(&[1; 40_000], 100_000).map_err(failed)?;
+    for round in 2..8 {
+        file.write_all_at(&[round; 40_000], 0).map_err(failed)?;
+    }
+    for when in ["uncommitted", "committed"] {
+        let mut found = vec![0; 140_000];
+        file.read_exact_at(&mut found, 0).map_err(failed)?;
+        if found[..40_000] != [7; 40_000] || found[100_000..] != [1; 40_000] {
+            return Err(format!("{when}, the file has bytes of another change"));
+        }
+        file.commit().map_err(failed)?;
+    }
+    let after = disk.fork();
+    open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    let found = after.get("a").map_err(|e| e.to_string())?;
+    match found[..40_000] == [7; 40_000] && found[100_000..] == [1; 40_000] {
+        true => Ok(()),
+        false => Err("recovery finds bytes of another change".into()),
+    }
+}
+
+fn is_shown(disk: &SimDisk, name: &str, expected: &[u8]) -> Result<(), String> {
+    let found = disk.get(name).map_err(|e| format!("{name}: {e}"))?;
+    match found == expected {
+        true => Ok(()),
+        false => Err(format!("{name} shows {found:?}, not {expected:?}")),
+    }
+}
+
+/// Another program opens a name as soon as a commit has made it: a new file, one that replaces another, and one that
+/// moves with commits that no checkpoint has applied.
+pub(crate) fn a_name_shows_what_is_committed() -> Result<(), String> {
+    for unnamed in [true, false] {
+        let disk = SimDisk::new(Options { unnamed, ..Options::default() });
+        let store = open(&disk, FailureClass::Power).map_err(failed)?;
+        let mut txn = store.begin();
+        txn.create("a", 0o600).and_then(|file| file.write_all_at(b"first", 0)).map_err(failed)?;
+        txn.commit().map_err(failed)?;
+        is_shown(&disk, "a", b"first")?;
+
+        let mut txn = store.begin();
+        txn.create("new", 0o600).and_then(|file| file.write_all_at(b"second", 0)).map_err(failed)?;
+        txn.rename("new", "a").and_then(|()| txn.commit()).map_err(failed)?;
+        is_shown(&disk, "a", b"second")?;
+
+        let moving = store.open_or_create("b").map_err(failed)?;
+        for text in [&b"older and longer"[..], b"third"] {
+            moving.set_len(0).and_then(|()| moving.write_all_at(text, 0)).map_err(failed)?;
+            moving.commit().map_err(failed)?;
+        }
+        let mut txn = store.begin();
+        txn.rename("b", "a").and_then(|()| txn.commit()).map_err(failed)?;
+        is_shown(&disk, "a", b"third")?;
+        if let Some((left, _)) = disk.tree().iter().find(|(path, _)| !path.starts_with(".untorn") && *path != *"a") {
+            return Err(format!("{} is left over", left.display()));
+        }
+    }
+    Ok(())
+}
+
+/// A file gets a name, and newer contents with it, while a checkpoint is about to write older ones.
+pub(crate) fn a_checkpoint_leaves_newer_contents() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    let change = |text: &[u8]| file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed);
+    change(b"old")?;
+    let checkpoint = store.begin_checkpoint().map_err(failed)?.ok_or("nothing to apply")?;
+    change(b"newest")?;
+    let mut txn = store.begin();
+    txn.rename("a", "b").and_then(|()| txn.commit()).map_err(failed)?;
+    is_shown(&disk, "b", b"newest")?;
+    // One more commit, so that the checkpoint has something to write.
+    file.write_all_at(b"!", 6).and_then(|()| file.commit()).map_err(failed)?;
+    let applied = checkpoint.apply().map_err(failed)?;
+    is_shown(&disk, "b", b"newest!")?;
+    applied.truncate_log().map_err(failed)?;
+    drop(file);
+    let after = disk.snapshot().power_cut(crate::Cut::Nothing).disk;
+    open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    is_shown(&after, "b", b"newest!")
+}
+
+/// A power cut keeps the first name of an empty new file, and neither its attribute nor its second name.
+pub(crate) fn what_is_half_made_has_no_second_name() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let mut txn = store.begin();
+    txn.create("a", 0o600).map(drop).and_then(|()| txn.commit()).map_err(failed)?;
+    let mut txn = store.begin();
+    txn.rename("a", "b").and_then(|()| txn.commit()).map_err(failed)?;
+    let moment = disk.snapshot();
+    for cut in moment.cuts(256, 1) {
+        let after = moment.power_cut(cut).disk;
+        open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+        is_shown(&after, "b", b"")?;
+        if after.get("a").is_ok() {
+            return Err(format!("{cut}: the file is there under a name that it has no more, too"));
         }
     }
     Ok(())

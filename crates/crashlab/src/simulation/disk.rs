@@ -9,6 +9,7 @@
 //!   removed file held ([`Profile::AnyPosix`](crate::Profile::AnyPosix));
 //! - with [`Model::PageGarbage`](crate::Model::PageGarbage), a page that was being overwritten holds anything;
 //! - any call fails, is interrupted, or does less than asked; the disk is full, also for overwriting;
+//! - the kernel refuses changes of names, modes or contents in a directory, for good, with any error;
 //! - a writeback fails: one sync reports it, the next returns OK, and the old data comes back later;
 //! - what one process wrote into the cache is not on the device, though every reader sees it;
 //! - a truncation takes pages out of a private mapping, those that were stored to included;
@@ -17,7 +18,7 @@
 //! Not modelled: old data of other files in the holes of a file; a device that loses what it reported as
 //! flushed, or returns other bytes than it stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
 //! writes of two threads mixing within one call; `fsync` making more durable than it must;
-//! permission checks; quotas; room taken by names and attributes.
+//! other owners; quotas (but their errors are); room taken by names and attributes.
 
 use super::disk_options::{Failed, Fault, Options};
 use super::disk_state::State;
@@ -25,9 +26,10 @@ use super::machine::{Machine, Shared};
 use super::power_cut::{Cut, Snapshot};
 use super::process::SimProcess;
 use crate::mutation::sync_point_index;
+use parking_lot::MutexGuard;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use untorn_os::{Counters, Storage, SyncPoint};
 
 /// A disk in memory, the cache before it, and the processes that use it.

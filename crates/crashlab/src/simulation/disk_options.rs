@@ -1,5 +1,6 @@
 //! Properties of a simulated disk, planned faults, and kinds of calls.
 
+use super::refusal::Refusal;
 use crate::mutation::sync_point_index;
 use untorn_os::SyncPoint;
 
@@ -42,6 +43,8 @@ pub struct Options {
     pub model: Model,
     /// Whether files can be opened past the cache.
     pub direct: bool,
+    /// Whether files can be made without a name.
+    pub unnamed: bool,
     /// Mounted read-only.
     pub read_only: bool,
     /// Effective user of processes, unless said otherwise.
@@ -56,6 +59,10 @@ pub struct Options {
     pub skipped: u64,
     /// Seeds [`untorn_os::Storage::random`] and the boot id.
     pub seed: u64,
+    /// What the kernel refuses; it lasts, also over crashes.
+    pub refusal: Option<Refusal>,
+    /// Permission bits count, as they do for an ordinary user's own files.
+    pub permissions: bool,
     /// Mappings have real memory at their addresses.
     pub memory: bool,
     /// Nanoseconds that pass with every changing call; 0 is a clock too coarse to tell two calls apart.
@@ -68,6 +75,7 @@ impl Default for Options {
             profile: Profile::AnyPosix,
             model: Model::SectorAtomic,
             direct: true,
+            unnamed: true,
             read_only: false,
             user: 1000,
             capacity_bytes: None,
@@ -75,6 +83,8 @@ impl Default for Options {
             open_files_max: 64,
             skipped: 0,
             seed: 0,
+            refusal: None,
+            permissions: false,
             memory: false,
             clock_step_ns: 1_000_000,
         }

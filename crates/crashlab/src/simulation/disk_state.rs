@@ -159,6 +159,51 @@ impl State {
             return Err(errno(libc::EEXIST));
         }
         self.writable()?;
+        // As the real thing does it: closed at first, then exactly the mode that was asked for.
+        let first_mode = if matches!(body, Body::Directory(_)) { 0o700 } else { 0o600 };
+        let slot = self.new_inode(body, first_mode, user);
+        self.push_applied(Effect::Link { directory, name, slot, created: true });
+        if mode != first_mode {
+            self.set_mode(slot, mode)?;
+        }
+        Ok(slot)
+    }
+
+    /// Makes a file without a name: a crash takes it away.
+    pub fn create_unnamed(&mut self, directory: &Path, user: u32) -> io::Result<Slot> {
+        self.directory(directory)?;
+        if !self.options.unnamed {
+            return Err(errno(libc::EOPNOTSUPP));
+        }
+        self.writable()?;
+        let slot = self.new_inode(Inode::empty_file(), 0o600, user);
+        if let Some(inode) = self.live.get_mut(slot) {
+            inode.links = 0;
+        }
+        Ok(slot)
+    }
+
+    /// Gives a file without a name one in this directory.
+    pub fn give_name(&mut self, slot: Slot, directory: Slot, name: &OsStr) -> io::Result<()> {
+        if self.inode(slot)?.links > 0 {
+            return Err(errno(libc::EINVAL));
+        }
+        // A directory that was removed takes no names.
+        let place = self.live.get(directory).filter(|inode| inode.links > 0).ok_or_else(|| errno(libc::ENOENT))?;
+        if place.entry(name).is_some() {
+            return Err(errno(libc::EEXIST));
+        }
+        self.child(directory, name)?;
+        self.writable()?;
+        self.push_applied(Effect::Link { directory, name: Arc::from(name), slot, created: true });
+        if let Some(inode) = self.live.get_mut(slot) {
+            inode.links = 1;
+        }
+        Ok(())
+    }
+
+    /// A new inode, on the disk, too, where nothing leads to it yet.
+    fn new_inode(&mut self, body: Body, mode: u32, user: u32) -> Slot {
         // The lowest free number, as ext4 gives it out: a number is no identity.
         let mut used: Vec<u64> = self.live.inodes().map(|(_, inode)| inode.number).collect();
         used.sort_unstable();
@@ -168,17 +213,11 @@ impl State {
             let free = |s: &Slot| self.live.get(*s).is_none() && self.durable.get(*s).is_none();
             slot = (0..slot).find(free).unwrap_or(slot);
         }
-        // As the real thing does it: closed at first, then exactly the mode that was asked for.
-        let first_mode = if matches!(body, Body::Directory(_)) { 0o700 } else { 0o600 };
         let now = self.tick();
-        let inode = Inode::new(body, number, first_mode, user, now);
+        let inode = Inode::new(body, number, mode, user, now);
         self.live.insert(slot, inode.clone());
         self.durable.insert(slot, inode);
-        self.push_applied(Effect::Link { directory, name, slot, created: true });
-        if mode != first_mode {
-            self.set_mode(slot, mode)?;
-        }
-        Ok(slot)
+        slot
     }
 
     /// Records an effect and makes it visible.

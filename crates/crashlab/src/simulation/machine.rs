@@ -6,10 +6,11 @@ use super::inodes::{Inode, PAGE_BYTES, Slot};
 use super::mapped_pages::Mapped;
 use super::power_cut::Snapshot;
 use crate::mutation::{sync_point_index, sync_points};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use untorn_os::Counters;
 
 /// Two kinds of lock that know nothing of each other, as in Linux.
@@ -27,7 +28,7 @@ pub(crate) struct Life {
 
 impl Life {
     pub fn counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counters.lock()
     }
 }
 
@@ -66,8 +67,7 @@ impl Shared {
     }
 
     pub fn machine(&self) -> MutexGuard<'_, Machine> {
-        // A test that panicked inside a call has failed already.
-        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.machine.lock()
     }
 
     /// Runs one call of a process: counts it, stops it if the machine is off, lets planned faults

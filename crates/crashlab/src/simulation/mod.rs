@@ -3,7 +3,7 @@
 //! From the bottom: [`inodes`] is one state of a whole disk; [`effect`] is a change that is not yet durable;
 //! [`disk_state`] is disk and cache with every operation on them; [`flushing`] is what syncs do to it, and
 //! [`power_cut`] what power cuts do; [`machine`] adds processes, locks and mappings; [`process`] has the traits;
-//! [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
+//! [`refusal`] is what the kernel refuses them, [`permissions`] what it allows; [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
 
 mod disk;
 mod disk_options;
@@ -14,9 +14,11 @@ pub(crate) mod inodes;
 mod machine;
 mod mapped_pages;
 mod other_programs;
+mod permissions;
 mod power_cut;
 mod process;
 mod real_memory;
+mod refusal;
 mod simulated_mapping;
 
 pub use disk::{Outcome, SimDisk};
@@ -24,3 +26,4 @@ pub use disk_options::{Call, Failed, Fault, Model, On, Options, PROFILES, Profil
 pub use other_programs::Entry;
 pub use power_cut::{Cut, Snapshot};
 pub use process::SimProcess;
+pub use refusal::{REFUSED, REFUSING_DIRS, Refusal, Refused};

@@ -3,8 +3,10 @@
 use super::disk_options::{Model, Profile};
 use super::disk_state::State;
 use super::effect::{Effect, Land, Patch, close_over};
-use super::inodes::{Image, PAGE_BYTES, Page, RESERVED, SECTOR_BYTES, SECTORS_PER_PAGE, Slot, mix};
+use super::inodes::{Image, PAGE_BYTES, Page, RESERVED, ROOT, SECTOR_BYTES, SECTORS_PER_PAGE, Slot, mix};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
@@ -108,6 +110,32 @@ impl Snapshot {
     /// The number of the call that comes next; the crash is right before it.
     pub fn call(&self) -> u64 {
         self.call
+    }
+
+    /// The names of files as programs see them, Untorn's own left out, and the inode that each leads to.
+    pub(crate) fn names(&self) -> BTreeMap<PathBuf, Slot> {
+        let live = &self.state.live;
+        let (mut found, mut left) = (BTreeMap::new(), vec![(PathBuf::new(), ROOT)]);
+        while let Some((path, slot)) = left.pop() {
+            for (name, child) in live.get(slot).map_or(&[][..], |inode| inode.entries()) {
+                let Some(inode) = live.get(*child) else { continue };
+                let path = path.join(&**name);
+                match name.as_encoded_bytes().ends_with(b".untorn") {
+                    true => {}
+                    false if inode.is_directory() => left.push((path, *child)),
+                    false => _ = found.insert(path, *child),
+                }
+            }
+        }
+        found
+    }
+
+    /// What a program that reads a file sees.
+    pub(crate) fn contents(&self, slot: Slot) -> Vec<u8> {
+        let Some(inode) = self.state.live.get(slot) else { return Vec::new() };
+        let mut contents = vec![0; inode.size() as usize];
+        inode.read(&mut contents, 0);
+        contents
     }
 
     /// What the driver had set with [`SimDisk::set_mark`](crate::SimDisk::set_mark).

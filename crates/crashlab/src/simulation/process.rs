@@ -1,11 +1,13 @@
 //! One process on the simulated machine: the traits that Untorn is written against.
 
-use super::disk_options::{Call, Failed, What};
+use super::disk_options::{Call, Failed, Profile, What};
 use super::disk_state::{SIZE_MAX, State, errno};
 use super::inodes::{Body, Inode, Slot};
 use super::machine::{Life, Lock, Machine, Shared};
+use super::permissions::allows;
+use super::refusal::Act;
 use super::simulated_mapping::SimMapping;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,6 +31,8 @@ struct SimFile {
     life: Arc<Life>,
     path: Box<Path>,
     slot: Slot,
+    /// Of a file that was made without a name: where it gets one.
+    directory: Option<Slot>,
     handle: u64,
     write: bool,
     direct: bool,
@@ -65,6 +69,12 @@ impl Storage for SimProcess {
             || format!("open {} {how:?}", path.display()),
             |machine| {
                 let state = &mut machine.state;
+                let act = match (how.create, how.write) {
+                    (Some(_), _) => Act::Make,
+                    (None, true) => Act::OpenForWriting,
+                    (None, false) => Act::OpenForReading,
+                };
+                allows(state, self.user, path, act)?;
                 state.openable(path)?;
                 let slot = match how.create {
                     Some(mode) => state.create(path, Inode::empty_file(), mode, self.user)?,
@@ -86,6 +96,7 @@ impl Storage for SimProcess {
             life: self.life.clone(),
             path: path.into(),
             slot,
+            directory: None,
             handle,
             write: how.write,
             direct,
@@ -93,19 +104,48 @@ impl Storage for SimProcess {
         }))
     }
 
+    fn create_unnamed(&self, directory: &Path) -> io::Result<Arc<dyn File>> {
+        let describe = || format!("create_unnamed in {:?}", directory.display());
+        let path = directory.join("an unnamed file");
+        let (slot, directory, handle) = self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, &path, Act::Make)?;
+            let slot = machine.state.create_unnamed(directory, self.user)?;
+            Ok((slot, machine.state.directory(directory)?, machine.opened(slot, &self.life)))
+        })?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: path.as_path().into(),
+            slot,
+            directory: Some(directory),
+            handle,
+            write: true,
+            direct: false,
+            failures_seen: AtomicU64::new(0),
+        }))
+    }
+
     fn stat(&self, path: &Path) -> io::Result<Meta> {
         let describe = || format!("stat {}", path.display());
-        self.call(Call::Look, describe, |machine| machine.state.meta(machine.state.named(path)?))
+        self.call(Call::Look, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Look)?;
+            machine.state.meta(machine.state.named(path)?)
+        })
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
         let describe = || format!("list {}", path.display());
-        self.call(Call::Look, describe, |machine| machine.state.list(path))
+        self.call(Call::Look, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::List)?;
+            machine.state.list(path)
+        })
     }
 
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         let describe = || format!("rename {} to {}, replace: {replace}", from.display(), to.display());
         self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, from, Act::MoveAway)?;
+            allows(&machine.state, self.user, to, Act::MoveHere)?;
             if let Some(replaced) = machine.state.rename(from, to, replace)? {
                 machine.unnamed(replaced);
             }
@@ -116,6 +156,7 @@ impl Storage for SimProcess {
     fn unlink(&self, path: &Path) -> io::Result<()> {
         let describe = || format!("unlink {}", path.display());
         self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Remove)?;
             let slot = machine.state.unlink(path)?;
             machine.unnamed(slot);
             Ok(())
@@ -125,6 +166,7 @@ impl Storage for SimProcess {
     fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()> {
         let describe = || format!("mkdir {}", path.display());
         self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Make)?;
             machine.state.create(path, Body::Directory(Vec::new()), mode, self.user)?;
             Ok(())
         })
@@ -133,6 +175,7 @@ impl Storage for SimProcess {
     fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
         let describe = || format!("set_dir_mode {} {mode:o}", path.display());
         self.call(Call::Attribute, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::SetMode)?;
             let slot = machine.state.directory(path)?;
             machine.state.set_mode(slot, mode)
         })
@@ -141,6 +184,7 @@ impl Storage for SimProcess {
     fn rmdir(&self, path: &Path) -> io::Result<()> {
         let describe = || format!("rmdir {}", path.display());
         self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Remove)?;
             let slot = machine.state.rmdir(path)?;
             machine.unnamed(slot);
             Ok(())
@@ -150,8 +194,18 @@ impl Storage for SimProcess {
     fn check_access(&self, path: &Path, access: Access) -> io::Result<()> {
         let describe = || format!("check_access {} {access:?}", path.display());
         self.call(Call::Look, describe, |machine| {
+            let options = &machine.state.options;
+            if options.permissions || options.refusal.is_some_and(|refusal| refusal.told) {
+                match access {
+                    Access::Add => allows(&machine.state, self.user, &path.join("new"), Act::Make)?,
+                    Access::Remove => allows(&machine.state, self.user, path, Act::Remove)?,
+                    Access::Mode(_) => allows(&machine.state, self.user, path, Act::SetMode)?,
+                    // Groups are not simulated.
+                    Access::NewMode(_) => {}
+                }
+            }
             match access {
-                Access::Add => machine.state.directory(path)?,
+                Access::Add | Access::NewMode(_) => machine.state.directory(path)?,
                 Access::Remove | Access::Mode(_) => machine.state.named(path)?,
             };
             if machine.state.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
@@ -161,6 +215,7 @@ impl Storage for SimProcess {
     fn sync_dir(&self, path: &Path, step: SyncPoint) -> io::Result<()> {
         let describe = || format!("sync_dir {} ({step:?})", path.display());
         self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
+            allows(&machine.state, self.user, path, Act::List)?;
             let slot = machine.state.directory(path)?;
             if let Some(What::Writeback(how)) = fault {
                 if how == Failed::Landed {
@@ -192,6 +247,10 @@ impl Storage for SimProcess {
 
     fn sync_file_system_reports_errors(&self) -> bool {
         true
+    }
+
+    fn keeps_order(&self) -> bool {
+        matches!(self.shared.machine().state.options.profile, Profile::Ext4 | Profile::Xfs)
     }
 
     fn space(&self) -> io::Result<Space> {
@@ -296,6 +355,11 @@ impl SimFile {
         if inode.is_directory() { Err(errno(libc::EISDIR)) } else { Ok(inode) }
     }
 
+    /// An error where the kernel refuses it. Permission bits were asked when the file was opened.
+    fn refused(&self, machine: &Machine, act: Act) -> io::Result<()> {
+        machine.state.options.refusal.map_or(Ok(()), |refusal| refusal.check(&self.path, act))
+    }
+
     fn try_lock(&self, machine: &mut Machine, lock: Lock) -> bool {
         *machine.locks.entry((self.slot, lock)).or_insert(self.handle) == self.handle
     }
@@ -313,6 +377,15 @@ fn shortened(len: usize, fault: Option<What>) -> usize {
 }
 
 impl File for SimFile {
+    fn give_name(&self, name: &OsStr) -> io::Result<()> {
+        let directory = self.directory.ok_or_else(|| errno(libc::EINVAL))?;
+        let describe = || format!("give_name {}", name.display());
+        self.call(Call::Name, describe, |machine, _| {
+            self.refused(machine, Act::Make)?;
+            machine.state.give_name(self.slot, directory, name)
+        })
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let len = buf.len();
         let describe = || format!("read {offset}+{len}");
@@ -337,6 +410,7 @@ impl File for SimFile {
                 if self.direct {
                     State::aligned(buf, offset)?;
                 }
+                self.refused(machine, Act::Write)?;
                 let len = shortened(buf.len(), fault);
                 let n = machine.state.write(self.slot, &buf[..len], offset, self.direct)?;
                 for counters in [&mut machine.counters, &mut *self.life.counters()] {
@@ -366,6 +440,9 @@ impl File for SimFile {
             if !self.write {
                 return Err(errno(libc::EINVAL));
             }
+            if size > machine.state.meta(self.slot)?.size {
+                self.refused(machine, Act::Write)?;
+            }
             machine.set_len(self.slot, size)
         })
     }
@@ -376,11 +453,18 @@ impl File for SimFile {
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         let describe = || format!("allocate {offset}+{len}");
-        self.change(Call::Size, describe, |machine| machine.state.allocate(self.slot, offset, len))
+        self.change(Call::Size, describe, |machine| {
+            self.refused(machine, Act::Write)?;
+            machine.state.allocate(self.slot, offset, len)
+        })
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.change(Call::Size, || format!("zero {offset}+{len}"), |machine| machine.state.zero(self.slot, offset, len))
+        let describe = || format!("zero {offset}+{len}");
+        self.change(Call::Size, describe, |machine| {
+            self.refused(machine, Act::Write)?;
+            machine.state.zero(self.slot, offset, len)
+        })
     }
 
     fn sync_data(&self, step: SyncPoint) -> io::Result<()> {
@@ -397,7 +481,10 @@ impl File for SimFile {
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {
         let describe = || format!("set_mode {mode:o}");
-        self.call(Call::Attribute, describe, |machine, _| machine.state.set_mode(self.slot, mode))
+        self.call(Call::Attribute, describe, |machine, _| {
+            self.refused(machine, Act::SetMode)?;
+            machine.state.set_mode(self.slot, mode)
+        })
     }
 
     fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
@@ -440,7 +527,7 @@ impl File for SimFile {
             if self.try_lock(&mut machine, Lock::WholeFile) {
                 return Ok(true);
             }
-            machine = self.shared.unlocked.wait(machine).unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.shared.unlocked.wait(&mut machine);
         }
     }
 

@@ -53,7 +53,9 @@ struct Open {
 impl Open {
     fn at(dir: &Path) -> Result<Open, untorn::Error> {
         let store = StoreOptions::default().journal_bytes(256 << 10).open(dir.join(STORE))?;
-        let heap = HeapOptions::new().dirty_max(1 << 20).open_in(&store, HEAP)?;
+        // SAFETY: one thread uses the heap.
+        let options = unsafe { HeapOptions::new().quiet(true) }.dirty_max(1 << 20);
+        let heap = options.open_in(&store, HEAP)?;
         Ok(Open { heap, note: store.open_or_create(NOTE)?, store })
     }
 
@@ -71,7 +73,8 @@ impl Open {
                 self.note.write_at(&number.to_le_bytes(), 0)?;
                 self.heap.commit_with(&[&self.note])
             }
-            How::RolledBack => self.heap.rollback(),
+            // SAFETY: nothing that was allocated since is used.
+            How::RolledBack => unsafe { self.heap.rollback() },
         }
     }
 }
@@ -164,7 +167,8 @@ impl Program for OverHeap {
                     tell(&mut acks, &format!("{COMMIT}{number}"))?;
                 }
                 Step::Checkpoint => open.store.checkpoint()?,
-                Step::Quiesce => open.heap.reclaim()?,
+                // SAFETY: one thread uses the heap.
+                Step::Quiesce => unsafe { open.heap.reclaim() }?,
                 Step::Reopen => {
                     open.close()?;
                     open = Open::at(dir)?;

@@ -1,6 +1,6 @@
 //! A storage that reports every call before it is made.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Result;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,6 +42,11 @@ impl Storage for Hooked {
         let below = self.below.open(path, how)?;
         Ok(Arc::new(HookedFile { below, hook: self.hook.clone() }))
     }
+    fn create_unnamed(&self, directory: &Path) -> Result<Arc<dyn File>> {
+        (self.hook)("create_unnamed");
+        let below = self.below.create_unnamed(directory)?;
+        Ok(Arc::new(HookedFile { below, hook: self.hook.clone() }))
+    }
     pass! {
         fn stat(&self, path: &Path) -> Result<Meta>;
         fn list(&self, path: &Path) -> Result<Vec<OsString>>;
@@ -54,6 +59,7 @@ impl Storage for Hooked {
         fn sync_dir(&self, path: &Path, point: SyncPoint) -> Result<()>;
         fn sync_file_system(&self, point: SyncPoint) -> Result<()>;
         fn sync_file_system_reports_errors(&self) -> bool;
+        fn keeps_order(&self) -> bool;
         fn space(&self) -> Result<Space>;
         fn open_files_max(&self) -> usize;
         fn effective_user(&self) -> u32;
@@ -67,6 +73,7 @@ impl Storage for Hooked {
 
 impl File for HookedFile {
     pass! {
+        fn give_name(&self, name: &OsStr) -> Result<()>;
         fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
         fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize>;
         fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;

@@ -211,7 +211,7 @@ pub fn open_next(fixture: &Fixture) -> Result<Store> {
 }
 
 pub fn write(file: &File, area: u64, number: u8) -> Result<()> {
-    file.write_at(&[number; AREA_BYTES], area * AREA_BYTES as u64)
+    file.write_all_at(&[number; AREA_BYTES], area * AREA_BYTES as u64)
 }
 
 fn read(file: &File, area: u64) -> Result<u8> {

@@ -31,6 +31,8 @@ rules! {
     changing_a_directorys_mode,
     removing_directories,
     syncing_directories,
+    a_file_without_a_name,
+    a_file_without_a_name_whose_directory_is_removed,
     a_read_only_storage,
 }
 
@@ -419,6 +421,48 @@ fn syncing_directories(fixture: &Fixture) {
     fixture.storage.sync_file_system(sync_point::CHECKPOINT_MANY).unwrap();
 }
 
+fn a_file_without_a_name(fixture: &Fixture) {
+    fixture.directory("d");
+    drop(fixture.file("f", b""));
+    drop(fixture.file("d/taken", b"taken"));
+    let before = fixture.names("d");
+    let file = fixture.storage.create_unnamed(p("d")).unwrap();
+    let meta = file.meta().unwrap();
+    same((meta.kind, meta.size, meta.links, meta.mode), (Kind::File, 0, 0, 0o600));
+    same(meta.uid, fixture.storage.effective_user());
+    same(file.write_at(b"contents", 0).unwrap(), 8);
+    file.set_attribute(b"value").unwrap();
+    file.set_mode(0o2641).unwrap();
+    file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
+    holds(file.try_claim().unwrap());
+    same(fixture.names("d"), before);
+    refused(file.give_name("taken".as_ref()), &[EEXIST]);
+    refused(file.give_name("n".repeat(256).as_ref()), &[ENAMETOOLONG]);
+    file.give_name("new".as_ref()).unwrap();
+    refused(file.give_name("second".as_ref()), &[EINVAL]);
+    same(fixture.names("d"), vec!["new".to_owned(), "taken".to_owned()]);
+    let opened = fixture.open("d/new", Open::READ);
+    same(contents(&*opened), b"contents".to_vec());
+    same(opened.attribute().unwrap(), Some(b"value".to_vec()));
+    let named = opened.meta().unwrap();
+    same((named.inode, named.links, named.mode), (meta.inode, 1, 0o2641));
+    holds(!opened.try_claim().unwrap());
+    refused(opened.give_name("second".as_ref()), &[EINVAL]);
+    drop(fixture.storage.create_unnamed(p("")).unwrap());
+    same(fixture.names(""), vec!["d".to_owned(), "f".to_owned()]);
+    refused(fixture.storage.create_unnamed(p("n")), &[ENOENT]);
+    refused(fixture.storage.create_unnamed(p("f")), &[ENOTDIR]);
+    refused(fixture.storage.create_unnamed(p("d/..")), &[EXDEV]);
+}
+
+fn a_file_without_a_name_whose_directory_is_removed(fixture: &Fixture) {
+    fixture.directory("d");
+    let file = fixture.storage.create_unnamed(p("d")).unwrap();
+    fixture.storage.rmdir(p("d")).unwrap();
+    refused(file.give_name("f".as_ref()), &[ENOENT]);
+    same(file.write_at(b"still", 0).unwrap(), 5);
+}
+
 fn a_read_only_storage(fixture: &Fixture) {
     fixture.directory("d");
     let file = fixture.file("f", b"contents");
@@ -428,6 +472,7 @@ fn a_read_only_storage(fixture: &Fixture) {
         holds(storage.space().unwrap().read_only);
         refused(storage.open(p("f"), Open::WRITE), &[EROFS]);
         refused(storage.open(p("n"), Open::create(0o600)), &[EROFS]);
+        refused(storage.create_unnamed(p("")), &[EROFS]);
         refused(storage.rename(p("f"), p("g"), false), &[EROFS]);
         refused(storage.rename(p("f"), p("g"), true), &[EROFS]);
         refused(storage.unlink(p("f")), &[EROFS]);

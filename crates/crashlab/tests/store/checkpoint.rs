@@ -11,7 +11,7 @@ use untorn_journal::store_dir::StoreDir;
 
 /// A store that does something else, once, when it makes this call of the storage; armed, it lets so many of these
 /// calls pass first.
-fn open_with_surprise(
+pub fn open_with_surprise(
     disk: &SimDisk,
     options: StoreOptions,
     call: &'static str,

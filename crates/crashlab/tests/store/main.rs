@@ -2,8 +2,10 @@
 //! something.
 
 mod checkpoint;
+mod contents_first;
 mod failure_classes;
 mod fixture;
+mod forgotten;
 mod full_page;
 #[path = "../hooked/mod.rs"]
 mod hooked;
@@ -14,3 +16,4 @@ mod quarantine;
 mod recovery;
 mod refused_commits;
 mod transactions;
+mod waiting;

@@ -1,25 +1,35 @@
 //! A heap's memory and its file.
 
-use super::alloc::{Backing, Refused};
 use super::check::HeapImage;
-use super::layout::SEGMENT_BYTES;
+use super::layout::{CHUNK_BYTES, SEGMENT_BYTES};
+use super::metadata::{Number, Refused};
+use super::space::Backing;
 use crate::file::File;
 use crate::invariant;
 use crate::map::Map;
+use std::ops::Range;
 use untorn_journal::{Error, Result};
-use untorn_os::holds;
+use untorn_os::{holds, memory_limit};
 
 /// The heap's memory and its file.
 pub(super) struct Body {
     // Before the file: a map ends before its file is closed.
     pub map: Map,
     pub file: File,
-    /// A commit looks for pointers out of the heap.
+    /// Nobody stores during a commit but under a guard: the program's promise.
+    pub quiet: bool,
+    /// For debugging: whoever allocates or frees holds a guard.
+    pub debug_guards: bool,
+    /// For debugging: commits look for stores that came while they gathered them.
+    pub debug_races: bool,
+    /// For debugging: commits look for pointers out of the heap.
     pub debug_pointers: bool,
+    /// So many bytes may be in use; more, if the limit has changed.
+    pub memory_bytes: u64,
 }
 
 impl Backing for Body {
-    fn grow(&self, segments: usize) -> Result<()> {
+    fn resize(&self, segments: usize) -> Result<()> {
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
         if holds(invariant::HEAP_GROWS_WHOLE) { Ok(()) } else { self.map.msync() }
     }
@@ -27,9 +37,30 @@ impl Backing for Body {
     fn release(&self, offset: usize, bytes: usize) -> Result<()> {
         self.file.zero(offset as u64, bytes as u64)
     }
+
+    fn check_memory(&self, bytes: u64) -> Result<()> {
+        if bytes <= self.memory_bytes {
+            return Ok(());
+        }
+        match memory_limit().filter(|limit| bytes > limit.bytes) {
+            None => Ok(()),
+            Some(limit) => Err(Error::NoMemory {
+                path: self.file.path(),
+                detail: format!(
+                    "the heap would have {bytes} bytes in use, and {} allows {} bytes of memory and swap; open the heap \
+                     with a `dirty_max` below that, and commit before more than that is stored to",
+                    limit.of, limit.bytes
+                ),
+            }),
+        }
+    }
 }
 
 impl Body {
+    pub(super) fn release_chunks(&self, chunks: Range<Number>) -> Result<()> {
+        self.release(chunks.start as usize * CHUNK_BYTES, chunks.len() * CHUNK_BYTES)
+    }
+
     pub(super) fn corrupt(&self, detail: String) -> Error {
         Error::corrupt_heap(self.file.path(), detail)
     }

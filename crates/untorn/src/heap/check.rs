@@ -9,7 +9,7 @@
 use super::heap_pointer::HeapPointers;
 use super::layout::*;
 use serde::Serialize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use untorn_journal::Result;
 
@@ -197,6 +197,8 @@ pub(crate) struct Checker<'a> {
     waiting: Vec<u64>,
     /// Chunks with allocations that were reached and not scanned.
     queue: VecDeque<usize>,
+    /// Bits of segments that lie inside of an allocation, as the heap has them.
+    insides: Vec<u8>,
 }
 
 fn bit(words: &[u64], at: usize, n: usize) -> bool {
@@ -230,6 +232,7 @@ impl<'a> Checker<'a> {
         let mut checker = Checker::empty(image, &header, path, bytes);
         header.problem(bytes).into_iter().for_each(|problem| checker.report.problem(problem));
         let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
+        checker.read_insides(segments, (0..segments.div_ceil(INSIDES)).collect())?;
         let mut classes = BTreeMap::new();
         while checker.chunks.len() < segments * CHUNKS {
             let segment = checker.chunks.len() / CHUNKS;
@@ -237,6 +240,11 @@ impl<'a> Checker<'a> {
             checker.walk(segment, segments, &mut classes)?;
         }
         checker.report.classes = classes.into_values().collect();
+        if let Some(segment) = (segments..checker.insides.len() * 8).find(|segment| checker.is_inside(*segment)) {
+            checker
+                .report
+                .problem(format!("segment {segment}: marked as inside of an allocation, beyond the heap's end"));
+        }
         checker.reached = vec![0; checker.used.len()];
         checker.waiting = vec![0; checker.used.len()];
         if segments > 0 {
@@ -261,16 +269,55 @@ impl<'a> Checker<'a> {
             reached: Vec::new(),
             waiting: Vec::new(),
             queue: VecDeque::new(),
+            insides: Vec::new(),
         }
     }
 
-    /// Looks at the metadata of some segments alone, none of which lies inside of an allocation; says what is wrong.
-    pub(crate) fn problems_of(image: &dyn HeapImage, header: &Header, segments: &[usize]) -> Result<Vec<String>> {
+    /// Looks at the metadata of some segments alone, but of none that is marked as inside of an allocation; says what
+    /// is wrong.
+    pub(crate) fn problems_of(
+        image: &dyn HeapImage,
+        header: &Header,
+        concerned: &BTreeSet<usize>,
+    ) -> Result<Vec<String>> {
         let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
-        for segment in segments {
-            checker.walk(*segment, header.segments as usize, &mut BTreeMap::new())?;
+        let segments = header.segments as usize;
+        checker.read_insides(segments, concerned.iter().map(|segment| segment / INSIDES).collect())?;
+        for segment in concerned.iter().filter(|segment| **segment < segments) {
+            // What lies inside of a huge allocation is the program's own.
+            if !checker.is_inside(*segment) {
+                checker.walk(*segment, segments, &mut BTreeMap::new())?;
+            }
         }
         Ok(checker.report.problems)
+    }
+
+    /// Reads which segments lie inside of an allocation, of some groups of segments; of others nobody asks.
+    fn read_insides(&mut self, segments: usize, groups: BTreeSet<usize>) -> Result<()> {
+        let all = segments.div_ceil(INSIDES);
+        self.insides = vec![0; all * INSIDES / 8];
+        for group in groups.into_iter().filter(|group| *group < all) {
+            let bits = &mut self.insides[group * INSIDES / 8..][..INSIDES / 8];
+            self.image.read(bits, (group * INSIDES * SEGMENT_BYTES + INSIDES_AT) as u64)?;
+        }
+        Ok(())
+    }
+
+    fn is_inside(&self, segment: usize) -> bool {
+        self.insides[segment / 8] >> (segment % 8) & 1 == 1
+    }
+
+    /// Segments behind the first one of an allocation are marked so.
+    fn check_insides(&mut self, segment: usize, spans: usize) {
+        if self.is_inside(segment) {
+            self.report.problem(format!("segment {segment}: marked as inside of an allocation that there is not"));
+        }
+        if let Some(inside) = (segment + 1..segment + spans).find(|segment| !self.is_inside(*segment)) {
+            self.report.problem(format!("segment {inside}: inside of an allocation, and not marked so"));
+        }
+        if segment / INSIDES != (segment + spans - 1) / INSIDES {
+            self.report.problem(format!("segment {segment}: an allocation of {spans} segments hides others' marks"));
+        }
     }
 
     /// Takes in a segment, or as many as a huge allocation has.
@@ -283,6 +330,11 @@ impl<'a> Checker<'a> {
             let words = bitmaps[index * BITMAP_WORDS * 8..][..BITMAP_WORDS * 8].chunks_exact(8);
             words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
         };
+        let spans = match descriptor(1).what(1) {
+            Some(Use::Huge(spans)) if segment + spans <= segments => spans,
+            _ => 1,
+        };
+        self.check_insides(segment, spans);
         self.push(HeapChunk::Metadata, Chunk::default());
         self.report.metadata_bytes += CHUNK_BYTES as u64;
         let mut index = 1;

@@ -1,16 +1,23 @@
 //! The lock of a heap: many threads that change it, or one thread that commits it.
 
 use super::thread_local::LOCAL;
+use crate::concurrency::{RawRwLock, new_raw_lock};
 use crate::invariant;
-use parking_lot::RawRwLock;
+#[cfg(not(feature = "shuttle"))]
 use parking_lot::lock_api::RawRwLock as _;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use untorn_os::holds;
 
+#[cfg(not(feature = "shuttle"))]
 thread_local! {
     /// Guards that a thread holds besides the last guard that it took.
     static OTHERS: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
+}
+
+#[cfg(feature = "shuttle")]
+shuttle::thread_local! {
+    static OTHERS: RefCell<Vec<(usize, usize)>> = RefCell::new(Vec::new());
 }
 
 /// The heap's lock. It stays where it is for ever.
@@ -19,8 +26,14 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) const fn new() -> Guard {
-        Guard { lock: RawRwLock::INIT }
+    pub(crate) fn new() -> Guard {
+        Guard { lock: new_raw_lock() }
+    }
+
+    /// Whether this thread holds it.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.depth() > 0
     }
 
     fn key(&self) -> usize {
@@ -84,15 +97,12 @@ impl Guard {
         true
     }
 
-    /// Waits until no thread changes the heap. None: this thread itself does.
-    pub(crate) fn quiet(&self) -> Option<Quiet<'_>> {
-        if self.depth() > 0 {
-            return None;
-        }
+    /// Waits until no thread changes the heap. The caller's thread does not.
+    pub(crate) fn quiet(&self) -> Quiet<'_> {
         if holds(invariant::HEAP_IS_QUIET) {
             self.lock.lock_exclusive();
         }
-        Some(Quiet { guard: self, thread: PhantomData })
+        Quiet { guard: self, thread: PhantomData }
     }
 
     /// Whether no thread holds the guard. A thread that takes it afterwards sees what this thread did before.

@@ -1,31 +1,63 @@
-//! The allocator that collections in a heap have, and the collections that come with it.
+//! The allocator that collections in a heap have.
 
 use super::registry::WeakHeap;
+use super::storable::Storable;
 use std::alloc::Layout;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 /// A vector in a heap.
-pub type HeapVec<T> = allocator_api2::vec::Vec<T, InHeap>;
+pub type HeapVec<'h, T> = allocator_api2::vec::Vec<T, InHeap<'h>>;
 /// A box in a heap.
-pub type HeapBox<T> = allocator_api2::boxed::Box<T, InHeap>;
+pub type HeapBox<'h, T> = allocator_api2::boxed::Box<T, InHeap<'h>>;
 
 /// An allocator for collections that live in a heap: the heap's address, which is the same after a restart.
 ///
-/// ```ignore
-/// let map = hashbrown::HashMap::with_capacity_in(1, heap.allocator());
+/// A collection with this allocator ends before the handle of the heap does that the allocator is of:
+///
+/// ```compile_fail,E0505
+/// # let dir = tempfile::tempdir().unwrap();
+/// let heap = untorn::heap::Heap::open_or_create(dir.path().join("heap"))?;
+/// let mut numbers = untorn::heap::HeapVec::new_in(heap.allocator());
+/// numbers.push(1);
+/// heap.close()?;
+/// println!("{numbers:?}");
+/// # Ok::<(), untorn::Error>(())
 /// ```
 ///
-/// A collection that is empty may point to a constant of the program, which is elsewhere in the next process:
-/// `hashbrown` does so as long as it has allocated nothing. Make its maps and sets with room for one entry, and never
-/// shrink them to none. (Vectors and boxes of `allocator-api2` point to nothing when they are empty.)
+/// A type of the program's own that has such collections has a lifetime for them, which is that of the handle; the
+/// heap remembers no lifetimes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct InHeap {
-    pub(super) base: usize,
+pub struct InHeap<'h> {
+    base: usize,
+    heap: PhantomData<&'h ()>,
 }
 
-// SAFETY: blocks are the caller's until they are freed, and any copy of the allocator frees what another allocated.
-unsafe impl allocator_api2::alloc::Allocator for InHeap {
+impl<'h> InHeap<'h> {
+    pub(super) fn new(base: usize) -> InHeap<'h> {
+        InHeap { base, heap: PhantomData }
+    }
+
+    /// The allocator without the lifetime of a handle, for structures that keep the handle beside them.
+    ///
+    /// # Safety
+    /// What is allocated is not used after the heap is closed.
+    pub unsafe fn unbound(self) -> InHeap<'static> {
+        InHeap::new(self.base)
+    }
+}
+
+// SAFETY: an address, which is that of the heap for ever.
+unsafe impl Storable for InHeap<'_> {}
+// SAFETY: a pointer into the heap, whose elements may be stored.
+unsafe impl<T: Storable> Storable for HeapVec<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Storable> Storable for HeapBox<'_, T> {}
+
+// SAFETY: blocks are the caller's until they are freed, and any copy of the allocator frees what another allocated. They
+// stay where they are as long as the heap is open.
+unsafe impl allocator_api2::alloc::Allocator for InHeap<'_> {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, allocator_api2::alloc::AllocError> {
         let block = WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate(layout)).map_err(|e| {
             tracing::error!(error = %e, bytes = layout.size(), "no memory from the heap");

@@ -1,13 +1,17 @@
 //! A heap in plain memory, for tests of what damage does to it: its allocator and its checker, without a file.
 
-use super::alloc::{Allocator, Backing, Refused};
+use super::arena::Arena;
 use super::check::{Checker, HeapImage, HeapReport};
+use super::chunk_table::{ChunkTable, NOBODY};
 use super::layout::*;
+use super::metadata::{Metadata, Refused};
+use super::space::{Backing, Space, size_of_use};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use untorn_journal::{Error, Result};
 
 /// Zeroed memory for a heap to grow in; pages that nothing touched take no room.
@@ -54,8 +58,8 @@ impl Memory {
         self.segments.get()
     }
 
-    pub(crate) fn allocator(&self) -> Allocator {
-        Allocator::new(self.base.as_ptr(), self.segments.get())
+    fn table(&self) -> Arc<ChunkTable> {
+        Arc::new(ChunkTable::new(Metadata::new(self.base.as_ptr()), self.most))
     }
 
     /// The bytes themselves.
@@ -81,11 +85,18 @@ impl Drop for Memory {
 }
 
 impl Backing for Memory {
-    fn grow(&self, segments: usize) -> Result<()> {
+    fn resize(&self, segments: usize) -> Result<()> {
         if segments > self.most {
             return Err(Error::invalid("no room"));
         }
+        let old = self.segments.get().min(segments);
         self.segments.set(segments);
+        // SAFETY: inside of what was allocated, and nobody uses what is behind the old end.
+        unsafe { self.base.add(old * SEGMENT_BYTES).write_bytes(0, (segments - old) * SEGMENT_BYTES) };
+        Ok(())
+    }
+
+    fn check_memory(&self, _bytes: u64) -> Result<()> {
         Ok(())
     }
 
@@ -112,25 +123,75 @@ impl HeapImage for Memory {
 /// An allocator at work, and what it gave out: no two overlap, and none is metadata.
 pub(crate) struct Work<'a> {
     pub memory: &'a Memory,
-    pub allocator: Allocator,
+    pub space: Space,
+    /// Of two threads, which take turns.
+    arenas: [Arena; 2],
+    turn: usize,
     pub given: BTreeMap<usize, usize>,
 }
 
 impl Work<'_> {
     pub(crate) fn new(memory: &Memory) -> Work<'_> {
-        Work { memory, allocator: memory.allocator(), given: BTreeMap::new() }
+        let table = memory.table();
+        Work {
+            memory,
+            space: Space::new(table.clone(), memory.segments.get()),
+            arenas: [Arena::new(table.clone(), 0), Arena::new(table, 1)],
+            turn: 0,
+            given: BTreeMap::new(),
+        }
     }
 
     fn address(&self, offset: usize) -> *mut u8 {
         self.memory.base.as_ptr().wrapping_add(offset)
     }
 
+    /// The other thread has its turn.
+    #[cfg(test)]
+    pub(crate) fn turn(&mut self) {
+        self.turn = 1 - self.turn;
+    }
+
+    /// The heap is another one now.
+    #[cfg(test)]
+    pub(crate) fn forget(&mut self) {
+        self.space.forget(self.memory.segments());
+        self.arenas.iter_mut().for_each(Arena::forget);
+    }
+
+    /// As before a commit.
+    #[cfg(test)]
+    pub(crate) fn give_back(&mut self) {
+        loop {
+            let runs = self.space.take_freed(3);
+            if runs.is_empty() {
+                break;
+            }
+            for run in runs {
+                let (at, bytes) = (run.start as usize * CHUNK_BYTES, run.len() * CHUNK_BYTES);
+                self.memory.release(at, bytes).expect("memory");
+                self.space.given_back(run, true);
+            }
+        }
+        self.space.trim(self.memory).expect("trim");
+    }
+
     /// Allocates; where, by offset.
     pub(crate) fn allocate(&mut self, bytes: usize) -> std::result::Result<usize, Refused> {
-        let layout = Layout::from_size_align(bytes, 8).expect("a layout");
-        let block = self.allocator.allocate(layout, self.memory)?;
-        let bytes = self.allocator.size_of(block.as_ptr())?;
-        let at = block.as_ptr() as usize - self.memory.base.as_ptr() as usize;
+        let [one, other] = &mut self.arenas;
+        let (mine, other) = if self.turn == 0 { (one, other) } else { (other, one) };
+        let block = match class_of(bytes.max(1), 8) {
+            Some(class) => {
+                let mut steal = |arena: &mut Arena| {
+                    let number = other.roomy(class);
+                    number.inspect(|number| arena.adopt(other, *number, class)).is_some()
+                };
+                self.space.allocate_block(mine, class, &mut steal, self.memory)?
+            }
+            None => self.space.allocate_chunks(bytes, self.memory)?,
+        };
+        let at = block as usize - self.memory.base.as_ptr() as usize;
+        let bytes = self.size_of(at)?;
         assert!(at + bytes <= self.memory.segments.get() * SEGMENT_BYTES, "beyond the end");
         assert!(at % SEGMENT_BYTES >= CHUNK_BYTES, "metadata was given out");
         let before = self.given.range(..at + bytes).next_back();
@@ -141,14 +202,26 @@ impl Work<'_> {
 
     /// Frees what may be at an offset.
     pub(crate) fn free(&mut self, at: usize) -> std::result::Result<(), Refused> {
-        self.allocator.free(self.address(at), self.memory)?;
+        let address = self.address(at);
+        match self.space.arena.owner_of(address) {
+            NOBODY => self.space.free(&mut self.arenas[self.turn], address, self.memory)?,
+            owner => {
+                let arena = &mut self.arenas[usize::from(owner)];
+                if let Some((number, class)) = arena.free_at(address)? {
+                    self.space.take_back(arena, number, class);
+                }
+            }
+        }
         self.given.remove(&at);
         Ok(())
     }
 
-    #[cfg(test)]
     pub(crate) fn size_of(&mut self, at: usize) -> std::result::Result<usize, Refused> {
-        self.allocator.size_of(self.address(at))
+        let address = self.address(at);
+        match self.space.arena.owner_of(address) {
+            NOBODY => self.space.size_of(address),
+            owner => Ok(size_of_use(self.arenas[usize::from(owner)].find(address)?.1)),
+        }
     }
 }
 

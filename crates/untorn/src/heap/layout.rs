@@ -3,8 +3,10 @@
 //! ```text
 //! heap      segments of 4 MiB, at a fixed address
 //! segment   64 chunks of 64 KiB; the first is metadata
-//! metadata  header page (of use in the first segment) · 64 descriptors of 64 bytes · 64 bitmaps of 512 bytes ·
+//! metadata  header page · 64 descriptors of 64 bytes · 64 bitmaps of 512 bytes ·
 //!           128 roots of 192 bytes (in the first segment)
+//! header    in the first segment only; from byte 128 on, also in every 31744th segment, one bit for each segment
+//!           that lies inside of an allocation, and so has no metadata
 //! chunk     free · blocks of one size class, a bit each · a part of a large allocation
 //! ```
 //!
@@ -47,6 +49,10 @@ pub(crate) const CHUNKS: usize = SEGMENT_BYTES / CHUNK_BYTES;
 pub(crate) const DESCRIPTORS_AT: usize = 4096;
 /// Where its bitmaps are.
 pub(crate) const BITMAPS_AT: usize = DESCRIPTORS_AT + CHUNKS * size_of::<Descriptor>();
+/// Where the bits for segments inside of allocations are, in the metadata of every so manyth segment.
+pub(crate) const INSIDES_AT: usize = 128;
+/// Bits there. No allocation spans two such groups of segments.
+pub(crate) const INSIDES: usize = (DESCRIPTORS_AT - INSIDES_AT) * 8;
 /// Words of a bitmap: as many bits as a chunk has blocks of the smallest size.
 pub(crate) const BITMAP_WORDS: usize = CHUNK_BYTES / SIZES[0] as usize / 64;
 /// Where the first segment's roots are.
@@ -61,7 +67,7 @@ pub(crate) const SIZES: [u32; 41] = [
 ];
 
 pub(crate) const MAGIC: [u8; 8] = *b"UNTORNHP";
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The first bytes of the file.
 #[repr(C)]
@@ -87,6 +93,13 @@ impl Header {
         let header: Header = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
         if header.magic != MAGIC {
             return Err(Error::Foreign { path: path.to_owned(), detail: "this is no heap of Untorn's".into() });
+        }
+        if header.version < VERSION {
+            let detail = format!(
+                "this heap has version {} of the format, which was never released; make it anew",
+                header.version
+            );
+            return Err(Error::Foreign { path: path.to_owned(), detail });
         }
         if header.version != VERSION {
             return Err(Error::NewerVersion { path: path.to_owned(), found: header.version, supported: VERSION });
@@ -224,6 +237,7 @@ pub(crate) fn fingerprint(type_name: &[u8], size: u64, align: u32, version: u32)
 
 const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<RootEntry>() == 192);
 const _: () = assert!(ROOTS_AT + ROOTS * size_of::<RootEntry>() <= CHUNK_BYTES && ROOTS == 128);
+const _: () = assert!(size_of::<Header>() <= INSIDES_AT && INSIDES.is_multiple_of(8));
 
 /// Blocks of a class in a chunk.
 pub(crate) const fn blocks(class: usize) -> usize {
@@ -236,6 +250,13 @@ pub(crate) fn word_mask(blocks: usize, word: usize) -> u64 {
         0 => 0,
         bits => u64::MAX >> (64 - bits.min(64)),
     }
+}
+
+/// Where the bit of a segment is that tells whether the segment lies inside of an allocation: the offset of its
+/// byte in the heap, and the bit.
+pub(crate) fn inside_bit(segment: usize) -> (usize, u8) {
+    let n = segment % INSIDES;
+    ((segment - n) * SEGMENT_BYTES + INSIDES_AT + n / 8, 1 << (n % 8))
 }
 
 /// The class for a size and an alignment, if blocks are small enough for classes.

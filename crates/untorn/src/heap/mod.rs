@@ -17,28 +17,39 @@
 //! # Ok::<(), untorn::Error>(())
 //! ```
 //!
-//! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`.
+//! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`. The trait
+//! [`Storable`] and the macro [`crate::storable!`] see to that.
 
-mod alloc;
+mod arena;
 mod body;
 pub(crate) mod check;
+mod chunk_table;
 mod guard;
+mod heap_btree_map;
+mod heap_map;
 mod heap_pointer;
+mod heap_string;
 mod in_heap;
 mod in_memory;
 mod layout;
+mod metadata;
 mod open;
 mod open_heap;
 pub(crate) mod pointers;
 mod registry;
 mod root;
+mod space;
 mod stats;
+mod storable;
 mod thread_local;
 mod verify;
 
 pub use check::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use guard::Mutating;
+pub use heap_btree_map::{HeapBTreeMap, Iter as HeapBTreeMapIter};
+pub use heap_map::{FixedHash, HeapMap};
 pub use heap_pointer::{HeapPointer, HeapPointers};
+pub use heap_string::HeapString;
 pub use in_heap::{HeapBox, HeapVec, InHeap};
 pub use in_memory::fuzz_heap;
 pub use open::HeapOptions;
@@ -46,3 +57,4 @@ pub use open_heap::Heap;
 pub use registry::WeakHeap;
 pub use root::{RootInfo, RootOptions, RootShape};
 pub use stats::HeapStats;
+pub use storable::{Storable, is_storable};

@@ -1,10 +1,7 @@
 //! Opening a heap, and making a new one.
 
 use super::body::{Body, segments_of};
-use super::layout::{
-    ADDRESS_MAX, ADDRESS_MIN, Header, MAGIC, SANITIZED_MAX, SANITIZED_MIN, SANITIZED_SPACE, SEGMENT_BYTES, VERSION,
-    may_lie,
-};
+use super::layout::*;
 use super::open_heap::Heap;
 use super::registry;
 use crate::file::File;
@@ -15,7 +12,7 @@ use crate::store::Store;
 use std::ops::Range;
 use std::path::Path;
 use untorn_journal::{Error, Result};
-use untorn_os::{holds, sanitizer};
+use untorn_os::{holds, memory_limit, sanitizer};
 
 /// Address space of a heap, unless the program asks for more.
 const ADDRESS_SPACE: u64 = 64 << 30;
@@ -31,6 +28,9 @@ pub struct HeapOptions {
     address_space: Option<u64>,
     address: Option<usize>,
     map: MapOptions,
+    quiet: bool,
+    debug_guards: bool,
+    debug_races: bool,
     debug_pointers: bool,
 }
 
@@ -41,7 +41,10 @@ impl Default for HeapOptions {
             create: true,
             address_space: None,
             address: None,
-            map: MapOptions::new().quiet(true),
+            map: MapOptions::new(),
+            quiet: false,
+            debug_guards: false,
+            debug_races: false,
             debug_pointers: false,
         }
     }
@@ -85,7 +88,26 @@ impl HeapOptions {
         self
     }
 
-    /// As [`MapOptions::dirty_max`]: for heaps that are larger than memory.
+    /// A promise: no thread stores to the heap while a commit runs, unless it holds a guard of [`Heap::mutate`]. Then
+    /// commits drop memory that the file holds as well, and memory follows what is in use. Default: off; nothing is
+    /// dropped, except by [`Heap::reclaim`].
+    ///
+    /// # Safety
+    /// What it promises. A store that comes without a guard could be undone in memory.
+    pub unsafe fn quiet(mut self, on: bool) -> Self {
+        self.quiet = on;
+        self
+    }
+
+    /// For finding bugs: to allocate or free without a guard of [`Heap::mutate`] is refused, and so is the next commit.
+    /// Default: off.
+    pub fn debug_guards(mut self, on: bool) -> Self {
+        self.debug_guards = on;
+        self
+    }
+
+    /// As [`MapOptions::dirty_max`]: for heaps that are larger than memory. With [`HeapOptions::quiet`] a commit that
+    /// finds more changed drops memory.
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.map = self.map.dirty_max(bytes);
         self
@@ -94,6 +116,7 @@ impl HeapOptions {
     /// As [`MapOptions::debug_races`]: a store during a commit is reported with its address.
     pub fn debug_races(mut self, on: bool) -> Self {
         self.map = self.map.debug_races(on);
+        self.debug_races = on;
         self
     }
 
@@ -127,7 +150,17 @@ impl HeapOptions {
         // SAFETY: the header is mapped, and was looked at or made just now.
         let space = unsafe { (*map.as_ptr().cast::<Header>()).address_space } as usize;
         registry::note_addresses(base..base + space);
-        Ok(Heap::new(base, segments, Body { map, file, debug_pointers: self.debug_pointers }))
+        let limit = memory_limit().filter(|_| self.map.dirty_max_given().is_none());
+        let body = Body {
+            map,
+            file,
+            quiet: self.quiet,
+            debug_guards: self.debug_guards,
+            debug_races: self.debug_races,
+            debug_pointers: self.debug_pointers,
+            memory_bytes: limit.map_or(u64::MAX, |limit| limit.bytes),
+        };
+        Ok(Heap::new(base, segments, space / SEGMENT_BYTES, body))
     }
 
     /// A new heap: one segment, of which all but the header is zeros.
@@ -212,7 +245,12 @@ impl HeapOptions {
             )));
         }
         check_sanitizer(file, address as usize)?;
-        file.map_with(&self.map.address(address as usize).address_space(address_space))
+        let mut map = self.map.address(address as usize).address_space(address_space);
+        if memory_limit().is_some_and(|limit| header.segments * SEGMENT_BYTES as u64 > limit.bytes) {
+            // Of a long heap on a small machine counts what is in use.
+            map = map.in_use(bytes_in_use(file, header.segments as usize)?);
+        }
+        file.map_with(&map)
     }
 }
 
@@ -226,6 +264,27 @@ fn check_sanitizer(file: &File, address: usize) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Bytes of a heap's chunks that are in use, read from its file.
+fn bytes_in_use(file: &File, segments: usize) -> Result<u64> {
+    let mut descriptors = [0; CHUNKS * size_of::<Descriptor>()];
+    let (mut chunks, mut segment) = (0, 0);
+    while segment < segments {
+        file.read_at(&mut descriptors, (segment * SEGMENT_BYTES + DESCRIPTORS_AT) as u64)?;
+        let what = |index: usize| Descriptor::read(&descriptors[index * size_of::<Descriptor>()..]).what(index);
+        match what(1) {
+            Some(Use::Huge(spans)) => {
+                chunks += spans.min(segments - segment) * CHUNKS;
+                segment += spans.min(segments - segment);
+            }
+            _ => {
+                chunks += 1 + (1..CHUNKS).filter(|index| what(*index) != Some(Use::Free)).count();
+                segment += 1;
+            }
+        }
+    }
+    Ok((chunks * CHUNK_BYTES) as u64)
 }
 
 impl Heap {

@@ -4,14 +4,17 @@ use super::body::{Body, segments_of};
 use super::check::{Checker, HeapReport};
 use super::guard::{Mutating, Quiet};
 use super::in_heap::InHeap;
-use super::registry::{self, WeakHeap};
+use super::registry::{self, Live, LockedSlot, WeakHeap};
+use crate::completion::Completion;
+use crate::concurrency::MutexGuard;
 use crate::file::File;
 use crate::invariant;
 use crate::ticket::Ticket;
-use parking_lot::MutexGuard;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use untorn_journal::{Error, Result};
 use untorn_os::holds;
 
@@ -21,6 +24,8 @@ struct Shared {
     /// Before the body: once the address is free, it may be another opening's.
     registration: Registration,
     body: Arc<Body>,
+    /// Who reads or sets roots; a thread that has it may hold the guard, and waits for no guard.
+    roots: ReentrantMutex<()>,
 }
 
 /// A heap's entry in the registry, which goes with the heap.
@@ -34,8 +39,10 @@ impl Drop for Registration {
 
 /// As long as it lives, no thread changes the heap or allocates in it.
 pub(super) struct Still<'a> {
+    // In this order: who waits for the guard finds the locks free.
+    pub(super) live: MutexGuard<'a, Option<Live>>,
+    pub(super) slots: Vec<LockedSlot<'a>>,
     _quiet: Quiet<'a>,
-    pub(super) live: MutexGuard<'a, Option<registry::Live>>,
 }
 
 /// An open heap. Cheap to clone; it closes when the last clone is gone, and discards what is not committed.
@@ -45,15 +52,16 @@ pub struct Heap {
 }
 
 impl Heap {
-    pub(super) fn new(base: usize, segments: usize, body: Body) -> Heap {
+    pub(super) fn new(base: usize, segments: usize, segments_most: usize, body: Body) -> Heap {
         let body = Arc::new(body);
-        let registration = Registration(registry::insert(base, segments, body.clone()));
-        Heap { shared: Arc::new(Shared { base, registration, body }) }
+        let registration = Registration(registry::insert(base, segments, segments_most, body.clone()));
+        Heap { shared: Arc::new(Shared { base, registration, body, roots: ReentrantMutex::new(()) }) }
     }
 
-    /// An allocator for collections in this heap. It may be a part of what it allocates for.
-    pub fn allocator(&self) -> InHeap {
-        InHeap { base: self.shared.base }
+    /// An allocator for collections in this heap, which end before this handle does. It may be a part of what it
+    /// allocates for.
+    pub fn allocator(&self) -> InHeap<'_> {
+        InHeap::new(self.shared.base)
     }
 
     /// Memory in the heap, of any contents. It is this heap's until [`Heap::free`], after a restart, too.
@@ -91,7 +99,8 @@ impl Heap {
     }
 
     /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds
-    /// a guard of [`Heap::mutate`]; threads may change the heap again while the commit is being flushed.
+    /// a guard of [`Heap::mutate`], and copies what was changed; then threads may change the heap again, while the
+    /// commit is compared, written and flushed.
     ///
     /// # Errors
     /// Those of [`crate::Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself.
@@ -101,40 +110,105 @@ impl Heap {
 
     /// Commits the heap and ordinary files of the same store as one.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
-        let (completion, after) = {
-            let mut still = self.still()?;
-            self.verify(&mut still)?;
-            let mut all = vec![&self.shared.body.file];
-            all.extend(files);
-            let completion = self.shared.body.file.store().submit(&all)?;
-            (completion, self.shared.body.map.after_commit())
-        };
+        let (completion, raced) = self.submit(files)?;
         // The commit takes place, whatever was found in memory.
         self.shared.body.file.store.finish(&completion)?;
-        after
+        self.reclaim_quiet(&completion);
+        raced
     }
 
-    /// Commits without waiting: what was changed by now is the commit.
+    /// Commits without waiting: what was changed by now is the commit. With [`super::HeapOptions::dirty_max`] and more
+    /// changed than that, waits for the commit.
     pub fn commit_async(&self) -> Result<Ticket> {
-        let mut still = self.still()?;
-        self.verify(&mut still)?;
-        self.shared.body.map.msync_async()
+        let body = &self.shared.body;
+        body.file.store.shorten_queue();
+        let (completion, raced) = self.submit(&[])?;
+        body.file.store.wakeup.wake();
+        self.reclaim_quiet(&completion);
+        raced?;
+        Ok(Ticket { completion, store: body.file.store.clone() })
     }
 
-    /// Back to the last commit. Pointers to what was allocated since are good no more.
-    pub fn rollback(&self) -> Result<()> {
+    /// Queues a commit; also returns whether a store was found that came in between.
+    fn submit(&self, files: &[&File]) -> Result<(Arc<Completion>, Result<()>)> {
+        let body = &self.shared.body;
+        self.check_no_guard()?;
+        if self.shared.registration.0.entry.unguarded.swap(false, Acquire) {
+            return Err(Error::invalid(
+                "a thread allocated or freed without a mutation guard since the last commit, which `debug_guards` \
+                 forbids; this commit was not made",
+            ));
+        }
+        {
+            // Whoever rolls the heap back waits for this.
+            let _mutating = self.mutate();
+            self.shared.registration.0.give_back(body)?;
+        }
+        let mut all = vec![&body.file];
+        all.extend(files);
+        let still = self.still()?;
+        self.verify(&still)?;
+        let mut still = Some(still);
+        let completion = body.file.store().submit_still(&all, &mut || {
+            if !body.debug_races {
+                still = None;
+            }
+        })?;
+        let raced = if body.debug_races { body.map.check_races() } else { Ok(()) };
+        Ok((completion, raced))
+    }
+
+    /// Drops memory that the file holds as well, if there is much and the program has promised to be quiet.
+    fn reclaim_quiet(&self, completion: &Completion) {
+        let body = &self.shared.body;
+        let (wanted, _) = body.map.wants_reclaim();
+        if !wanted || !body.quiet {
+            return;
+        }
+        let drop_clean = || {
+            let _still = self.still()?;
+            body.map.drop_clean_pages()
+        };
+        let reclaimed = drop_clean().and_then(|()| match body.map.wants_reclaim() {
+            (true, _) => {
+                body.file.store.finish(completion)?;
+                body.file.store.checkpoint()?;
+                drop_clean()
+            }
+            _ => Ok(()),
+        });
+        // The commit has happened: pages that cannot be dropped now are no failure of it.
+        let _ = reclaimed.inspect_err(|e| body.map.note(e));
+    }
+
+    /// Back to the last commit.
+    ///
+    /// # Safety
+    /// What was allocated or changed since is not used any more: collections whose memory was allocated since then, and
+    /// references to what was changed since.
+    pub unsafe fn rollback(&self) -> Result<()> {
+        self.roll_back()
+    }
+
+    /// As [`Heap::rollback`], which says what the caller promises.
+    pub(super) fn roll_back(&self) -> Result<()> {
         let mut still = self.still()?;
         let done = self.shared.body.map.rollback();
-        if let Some(live) = &mut *still.live
+        let Still { live, slots, .. } = &mut still;
+        if let Some(live) = &mut **live
             && holds(invariant::HEAP_FORGETS)
         {
-            live.blocks.forget(segments_of(&self.shared.body.map));
+            live.space.forget(segments_of(&self.shared.body.map));
+            slots.iter_mut().flat_map(|slot| slot.as_mut()).for_each(|slot| slot.arena.forget());
         }
         done
     }
 
     /// Drops memory that the file holds as well.
-    pub fn reclaim(&self) -> Result<()> {
+    ///
+    /// # Safety
+    /// No thread stores to the heap during the call, but under a guard of [`Heap::mutate`]: a store could be lost.
+    pub unsafe fn reclaim(&self) -> Result<()> {
         let _still = self.still()?;
         self.shared.body.map.reclaim()
     }
@@ -168,10 +242,11 @@ impl Heap {
         if let Some(problem) = checker.report.problems.first() {
             return Err(body.corrupt(problem.clone()));
         }
-        let live = still.live.as_mut().ok_or(Error::Closed)?;
+        let Still { live, slots, .. } = &mut still;
+        let live = live.as_mut().ok_or(Error::Closed)?;
         for (offset, _) in checker.leaked() {
             let address = (self.shared.base + offset as usize) as *mut u8;
-            live.blocks.free(address, body).map_err(|e| body.refused(e))?;
+            live.free_still(slots, address, body).map_err(|e| body.refused(e))?;
         }
         Ok(checker.report)
     }
@@ -183,16 +258,28 @@ impl Heap {
         Ok(checker)
     }
 
-    pub(super) fn still(&self) -> Result<Still<'_>> {
+    fn check_no_guard(&self) -> Result<()> {
         // In a forked child the locks may be held for ever.
         self.shared.body.file.store.check_fork()?;
-        let entry = self.shared.registration.0.entry;
-        let quiet = entry.guard.quiet().ok_or_else(|| {
-            Error::invalid(
+        if self.shared.registration.0.entry.guard.is_held() {
+            return Err(Error::invalid(
                 "this thread holds a mutation guard of the heap; a commit waits for all of them to go".to_owned(),
-            )
-        })?;
-        Ok(Still { live: entry.live.lock(), _quiet: quiet })
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn still(&self) -> Result<Still<'_>> {
+        self.check_no_guard()?;
+        let entry = self.shared.registration.0.entry;
+        let quiet = entry.guard.quiet();
+        let slots = entry.lock_slots();
+        Ok(Still { live: entry.live.lock(), slots, _quiet: quiet })
+    }
+
+    /// Locks the roots. A thread that has them waits for no guard.
+    pub(super) fn lock_roots(&self) -> ReentrantMutexGuard<'_, ()> {
+        self.shared.roots.lock()
     }
 
     pub(super) fn body(&self) -> &Body {

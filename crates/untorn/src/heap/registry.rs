@@ -3,34 +3,100 @@
 //! An entry is never freed. Its user locks it and sees whether the heap that is meant is still in it, so that
 //! finding a heap again costs a few loads, and a heap that another thread closes is an error.
 
-use super::alloc::{Allocator as Blocks, Refused};
+use super::arena::Arena;
 use super::body::Body;
+use super::chunk_table::{ChunkTable, NOBODY};
 use super::guard::Guard;
-use super::thread_local::{Found, LOCAL};
-use parking_lot::{Mutex, RwLock};
+use super::layout::class_of;
+use super::metadata::{Metadata, Refused};
+use super::space::{Space, size_of_use};
+use super::thread_local::{Found, LOCAL, slot_of_this_thread};
+use crate::concurrency::{Mutex, MutexGuard};
+use parking_lot::RwLock;
 use std::alloc::Layout;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use untorn_journal::{Error, Result};
 use untorn_os::process_generation;
+
+/// Threads that allocate without waiting for each other. More threads share slots.
+const SLOTS: usize = 16;
 
 /// The entry of one open heap.
 pub(crate) struct Entry {
     /// Of the heap that is here: no two have the same. 0: none.
     opening: AtomicU64,
     pub(crate) guard: Guard,
-    /// Allocations take this lock alone; a commit takes the guard first, then this.
+    /// A thread that allocates takes the lock of its slot, and if it needs more that of `live`; a thread that frees
+    /// takes the lock of the slot that owns the chunk. A commit takes the guard first, then all slots in order, then
+    /// `live`.
+    slots: [Slot; SLOTS],
     pub(crate) live: Mutex<Option<Live>>,
+    /// With `debug_guards`: a thread allocated or freed without a guard since the last commit.
+    pub(crate) unguarded: AtomicBool,
 }
 
-/// What allocations need of an open heap.
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Slot(Mutex<Option<LiveSlot>>);
+
+/// What a slot's threads need of an open heap.
+pub(crate) struct LiveSlot {
+    opening: u64,
+    debug_guards: bool,
+    pub(super) arena: Arena,
+}
+
+/// What allocations need of an open heap beyond a slot.
 pub(crate) struct Live {
     opening: u64,
-    pub(crate) blocks: Blocks,
+    pub(super) space: Space,
     body: Arc<Body>,
+}
+
+impl Live {
+    /// Ends an allocation, where the caller holds every lock.
+    pub(super) fn free_still(
+        &mut self,
+        slots: &mut [LockedSlot<'_>],
+        address: *mut u8,
+        body: &Body,
+    ) -> std::result::Result<(), Refused> {
+        let mut arenas = slots.iter_mut().filter_map(|slot| slot.as_mut()).map(|slot| &mut slot.arena);
+        let owner = self.space.arena.owner_of(address);
+        let Some(arena) = arenas.find(|arena| arena.id == owner || owner == NOBODY) else {
+            return Err(Refused::NotAllocated);
+        };
+        if owner == NOBODY {
+            return self.space.free(arena, address, body);
+        }
+        if let Some((number, class)) = arena.free_at(address)? {
+            self.space.take_back(arena, number, class);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) type LockedSlot<'a> = MutexGuard<'a, Option<LiveSlot>>;
+
+impl Entry {
+    fn new() -> Entry {
+        Entry {
+            opening: AtomicU64::new(0),
+            guard: Guard::new(),
+            slots: std::array::from_fn(|_| Slot(Mutex::new(None))),
+            live: Mutex::new(None),
+            unguarded: AtomicBool::new(false),
+        }
+    }
+
+    /// All slots, in order.
+    pub(super) fn lock_slots(&self) -> Vec<LockedSlot<'_>> {
+        self.slots.iter().map(|slot| slot.0.lock()).collect()
+    }
 }
 
 /// All entries: those in use by the addresses of their heaps, and those to be used again.
@@ -45,34 +111,49 @@ impl Registry {
     fn find(&self, base: usize) -> Option<WeakHeap> {
         self.open.iter().find(|(at, heap)| *at == base && heap.check_fork().is_ok()).map(|(_, heap)| *heap)
     }
+
+    /// An entry whose guard a thread took and never released is left alone: no other heap shall wait for that thread.
+    /// A thread that takes the guard after this sees that its heap is closed.
+    fn empty_entry(&mut self) -> Option<&'static Entry> {
+        // The scheduler's locks end with the run that they were made in.
+        if cfg!(feature = "shuttle") {
+            return None;
+        }
+        let at = self.empty.iter().position(|entry| entry.guard.is_idle())?;
+        Some(self.empty.swap_remove(at))
+    }
 }
 
+/// Held for moments only: no other lock is taken meanwhile.
 static REGISTRY: RwLock<Registry> = RwLock::new(Registry { open: Vec::new(), empty: Vec::new(), openings: 0 });
 
-/// Enters a heap, until [`WeakHeap::remove`].
-pub(crate) fn insert(base: usize, segments: usize, body: Arc<Body>) -> WeakHeap {
-    let mut registry = REGISTRY.write();
-    registry.openings += 1;
-    let opening = registry.openings;
-    // An entry whose guard a thread took and never released is left alone: no other heap shall wait for that thread.
-    // A thread that takes the guard after this sees that its heap is closed.
-    let entry = match registry.empty.iter().position(|entry| entry.guard.is_idle()) {
-        Some(at) => registry.empty.swap_remove(at),
-        None => Box::leak(Box::new(Entry { opening: AtomicU64::new(0), guard: Guard::new(), live: Mutex::new(None) })),
+/// Enters a heap that may have so many segments one day, until [`WeakHeap::remove`].
+pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: Arc<Body>) -> WeakHeap {
+    let (opening, entry) = {
+        let mut registry = REGISTRY.write();
+        registry.openings += 1;
+        (registry.openings, registry.empty_entry())
     };
-    *entry.live.lock() = Some(Live { opening, blocks: Blocks::new(base as *mut u8, segments), body });
+    let entry = entry.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
+    let table = Arc::new(ChunkTable::new(Metadata::new(base as *mut u8), segments_most));
+    for (id, slot) in entry.slots.iter().enumerate() {
+        let arena = Arena::new(table.clone(), id as u8);
+        *slot.0.lock() = Some(LiveSlot { opening, debug_guards: body.debug_guards, arena });
+    }
+    *entry.live.lock() = Some(Live { opening, space: Space::new(table, segments), body });
+    entry.unguarded.store(false, Relaxed);
     entry.opening.store(opening, Release);
     let heap = WeakHeap { entry, opening, process: process_generation() };
-    registry.open.push((base, heap));
+    REGISTRY.write().open.push((base, heap));
     heap
 }
 
 /// Where heaps of this process are, or were.
-static PLACES: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+static PLACES: RwLock<Vec<Range<usize>>> = RwLock::new(Vec::new());
 
 /// A heap has these addresses.
 pub(crate) fn note_addresses(addresses: Range<usize>) {
-    let mut places = PLACES.lock();
+    let mut places = PLACES.write();
     if !places.contains(&addresses) {
         places.push(addresses);
     }
@@ -80,7 +161,7 @@ pub(crate) fn note_addresses(addresses: Range<usize>) {
 
 /// A heap has or had some of these addresses.
 pub(crate) fn was_open(addresses: &Range<usize>) -> bool {
-    PLACES.lock().iter().any(|place| place.start < addresses.end && addresses.start < place.end)
+    PLACES.read().iter().any(|place| place.start < addresses.end && addresses.start < place.end)
 }
 
 /// Whether a heap at this address is open.
@@ -153,20 +234,82 @@ impl WeakHeap {
         if self.process == process_generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
+    /// Locks what allocations need beyond a slot.
+    fn lock_live(self) -> Result<MutexGuard<'static, Option<Live>>> {
+        let live = self.entry.live.lock();
+        if live.as_ref().is_some_and(|live| live.opening == self.opening) { Ok(live) } else { Err(Error::Closed) }
+    }
+
+    /// Works with a slot, under its lock.
     #[inline]
-    fn with<R>(self, work: impl FnOnce(&mut Blocks, &Body) -> std::result::Result<R, Refused>) -> Result<R> {
-        self.check_fork()?;
-        match &mut *self.entry.live.lock() {
-            Some(live) if live.opening == self.opening => {
-                work(&mut live.blocks, &live.body).map_err(|e| live.body.refused(e))
-            }
+    fn with_slot<R>(self, slot: usize, work: impl FnOnce(&mut LiveSlot) -> Result<R>) -> Result<R> {
+        match &mut *self.entry.slots[slot].0.lock() {
+            Some(live) if live.opening == self.opening => work(live),
             _ => Err(Error::Closed),
         }
     }
 
+    /// Works with the space behind the slots, under its lock.
+    fn with_space<R>(self, work: impl FnOnce(&mut Space, &Body) -> std::result::Result<R, Refused>) -> Result<R> {
+        let mut live = self.lock_live()?;
+        let Some(Live { space, body, .. }) = &mut *live else { return Err(Error::Closed) };
+        work(space, body).map_err(|e| body.refused(e))
+    }
+
+    #[inline]
+    fn check_guarded(self, slot: &LiveSlot) -> Result<()> {
+        if !slot.debug_guards || self.entry.guard.is_held() {
+            return Ok(());
+        }
+        self.entry.unguarded.store(true, Release);
+        Err(Error::invalid("a thread allocated or freed without a mutation guard, which `debug_guards` forbids"))
+    }
+
     /// As [`super::Heap::allocate`].
     pub fn allocate(self, layout: Layout) -> Result<NonNull<u8>> {
-        self.with(|blocks, ground| blocks.allocate(layout, ground))
+        self.check_fork()?;
+        let class = class_of(layout.size().max(1), layout.align());
+        let mine = slot_of_this_thread() % SLOTS;
+        let address = self.with_slot(mine, |slot| {
+            self.check_guarded(slot)?;
+            match class.filter(|_| layout.align() <= 4096) {
+                Some(class) => match slot.arena.take(class) {
+                    Some(block) => Ok(Some(block)),
+                    None => self.refill(mine, &mut slot.arena, class).map(Some),
+                },
+                None => Ok(None),
+            }
+        })?;
+        let address = match address {
+            Some(address) => address,
+            None => self.with_space(|space, ground| {
+                if layout.align() > 4096 {
+                    return Err(Refused::Absurd);
+                }
+                space.allocate_chunks(layout.size(), ground)
+            })?,
+        };
+        Ok(NonNull::new(address).expect("inside the heap"))
+    }
+
+    /// A block for a slot whose arena has none.
+    #[cold]
+    fn refill(self, mine: usize, arena: &mut Arena, class: usize) -> Result<*mut u8> {
+        // Slots that are in use are left alone: waiting for them here might be for ever.
+        let mut steal = |arena: &mut Arena| {
+            let others = (1..SLOTS).map(|n| (mine + n) % SLOTS).filter_map(|n| self.entry.slots[n].0.try_lock());
+            for mut other in others {
+                if let Some(other) = &mut *other
+                    && other.opening == self.opening
+                    && let Some(number) = other.arena.roomy(class)
+                {
+                    arena.adopt(&mut other.arena, number, class);
+                    return true;
+                }
+            }
+            false
+        };
+        self.with_space(|space, ground| space.allocate_block(arena, class, &mut steal, ground))
     }
 
     /// As [`super::Heap::free`].
@@ -174,12 +317,91 @@ impl WeakHeap {
     /// # Safety
     /// Nobody uses what was there any more.
     pub unsafe fn free(self, address: NonNull<u8>) -> Result<()> {
-        self.with(|blocks, ground| blocks.free(address.as_ptr(), ground))
+        self.check_fork()?;
+        let address = address.as_ptr();
+        let mut slot = slot_of_this_thread() % SLOTS;
+        loop {
+            // The owner may change until its lock is held.
+            let next = self.with_slot(slot, |slot| {
+                self.check_guarded(slot)?;
+                let owner = slot.arena.owner_of(address);
+                if owner == slot.arena.id {
+                    let freed = slot.arena.free_at(address);
+                    let empty = freed.or_else(|e| self.with_space(|_, _| Err(e)))?;
+                    if let Some((number, class)) = empty {
+                        self.with_space(|space, _| {
+                            space.take_back(&mut slot.arena, number, class);
+                            Ok(())
+                        })?;
+                    }
+                    return Ok(None);
+                }
+                if owner != NOBODY {
+                    return Ok(Some(usize::from(owner)));
+                }
+                self.with_space(|space, ground| match slot.arena.owner_of(address) {
+                    NOBODY => space.free(&mut slot.arena, address, ground).map(|()| None),
+                    owner => Ok(Some(usize::from(owner))),
+                })
+            })?;
+            match next {
+                None => return Ok(()),
+                Some(owner) => slot = owner,
+            }
+        }
     }
 
     /// As [`super::Heap::size_of`].
     pub fn size_of(self, address: NonNull<u8>) -> Result<usize> {
-        self.with(|blocks, _| blocks.size_of(address.as_ptr()))
+        self.check_fork()?;
+        let address = address.as_ptr();
+        let mut slot = slot_of_this_thread() % SLOTS;
+        loop {
+            let next = self.with_slot(slot, |slot| {
+                let owner = slot.arena.owner_of(address);
+                if owner == slot.arena.id {
+                    let found = slot.arena.find(address).map(|found| Ok(size_of_use(found.1)));
+                    return found.or_else(|e| self.with_space(|_, _| Err(e)));
+                }
+                if owner != NOBODY {
+                    return Ok(Err(usize::from(owner)));
+                }
+                self.with_space(|space, _| match slot.arena.owner_of(address) {
+                    NOBODY => space.size_of(address).map(Ok),
+                    owner => Ok(Err(usize::from(owner))),
+                })
+            })?;
+            match next {
+                Ok(bytes) => return Ok(bytes),
+                Err(owner) => slot = owner,
+            }
+        }
+    }
+
+    /// Gives free chunks back to the file system, and the heap's end: the next commit makes it so. The caller holds
+    /// the guard.
+    pub(super) fn give_back(self, body: &Body) -> Result<()> {
+        self.check_fork()?;
+        loop {
+            let room = body.map.pieces_left();
+            let runs = self.with_space(|space, _| Ok(space.take_freed(room)))?;
+            if runs.is_empty() {
+                break;
+            }
+            let mut done = Ok(());
+            for run in runs {
+                if done.is_ok() {
+                    done = body.release_chunks(run.clone());
+                }
+                let given = done.is_ok();
+                self.with_space(|space, _| {
+                    space.given_back(run, given);
+                    Ok(())
+                })?;
+            }
+            done?;
+        }
+        self.with_space(|space, ground| space.trim(ground))
     }
 
     /// Begins what [`super::Heap::mutate`] guards; ended by [`WeakHeap::end_mutation`] in the same thread.
@@ -207,13 +429,13 @@ impl WeakHeap {
         if self.check_fork().is_err() {
             return;
         }
-        let live = {
-            let mut registry = REGISTRY.write();
-            registry.open.retain(|(_, heap)| heap.opening != self.opening);
-            self.entry.opening.store(0, Relaxed);
-            registry.empty.push(self.entry);
-            self.entry.live.lock().take()
-        };
+        REGISTRY.write().open.retain(|(_, heap)| heap.opening != self.opening);
+        self.entry.opening.store(0, Release);
+        for slot in &self.entry.slots {
+            drop(slot.0.lock().take());
+        }
+        let live = self.entry.live.lock().take();
+        REGISTRY.write().empty.push(self.entry);
         drop(live);
     }
 }

@@ -3,6 +3,7 @@
 use super::in_heap::InHeap;
 use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry, text};
 use super::open_heap::Heap;
+use super::storable::Storable;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use untorn_journal::{Error, Result};
@@ -93,6 +94,7 @@ impl Heap {
 
     /// All roots.
     pub fn roots(&self) -> Vec<RootInfo> {
+        let _roots = self.lock_roots();
         // SAFETY: the table is mapped, and any bytes are an entry.
         let all = (0..ROOTS).map(|i| unsafe { self.entries().add(i).read() });
         all.filter(|entry| entry.name[0] != 0).filter_map(|entry| info(&entry)).collect()
@@ -114,15 +116,17 @@ impl Heap {
     /// # }
     /// use untorn::heap::{Heap, HeapVec, RootOptions};
     ///
-    /// #[repr(C)]
-    /// struct OldAccount {
-    ///     cents: u32,
-    /// }
+    /// untorn::storable! {
+    ///     #[repr(C)]
+    ///     struct OldAccount {
+    ///         cents: u32,
+    ///     }
     ///
-    /// #[repr(C)]
-    /// struct Account {
-    ///     cents: i64,
-    ///     limit: i64,
+    ///     #[repr(C)]
+    ///     struct Account {
+    ///         cents: i64,
+    ///         limit: i64,
+    ///     }
     /// }
     ///
     /// const VERSION: RootOptions = RootOptions::new().version(2);
@@ -152,6 +156,7 @@ impl Heap {
     /// # Errors
     /// [`Error::Corrupt`]: not a place in the heap of that size and alignment.
     pub fn root_info(&self, name: &str) -> Result<Option<RootInfo>> {
+        let _roots = self.lock_roots();
         // SAFETY: as above.
         let found = self.entry(name)?.and_then(|entry| info(unsafe { entry.as_ref() }));
         let inside = |found: &RootInfo| {
@@ -180,17 +185,18 @@ impl Heap {
     /// # Errors
     /// [`Error::LayoutChanged`] if it was set with another type, size, alignment or version: see
     /// [`Heap::migrate_root`].
-    pub fn root<T>(&self, name: &str) -> Result<Option<NonNull<T>>> {
+    pub fn root<T: Storable>(&self, name: &str) -> Result<Option<NonNull<T>>> {
         self.root_with(name, RootOptions::new())
     }
 
     /// Finds a root whose layout has a version.
-    pub fn root_with<T>(&self, name: &str, options: RootOptions) -> Result<Option<NonNull<T>>> {
+    pub fn root_with<T: Storable>(&self, name: &str, options: RootOptions) -> Result<Option<NonNull<T>>> {
         Ok(self.find_root(name, &RootShape::of::<T>(options))?.map(NonNull::cast))
     }
 
     /// Finds a root of a type that is known by its shape alone.
     pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
+        let _roots = self.lock_roots();
         let Some(entry) = self.entry(name)? else { return Ok(None) };
         let Some(found) = self.root_info(name)? else { return Ok(None) };
         // SAFETY: as above.
@@ -218,16 +224,21 @@ impl Heap {
     /// of that name.
     ///
     /// What is not committed yet is part of this commit, or rolled back with it.
-    pub fn migrate_root<T>(
-        &self,
+    ///
+    /// # Safety
+    /// What [`Heap::rollback`] asks for: if the migration fails, nothing is used that was allocated or changed since the
+    /// last commit. And the old object is used by nobody else.
+    pub unsafe fn migrate_root<'h, T: Storable>(
+        &'h self,
         name: &str,
         options: RootOptions,
-        migrate: impl FnOnce(RootInfo, InHeap) -> Result<T>,
+        migrate: impl FnOnce(RootInfo, InHeap<'h>) -> Result<T>,
     ) -> Result<Option<NonNull<T>>> {
-        let found = self.root_with(name, options);
-        let (Err(Error::LayoutChanged { .. }), Some(old)) = (&found, self.root_info(name)?) else { return found };
         let migrated = {
             let _mutating = self.mutate();
+            let _roots = self.lock_roots();
+            let found = self.root_with(name, options);
+            let (Err(Error::LayoutChanged { .. }), Some(old)) = (&found, self.root_info(name)?) else { return found };
             migrate(old, self.allocator()).and_then(|new| {
                 let place = self.put_in(new)?;
                 self.set_root_with(name, Some(place), options)?;
@@ -236,13 +247,13 @@ impl Heap {
         };
         match migrated {
             Ok(_) => self.commit()?,
-            Err(_) => self.rollback()?,
+            Err(_) => self.roll_back()?,
         }
         migrated
     }
 
     /// Moves something into the heap.
-    fn put_in<T>(&self, what: T) -> Result<NonNull<T>> {
+    fn put_in<T: Storable>(&self, what: T) -> Result<NonNull<T>> {
         let place = self.allocate(Layout::new::<T>())?.cast::<T>();
         // SAFETY: allocated just now with this layout.
         unsafe { place.write(what) };
@@ -250,18 +261,19 @@ impl Heap {
     }
 
     /// Sets a root, or removes it.
-    pub fn set_root<T>(&self, name: &str, to: Option<NonNull<T>>) -> Result<()> {
+    pub fn set_root<T: Storable>(&self, name: &str, to: Option<NonNull<T>>) -> Result<()> {
         self.set_root_with(name, to, RootOptions::new())
     }
 
     /// Sets a root whose layout has a version, or removes it.
-    pub fn set_root_with<T>(&self, name: &str, to: Option<NonNull<T>>, options: RootOptions) -> Result<()> {
+    pub fn set_root_with<T: Storable>(&self, name: &str, to: Option<NonNull<T>>, options: RootOptions) -> Result<()> {
         self.put_root(name, to.map(NonNull::cast), &RootShape::of::<T>(options))
     }
 
     /// Sets a root of a type that is known by its shape alone, or removes it.
     pub fn put_root(&self, name: &str, to: Option<NonNull<u8>>, shape: &RootShape<'_>) -> Result<()> {
         let _mutating = self.mutate();
+        let _roots = self.lock_roots();
         let old = self.entry(name)?;
         // SAFETY: an all-zero entry is an unused one.
         let mut new: RootEntry = unsafe { std::mem::zeroed() };
@@ -297,22 +309,24 @@ impl Heap {
         }
     }
 
-    /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap.
-    pub fn root_or<T>(&self, name: &str, make: impl FnOnce(InHeap) -> T) -> Result<NonNull<T>> {
+    /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other
+    /// threads that use roots wait for it.
+    pub fn root_or<'h, T: Storable>(&'h self, name: &str, make: impl FnOnce(InHeap<'h>) -> T) -> Result<NonNull<T>> {
         self.root_or_with(name, RootOptions::new(), make)
     }
 
     /// Finds a root whose layout has a version, or makes it.
-    pub fn root_or_with<T>(
-        &self,
+    pub fn root_or_with<'h, T: Storable>(
+        &'h self,
         name: &str,
         options: RootOptions,
-        make: impl FnOnce(InHeap) -> T,
+        make: impl FnOnce(InHeap<'h>) -> T,
     ) -> Result<NonNull<T>> {
+        let _mutating = self.mutate();
+        let _roots = self.lock_roots();
         if let Some(found) = self.root_with(name, options)? {
             return Ok(found);
         }
-        let _mutating = self.mutate();
         let place = self.put_in(make(self.allocator()))?;
         self.set_root_with(name, Some(place), options)?;
         Ok(place)

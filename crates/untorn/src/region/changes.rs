@@ -14,6 +14,19 @@ const LOT_PAGES: usize = 32;
 /// Compared first, as most of a page is unchanged.
 const BLOCK_BYTES: usize = 512;
 
+/// Pages that are copied at one moment at most; of more the rest is compared before the program goes on.
+const COPIES_MOST: usize = 64 << 20;
+/// Memory for such copies that is kept for the next commit.
+const KEPT_BYTES: usize = 8 << 20;
+/// With more pages than this found, those that were only read are left out before they are copied.
+const UNSURE_MOST: usize = 2048;
+
+/// Pages that were stored to, as they were at one moment.
+pub(crate) struct Copies {
+    pages: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
 /// A store that a commit did not expect.
 pub(crate) struct Race {
     pub address: usize,
@@ -22,7 +35,7 @@ pub(crate) struct Race {
 
 impl Region {
     /// Asks which pages were stored to. What the tracker has told it does not tell again.
-    pub(super) fn find_stores(&mut self, content: &Content) -> Result<()> {
+    pub(crate) fn find_stores(&mut self, content: &Content) -> Result<()> {
         let mut found = Vec::new();
         let mut asked = self.mapping.changed(0..self.accessible, &mut found);
         if asked.is_ok() && self.tracker() == Tracker::Scan {
@@ -77,10 +90,89 @@ impl Region {
 
     /// What was stored becomes staged changes, in whole units.
     pub(crate) fn stage_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
-        if let Some((_, e)) = self.owed.as_ref().filter(|_| holds(invariant::UNDONE_IS_NOT_COMMITTED)) {
-            return Err(e.clone());
-        }
+        self.check_owed()?;
         self.find_stores(content)?;
+        self.stage_found(content, sink, unit)
+    }
+
+    fn check_owed(&self) -> Result<()> {
+        match self.owed.as_ref().filter(|_| holds(invariant::UNDONE_IS_NOT_COMMITTED)) {
+            Some((_, e)) => Err(e.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies the pages that were stored to, all as they are at this moment. The caller has the program stand still
+    /// for this, and for no longer.
+    pub(crate) fn copy_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
+        self.check_owed()?;
+        let mut found = Vec::new();
+        let asked = self.mapping.changed(0..self.accessible, &mut found);
+        found.iter().for_each(|range| self.found.insert(range.clone()));
+        asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
+        let page = self.page();
+        let count = |region: &Region| region.found.iter().map(|r| (r.end - r.start) / page).sum::<u64>() as usize;
+        if count(self) > UNSURE_MOST {
+            self.leave_out_unstored(content)?;
+        }
+        if count(self) > COPIES_MOST / page as usize {
+            self.stage_found(content, sink, unit)?;
+        }
+        let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
+        let mut bytes = std::mem::take(&mut self.copies_at_once);
+        let len = pages.len() * page as usize;
+        if bytes.len() < len {
+            bytes.resize(len, 0);
+        }
+        self.copy_out(content, &pages, &mut bytes[..len])?;
+        Ok(Copies { pages, bytes })
+    }
+
+    /// Takes those pages out of what was found that still show the file: they were only read.
+    fn leave_out_unstored(&mut self, content: &Content) -> Result<()> {
+        if self.tracker() == Tracker::Scan {
+            let (found, mut stored) = (std::mem::take(&mut self.found), Vec::new());
+            let asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
+            if let Err(e) = asked {
+                self.found = found;
+                return Err(self.fail(content, "look for changed pages of", e));
+            }
+            stored.into_iter().for_each(|range| self.found.insert(range));
+        }
+        Ok(())
+    }
+
+    /// Stages copies, of pages that nobody has marked or staged since.
+    pub(crate) fn stage_copies(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        copies: Copies,
+    ) -> Result<()> {
+        if !copies.pages.is_empty() {
+            self.check_unchanged(content)?;
+            self.leave_out_unstored(content)?;
+        }
+        let (page, size) = (self.page(), content.size());
+        let copy_of = |n: usize| &copies.bytes[n * page as usize..][..page as usize];
+        let stored: Vec<usize> = (0..copies.pages.len()).filter(|n| self.found.contains(&copies.pages[*n])).collect();
+        for lot in stored.chunks(LOT_PAGES) {
+            let pages: Vec<u64> = lot.iter().map(|n| copies.pages[*n]).collect();
+            let mut lot_copies = std::mem::take(&mut self.copies);
+            lot_copies.clear();
+            lot.iter().for_each(|n| lot_copies.extend_from_slice(copy_of(*n)));
+            self.stage_lot(content, sink, unit, size, &pages, lot_copies)?;
+        }
+        let mut bytes = copies.bytes;
+        if bytes.len() > KEPT_BYTES {
+            bytes = Vec::new();
+        }
+        self.copies_at_once = bytes;
+        Ok(())
+    }
+
+    fn stage_found(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         if self.found.is_empty() {
             return Ok(());
         }
@@ -89,18 +181,34 @@ impl Region {
         loop {
             let pages = self.found.iter().flat_map(|r| r.clone().step_by(page as usize));
             let pages: Vec<u64> = pages.take(LOT_PAGES).collect();
-            let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
-            let done = *first..*last + page;
+            if pages.is_empty() {
+                return Ok(());
+            }
             let copies = self.copies(content, &pages)?;
-            let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
-            self.compare(content, &pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
-            let copies = if holds(invariant::ONE_COPY) { copies } else { self.copies(content, &pages)? };
-            self.keep(&pages, &copies, &stage.ranges);
-            self.copies = copies;
-            stage.into(&mut content.write_set);
-            self.found.remove(done);
-            content.bound_memory(sink)?;
+            self.stage_lot(content, sink, unit, size, &pages, copies)?;
         }
+    }
+
+    /// Stages copies of pages that were found, which are all that were found between the first and the last.
+    fn stage_lot(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        size: u64,
+        pages: &[u64],
+        copies: Vec<u8>,
+    ) -> Result<()> {
+        let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
+        let done = *first..*last + self.page();
+        let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
+        self.compare(content, pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
+        let copies = if holds(invariant::ONE_COPY) { copies } else { self.copies(content, pages)? };
+        self.keep(pages, &copies, &stage.ranges);
+        self.copies = copies;
+        stage.into(&mut content.write_set);
+        self.found.remove(done);
+        content.bound_memory(sink)
     }
 
     /// Copies pages out, once.
@@ -108,10 +216,14 @@ impl Region {
         let page = self.page() as usize;
         let mut copies = std::mem::take(&mut self.copies);
         copies.resize(pages.len() * page, 0);
-        let mut pieces: Vec<Piece<'_>> =
-            pages.iter().zip(copies.chunks_exact_mut(page)).map(|(at, into)| Piece { offset: *at, into }).collect();
-        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))?;
+        self.copy_out(content, pages, &mut copies)?;
         Ok(copies)
+    }
+
+    fn copy_out(&self, content: &Content, pages: &[u64], into: &mut [u8]) -> Result<()> {
+        let into = into.chunks_exact_mut(self.page() as usize);
+        let mut pieces: Vec<Piece<'_>> = pages.iter().zip(into).map(|(at, into)| Piece { offset: *at, into }).collect();
+        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
     }
 
     /// Calls `each` with every page's offset, its copy, and the content there.

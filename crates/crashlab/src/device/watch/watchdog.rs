@@ -7,12 +7,12 @@
 use crate::device::again::Again;
 use crate::device::filesystem::program_path;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
-use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -33,7 +33,7 @@ static LIVING: Mutex<Vec<(Pid, PathBuf)>> = Mutex::new(Vec::new());
 
 /// Ends every worker of this process, for a handler of Ctrl-C: nothing is left behind.
 pub fn end_all() {
-    for (group, dir) in std::mem::take(&mut *LIVING.lock().unwrap_or_else(|e| e.into_inner())) {
+    for (group, dir) in std::mem::take(&mut *LIVING.lock()) {
         let _ = kill_process_group(group, Signal::KILL);
         let start = Instant::now();
         while rustix::process::test_kill_process_group(group).is_ok() && start.elapsed() < Duration::from_secs(5) {
@@ -116,7 +116,7 @@ impl Worker {
             .process_group(0)
             .spawn()
             .context("cannot start a worker by `unshare`")?;
-        LIVING.lock().unwrap_or_else(|e| e.into_inner()).push((Pid::from_child(&child), dir.path().to_owned()));
+        LIVING.lock().push((Pid::from_child(&child), dir.path().to_owned()));
         let output = child.stdout.take().expect("piped");
         let (say, lines) = mpsc::channel();
         std::thread::spawn(move || listen(output, &say));
@@ -151,7 +151,7 @@ impl Drop for Worker {
             self.end();
         }
         let me = Pid::from_child(&self.child);
-        LIVING.lock().unwrap_or_else(|e| e.into_inner()).retain(|(pid, _)| *pid != me);
+        LIVING.lock().retain(|(pid, _)| *pid != me);
     }
 }
 

@@ -58,12 +58,14 @@ fn nothing_is_given_out_twice_and_everything_comes_back() {
                         Err(e) => panic!("seed {seed}, step {step}: {e:?}"),
                     }
                 }
+                98 if seed > 1 => work.turn(),
+                97 if seed > 2 => work.give_back(),
                 99 => {
                     if seed == 0 {
                         continue;
                     }
                     forgotten += 1;
-                    work.allocator.forget(memory.segments());
+                    work.forget();
                 }
                 _ => {
                     let Some(at) = work.given.keys().nth(rng.usize(..work.given.len().max(1))).copied() else {
@@ -84,11 +86,88 @@ fn nothing_is_given_out_twice_and_everything_comes_back() {
         let report = memory.check().expect("look");
         // A class keeps a chunk, and may keep another whenever it has forgotten the first.
         let most = report.classes.iter().map(|class| class.chunks).max();
-        assert!(most.is_some_and(|most| most <= 1 + forgotten), "seed {seed}: {most:?} of {forgotten}");
+        assert!(most.is_some_and(|most| most <= 2 + forgotten), "seed {seed}: {most:?} of {forgotten}");
         let kept: u64 = report.classes.iter().map(|class| class.chunks).sum();
         let all = report.heap_bytes - report.metadata_bytes - kept * CHUNK_BYTES as u64;
         assert_eq!(report.free_bytes, all, "seed {seed}: everything came back");
     }
+}
+
+/// However large the heap is: after a rollback, and after opening, no call reads more than a few segments.
+#[test]
+fn no_call_reads_the_whole_heap() {
+    const SEGMENTS: usize = 300;
+    let memory = Memory::new(SEGMENTS + 20);
+    let mut work = Work::new(&memory);
+    let mut all = Vec::new();
+    while memory.segments() < SEGMENTS {
+        all.push(work.allocate(2 * LARGE).expect("allocate"));
+    }
+    let small = work.allocate(100).expect("allocate");
+    for round in 0..40 {
+        work.forget();
+        let mut read = work.space.unread;
+        let mut none_read = |work: &Work<'_>, most: usize| {
+            let unread = work.space.unread;
+            assert!(read <= unread + most, "{} segments were read", read - unread);
+            read = unread;
+        };
+        work.free(all[round * 7]).expect("free");
+        none_read(&work, 1);
+        assert_eq!(work.size_of(small).expect("size"), 112);
+        none_read(&work, 1);
+        let at = work.allocate(2 * LARGE).expect("allocate");
+        none_read(&work, LOOKS_MOST);
+        all[round * 7] = at;
+        let other = work.allocate(100).expect("allocate");
+        none_read(&work, LOOKS_MOST);
+        work.free(other).expect("free");
+        let large = work.allocate(HUGE).expect("allocate");
+        none_read(&work, LOOKS_MOST_HUGE);
+        work.free(large).expect("free");
+        work.give_back();
+        none_read(&work, LOOKS_MOST);
+    }
+    assert!(memory.segments() < SEGMENTS + 12, "the heap grew to {} segments", memory.segments());
+    assert!(memory.check().expect("look").is_sound());
+}
+
+/// What is free at the end goes back, and what comes again is zeros.
+#[test]
+fn an_empty_end_is_given_back() {
+    let memory = Memory::new(64);
+    let mut work = Work::new(&memory);
+    let small = work.allocate(100).expect("allocate");
+    let huge: Vec<usize> = (0..6).map(|_| work.allocate(HUGE).expect("allocate")).collect();
+    let last = work.allocate(LARGE).expect("allocate");
+    for at in &huge {
+        work.free(*at).expect("free");
+    }
+    work.give_back();
+    let before = memory.segments();
+    assert!(before >= 18 || last < SEGMENT_BYTES, "{before} segments");
+    work.free(last).expect("free");
+    work.give_back();
+    assert!(memory.segments() <= 3, "{} segments", memory.segments());
+    assert!(memory.check().expect("look").is_sound());
+    let again = work.allocate(HUGE).expect("allocate");
+    work.size_of(again).expect("size");
+    work.size_of(small).expect("size");
+    work.forget();
+    work.size_of(again).expect("size");
+    assert!(memory.check().expect("look").is_sound());
+}
+
+/// A thread that has no room takes another's before the heap grows.
+#[test]
+fn threads_share_what_room_there_is() {
+    let memory = Memory::new(1);
+    let mut work = Work::new(&memory);
+    let blocks: Vec<usize> = (0..126).map(|_| work.allocate(32768).expect("allocate")).collect();
+    work.free(blocks[17]).expect("free");
+    work.turn();
+    assert_eq!(work.allocate(32768).expect("allocate"), blocks[17]);
+    assert!(matches!(work.allocate(32768), Err(Refused::Grow(_))));
 }
 
 #[test]
@@ -162,7 +241,7 @@ fn what_is_inside_of_a_huge_allocation_is_none() {
     bytes.copy_within(DESCRIPTORS_AT..ROOTS_AT, inside + DESCRIPTORS_AT);
     for forget in [false, true] {
         if forget {
-            work.allocator.forget(memory.segments());
+            work.forget();
         }
         not_allocated(work.size_of(inside + small));
         not_allocated(work.free(inside + small));

@@ -1,0 +1,134 @@
+//! Contents that are in a file before a commit, or recovery, gives the file a name.
+
+use crate::fixture::{contents, roomy, survives};
+use std::path::Path;
+use untorn::Store;
+use untorn_crashlab::{Cut, Failed, Fault, On, Options, PROFILES, SimDisk, What};
+
+const OLD: &[u8] = b"the old contents, committed and applied";
+const NEW: &[u8] = b"the new contents";
+
+/// A disk with the file `a`, plain and old.
+fn disk_with_old(options: Options) -> (SimDisk, Store) {
+    let disk = SimDisk::new(options);
+    disk.put("a", OLD).unwrap();
+    disk.settle();
+    let store = roomy::open(&disk);
+    (disk, store)
+}
+
+/// All profiles, with and without files that are made without a name.
+fn all_options() -> impl Iterator<Item = Options> {
+    let with = |unnamed| PROFILES.map(|profile| Options { profile, unnamed, ..Options::default() });
+    [true, false].into_iter().flat_map(with)
+}
+
+/// Commits the new contents over `a`: of a file that is made, or of one that moves with a commit that waits.
+fn replace(store: &Store, moves: bool) -> untorn::Result<()> {
+    let mut txn = store.begin();
+    if moves {
+        let file = store.open_or_create("b")?;
+        file.write_all_at(NEW, 0)?;
+        file.commit()?;
+        txn.rename("b", "a")?;
+    } else {
+        txn.create("b", 0o600)?.write_all_at(NEW, 0)?;
+        txn.rename("b", "a")?;
+    }
+    txn.commit()
+}
+
+/// The names beside Untorn's own.
+fn names(disk: &SimDisk) -> Vec<String> {
+    let tree = disk.tree().into_iter().map(|(path, _)| path.display().to_string());
+    tree.filter(|path| !path.starts_with(".untorn")).collect()
+}
+
+/// The disk refuses the contents after their record is durable: the name goes on showing the old file.
+#[test]
+fn a_file_whose_contents_find_no_room_does_not_get_its_name() {
+    for options in all_options() {
+        for moves in [false, true] {
+            // The first write that does not fail the commit is that of the contents: records come before it.
+            let refuse = |after| {
+                let (disk, store) = disk_with_old(options);
+                disk.fail(Fault { on: On::Write, after, times: 1000, what: What::Errno(libc::ENOSPC) });
+                replace(&store, moves).is_ok().then_some((disk, store))
+            };
+            let (disk, store) = (0..20).find_map(refuse).expect("a commit");
+            assert_eq!(disk.get("a").unwrap(), OLD, "{options:?}, moves: {moves}");
+            assert_eq!(names(&disk).len(), 1 + usize::from(moves), "{:?}", names(&disk));
+            store.checkpoint().expect_err("the disk is full");
+            assert_eq!(disk.get("a").unwrap(), OLD);
+            let after = roomy::recovered(&disk);
+            assert_eq!((names(&after), after.get("a").unwrap()), (vec!["a".to_owned()], NEW.to_vec()));
+            // What the living store does when there is room again.
+            disk.clear_faults();
+            store.checkpoint().unwrap();
+            assert_eq!((names(&disk), disk.get("a").unwrap()), (vec!["a".to_owned()], NEW.to_vec()));
+            assert_eq!(contents(&store.open_file("a").unwrap()), NEW);
+            store.close().unwrap();
+        }
+    }
+}
+
+/// Whoever opens the name while recovery runs sees the old file or the new one, whole.
+#[test]
+fn recovery_makes_names_of_whole_files() {
+    for options in all_options() {
+        for moves in [false, true] {
+            let (disk, store) = disk_with_old(options);
+            if moves {
+                drop(store.open_or_create("b").unwrap());
+            }
+            disk.fail(Fault { on: On::Name, after: 0, times: 1000, what: What::Errno(libc::ENOSPC) });
+            replace(&store, moves).unwrap();
+            for cut in [None, Some(Cut::Nothing), Some(Cut::Everything)] {
+                let after = match cut {
+                    None => disk.fork(),
+                    Some(cut) => disk.snapshot().power_cut(cut).disk,
+                };
+                after.record();
+                roomy::open(&after).close().unwrap();
+                let moments = after.recorded();
+                assert!(moments.len() > 3);
+                for moment in moments {
+                    let shown = moment.killed().get("a").unwrap_or_else(|e| panic!("call {}: {e}", moment.call()));
+                    assert!(shown == OLD || shown == NEW, "{options:?}, {cut:?}, call {}: {shown:?}", moment.call());
+                }
+                assert_eq!((names(&after), after.get("a").unwrap()), (vec!["a".to_owned()], NEW.to_vec()));
+            }
+        }
+    }
+}
+
+/// What was written before the name is lost by the kernel, which tells a checkpoint once, or nobody if the descriptor
+/// is another one.
+#[test]
+fn contents_that_a_failed_writeback_took_are_written_again() {
+    for options in all_options() {
+        for reopened in [false, true] {
+            let (disk, store) = disk_with_old(Options { open_files_max: if reopened { 1 } else { 64 }, ..options });
+            replace(&store, false).unwrap();
+            if reopened {
+                for name in ["x", "y", "z"] {
+                    drop(store.open_or_create(name).unwrap());
+                }
+            }
+            disk.fail_writeback(Path::new("a"), Failed::Lost).unwrap();
+            if store.checkpoint().is_err() {
+                store.checkpoint().unwrap();
+            }
+            let after = disk.snapshot().power_cut(Cut::Nothing).disk;
+            assert_eq!(roomy::recovered(&after).get("a").unwrap(), NEW, "{options:?}, reopened: {reopened}");
+        }
+    }
+}
+
+#[test]
+fn crashes_around_a_file_that_has_its_contents_first() {
+    survives("closed,posix,garbage,tight,direct/0/replace,retire/");
+    survives("closed,ext4,sector,tight,direct/0/one,move,retire/");
+    survives("closed,btrfs,sector,tight,buffered/0/one,replace,retire/");
+    survives("closed,posix,garbage,tight,buffered/0/append,move,retire/");
+}

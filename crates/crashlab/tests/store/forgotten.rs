@@ -1,0 +1,134 @@
+//! Files that an open store forgets: whole, and nobody's, whatever crash comes.
+
+use crate::fixture::roomy;
+use std::collections::BTreeMap;
+use untorn::{Store, sync_point};
+use untorn_crashlab::{Fault, On, PROFILES, Profile, SimDisk, What};
+
+/// The files of the user's, by name.
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn files(disk: &SimDisk) -> Files {
+    let all = disk.tree().into_iter().map(|(path, entry)| (path.to_string_lossy().into_owned(), entry.contents));
+    all.filter(|(path, _)| !path.starts_with(".untorn")).collect()
+}
+
+fn write(store: &Store, name: &str, offset: u64, bytes: &[u8]) -> untorn::Result<()> {
+    let mut txn = store.begin();
+    let file = match store.open_file(name) {
+        Ok(file) => file,
+        Err(_) => txn.create(name, 0o600)?,
+    };
+    txn.add(&file)?;
+    file.write_all_at(bytes, offset)?;
+    txn.commit()
+}
+
+type Step = fn(&Store) -> untorn::Result<()>;
+
+/// Commits of files that no handle is open of, with checkpoints that forget them in between.
+const STEPS: &[Step] = &[
+    |store| write(store, "a", 0, b"one"),
+    |store| store.checkpoint(),
+    |store| write(store, "a", 1, b"two and more"),
+    |store| write(store, "b", 0, &[b'b'; 5000]),
+    |store| store.checkpoint(),
+    |store| store.rename("a", "c"),
+    |store| write(store, "a", 0, b"another"),
+    |store| write(store, "c", 3, &[b'c'; 40_000]),
+    |store| store.checkpoint(),
+    |store| {
+        let mut txn = store.begin();
+        txn.unlink("b")?;
+        txn.rename("a", "b")?;
+        txn.commit()
+    },
+    |store| store.checkpoint(),
+    |store| write(store, "b", 0, b"B"),
+    |store| store.clone().close(),
+];
+
+#[test]
+fn files_that_are_forgotten_between_their_commits_survive_every_crash() {
+    let (mut checked, mut forgotten) = (0, 0);
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        let store = roomy::open(&disk);
+        disk.record();
+        // After each step: what is committed, and the number of the next call.
+        let mut states = vec![(files(&disk), disk.calls())];
+        for step in STEPS {
+            let before = store.status().open_files;
+            step(&store).unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+            forgotten += u64::from(before > 0 && store.status().open_files == 0);
+            states.push((files(&roomy::recovered(&disk)), disk.calls()));
+        }
+        for snapshot in disk.recorded() {
+            let done = states.iter().rposition(|(_, next)| *next <= snapshot.call()).unwrap_or(0);
+            let allowed: Vec<&Files> = states[done..].iter().take(2).map(|(files, _)| files).collect();
+            let cuts = snapshot.cuts(24, 1).into_iter();
+            let ways = cuts.map(|cut| (cut.to_string(), snapshot.power_cut(cut).disk));
+            for (how, after) in ways.chain([("killed".to_owned(), snapshot.killed())]) {
+                checked += 1;
+                let found = files(&roomy::recovered(&after));
+                assert!(allowed.contains(&&found), "{profile:?}: {how} at {}: {found:?}", snapshot.call());
+            }
+        }
+    }
+    assert!(forgotten >= 4 * PROFILES.len() as u64, "only {forgotten} checkpoints forgot something");
+    assert!(checked > 1000, "{checked} states");
+}
+
+/// Forgets a file, cuts the power in every way, moves the file: what becomes of the first that cannot be read.
+fn moved_after_a_power_cut(disk: &SimDisk, files: usize) -> untorn::Result<()> {
+    let store = roomy::open(disk);
+    for n in 0..files {
+        write(&store, &n.to_string(), 0, b"acknowledged")?;
+    }
+    store.checkpoint()?;
+    assert_eq!(store.status().open_files, 0);
+    let moment = disk.snapshot();
+    for cut in moment.cuts(64, 1) {
+        let after = moment.power_cut(cut).disk;
+        after.rename("0", "elsewhere").unwrap();
+        let mut found = [0; 12];
+        roomy::open(&after).open_file("elsewhere")?.read_exact_at(&mut found, 0)?;
+        assert_eq!(&found, b"acknowledged", "{cut}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_forgotten_file_can_be_moved_after_a_power_cut() {
+    for files in [1, 20] {
+        for profile in PROFILES {
+            moved_after_a_power_cut(&roomy::disk(profile), files).unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        }
+        let disk = roomy::disk(Profile::AnyPosix);
+        disk.skip(sync_point::FORGOTTEN);
+        let missed = moved_after_a_power_cut(&disk, files).expect_err("the flush is needed");
+        assert_eq!(missed.kind(), "needs-its-journal");
+    }
+}
+
+#[test]
+fn what_cannot_be_forgotten_now_is_forgotten_later() {
+    let disk = roomy::disk(Profile::Ext4);
+    let store = roomy::open(&disk);
+    write(&store, "a", 0, b"acknowledged").unwrap();
+    let once = |on| Fault { on, after: 0, times: 1, what: What::Errno(libc::EIO) };
+    // The file's flag stays: the checkpoint sets the attribute once, and clears the flag with the second call.
+    disk.fail(Fault { after: 1, ..once(On::Attribute) });
+    store.checkpoint().unwrap();
+    assert_eq!(store.status().open_files, 1);
+    disk.clear_faults();
+    store.checkpoint().unwrap();
+    assert_eq!(store.status().open_files, 0);
+    // The flag is gone, and nobody knows for how long.
+    write(&store, "a", 0, b"ACK").unwrap();
+    disk.fail(once(On::SyncPoint(sync_point::FORGOTTEN)));
+    store.checkpoint().unwrap_err();
+    disk.clear_faults();
+    write(&store, "a", 3, b"N").unwrap();
+    assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"ACKNowledged");
+}

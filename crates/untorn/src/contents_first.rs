@@ -1,0 +1,99 @@
+//! Contents that go into a data file before a commit gives the file a name: a name never shows less than what is
+//! committed.
+//!
+//! The record is durable by then, so nothing is flushed for it, and the overlays stay until a checkpoint has flushed the
+//! file: recovery, or that checkpoint, writes all of it again where a crash or a failed flush took it away.
+
+use crate::content::edited;
+use crate::engine::Engine;
+use crate::file_state::{SharedFile, WrittenFirst};
+use crate::sync_point;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use untorn_journal::apply::{Contents, apply_overlay};
+use untorn_journal::final_state::FileState as Final;
+use untorn_journal::overlay::Overlay;
+use untorn_journal::{Context, Result};
+use untorn_os::File;
+
+/// The committed contents of the files whose names change. The caller keeps the names from being used meanwhile.
+pub(crate) struct ContentsFirst<'a> {
+    engine: &'a Engine,
+    files: BTreeMap<u64, Arc<SharedFile>>,
+    /// Descriptors that the store may keep.
+    room: usize,
+    /// Those that were written through.
+    written: RefCell<BTreeMap<u64, Arc<dyn File>>>,
+}
+
+impl<'a> ContentsFirst<'a> {
+    pub(crate) fn new(engine: &'a Engine, files: BTreeMap<u64, Arc<SharedFile>>) -> ContentsFirst<'a> {
+        let room = engine.storage.open_files_max().saturating_sub(engine.files.lock().descriptors());
+        ContentsFirst { engine, files, room, written: RefCell::default() }
+    }
+
+    /// The descriptor through which contents of a file were written.
+    pub(crate) fn take_written(&self, id: u64) -> Option<Arc<dyn File>> {
+        self.written.borrow_mut().remove(&id)
+    }
+
+    /// The files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<SharedFile>> {
+        self.files.values()
+    }
+}
+
+impl Contents for ContentsFirst<'_> {
+    fn are_missing(&self, file: &Final) -> bool {
+        let Some(shared) = self.files.get(&file.id) else { return !file.overlay.is_empty() };
+        let state = shared.read();
+        let content = &state.content;
+        let pending = !content.committed.is_empty() || content.applying.as_ref().is_some_and(|o| !o.is_empty());
+        // A new file that could not get its name is made anew.
+        let is_all = file.created.is_none() && state.written_first.as_ref().is_some_and(|written| written.is_all);
+        pending && !is_all
+    }
+
+    fn write(&self, file: &Final, handle: &Arc<dyn File>) -> Result<()> {
+        let engine = self.engine;
+        let Some(shared) = self.files.get(&file.id) else {
+            return apply_overlay(&**handle, &file.overlay, file.display_name());
+        };
+        // A checkpoint that is under way must not write older changes over these.
+        let _writing = shared.writing.lock();
+        let mut state = shared.write();
+        let path = state.path().to_owned();
+        let data = state.content.data.clone().unwrap_or_else(|| handle.clone());
+        let (now, found) = (data.meta().context("look at", &path)?, handle.meta().context("look at", &path)?);
+        if (now.inode, now.device) != (found.inode, found.device) {
+            return Err(state.content.conflict("another program replaced the file while it was in use"));
+        }
+        if let Some(last) = state.content.last_stat.filter(|_| file.created.is_none())
+            && edited(&now, &last)
+        {
+            return Err(state.content.conflict("another program changed the file while it was in use"));
+        }
+        let is_new = file.created.is_some() || state.attribute_unsynced;
+        if engine.is_durable() && is_new && !engine.storage.keeps_order() {
+            // A crash must not leave contents in a file that nothing tells from a stranger's.
+            data.sync_all(sync_point::ATTRIBUTE_NEW).context("flush the attribute of", &path)?;
+        }
+        let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
+        overlay.merge(&state.content.committed);
+        state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: false });
+        let applied =
+            apply_overlay(&*data, &overlay, &path).and_then(|()| state.restore_mode(&*engine.storage, &*data));
+        // Also a write that failed half-way has changed the file: this process did, nobody else.
+        let meta = data.meta();
+        state.content.last_stat = meta.as_ref().ok().copied();
+        state.content.base_size = meta.as_ref().map_or(state.content.base_size, |meta| meta.size);
+        applied?;
+        state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: true });
+        let mut written = self.written.borrow_mut();
+        if written.len() < self.room {
+            written.insert(file.id, data);
+        }
+        Ok(())
+    }
+}

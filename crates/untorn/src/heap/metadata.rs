@@ -1,0 +1,147 @@
+//! The metadata of a heap where it lies in memory. Whoever changes a chunk's metadata holds the lock of its owner.
+
+use super::layout::*;
+
+/// Why there is no memory.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The heap's own bytes make no sense; what is wrong, and where.
+    Corrupt(String),
+    /// A pointer that no allocation has.
+    NotAllocated,
+    /// Too large, or an alignment beyond a page.
+    Absurd,
+    /// The heap cannot grow.
+    Grow(untorn_journal::Error),
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Refused>;
+
+/// A chunk by segment and number in it.
+pub(super) type Number = u32;
+
+pub(super) fn corrupt(number: Number, what: std::fmt::Arguments<'_>) -> Refused {
+    let (segment, index) = split(number);
+    Refused::Corrupt(format!("segment {segment}, chunk {index}: {what}"))
+}
+
+pub(super) fn split(number: Number) -> (usize, usize) {
+    (number as usize / CHUNKS, number as usize % CHUNKS)
+}
+
+/// A heap's metadata, in memory that stays mapped as long as it is used.
+#[derive(Clone, Copy)]
+pub(super) struct Metadata {
+    base: *mut u8,
+}
+
+// SAFETY: an address; each access says under which lock it is.
+unsafe impl Send for Metadata {}
+// SAFETY: as above.
+unsafe impl Sync for Metadata {}
+
+impl Metadata {
+    pub(super) fn new(base: *mut u8) -> Metadata {
+        Metadata { base }
+    }
+
+    pub(super) fn header(&self) -> Header {
+        // SAFETY: the header is mapped; any bytes are one.
+        unsafe { *self.base.cast::<Header>() }
+    }
+
+    pub(super) fn set_header(&self, header: Header) {
+        // SAFETY: as above.
+        unsafe { *self.base.cast::<Header>() = header.summed() };
+    }
+
+    fn descriptor(&self, number: Number) -> *mut Descriptor {
+        let (segment, index) = split(number);
+        // SAFETY: inside a mapped segment.
+        unsafe { self.base.add(segment * SEGMENT_BYTES + DESCRIPTORS_AT).cast::<Descriptor>().add(index) }
+    }
+
+    pub(super) fn use_of(&self, number: Number) -> Result<Use> {
+        // SAFETY: as above; any bytes are a descriptor.
+        let descriptor = unsafe { *self.descriptor(number) };
+        let index = split(number).1;
+        descriptor.what(index).ok_or_else(|| corrupt(number, format_args!("{descriptor:?}")))
+    }
+
+    pub(super) fn set_use(&self, number: Number, what: Use, bytes: usize) {
+        // SAFETY: as above.
+        unsafe { *self.descriptor(number) = Descriptor::new(what, bytes as u64) };
+    }
+
+    fn bitmap(&self, number: Number) -> *mut u64 {
+        let (segment, index) = split(number);
+        // SAFETY: inside a mapped segment.
+        unsafe { self.base.add(segment * SEGMENT_BYTES + BITMAPS_AT).cast::<u64>().add(index * BITMAP_WORDS) }
+    }
+
+    /// A word of a chunk's bitmap.
+    #[inline]
+    pub(super) fn word(&self, number: Number, word: usize) -> u64 {
+        assert!(word < BITMAP_WORDS);
+        // SAFETY: a word of the chunk's bitmap, inside a mapped segment.
+        unsafe { *self.bitmap(number).add(word) }
+    }
+
+    #[inline]
+    pub(super) fn set_word(&self, number: Number, word: usize, bits: u64) {
+        assert!(word < BITMAP_WORDS);
+        // SAFETY: as above.
+        unsafe { *self.bitmap(number).add(word) = bits };
+    }
+
+    /// Blocks of a chunk that are not in use.
+    pub(super) fn count_free(&self, number: Number, class: usize) -> usize {
+        let all = blocks(class);
+        let used = |word: usize| (self.word(number, word) & word_mask(all, word)).count_ones() as usize;
+        all - (0..all.div_ceil(64)).map(used).sum::<usize>()
+    }
+
+    pub(super) fn address(&self, number: Number) -> *mut u8 {
+        self.base.wrapping_add(number as usize * CHUNK_BYTES)
+    }
+
+    /// Where an address is in the heap, or is not.
+    pub(super) fn offset_of(&self, address: *mut u8) -> usize {
+        (address as usize).wrapping_sub(self.base as usize)
+    }
+
+    /// Whether a segment lies inside of an allocation.
+    pub(super) fn is_inside(&self, segment: usize) -> bool {
+        let (at, bit) = inside_bit(segment);
+        // SAFETY: in the metadata of a segment that no allocation spans, at or before this one.
+        unsafe { *self.base.add(at) & bit != 0 }
+    }
+
+    pub(super) fn set_inside(&self, segments: std::ops::Range<usize>, inside: bool) {
+        for segment in segments {
+            let (at, bit) = inside_bit(segment);
+            // SAFETY: as above.
+            let byte = unsafe { &mut *self.base.add(at) };
+            *byte = if inside { *byte | bit } else { *byte & !bit };
+        }
+    }
+
+    /// The chunks behind the first one belong to it.
+    pub(super) fn check_large(&self, number: Number, chunks: usize) -> Result<()> {
+        let mut rest = number + 1..number + chunks as Number;
+        match rest.find(|rest| !matches!(self.use_of(*rest), Ok(Use::Rest))) {
+            Some(other) => Err(corrupt(number, format_args!("chunk {} is not a part of it", split(other).1))),
+            None => Ok(()),
+        }
+    }
+
+    /// The segments behind the first one of an allocation lie inside of it, and the one after them does not.
+    pub(super) fn check_huge(&self, number: Number, segments: usize, all: usize) -> Result<()> {
+        let first = split(number).0;
+        let end = first.checked_add(segments).filter(|end| *end <= all && first / INSIDES == (end - 1) / INSIDES);
+        let right = end.is_some_and(|end| {
+            (first + 1..end).all(|segment| self.is_inside(segment)) && (end >= all || !self.is_inside(end))
+        });
+        if right { Ok(()) } else { Err(corrupt(number, format_args!("{segments} segments are not inside of it"))) }
+    }
+}

@@ -1,0 +1,79 @@
+//! Changes that wait to be applied, restated at the end of the log, so that they do not keep the rest of it.
+//!
+//! ```text
+//! log:    create a (cannot be applied) · commits of others … · restated: create a · …
+//!         └───────────── truncated by the checkpoint ──────┘
+//! ```
+
+use crate::engine::{Engine, JournalState};
+use crate::file_state::{FileState, Life, SharedFile};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use untorn_journal::Result;
+use untorn_journal::record::{FileRef, Op, Record};
+
+impl Engine {
+    /// Restates the names that wait, and all of these files, whose contents wait. Returns whether the log may be
+    /// truncated: it may not if there is no room for the record, or if nothing but what waits is in the log. As long as the
+    /// log is not filling up it is left as it is: a disk that is full may refuse the record, too.
+    pub(crate) fn restate(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) -> Result<bool> {
+        if journal.journal.holds_only_restated() || !self.wants_checkpoint(journal) {
+            return Ok(false);
+        }
+        let (record, files) = self.restated(journal, waiting);
+        let Some(lsn) = journal.journal.restate(&record)? else { return Ok(false) };
+        for file in files {
+            file.write().last_lsn = lsn;
+        }
+        Ok(true)
+    }
+
+    /// Commits leave room for what waits.
+    pub(crate) fn reserve_for_waiting(&self, journal: &mut JournalState) {
+        let waits = |file: &&Arc<SharedFile>| file.read().quarantine.is_some();
+        let waiting = journal.dirty.values().filter(waits).map(|file| (file.id, file.clone())).collect();
+        let (record, _) = self.restated(journal, &waiting);
+        journal.journal.reserve(Some(&record));
+    }
+
+    /// The record, and the files that are in it. The caller has the journal: no commit is on its way.
+    fn restated(
+        &self,
+        journal: &JournalState,
+        waiting: &BTreeMap<u64, Arc<SharedFile>>,
+    ) -> (Record, Vec<Arc<SharedFile>>) {
+        let mut files = waiting.clone();
+        let named = journal.unapplied.iter().flat_map(|unapplied| &unapplied.files);
+        files.extend(named.map(|file| (file.id, file.clone())));
+        let mut record = Record { files: Vec::new(), ops: vec![Op::Restate] };
+        for unapplied in &journal.unapplied {
+            unapplied.names.restate_names(&mut record, |file| match files.get(&file.id).map(|shared| shared.read()) {
+                Some(state) if state.life != Life::Gone => state.applied_lsn,
+                _ => file.previous_lsn,
+            });
+        }
+        for file in files.values() {
+            let state = file.read();
+            if state.life != Life::Gone {
+                restate_contents(&mut record, file.id, &state);
+            }
+        }
+        (record, files.into_values().collect())
+    }
+}
+
+/// Adds what the data file lacks to the record; its name and mode, too, if the record does not have them yet.
+fn restate_contents(record: &mut Record, id: u64, state: &FileState) {
+    let known = record.files.iter().position(|file| file.id == id);
+    let index = known.unwrap_or(record.files.len()) as u32;
+    if known.is_none() {
+        record.files.push(FileRef { id, previous_lsn: state.applied_lsn, path: state.path().to_owned() });
+        record.ops.extend(state.mode_set.map(|mode| match state.attribute_unsynced {
+            true => Op::Create { file: index, mode },
+            false => Op::Mode { file: index, mode },
+        }));
+    }
+    let mut overlay = state.content.applying.as_deref().cloned().unwrap_or_default();
+    overlay.merge(&state.content.committed);
+    record.push_overlay(index, &overlay);
+}
