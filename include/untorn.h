@@ -192,11 +192,20 @@
  */
 #define UNTORN_HEAP_DEBUG_GUARDS 8
 
+/**
+ * Heap flag, for debugging: a commit is refused (EINVAL) if the heap has a pointer into other memory of this
+ * process; the message names the allocation and the offset. The commit reads the whole heap.
+ */
+#define UNTORN_HEAP_DEBUG_POINTERS 16
+
 /** Bytes of `untorn_heap_root_info.name`, NUL included. */
 #define UNTORN_ROOT_NAME_BYTES 48
 
 /** Bytes of `untorn_heap_root_info.type_name`, NUL included. */
 #define UNTORN_ROOT_TYPE_BYTES 112
+
+/** For untorn_heap_check_file(): also look for what may be pointers out of the heap. */
+#define UNTORN_CHECK_POINTERS 1
 
 /**
  * Kinds of failures. Each kind asks for another reaction of the caller. Later versions may add kinds:
@@ -288,7 +297,7 @@ typedef enum untorn_error {
      * errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
      * asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
      */
-    UNTORN_E_LAYOUT_CHANGED = 22,
+    UNTORN_E_LAYOUT_CHANGED = 22
 } untorn_error;
 
 /** A handle of a file. All handles of one file show the same contents, uncommitted changes included. */
@@ -455,7 +464,9 @@ typedef struct untorn_heap_options {
     /**
      * The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For programs that
      * open several heaps at once: the address spaces of these must not overlap. 0: a random address; the
-     * probability that two heaps overlap is 1 in 224.
+     * probability that two heaps overlap is 1 in 224. Programs built with ThreadSanitizer or MemorySanitizer
+     * use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
+     * Give a heap an address there if programs with and without these sanitizers are to open it.
      */
     uint64_t address;
     /**
@@ -463,7 +474,10 @@ typedef struct untorn_heap_options {
      * heaps that use more than memory. 0: what the heap uses.
      */
     uint64_t dirty_max;
-    /** UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS, or'ed. */
+    /**
+     * UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
+     * UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+     */
     uint32_t flags;
     /** Must be 0. */
     uint32_t reserved;
@@ -509,7 +523,7 @@ typedef struct untorn_heap_root_info {
 
 #ifdef __cplusplus
 extern "C" {
-#endif // __cplusplus
+#endif /* __cplusplus */
 
 /**
  * Returns the kind of the last failure in the calling thread. As errno, the kind is not reset by a
@@ -547,7 +561,8 @@ int untorn_set_log(int level,
 
 /**
  * Frees what a function of this library returned to be freed: the strings of untorn_path(),
- * untorn_store_path() and untorn_store_status_json(). NULL does nothing. Memory in a heap is freed by
+ * untorn_store_path(), untorn_store_status_json(), untorn_heap_check(), untorn_heap_check_file() and
+ * untorn_heap_dump_file(). NULL does nothing. Memory in a heap is freed by
  * untorn_heap_free(), and handles are closed by the functions for their kind.
  */
 void untorn_free(void *memory);
@@ -1072,8 +1087,31 @@ int untorn_heap_get_root_info(const struct untorn_heap *heap,
  */
 int untorn_heap_nth_root_info(const struct untorn_heap *heap, size_t n, struct untorn_heap_root_info *info);
 
+/**
+ * Checks an open heap: every chunk, block and root, and what the roots reach. Uncommitted changes are part of
+ * what is checked. No thread changes the heap meanwhile. If `report` is not NULL, `*report` is a description
+ * in JSON, with damage (`problems`) and allocations that no root reaches (`leaks`); free it with
+ * untorn_free(). Returns 1: sound; 0: damaged; -1: EINVAL (this thread is between untorn_heap_begin() and
+ * untorn_heap_end()), EBADF, EIO.
+ */
+int untorn_heap_check(struct untorn_heap *heap, char **report);
+
+/**
+ * Checks a heap that no program has open, without changing a byte: as recovery would leave the heap. `flags`
+ * is 0 or UNTORN_CHECK_POINTERS. Otherwise as untorn_heap_check(), with the members `pointers` of the report.
+ * Returns 1: sound; 0: damaged; -1: EBUSY, EMEDIUMTYPE (not a heap), ENOENT, EINVAL, EIO.
+ */
+int untorn_heap_check_file(const char *path, uint32_t flags, char **report);
+
+/**
+ * Describes a heap that no program has open, in JSON: sizes, blocks, roots with their types. Reads only the
+ * heap's metadata, and changes nothing. Free the result with untorn_free(). NULL with an error as
+ * untorn_heap_check_file().
+ */
+UNTORN_MUST_USE char *untorn_heap_dump_file(const char *path);
+
 #ifdef __cplusplus
 }  // extern "C"
-#endif  // __cplusplus
+#endif /* __cplusplus */
 
 #endif  /* UNTORN_H */

@@ -27,11 +27,20 @@
 #ifndef UNTORN_HPP
 #define UNTORN_HPP
 
+/* Without C++17 or exceptions the compiler says this, and nothing else about this header. */
+#if __cplusplus < 201703L
+#error "untorn.hpp needs C++17: compile with -std=c++17 or newer. untorn.h is for older C++ and for C."
+#elif !defined(__cpp_exceptions)
+#error "untorn.hpp reports errors by exceptions: compile without -fno-exceptions, or use untorn.h."
+#else
+#define UNTORN_HAS_CPP17 1
+
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -289,9 +298,16 @@ public:
 
 namespace detail {
 
-inline std::vector<untorn_file *> handles(std::initializer_list<std::reference_wrapper<file>> files) {
+inline untorn_file *handle_of(const file &file) { return file.handle(); }
+inline untorn_file *handle_of(const std::reference_wrapper<file> &file) { return file.get().handle(); }
+template <class Pointer> auto handle_of(const Pointer &file) -> decltype((*file).handle()) {
+    return file ? (*file).handle() : nullptr;
+}
+
+/** Of a container of files, of references or of pointers to files. */
+template <class Files> std::vector<untorn_file *> handles(const Files &files) {
     std::vector<untorn_file *> handles;
-    for (const file &file : files) handles.push_back(file.handle());
+    for (const auto &file : files) handles.push_back(handle_of(file));
     return handles;
 }
 
@@ -303,8 +319,21 @@ inline void sync(std::initializer_list<std::reference_wrapper<file>> files) {
     detail::check(untorn_syncv(handles.data(), handles.size()));
 }
 
+/** Commits the files of a container as one: std::vector<untorn::file>, or one of pointers or std::reference_wrapper. */
+template <class Files, class = decltype(std::begin(std::declval<const Files &>()))> void sync(const Files &files) {
+    const auto handles = detail::handles(files);
+    detail::check(untorn_syncv(handles.data(), handles.size()));
+}
+
 /** Starts a commit of the changes of several files of one store as one. */
 inline ticket sync_async(std::initializer_list<std::reference_wrapper<file>> files) {
+    const auto handles = detail::handles(files);
+    return ticket(untorn_syncv_async(handles.data(), handles.size()));
+}
+
+/** Starts a commit of the files of a container, as sync() takes it. */
+template <class Files, class = decltype(std::begin(std::declval<const Files &>()))>
+ticket sync_async(const Files &files) {
     const auto handles = detail::handles(files);
     return ticket(untorn_syncv_async(handles.data(), handles.size()));
 }
@@ -317,5 +346,7 @@ inline void put(const std::string &path, std::string_view bytes) {
 } // namespace untorn
 
 #include "untorn_heap.hpp"
+
+#endif // UNTORN_HAS_CPP17
 
 #endif

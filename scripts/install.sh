@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds and installs Untorn: the C library (header, libuntorn.so, libuntorn.a, pkg-config file, CMake
-# package) and the programs untorn, untorn-crashtest, untorn-xsync and untorn-bench with their man pages and shell
+# Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, pkg-config file, CMake
+# package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync and
+# untorn-bench with their man pages and shell
 # completions. The program `untorn` needs neither of the others.
 #
 #   PREFIX=/usr/local DESTDIR= LIBDIR=lib INCLUDEDIR=include scripts/install.sh [--library-only] [--profile NAME]
@@ -98,10 +99,16 @@ fill() {
     put 644 "$work/$1" "$2"
 }
 
-for header in untorn.h untorn.hpp untorn_heap.hpp untorn_posix.h; do
+for header in untorn.h untorn.hpp untorn_heap.hpp untorn_containers.hpp untorn_types.hpp untorn_members.hpp untorn_posix.h
+do
     put 644 "include/$header" "$INCLUDEDIR/$header"
 done
-put 755 "$out/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
+# Cargo's own library has no symbol versions: the compiler gives the linker a version script without names, and a linker
+# takes no second one.
+"${CC:-cc}" -shared -o "$work/libuntorn.so" -Wl,--whole-archive "$out/libuntorn.a" -Wl,--no-whole-archive \
+    -Wl,--version-script=crates/capi/package/untorn.map -Wl,-soname,"libuntorn.so.$abi_version" -Wl,-z,nodelete \
+    -Wl,-z,defs -Wl,-z,relro -Wl,-z,now -Wl,--gc-sections -Wl,--strip-debug -Wl,--as-needed -lgcc_s -lpthread -ldl -lm
+put 755 "$work/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
 # A dependency brings C functions under names that a program may well want for itself.
 objcopy --wildcard --localize-symbol='digest_*' "$out/libuntorn.a" "$work/libuntorn.a"
 put 644 "$work/libuntorn.a" "$LIBDIR/libuntorn.a"
@@ -110,6 +117,13 @@ ln -sfn "libuntorn.so.$abi_version" "$to/$LIBDIR/libuntorn.so"
 fill untorn.pc.in "$LIBDIR/pkgconfig/untorn.pc"
 fill UntornConfig.cmake.in "$LIBDIR/cmake/Untorn/UntornConfig.cmake"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
+
+# A page for each function, from the comments of the header.
+mkdir "$work/man3"
+awk -v version="$version" -v to="$work/man3" -f scripts/man3.awk include/untorn.h
+for page in "$work/man3"/*.3; do
+    put 644 "$page" "share/man/man3/$(basename "$page")"
+done
 
 # The pages of untorn-crashtest, untorn-xsync and untorn-bench replace the short ones that untorn has of them.
 for program in $programs; do

@@ -13,10 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 7] = [
     ("untorn.h", include_str!("../../../include/untorn.h")),
     ("untorn.hpp", include_str!("../../../include/untorn.hpp")),
     ("untorn_heap.hpp", include_str!("../../../include/untorn_heap.hpp")),
+    ("untorn_containers.hpp", include_str!("../../../include/untorn_containers.hpp")),
+    ("untorn_types.hpp", include_str!("../../../include/untorn_types.hpp")),
+    ("untorn_members.hpp", include_str!("../../../include/untorn_members.hpp")),
     ("stl.cpp", include_str!("stl.cpp")),
 ];
 

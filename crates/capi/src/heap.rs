@@ -41,9 +41,20 @@ pub const UNTORN_HEAP_DEBUG_RACES: u32 = 2;
 /// untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory
 /// follows what is in use. A store that breaks the promise can be undone in memory.
 pub const UNTORN_HEAP_QUIET: u32 = 4;
+
 /// Heap flag, for debugging: allocating or freeing outside of untorn_heap_begin() and untorn_heap_end() fails with
 /// EINVAL, and so does the next commit.
 pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
+
+/// Heap flag, for debugging: a commit is refused (EINVAL) if the heap has a pointer into other memory of this
+/// process; the message names the allocation and the offset. The commit reads the whole heap.
+pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
+
+const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
+    | UNTORN_HEAP_DEBUG_RACES
+    | UNTORN_HEAP_QUIET
+    | UNTORN_HEAP_DEBUG_GUARDS
+    | UNTORN_HEAP_DEBUG_POINTERS;
 
 /// How to open a heap. Zero is the default of everything but `size`.
 #[repr(C)]
@@ -57,12 +68,15 @@ pub struct untorn_heap_options {
     pub address_space: u64,
     /// The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For programs that
     /// open several heaps at once: the address spaces of these must not overlap. 0: a random address; the
-    /// probability that two heaps overlap is 1 in 224.
+    /// probability that two heaps overlap is 1 in 224. Programs built with ThreadSanitizer or MemorySanitizer
+    /// use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
+    /// Give a heap an address there if programs with and without these sanitizers are to open it.
     pub address: u64,
     /// The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
     /// heaps that use more than memory. 0: what the heap uses.
     pub dirty_max: u64,
-    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS, or'ed.
+    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
+    /// UNTORN_HEAP_DEBUG_POINTERS, or'ed.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -115,14 +129,14 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     let result = HeapOptions::new().store(store);
     // SAFETY: the caller's promise.
     let Some(options) = (unsafe { versioned::read(options)? }) else { return Ok(result) };
-    let known = UNTORN_HEAP_MUST_EXIST | UNTORN_HEAP_DEBUG_RACES | UNTORN_HEAP_QUIET | UNTORN_HEAP_DEBUG_GUARDS;
-    if options.flags & !known != 0 || options.reserved != 0 {
+    if options.flags & !FLAGS != 0 || options.reserved != 0 {
         return Err(Failure::invalid(format!("unknown bits in the heap flags {:#x}", options.flags)));
     }
     let mut result = result
         .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
-        .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0);
+        .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0)
+        .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0);
     if options.flags & UNTORN_HEAP_QUIET != 0 {
         // SAFETY: the caller's promise, which the flag is.
         result = unsafe { result.quiet(true) };

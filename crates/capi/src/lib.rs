@@ -10,7 +10,7 @@
 //!
 //! Imports run down this list only:
 //!
-//! 1. [`posix`]; [`heap_memory`], [`heap_roots`]
+//! 1. [`posix`]; [`heap_memory`], [`heap_roots`], [`heap_inspect`]
 //! 2. [`heap`], [`map`], [`txn`]
 //! 3. [`file`]: file handles
 //! 4. [`store`], [`ticket`]
@@ -25,6 +25,7 @@ mod error;
 mod file;
 mod handle;
 mod heap;
+mod heap_inspect;
 mod heap_memory;
 mod heap_roots;
 mod log;

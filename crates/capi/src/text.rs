@@ -23,7 +23,8 @@ pub(crate) fn to_caller(text: &[u8]) -> Result<*mut c_char> {
 }
 
 /// Frees what a function of this library returned to be freed: the strings of untorn_path(),
-/// untorn_store_path() and untorn_store_status_json(). NULL does nothing. Memory in a heap is freed by
+/// untorn_store_path(), untorn_store_status_json(), untorn_heap_check(), untorn_heap_check_file() and
+/// untorn_heap_dump_file(). NULL does nothing. Memory in a heap is freed by
 /// untorn_heap_free(), and handles are closed by the functions for their kind.
 ///
 /// # Safety

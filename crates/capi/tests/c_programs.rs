@@ -15,7 +15,7 @@ use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
 };
 
-const PROGRAMS: [&str; 14] = [
+const PROGRAMS: [&str; 15] = [
     "store",
     "file",
     "txn",
@@ -29,10 +29,11 @@ const PROGRAMS: [&str; 14] = [
     "malloc",
     "wrapper",
     "heap",
+    "heap_plain",
     "heap_kill",
 ];
 /// The programs in C++.
-const CPP: [&str; 3] = ["wrapper", "heap", "heap_kill"];
+const CPP: [&str; 4] = ["wrapper", "heap", "heap_plain", "heap_kill"];
 
 /// Only definite leaks count, because Rust's maps are reachable only by pointers into their middle.
 const VALGRIND: [&str; 7] = [
@@ -141,6 +142,11 @@ fn heap() {
 }
 
 #[test]
+fn heap_plain() {
+    shared("heap_plain");
+}
+
+#[test]
 fn malloc() {
     shared("malloc");
 }
@@ -148,12 +154,16 @@ fn malloc() {
 /// The other standard library of C++ has containers of other shapes.
 #[test]
 fn heap_with_libcxx() {
-    let Some(mut command) = libcxx() else { return };
+    let Some(command) = libcxx() else { return };
     build_library();
     let build = tempfile::tempdir().expect("a build directory");
-    let binary = build.path().join("heap");
-    run(link_with(command.arg(source("heap")), &binary));
-    run_in_scratch(&[], &binary);
+    let flags: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    for program in ["heap", "heap_plain"] {
+        let binary = build.path().join(program);
+        let mut command = Command::new(command.get_program());
+        run(link_with(command.args(&flags).arg(source(program)), &binary));
+        run_in_scratch(&[], &binary);
+    }
 }
 
 #[test]
@@ -334,6 +344,25 @@ fn the_measurement_of_heaps_runs() {
     run(link_with(cxx().arg(crate_dir().join("../../bench/heap_cost.cpp")), &binary));
     let said = output_of(Command::new(&binary).arg(build.path()).arg("2000"));
     assert!(said.starts_with("mutation guard") && said.lines().count() == 4, "{said}");
+}
+
+/// The oldest standards of C and C++ will do for the main header, pedantically.
+#[test]
+fn the_main_header_is_c89_and_cpp98() {
+    let build = tempfile::tempdir().expect("a build directory");
+    let source = build.path().join("oldest.c");
+    let text = "#include <untorn.h>\nint main(void) { return untorn_size(0) == -1 ? 0 : 1; }\n";
+    fs::write(&source, text).expect("a source");
+    for compiler in ["gcc", "clang"] {
+        if !have(compiler) {
+            continue;
+        }
+        for flags in [&["-std=c89"][..], &["-x", "c++", "-std=c++98"]] {
+            let mut command = Command::new(compiler);
+            command.args(flags).args(["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"]);
+            run(command.arg(crate_dir().join("../../include")).arg(&source));
+        }
+    }
 }
 
 /// Oldest C that has the types, and C++: the headers alone must do.

@@ -9,7 +9,7 @@ use std::process::Command;
 use common::{build_library, crate_dir, library_dir, output_of};
 
 /// In the order in which the header should introduce things.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "error.rs",
     "log.rs",
     "text.rs",
@@ -23,6 +23,7 @@ const SOURCES: [&str; 13] = [
     "heap.rs",
     "heap_memory.rs",
     "heap_roots.rs",
+    "heap_inspect.rs",
 ];
 
 fn generated() -> String {
@@ -37,12 +38,21 @@ fn generated() -> String {
     tidy(&text)
 }
 
-/// Applies what cbindgen has no setting for: drops sections for Rust, and joins short comments to one line.
+/// Applies what cbindgen has no setting for: drops sections for Rust, joins short comments to one line, and keeps to
+/// C89 and C++98, which have no comments with slashes and no comma behind the last enumerator.
 fn tidy(text: &str) -> String {
     let text = without_rust_sections(text).replace("\n\n\n", "\n\n");
     let mut lines: Vec<String> = Vec::new();
     for line in text.lines() {
-        if line.trim() == "*/" && lines.len() >= 2 && lines[lines.len() - 2].trim() == "/**" {
+        if line.starts_with('}')
+            && let Some(last) = lines.last_mut()
+            && last.ends_with(',')
+        {
+            last.pop();
+        }
+        if let Some((code, comment)) = line.split_once(" // ").filter(|_| line.starts_with("#endif")) {
+            lines.push(format!("{} /* {comment} */", code.trim_end()));
+        } else if line.trim() == "*/" && lines.len() >= 2 && lines[lines.len() - 2].trim() == "/**" {
             let only = lines.pop().expect("two lines");
             let indent = line.len() - line.trim_start().len() - 1;
             let only = only.trim().trim_start_matches("* ");

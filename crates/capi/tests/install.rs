@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{crate_dir, have, output_of, profile, run, target_dir};
+use common::{crate_dir, have, library_dir, output_of, profile, run, target_dir};
 
 fn install(prefix: &Path, destdir: &str) {
     // Other users must be able to read the library, whatever the umask.
@@ -36,6 +36,7 @@ fn an_installation_can_be_used() {
     install(&built, "");
     fs::rename(&built, &prefix).expect("a prefix that can be moved");
     with_pkg_config(&prefix, temp.path());
+    with_versions(&prefix, temp.path());
     with_cmake(&prefix, temp.path());
 }
 
@@ -62,6 +63,66 @@ fn with_pkg_config(prefix: &Path, temp: &Path) {
     fs::write(&own, "int digest_new(void); int digest_new(void) { return 1; }\n").expect("a source");
     run(Command::new("cc").arg(example()).arg(own).args(libs).arg("-o").arg(&fixed));
     runs(&fixed, Path::new("/nonexistent"));
+
+    // Without any shared library: what pkg-config says is all that is needed.
+    let alone = temp.join("alone");
+    let mut cc = Command::new("cc");
+    run(cc.arg(example()).arg("-static").args(flags(&["--cflags", "--libs", "--static"])).arg("-o").arg(&alone));
+    let dynamic = output_of(Command::new("readelf").arg("--dynamic").arg(&alone));
+    assert!(!dynamic.contains("NEEDED"), "{dynamic}");
+    runs(&alone, Path::new("/nonexistent"));
+}
+
+/// Each function has a version, nothing else is exported, and programs ask for the version.
+fn with_versions(prefix: &Path, temp: &Path) {
+    let library = prefix.join("lib/libuntorn.so.0");
+    let symbols = output_of(Command::new("readelf").args(["--dyn-syms", "--wide"]).arg(&library));
+    let defined: Vec<&str> = symbols
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.len() >= 8 && fields[3] == "FUNC" && fields[6] != "UND")
+        .map(|fields| fields[7])
+        .collect();
+    assert!(defined.len() > 60, "{symbols}");
+    let versioned = |name: &&str| name.starts_with("untorn_") && name.ends_with("@@UNTORN_0");
+    assert!(defined.iter().all(versioned), "{defined:?}");
+    let cargo =
+        output_of(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(library_dir().join("libuntorn.so")));
+    assert_eq!(defined.len(), cargo.lines().count());
+    let dynamic = output_of(Command::new("readelf").arg("--dynamic").arg(&library));
+    assert!(dynamic.contains("soname: [libuntorn.so.0]") && dynamic.contains("NODELETE"), "{dynamic}");
+    let program = output_of(Command::new("readelf").arg("--version-info").arg(temp.join("shared")));
+    assert!(program.contains("Name: UNTORN_0"), "{program}");
+}
+
+/// There is a page of the manual for every function, without a complaint of the formatter.
+#[test]
+fn every_function_has_a_manual_page() {
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    install(Path::new("/usr"), temp.path().to_str().expect("a path in UTF-8"));
+    let pages = temp.path().join("usr/share/man/man3");
+    let nm =
+        output_of(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(library_dir().join("libuntorn.so")));
+    let posix = fs::read_to_string(crate_dir().join("../../include/untorn_posix.h")).expect("untorn_posix.h");
+    let functions = nm.lines().filter_map(|line| line.split_whitespace().nth(2));
+    let functions: Vec<&str> = functions.filter(|name| !posix.contains(&format!("{name}("))).collect();
+    assert!(functions.len() > 50, "{functions:?}");
+    for name in functions.iter().chain(&["untorn"]) {
+        let page = pages.join(format!("{name}.3"));
+        let text = fs::read_to_string(&page).unwrap_or_else(|e| panic!("{}: {e}", page.display()));
+        let name_line = text.lines().skip_while(|line| *line != ".SH NAME").nth(1).unwrap_or_default();
+        let (first, summary) = name_line.split_once(" \\- ").unwrap_or_else(|| panic!("{name}: {name_line}"));
+        assert!(first == *name && summary.len() > 10 && summary.len() < 120, "{name_line}");
+        assert!(text.contains(".SH SYNOPSIS") && text.contains(".SH DESCRIPTION\n"), "{text}");
+    }
+    if have("groff") {
+        let all: Vec<_> = functions.iter().map(|name| pages.join(format!("{name}.3"))).collect();
+        let mut groff = Command::new("groff");
+        let output = groff.args(["-man", "-ww", "-z", "-Tutf8"]).args(all).output().expect("groff");
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let overview = fs::read_to_string(pages.join("untorn.3")).expect("untorn.3");
+    assert!(functions.iter().all(|name| overview.contains(&format!(".BR {name} (3)"))), "{overview}");
 }
 
 const CMAKE_PROJECT: &str = "
@@ -107,9 +168,13 @@ fn destdir_stages_and_everybody_may_read() {
         ("include/untorn.h".to_owned(), 0o644),
         ("include/untorn.hpp".to_owned(), 0o644),
         ("include/untorn_heap.hpp".to_owned(), 0o644),
+        ("include/untorn_containers.hpp".to_owned(), 0o644),
+        ("include/untorn_types.hpp".to_owned(), 0o644),
+        ("include/untorn_members.hpp".to_owned(), 0o644),
         ("include/untorn_posix.h".to_owned(), 0o644),
         (format!("lib/libuntorn.so.{version}"), 0o755),
         ("lib/libuntorn.a".to_owned(), 0o644),
+        ("share/man/man3/untorn.3".to_owned(), 0o644),
         ("lib/pkgconfig/untorn.pc".to_owned(), 0o644),
         ("lib/cmake/Untorn/UntornConfig.cmake".to_owned(), 0o644),
         ("lib/cmake/Untorn/UntornConfigVersion.cmake".to_owned(), 0o644),

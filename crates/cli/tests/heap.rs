@@ -83,3 +83,29 @@ fn a_damaged_heap_is_told_and_left_alone() {
     assert!(run(&["check", "heap"], &path).fails(2).contains("no heap"));
     assert!(run(&["check", "heap"], &dir.path().join("missing")).fails(2).contains("missing"));
 }
+
+#[test]
+fn pointers_out_of_a_heap_are_looked_for_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("accounts");
+    let heap = make(&path);
+    let root = heap.root::<[u8; 1000]>("first").unwrap().unwrap();
+    // SAFETY: inside of the block.
+    unsafe { root.cast::<u64>().add(3).write(0x5555_5557_0010) };
+    heap.commit().unwrap();
+    heap.close().unwrap();
+    assert!(!run(&["check", "heap"], &path).ok().contains("pointer"));
+    let told = run(&["check", "heap", "--pointers"], &path);
+    let place = format!("at {:#x} has at offset 24 the address 0x555555570010", root.as_ptr() as usize);
+    assert!(told.code == Some(1) && told.out.contains(&place) && told.out.ends_with("sound\n"), "{}", told.out);
+    let found = run(&["check", "heap", "--pointers", "--json"], &path);
+    assert_eq!(json(&found.out)["pointers"]["count"], 1);
+
+    let heap = Heap::open(&path).unwrap();
+    // SAFETY: as above.
+    unsafe { root.cast::<u64>().add(3).write(24) };
+    heap.commit().unwrap();
+    heap.close().unwrap();
+    assert!(run(&["check", "heap", "--pointers"], &path).ok().contains("no pointers out of the heap"));
+    assert_eq!(run(&["check", "--pointers"], dir.path()).code, Some(2));
+}

@@ -62,6 +62,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),
         invariant::HEAP_IS_QUIET => Some("a_commit_of_a_heap_waits_for_a_change"),
         invariant::HEAP_FORGETS => Some("what_was_rolled_back_is_given_out_once"),
+        invariant::HEAP_VERIFIED => Some("what_was_overwritten_is_not_committed"),
         invariant::FREE_CHUNK_UNLISTED => Some("a_free_chunk_has_one_use"),
         invariant::INSIDES_SKIPPED => Some("a_huge_allocation_hides_no_metadata"),
         invariant::INSIDES_ZEROED => Some("a_huge_allocation_leaves_no_metadata"),

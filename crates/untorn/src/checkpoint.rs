@@ -223,6 +223,7 @@ impl<'a> Checkpoint<'a> {
             self.waits = Some(reason);
         }
         self.done = true;
+        self.engine.checkpointing.store(false, Relaxed);
         for part in self.files.iter().filter(|part| !waiting.contains_key(&part.file.id)) {
             let mut state = part.file.write();
             state.content.applying = None;

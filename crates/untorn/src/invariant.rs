@@ -39,6 +39,8 @@ untorn_os::invariants! {
     HEAP_GROWS_WHOLE,
     /// A commit of a heap waits for the threads that are changing it.
     HEAP_IS_QUIET,
+    /// Metadata of a heap that somebody stored to is not committed.
+    HEAP_VERIFIED,
     /// What a heap's allocator remembers is forgotten when the heap is rolled back.
     HEAP_FORGETS,
     /// A chunk of a heap that is free again gives out no more blocks of its old size.

@@ -434,6 +434,14 @@ impl Map {
         Ok(())
     }
 
+    /// Which pages of the file were stored to, as far as no commit has taken them.
+    pub(crate) fn stored_pages(&self) -> Result<Vec<std::ops::Range<u64>>> {
+        let (_, shared) = self.usable()?;
+        let mut state = shared.write();
+        let FileState { region, content, .. } = &mut *state;
+        region.as_mut().ok_or(Error::Closed)?.stored(content)
+    }
+
     /// Looks for stores that came while a commit gathered them, if that was asked for.
     pub(crate) fn check_races(&self) -> Result<()> {
         let (_, shared) = self.usable()?;

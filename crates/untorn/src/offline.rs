@@ -3,7 +3,7 @@
 use crate::error_paths::error_in_store;
 use crate::file_state::check_kind;
 use crate::heap::check::{Checker, HeapImage};
-use crate::heap::{HeapOptions, HeapReport};
+use crate::heap::{HeapOptions, HeapReport, pointers};
 use crate::inspection::{inspect_on, locate, owner};
 use crate::open_store::OpenStore;
 use crate::options::StoreOptions;
@@ -49,12 +49,19 @@ pub fn open(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) 
 /// # Errors
 /// [`Error::Busy`] if a program has it open: it changes meanwhile. Damage of the heap is told in the report.
 pub fn check_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-    inspect_heap(path, true, progress)
+    inspect_heap(path, Depth::Leaks, progress)
+}
+
+/// Looks at a heap as [`check_heap`] does, and for what may be pointers out of the heap: numbers in what the roots
+/// reach, at multiples of eight, that are addresses where Linux puts programs, libraries and stacks. Some may be
+/// numbers or text.
+pub fn check_heap_pointers(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    inspect_heap(path, Depth::Pointers, progress)
 }
 
 /// Looks at a heap as [`check_heap`] does, without what leaked, which only a look at everything in it can tell.
 pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-    inspect_heap(path, false, progress)
+    inspect_heap(path, Depth::Metadata, progress)
 }
 
 /// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::heap::Heap::collect`],
@@ -125,7 +132,15 @@ impl HeapImage for Recoverable {
     }
 }
 
-fn inspect_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+/// How much of a heap is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Metadata,
+    Leaks,
+    Pointers,
+}
+
+fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
     let (linux, store_dir, name) = locate_heap(path)?;
     let storage: Arc<dyn Storage> = linux;
     let mut file = Recoverable { path: path.to_owned(), data: None, meta: None, overlay: Overlay::default() };
@@ -159,8 +174,11 @@ fn inspect_heap(path: &Path, leaks: bool, progress: &dyn Fn(u64, u64)) -> Result
     }
     let mut checker = Checker::new(&file, path, progress)?;
     checker.report.problems.splice(0..0, problems);
-    if leaks {
+    if depth != Depth::Metadata {
         checker.find_leaks(progress)?;
+    }
+    if depth == Depth::Pointers {
+        pointers::guess(&mut checker)?;
     }
     // A program that opened the heap meanwhile may have changed it during the check.
     if let Some((store_dir, header)) = before {

@@ -4,8 +4,6 @@
 #include <untorn.hpp>
 
 struct player {
-    using allocator_type = untorn::allocator<char>;
-    explicit player(const allocator_type &memory) : games(memory) {}
     long points = 0;
     untorn::in_heap::vector<long> games;
 };
@@ -18,7 +16,7 @@ int main() {
     std::string name;
     long points;
     while (std::cin >> name >> points) {
-        player &who = all[untorn::string(name, all.get_allocator())];
+        player &who = all[name];
         who.games.push_back(points);
         who.points += points;
         if (who.points < 0) {

@@ -5,8 +5,6 @@
 #include <untorn.hpp>
 
 struct player {
-    using allocator_type = untorn::allocator<char>;
-    explicit player(const allocator_type &memory) : games(memory) {}
     long points = 0;
     long best = 0;
     untorn::in_heap::vector<long> games;
@@ -16,8 +14,6 @@ template <> inline constexpr std::uint32_t untorn::layout_version<players> = 2;
 
 namespace first {
 struct player {
-    using allocator_type = untorn::allocator<char>;
-    explicit player(const allocator_type &memory) : games(memory) {}
     long points = 0;
     untorn::in_heap::vector<long> games;
 };
@@ -46,7 +42,7 @@ int main() {
     std::string name;
     long points;
     while (std::cin >> name >> points) {
-        player &who = all[untorn::string(name, all.get_allocator())];
+        player &who = all[name];
         who.games.push_back(points);
         who.points += points;
         who.best = std::max(who.best, points);

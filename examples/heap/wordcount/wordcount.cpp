@@ -28,7 +28,7 @@ static long add(table &words, std::string_view text) {
         std::size_t end = at;
         while (end < text.size() && in_word(text[end])) end++;
         if (end > at) {
-            words[untorn::string(text.substr(at, end - at), words.get_allocator())]++;
+            words[text.substr(at, end - at)]++;
             added++;
         }
         at = end + 1;
@@ -58,7 +58,7 @@ static std::string answer(table &words, std::string_view line) {
     if (command == "add") return std::to_string(add(words, rest)) + '\n';
     if (command == "top") return top(words, std::strtoul(rest.c_str(), nullptr, 10));
     if (command == "count") {
-        const auto found = words.find(untorn::string(rest, words.get_allocator()));
+        const auto found = words.find(rest);
         return std::to_string(found == words.end() ? 0 : found->second) + '\n';
     }
     return "add TEXT, count WORD, or top N\n";

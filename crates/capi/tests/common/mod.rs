@@ -114,4 +114,4 @@ pub fn link_with<'c>(command: &'c mut Command, to: &Path) -> &'c mut Command {
 }
 
 /// Libraries that a static link with `libuntorn.a` also needs.
-pub const STATIC_LIBS: [&str; 4] = ["-lgcc_s", "-lpthread", "-ldl", "-lm"];
+pub const STATIC_LIBS: [&str; 3] = ["-lpthread", "-ldl", "-lm"];

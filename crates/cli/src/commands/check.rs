@@ -28,6 +28,10 @@ pub struct Check {
     /// or with bits of something else in them) would lose what they point to.
     #[arg(long)]
     gc: bool,
+    /// Also look for what may be pointers out of the heap, as those of std::string: exit code 1 if there are any.
+    /// They are addresses where Linux puts programs, libraries and stacks; some may be numbers or text.
+    #[arg(long, conflicts_with = "gc")]
+    pointers: bool,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -37,12 +41,16 @@ impl Check {
     pub fn run(self) -> Result<Output, Failure> {
         let (path, in_heap) = self.target.path()?;
         if in_heap {
-            return check_heap(&path, self.gc, self.json);
+            return check_heap(&path, self.gc, self.pointers, self.json);
         }
         if self.gc {
             return Err(
                 Failure::new("`--gc` reclaims leaks of a heap: `untorn check heap --gc PATH`").code(COULD_NOT_LOOK)
             );
+        }
+        if self.pointers {
+            return Err(Failure::new("`--pointers` looks into a heap: `untorn check heap --pointers PATH`")
+                .code(COULD_NOT_LOOK));
         }
         let found = status::look(&path)?;
         let sound = status::is_sound(&found);
@@ -57,7 +65,7 @@ impl Check {
     }
 }
 
-fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Output, Failure> {
+fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Output, Failure> {
     let progress = Progress::new("looking");
     let show = |done, all| progress.show(done, all);
     let collected = match gc {
@@ -69,7 +77,8 @@ fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Output, Failure> {
         false => None,
     };
     let reclaimed = collected.is_some();
-    let found = match collected.unwrap_or_else(|| offline::check_heap(path, &show)) {
+    let look = if pointers { offline::check_heap_pointers } else { offline::check_heap };
+    let found = match collected.unwrap_or_else(|| look(path, &show)) {
         Ok(found) => found,
         Err(e @ (untorn::Error::Corrupt { .. } | untorn::Error::UnknownState { .. })) => {
             return Err(Failure::from(e).code(PROBLEMS));
@@ -83,7 +92,8 @@ fn check_heap(path: &Path, gc: bool, json: bool) -> Result<Output, Failure> {
     } else {
         Output::text(heap::check_text(&found, reclaimed))
     };
-    Ok(output.code(if found.is_sound() { 0 } else { PROBLEMS }))
+    let leads_out = found.pointers.as_ref().is_some_and(|pointers| pointers.count > 0);
+    Ok(output.code(if found.is_sound() && !leads_out { 0 } else { PROBLEMS }))
 }
 
 fn text(found: &Inspection, sound: bool) -> String {

@@ -61,6 +61,18 @@ pub fn check_text(found: &HeapReport, collected: bool) -> String {
             (_, false) => format!("no root reaches {all}; `untorn check heap --gc` reclaims them\n"),
         };
     }
+    if let Some(pointers) = &found.pointers {
+        for pointer in &pointers.first {
+            text += &format!("POINTER  {pointer}\n");
+        }
+        if pointers.count > pointers.first.len() as u64 {
+            text += &format!("POINTER  and {} more\n", pointers.count - pointers.first.len() as u64);
+        }
+        text += match pointers.count {
+            0 => "no pointers out of the heap\n",
+            _ => "these may be pointers out of the heap, which are addresses of nothing after a restart\n",
+        };
+    }
     text + if found.is_sound() { "sound\n" } else { "not sound; leaks were not looked for\n" }
 }
 

@@ -173,6 +173,27 @@ pub(crate) fn a_huge_allocation_leaves_no_metadata() -> Result<(), String> {
     with_heap(&disk, |heap| allocate_apart(heap, &mut Vec::new(), 3 * CHUNK_BYTES, 60))
 }
 
+/// A wild store hits the heap's own bytes: the commit is refused, and after a rollback the heap is as before.
+pub(crate) fn what_was_overwritten_is_not_committed() -> Result<(), String> {
+    let disk = disk(110);
+    // The address in the header; the descriptor of the first chunk of blocks.
+    for offset in [18, 4096 + 64] {
+        with_heap(&disk, |heap| {
+            allocate_apart(heap, &mut Vec::new(), 100, 1)?;
+            heap.commit().map_err(failed)?;
+            // SAFETY: mapped. That nobody may store there is what is tried.
+            unsafe { heap.memory().0.add(offset).write(0xa5) };
+            match heap.commit() {
+                // SAFETY: what was allocated since is not used.
+                Err(Error::Corrupt { .. }) => unsafe { heap.rollback() }.map_err(failed),
+                other => Err(format!("byte {offset} was overwritten, and the commit: {other:?}")),
+            }
+        })?;
+        with_heap(&disk, |heap| allocate_apart(heap, &mut Vec::new(), 100, 1))?;
+    }
+    Ok(())
+}
+
 /// A store against the rules, right before each call of a commit in turn.
 pub(crate) fn a_race_is_told_and_the_commit_takes_place() -> Result<(), String> {
     let mut told = false;

@@ -24,6 +24,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),
     ("a_commit_of_a_heap_waits_for_a_change", heap_scenarios::a_commit_of_a_heap_waits_for_a_change),
     ("what_was_rolled_back_is_given_out_once", heap_scenarios::what_was_rolled_back_is_given_out_once),
+    ("what_was_overwritten_is_not_committed", heap_scenarios::what_was_overwritten_is_not_committed),
     ("a_free_chunk_has_one_use", heap_scenarios::a_free_chunk_has_one_use),
     ("a_huge_allocation_hides_no_metadata", heap_scenarios::a_huge_allocation_hides_no_metadata),
     ("a_huge_allocation_leaves_no_metadata", heap_scenarios::a_huge_allocation_leaves_no_metadata),

@@ -22,6 +22,8 @@ pub(super) struct Body {
     pub debug_guards: bool,
     /// For debugging: commits look for stores that came while they gathered them.
     pub debug_races: bool,
+    /// For debugging: commits look for pointers out of the heap.
+    pub debug_pointers: bool,
     /// So many bytes may be in use; more, if the limit has changed.
     pub memory_bytes: u64,
 }

@@ -6,9 +6,10 @@
 //!
 //! Memory: some bytes for a chunk, and three bits for a block.
 
+use super::heap_pointer::HeapPointers;
 use super::layout::*;
 use serde::Serialize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use untorn_journal::Result;
 
@@ -54,6 +55,9 @@ pub struct HeapReport {
     pub roots: Vec<HeapRoot>,
     /// What no root reaches. `None`: it was not looked for.
     pub leaks: Option<HeapLeaks>,
+    /// Pointers that lead out of the heap. `None`: they were not looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pointers: Option<HeapPointers>,
     /// Damage. Empty: sound.
     pub problems: Vec<String>,
     /// Problems beyond those.
@@ -225,30 +229,10 @@ impl<'a> Checker<'a> {
         let n = bytes.min(head.len() as u64) as usize;
         image.read(&mut head[..n], 0)?;
         let header = Header::read(&head, path)?;
-        let mut checker = Checker {
-            image,
-            report: HeapReport {
-                path: path.to_owned(),
-                address: header.address,
-                address_space_bytes: header.address_space,
-                heap_bytes: bytes,
-                ..HeapReport::default()
-            },
-            base: header.address,
-            chunks: Vec::new(),
-            used: Vec::new(),
-            reached: Vec::new(),
-            waiting: Vec::new(),
-            queue: VecDeque::new(),
-            insides: Vec::new(),
-        };
+        let mut checker = Checker::empty(image, &header, path, bytes);
         header.problem(bytes).into_iter().for_each(|problem| checker.report.problem(problem));
         let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
-        for group in 0..segments.div_ceil(INSIDES) {
-            let mut bytes = vec![0; INSIDES / 8];
-            image.read(&mut bytes, (group * INSIDES * SEGMENT_BYTES + INSIDES_AT) as u64)?;
-            checker.insides.extend(bytes);
-        }
+        checker.read_insides(segments, (0..segments.div_ceil(INSIDES)).collect())?;
         let mut classes = BTreeMap::new();
         while checker.chunks.len() < segments * CHUNKS {
             let segment = checker.chunks.len() / CHUNKS;
@@ -267,6 +251,56 @@ impl<'a> Checker<'a> {
             checker.walk_roots()?;
         }
         Ok(checker)
+    }
+
+    fn empty(image: &'a dyn HeapImage, header: &Header, path: &Path, bytes: u64) -> Checker<'a> {
+        Checker {
+            image,
+            report: HeapReport {
+                path: path.to_owned(),
+                address: header.address,
+                address_space_bytes: header.address_space,
+                heap_bytes: bytes,
+                ..HeapReport::default()
+            },
+            base: header.address,
+            chunks: Vec::new(),
+            used: Vec::new(),
+            reached: Vec::new(),
+            waiting: Vec::new(),
+            queue: VecDeque::new(),
+            insides: Vec::new(),
+        }
+    }
+
+    /// Looks at the metadata of some segments alone, but of none that is marked as inside of an allocation; says what
+    /// is wrong.
+    pub(crate) fn problems_of(
+        image: &dyn HeapImage,
+        header: &Header,
+        concerned: &BTreeSet<usize>,
+    ) -> Result<Vec<String>> {
+        let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
+        let segments = header.segments as usize;
+        checker.read_insides(segments, concerned.iter().map(|segment| segment / INSIDES).collect())?;
+        for segment in concerned.iter().filter(|segment| **segment < segments) {
+            // What lies inside of a huge allocation is the program's own.
+            if !checker.is_inside(*segment) {
+                checker.walk(*segment, segments, &mut BTreeMap::new())?;
+            }
+        }
+        Ok(checker.report.problems)
+    }
+
+    /// Reads which segments lie inside of an allocation, of some groups of segments; of others nobody asks.
+    fn read_insides(&mut self, segments: usize, groups: BTreeSet<usize>) -> Result<()> {
+        let all = segments.div_ceil(INSIDES);
+        self.insides = vec![0; all * INSIDES / 8];
+        for group in groups.into_iter().filter(|group| *group < all) {
+            let bits = &mut self.insides[group * INSIDES / 8..][..INSIDES / 8];
+            self.image.read(bits, (group * INSIDES * SEGMENT_BYTES + INSIDES_AT) as u64)?;
+        }
+        Ok(())
     }
 
     fn is_inside(&self, segment: usize) -> bool {
@@ -488,13 +522,28 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
+    /// Fills the buffer with the heap's bytes.
+    pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.image.read(buf, offset)
+    }
+
     /// Offset and bytes of every allocation that was not reached.
     pub(crate) fn leaked(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.allocations(false)
+    }
+
+    /// Offset and bytes of every allocation that was reached.
+    pub(crate) fn reached_allocations(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.allocations(true)
+    }
+
+    fn allocations(&self, reached: bool) -> impl Iterator<Item = (u64, u64)> {
         let heads = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.back == 0);
         heads.flat_map(move |(number, chunk)| {
             let of = chunk.units();
             let left = (0..of.div_ceil(64)).flat_map(move |word| {
-                ones(self.used[chunk.bits + word] & !self.reached[chunk.bits + word]).map(move |n| word * 64 + n)
+                let (used, seen) = (self.used[chunk.bits + word], self.reached[chunk.bits + word]);
+                ones(used & if reached { seen } else { !seen }).map(move |n| word * 64 + n)
             });
             left.map(move |block| self.bounds((number, block)))
         })

@@ -23,6 +23,22 @@ pub(crate) const ADDRESS_MIN: usize = 17 << 40;
 /// And up to here.
 pub(crate) const ADDRESS_MAX: usize = 31 << 40;
 
+/// In a program under ThreadSanitizer or MemorySanitizer, which keep most addresses for themselves, heaps are mapped
+/// from here on: AddressSanitizer leaves these addresses free, too, and Linux puts programs behind them.
+pub(crate) const SANITIZED_MIN: usize = if cfg!(target_arch = "aarch64") { 0xaaaa_0000_0000 } else { 0x5500_0000_0000 };
+/// And up to here.
+pub(crate) const SANITIZED_MAX: usize = if cfg!(target_arch = "aarch64") { 0xaaaa_a000_0000 } else { 0x5555_0000_0000 };
+/// Address space of a heap there, unless the program asks for more.
+pub(crate) const SANITIZED_SPACE: u64 = if cfg!(target_arch = "aarch64") { 256 << 20 } else { 16 << 30 };
+
+/// Whether a heap may have these addresses.
+pub(crate) fn may_lie(address: u64, address_space: u64) -> bool {
+    let Some(end) = address.checked_add(address_space) else { return false };
+    [(ADDRESS_MIN, ADDRESS_MAX), (SANITIZED_MIN, SANITIZED_MAX)]
+        .iter()
+        .any(|(min, max)| address >= *min as u64 && end <= *max as u64)
+}
+
 /// A segment.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 20;
 /// A chunk.
@@ -99,8 +115,7 @@ impl Header {
             && segments > 0
             && segments.checked_mul(SEGMENT_BYTES as u64) == Some(file_bytes)
             && file_bytes <= address_space
-            && address >= ADDRESS_MIN as u64
-            && address.checked_add(address_space).is_some_and(|end| end <= ADDRESS_MAX as u64)
+            && may_lie(address, address_space)
             && address.is_multiple_of(SEGMENT_BYTES as u64);
         (!sound).then(|| format!("the heap's header makes no sense: {self:?}, {file_bytes} bytes"))
     }

@@ -9,9 +9,10 @@ use crate::invariant;
 use crate::map::{Map, MapOptions};
 use crate::options::{FileOptions, StoreOptions};
 use crate::store::Store;
+use std::ops::Range;
 use std::path::Path;
 use untorn_journal::{Error, Result};
-use untorn_os::{holds, memory_limit};
+use untorn_os::{holds, memory_limit, sanitizer};
 
 /// Address space of a heap, unless the program asks for more.
 const ADDRESS_SPACE: u64 = 64 << 30;
@@ -30,6 +31,7 @@ pub struct HeapOptions {
     quiet: bool,
     debug_guards: bool,
     debug_races: bool,
+    debug_pointers: bool,
 }
 
 impl Default for HeapOptions {
@@ -43,6 +45,7 @@ impl Default for HeapOptions {
             quiet: false,
             debug_guards: false,
             debug_races: false,
+            debug_pointers: false,
         }
     }
 }
@@ -75,6 +78,11 @@ impl HeapOptions {
     /// Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB. For programs that have several
     /// heaps open at once, whose address spaces must not overlap. Default: a random one, at which two heaps meet once
     /// in 224 times.
+    ///
+    /// Programs built with ThreadSanitizer or MemorySanitizer cannot use these addresses. A new heap of such a program
+    /// has 16 GiB of address space between 0x5500_0000_0000 and 0x5555_0000_0000 (on aarch64 256 MiB between
+    /// 0xaaaa_0000_0000 and 0xaaaa_a000_0000). Give an address there to a heap that programs with and without these
+    /// sanitizers use.
     pub fn address(mut self, address: usize) -> Self {
         self.address = Some(address);
         self
@@ -112,6 +120,13 @@ impl HeapOptions {
         self
     }
 
+    /// For finding bugs: a commit looks for pointers that lead out of the heap into this process's memory, as
+    /// [`Heap::find_pointers`] does, and is refused if there is one. It reads all of the heap. Default: off.
+    pub fn debug_pointers(mut self, on: bool) -> Self {
+        self.debug_pointers = on;
+        self
+    }
+
     /// As [`MapOptions::tracker`].
     pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
         self.map = self.map.tracker(tracker);
@@ -142,6 +157,7 @@ impl HeapOptions {
             quiet: self.quiet,
             debug_guards: self.debug_guards,
             debug_races: self.debug_races,
+            debug_pointers: self.debug_pointers,
             memory_bytes: limit.map_or(u64::MAX, |limit| limit.bytes),
         };
         Ok(Heap::new(base, segments, space / SEGMENT_BYTES, body))
@@ -149,32 +165,30 @@ impl HeapOptions {
 
     /// A new heap: one segment, of which all but the header is zeros.
     fn create_in(&self, file: &File) -> Result<Map> {
-        let space = self
-            .address_space
-            .unwrap_or(ADDRESS_SPACE)
-            .max(SEGMENT_BYTES as u64)
-            .next_multiple_of(SEGMENT_BYTES as u64);
-        let slots = (ADDRESS_MAX - ADDRESS_MIN) as u64 / space;
-        if slots == 0 {
+        let (addresses, usual) = match sanitizer() {
+            Some(_) => (SANITIZED_MIN..SANITIZED_MAX, SANITIZED_SPACE),
+            None => (ADDRESS_MIN..ADDRESS_MAX, ADDRESS_SPACE),
+        };
+        let space =
+            self.address_space.unwrap_or(usual).max(SEGMENT_BYTES as u64).next_multiple_of(SEGMENT_BYTES as u64);
+        if space > addresses.len() as u64 {
             return Err(Error::invalid(format!(
                 "a heap of {space} bytes of address space is larger than its addresses"
             )));
         }
         let map = match self.address {
             Some(address) => {
-                let end = (address as u64).checked_add(space);
-                if !address.is_multiple_of(SEGMENT_BYTES)
-                    || address < ADDRESS_MIN
-                    || end.is_none_or(|end| end > ADDRESS_MAX as u64)
-                {
+                if !address.is_multiple_of(SEGMENT_BYTES) || !may_lie(address as u64, space) {
                     return Err(Error::invalid(format!(
                         "{address:#x}: a heap of {space} bytes of address space lies between {ADDRESS_MIN:#x} and \
-                         {ADDRESS_MAX:#x}, at a multiple of {SEGMENT_BYTES:#x}"
+                         {ADDRESS_MAX:#x}, or between {SANITIZED_MIN:#x} and {SANITIZED_MAX:#x}, at a multiple of \
+                         {SEGMENT_BYTES:#x}"
                     )));
                 }
+                check_sanitizer(file, address)?;
                 file.map_with(&self.map.address(address).address_space(space))?
             }
-            None => self.map_anywhere(file, space, slots)?,
+            None => self.map_anywhere(file, space, addresses)?,
         };
         map.resize(SEGMENT_BYTES as u64)?;
         if !holds(invariant::HEAP_CREATED_WHOLE) {
@@ -197,12 +211,13 @@ impl HeapOptions {
 
     /// At a random address that is free in this process, and that no heap has had which was open in it: that one
     /// may come back.
-    fn map_anywhere(&self, file: &File, space: u64, slots: u64) -> Result<Map> {
+    fn map_anywhere(&self, file: &File, space: u64, addresses: Range<usize>) -> Result<Map> {
+        let slots = addresses.len() as u64 / space;
         let mut tries = 0;
         loop {
             let mut random = [0; 8];
             file.random(&mut random)?;
-            let address = ADDRESS_MIN + (u64::from_le_bytes(random) % slots * space) as usize;
+            let address = addresses.start + (u64::from_le_bytes(random) % slots * space) as usize;
             let last = tries == TRIES;
             tries += 1;
             if !last && registry::was_open(&(address..address + space as usize)) {
@@ -229,12 +244,25 @@ impl HeapOptions {
                 file.path().display()
             )));
         }
+        check_sanitizer(file, address as usize)?;
         let mut map = self.map.address(address as usize).address_space(address_space);
         if memory_limit().is_some_and(|limit| header.segments * SEGMENT_BYTES as u64 > limit.bytes) {
             // Of a long heap on a small machine counts what is in use.
             map = map.in_use(bytes_in_use(file, header.segments as usize)?);
         }
         file.map_with(&map)
+    }
+}
+
+fn check_sanitizer(file: &File, address: usize) -> Result<()> {
+    match sanitizer() {
+        Some(name) if !(SANITIZED_MIN..SANITIZED_MAX).contains(&address) => Err(Error::invalid(format!(
+            "{}: the heap is always at {address:#x}, and {name}, which this program was built with, keeps that address for \
+             itself. A heap that this program makes has another address; so has a heap that is made with the option \
+             `address` between {SANITIZED_MIN:#x} and {SANITIZED_MAX:#x}, for programs with and without {name}",
+            file.path().display()
+        ))),
+        _ => Ok(()),
     }
 }
 

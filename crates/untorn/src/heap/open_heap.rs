@@ -146,7 +146,9 @@ impl Heap {
         }
         let mut all = vec![&body.file];
         all.extend(files);
-        let mut still = Some(self.still()?);
+        let still = self.still()?;
+        self.verify(&still)?;
+        let mut still = Some(still);
         let completion = body.file.store().submit_still(&all, &mut || {
             if !body.debug_races {
                 still = None;
@@ -249,7 +251,7 @@ impl Heap {
         Ok(checker.report)
     }
 
-    fn check_all(&self, progress: &dyn Fn(u64, u64)) -> Result<Checker<'_>> {
+    pub(super) fn check_all(&self, progress: &dyn Fn(u64, u64)) -> Result<Checker<'_>> {
         let file = &self.shared.body.file;
         let mut checker = Checker::new(file, &file.path(), progress)?;
         checker.find_leaks(progress)?;
@@ -278,6 +280,10 @@ impl Heap {
     /// Locks the roots. A thread that has them waits for no guard.
     pub(super) fn lock_roots(&self) -> ReentrantMutexGuard<'_, ()> {
         self.shared.roots.lock()
+    }
+
+    pub(super) fn body(&self) -> &Body {
+        &self.shared.body
     }
 
     /// The file that the heap is in.

@@ -50,6 +50,12 @@ impl Region {
         asked.map_err(|e| self.fail(content, "look for changed pages of", e))
     }
 
+    /// Pages that were stored to and are not staged yet.
+    pub(crate) fn stored(&mut self, content: &Content) -> Result<Vec<Range<u64>>> {
+        self.find_stores(content)?;
+        Ok(self.found.iter().cloned().collect())
+    }
+
     /// Appends those pages of a range that do not show the file any more.
     fn stored_to(&self, range: &Range<u64>, into: &mut Vec<Range<u64>>) -> std::io::Result<()> {
         let page = self.page();

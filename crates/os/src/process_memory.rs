@@ -1,0 +1,37 @@
+//! What is mapped in this process.
+
+use std::io;
+use std::ops::Range;
+
+/// Addresses that can be accessed, and what is there: a file's path, `[heap]`, `[stack]`, or nothing for other anonymous memory.
+pub fn process_memory() -> io::Result<Vec<(Range<u64>, String)>> {
+    Ok(std::fs::read_to_string("/proc/self/maps")?.lines().filter_map(entry).collect())
+}
+
+/// `START-END PERMISSIONS OFFSET DEVICE INODE   PATH`.
+fn entry(line: &str) -> Option<(Range<u64>, String)> {
+    let (range, rest) = line.split_once(' ')?;
+    if rest.starts_with("---") {
+        return None;
+    }
+    let (start, end) = range.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let name = rest.splitn(5, ' ').nth(4).unwrap_or_default().trim();
+    Some((number(start)?..number(end)?, name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_this_process_is_found() {
+        let all = process_memory().expect("/proc/self/maps");
+        let (here, on_stack) = ((memory_of_this_process_is_found as fn()) as usize as u64, 0);
+        let name = |at: u64| all.iter().find(|(range, _)| range.contains(&at)).map(|(_, name)| name.as_str());
+        let program = std::env::current_exe().expect("this program");
+        assert_eq!(name(here), program.to_str());
+        assert!(name(&raw const on_stack as u64).is_some());
+        assert_eq!(name(0), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! Before a commit: the heap's header, and the metadata that was stored to since the last commit, are what an
+//! allocator writes. A program that stores where it should not is told, and what it overwrote is not committed.
+
+use super::check::Checker;
+use super::layout::{CHUNK_BYTES, DESCRIPTORS_AT, Header, SEGMENT_BYTES};
+use super::open_heap::{Heap, Still};
+use crate::invariant;
+use std::collections::BTreeSet;
+use untorn_journal::{Error, Result};
+use untorn_os::holds;
+
+const ADVICE: &str = "The commit was not made: roll the heap back, and look for a store to memory that the program does \
+                      not own (an element type that has changed, a pointer to freed memory, an end that was overrun)";
+
+impl Heap {
+    /// Looks at what is about to be committed.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.
+    pub(super) fn verify(&self, _still: &Still<'_>) -> Result<()> {
+        if !holds(invariant::HEAP_VERIFIED) {
+            return Ok(());
+        }
+        let (base, bytes) = self.memory();
+        let corrupt = |what: String| Error::Corrupt { path: self.file().path(), detail: what, advice: ADVICE };
+        // SAFETY: the header is mapped, and any bytes are one.
+        let header = unsafe { base.cast::<Header>().read() };
+        if header.address != base.as_ptr() as u64 || header.problem(bytes as u64).is_some() {
+            return Err(corrupt(format!("somebody stored to the heap's header: {header:?}")));
+        }
+        let mut touched = BTreeSet::new();
+        for range in self.body().map.stored_pages()? {
+            let (first, last) = (range.start / SEGMENT_BYTES as u64, (range.end - 1) / SEGMENT_BYTES as u64);
+            touched.extend((first..=last).map(|segment| segment as usize).filter(|segment| {
+                let start = (segment * SEGMENT_BYTES) as u64;
+                range.start < start + CHUNK_BYTES as u64 && range.end > start + DESCRIPTORS_AT as u64
+            }));
+        }
+        match Checker::problems_of(self.file(), &header, &touched)?.first() {
+            Some(problem) => Err(corrupt(format!("somebody stored to the heap's metadata: {problem}"))),
+            None if self.body().debug_pointers => self.refuse_pointers(),
+            None => Ok(()),
+        }
+    }
+}
