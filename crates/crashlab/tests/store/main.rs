@@ -9,6 +9,7 @@ mod forgotten;
 mod full_page;
 #[path = "../hooked/mod.rs"]
 mod hooked;
+mod interplay;
 mod journal_flushes;
 mod large_commits;
 mod names;
