@@ -120,7 +120,7 @@ fn names() {
     assert_eq!(StoreDir::of_file(Path::new("foo.db")).dir, Path::new("foo.db.untorn"));
     // These two have no public function.
     assert!(include_str!("../src/store_dir.rs").contains("self.dir.join(\"journal.new\")"));
-    assert!(include_str!("../src/apply.rs").contains("self.rename_dir.join(format!(\"rename.{id:016x}\"))"));
+    assert!(include_str!("../src/locate.rs").contains("self.rename_dir.join(format!(\"rename.{id:016x}\"))"));
 }
 
 #[test]

@@ -461,19 +461,22 @@ impl LinuxFile {
 
 impl File for LinuxFile {
     fn give_name(&self, name: &OsStr) -> io::Result<()> {
-        // Nobody keeps the directory's descriptor longer than it is needed.
-        let directory = self.directory.lock().take().ok_or(Errno::INVAL)?;
-        let (fd, directory) = (self.fd.get()?, directory.get()?);
+        let mut place = self.directory.lock();
+        let (fd, directory) = (self.fd.get()?, place.as_ref().ok_or(Errno::INVAL)?.get()?);
         if fs::fstat(fd)?.st_nlink != 0 {
             return Err(Errno::INVAL.into());
         }
         match fs::linkat(fd, "", directory, name, AtFlags::EMPTY_PATH) {
             // Before Linux 6.10 this needs a capability; by way of `/proc` it does not.
-            Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {}
-            done => return Ok(done?),
+            Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {
+                let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+                fs::linkat(fs::CWD, path, directory, name, AtFlags::SYMLINK_FOLLOW)?;
+            }
+            done => done?,
         }
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        Ok(fs::linkat(fs::CWD, path, directory, name, AtFlags::SYMLINK_FOLLOW)?)
+        // Many new files must not keep a descriptor each of their directory, too.
+        *place = None;
+        Ok(())
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
