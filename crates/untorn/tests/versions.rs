@@ -186,7 +186,8 @@ fn versions_of_a_directory_survive_full_disks_closed_directories_and_kills() {
             };
             // Killed, or done: nothing else.
             assert!(ended.status.code().is_none_or(|code| code == 0), "{}", why());
-            let found = lines.iter().filter_map(|line| line.split_once("at ")?.1.trim().parse::<u64>().ok()).last();
+            let found =
+                lines.iter().filter_map(|line| line.split_once("at ")?.1.trim().parse::<u64>().ok()).next_back();
             waited += u64::from(lines.iter().any(|line| line.ends_with("waits")));
             closed += u64::from(lines.iter().any(|line| line.contains("closed ")));
             assert!(found.is_none_or(|found| found >= newest), "{}", why());
