@@ -285,8 +285,8 @@ impl<'a> Checkpoint<'a> {
         if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied =
-            apply_overlay(&*data, &to_write, &path).and_then(|()| file.read().restore_mode(&*engine.storage, &*data));
+        let applied = apply_overlay(&*data, &to_write, &path);
+        let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         {
@@ -296,6 +296,10 @@ impl<'a> Checkpoint<'a> {
         }
         drop(writing);
         applied?;
+        if let Some(Err(e)) = restored {
+            // As a mode that is refused when it is committed: the file waits, and keeps nobody else.
+            return Ok(Applied::Not(e));
+        }
         meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
         if !contents_only {
@@ -386,7 +390,7 @@ impl<'a> Checkpoint<'a> {
 enum Applied {
     Done,
     Gone,
-    /// Nothing was written: the data file is not there, or not as it was left.
+    /// The file waits: it is not there, or not as it was left, or cannot get its mode.
     Not(Error),
 }
 

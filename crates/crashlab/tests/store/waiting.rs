@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use untorn::{FailureClass, File, Store};
-use untorn_crashlab::{Fault, On, SimDisk, What};
+use untorn_crashlab::{Fault, On, Refusal, Refused, SimDisk, What};
 use untorn_journal::store_dir::StoreDir;
 use untorn_os::Linux;
 
@@ -363,6 +363,91 @@ fn a_commit_under_the_checkpoint_that_restates_its_file() {
         recovers(&after, "contents", 99, false, &format!("{cut}"));
         assert_eq!(after.get("old").unwrap(), b"twoore", "{cut}");
     }
+}
+
+/// What was restated is healed by another commit, and goes on in the log in which it was restated.
+#[test]
+fn what_heals_by_a_commit_goes_on_in_the_same_log() {
+    for what in ["create", "rename", "replace"] {
+        let disk = small::disk();
+        let store = grown(&disk);
+        commit(&store.open_or_create("filler").unwrap(), b"before");
+        refuse_names(&disk);
+        change(&store, what).unwrap();
+        fill_log(&store);
+        assert!(store.checkpoint().is_err());
+        disk.clear_faults();
+        let mut txn = store.begin();
+        txn.mkdir("w", 0o700).unwrap();
+        txn.commit().unwrap();
+        is_changed(&disk, what, "healed");
+        let name = if what == "replace" { "victim" } else { "x" };
+        commit(&store.open_file(name).unwrap(), b"latest, and longer");
+        let moment = disk.snapshot();
+        for cut in moment.cuts(64, 1) {
+            let after = moment.power_cut(cut).disk;
+            recovers(&after, "what heals", 99, false, &format!("{what}, {cut}"));
+            assert_eq!(after.get(name).unwrap(), b"latest, and longer", "{what}, {cut}");
+        }
+    }
+}
+
+/// The kernel refuses modes, or does not.
+fn refuse_modes(disk: &SimDisk, refused: bool) {
+    let refusal = Refusal { what: Refused::Modes, dir: "", code: libc::EPERM, told: false };
+    disk.set_options(|options| options.refusal = refused.then_some(refusal));
+}
+
+fn chmod(store: &Store, name: &str, mode: u32) {
+    let mut txn = store.begin();
+    txn.chmod(name, mode).unwrap();
+    txn.commit().unwrap();
+}
+
+/// A file whose mode was refused kept the log, as a checkpoint could not set the mode behind the contents; and the mode
+/// must be flushed once it is set.
+#[test]
+fn a_mode_that_waits_does_not_keep_the_journal() {
+    let disk = small::disk();
+    let store = grown(&disk);
+    commit(&store.open_file("old").unwrap(), b"newest");
+    refuse_modes(&disk, true);
+    chmod(&store, "old", 0o640);
+    commit_versions(&disk, &store, 100..300);
+    fill_log(&store);
+    assert!(store.checkpoint().is_err());
+    refuse_modes(&disk, false);
+    store.checkpoint().unwrap();
+    assert_eq!(disk.entry("old").unwrap().mode, 0o640);
+    let moment = disk.snapshot();
+    for cut in moment.cuts(64, 1) {
+        let after = moment.power_cut(cut).disk;
+        recovers(&after, "a mode", 299, false, &format!("{cut}"));
+        assert_eq!((after.entry("old").unwrap().mode, after.get("old").unwrap()), (0o640, b"newest".to_vec()), "{cut}");
+    }
+}
+
+/// What is restated says which commits the file holds already: an older copy of the file in its place is refused.
+#[test]
+fn an_older_copy_is_not_taken_for_what_was_restated() {
+    let disk = small::disk();
+    let store = grown(&disk);
+    let old = store.open_file("old").unwrap();
+    commit(&old, b"the first one");
+    store.checkpoint().unwrap();
+    disk.copy("old", "copy", true).unwrap();
+    commit(&old, b"second");
+    store.checkpoint().unwrap();
+    commit(&old, b"third");
+    disk.hard_link("old", "second").unwrap();
+    fill_log(&store);
+    assert!(store.checkpoint().is_err());
+    let after = disk.snapshot().killed();
+    after.remove("second").unwrap();
+    after.rename("copy", "old").unwrap();
+    let store = small::open_with(&after, small::options()).unwrap();
+    let quarantined: Vec<_> = store.status().quarantined.into_iter().map(|q| q.reason).collect();
+    assert!(matches!(&quarantined[..], [reason] if reason.contains("older copy")), "{quarantined:?}");
 }
 
 /// A directory that can be closed to this process, and opened again: by its mode, or from root by a mount over it.
