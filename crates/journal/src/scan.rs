@@ -206,6 +206,8 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
         if let Some(id) = crate::spill::spill_id(&name) {
             scan.spills.push(id);
             scan.orphans.push(name.to_string());
+        } else if name == crate::quarantine::NAME_NEW {
+            scan.orphans.push(name.to_string());
         }
         let Some(index) = segment_index(&name) else { continue };
         let path = journal.join(&*name);
