@@ -367,7 +367,7 @@ impl Engine {
         // Those of a checkpoint that failed.
         let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
-            state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
+            state.quarantine.as_ref().map(|why| format!("{}: {}", state.path().display(), why.cause()))
         });
         Err(Error::NoSpace {
             detail: match quarantined {
@@ -401,12 +401,7 @@ impl Engine {
             (last_lsn, requests.len())
         } else {
             let committed = journal.journal.commit(&records);
-            let failure = journal.journal.failure();
-            if !self.failed.swap(failure.is_some(), SeqCst)
-                && let Some(e) = failure
-            {
-                tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
-            }
+            self.note_failure(&journal.journal);
             match committed? {
                 Committed::Records { first_lsn: first, n } => (first, n),
                 Committed::Full => return Ok(0),
@@ -523,7 +518,7 @@ impl Engine {
             *overlays.entry(file.id).or_insert(0) += 1;
         }
         for request in requests.into_iter().rev() {
-            let mut e = e.clone();
+            let mut e = e.clone().of_commit();
             for file in &request.files {
                 let nth = overlays.get_mut(&file.id).expect("counted above");
                 *nth -= 1;

@@ -25,7 +25,9 @@ impl Engine {
             return Ok(false);
         }
         let (record, files) = self.restated(journal, waiting)?;
-        let Some(lsn) = journal.journal.restate(&record)? else { return Ok(false) };
+        let restated = journal.journal.restate(&record);
+        self.note_failure(&journal.journal);
+        let Some(lsn) = restated? else { return Ok(false) };
         for file in files {
             file.write().last_lsn = lsn;
         }
@@ -36,8 +38,13 @@ impl Engine {
     pub(crate) fn reserve_for_waiting(&self, journal: &mut JournalState) {
         let waits = |file: &&Arc<SharedFile>| file.read().quarantine.is_some();
         let waiting = journal.dirty.values().filter(waits).map(|file| (file.id, file.clone())).collect();
+        self.reserve_for(journal, &waiting);
+    }
+
+    /// Commits leave room for the names that wait, and for all of these files, whose contents wait.
+    pub(crate) fn reserve_for(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) {
         // What cannot be read cannot be restated either.
-        if let Ok((record, _)) = self.restated(journal, &waiting) {
+        if let Ok((record, _)) = self.restated(journal, waiting) {
             journal.journal.reserve(Some(&record));
         }
     }

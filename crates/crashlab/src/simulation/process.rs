@@ -263,7 +263,7 @@ impl Storage for SimProcess {
             |machine| {
                 let (available_bytes, total_bytes) = machine.state.space();
                 let read_only = machine.state.options.read_only;
-                let (available_inodes, name_bytes_max) = (None, NAME_BYTES_MAX);
+                let (available_inodes, name_bytes_max) = (machine.state.free_inodes(), NAME_BYTES_MAX);
                 Ok(Space { available_bytes, total_bytes, available_inodes, name_bytes_max, read_only })
             },
         )

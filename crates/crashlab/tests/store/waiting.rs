@@ -10,8 +10,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use untorn::{FailureClass, File, Store};
-use untorn_crashlab::{Fault, On, Refusal, Refused, SimDisk, What};
+use untorn_crashlab::{Failed, Fault, On, Refusal, Refused, SimDisk, What};
 use untorn_journal::store_dir::StoreDir;
+use untorn_journal::sync_point;
 use untorn_os::Linux;
 
 /// Bytes of a commit of `a`; some thirty of them fill the journal.
@@ -254,6 +255,140 @@ fn contents_that_wait_do_not_keep_the_journal() {
     commit(&store.open_file("old").unwrap(), b"latest");
     store.close().unwrap();
     assert_eq!(disk.get("old").unwrap(), b"latest");
+}
+
+/// The system does not let the file be written. Its contents go into the log once more, and the commits of others go on,
+/// also where the disk has no room for one segment more.
+#[test]
+fn contents_that_the_system_refuses_do_not_keep_the_journal() {
+    for (code, full) in [
+        (libc::ENOSPC, true),
+        (libc::ENOSPC, false),
+        (libc::EDQUOT, true),
+        (libc::EFBIG, false),
+        (libc::EROFS, false),
+        (libc::EIO, false),
+    ] {
+        let disk = small::disk();
+        let store = grown(&disk);
+        let mut txn = store.begin();
+        txn.mkdir("c", 0o700).unwrap();
+        for name in ["c/w", "c/new"] {
+            drop(txn.create(name, 0o600).unwrap());
+        }
+        txn.commit().unwrap();
+        commit(&store.open_file("c/w").unwrap(), &[b'w'; 5000]);
+        store.checkpoint().unwrap();
+        let when = format!("error {code}, full disk: {full}");
+        disk.set_options(|options| {
+            options.refusal = Some(Refusal { what: Refused::Contents, dir: "c", code, told: false });
+        });
+        commit(&store.open_file("c/w").unwrap(), b"newest");
+        commit(&store.open_file("c/new").unwrap(), b"contents");
+        assert!(store.checkpoint().is_err(), "{when}");
+        if full {
+            disk.fill_up(true, true);
+        }
+        disk.record();
+        commit_versions(&disk, &store, 100..200);
+        assert!(store.checkpoint().is_err(), "{when}");
+        let e = store.open_file("c/w").unwrap().append(b"x").and_then(|_| store.open_file("c/w")?.commit());
+        assert_eq!(e.unwrap_err().kind(), if matches!(code, libc::EROFS | libc::EIO) { "io" } else { "no-space" });
+        store.open_file("c/w").unwrap().rollback().unwrap();
+        assert!(store.status().journal_bytes_allocated <= JOURNAL_BYTES, "{when}");
+        let moments = disk.recorded();
+        for moment in moments.into_iter().step_by(7) {
+            for cut in moment.cuts(4, moment.call()) {
+                let after = moment.power_cut(cut).disk;
+                after.set_options(|options| (options.refusal, options.capacity_bytes) = (None, None));
+                let when = format!("{when}, before call {}, {cut}", moment.call());
+                recovers(&after, "contents", moment.mark(), false, &when);
+                let w = after.get("c/w").unwrap();
+                assert_eq!((&w[..7], w.len()), (&b"newestw"[..], 5000), "{when}");
+                assert_eq!(after.get("c/new").unwrap(), b"contents", "{when}");
+            }
+        }
+        disk.set_options(|options| (options.refusal, options.capacity_bytes) = (None, None));
+        store.checkpoint().unwrap_or_else(|e| panic!("{when}: {e}"));
+        assert_eq!(&disk.get("c/w").unwrap()[..7], b"newestw", "{when}");
+        commit(&store.open_file("c/w").unwrap(), b"latest");
+        store.close().unwrap();
+        assert_eq!(&disk.get("c/w").unwrap()[..7], b"latestw", "{when}");
+    }
+}
+
+/// A journal at its limit, of segments that are all too small for the commit, while something is restated in one of them.
+#[test]
+fn a_commit_larger_than_every_segment_while_something_is_restated() {
+    const LARGE_BYTES: usize = 10 << 10;
+    let disk = small::disk();
+    let store = small::open_with(&disk, small::options().sizes(16 << 10, 4 << 10, 2 << 10)).unwrap();
+    commit(&store.open_or_create("a").unwrap(), b"before");
+    commit_versions(&disk, &store, 1..20);
+    assert_eq!(store.status().journal_bytes_allocated, 16 << 10);
+    store.close().unwrap();
+    let options = || small::options().sizes(16 << 10, 16 << 10, 12 << 10);
+    let store = small::open_with(&disk, options()).unwrap();
+    let large = store.open_or_create("large").unwrap();
+    store.checkpoint().unwrap();
+    refuse_names(&disk);
+    change(&store, "create").unwrap();
+    commit_versions(&disk, &store, 20..30);
+    disk.clear_faults();
+    // The journal grows by files whose names can be made; what waits goes on waiting.
+    disk.put("x", b"foreign").unwrap();
+    disk.settle();
+    disk.record();
+    for round in 0..4u8 {
+        commit(&large, &[round; LARGE_BYTES]);
+        disk.set_mark(100 + u64::from(round));
+    }
+    assert!(store.checkpoint().is_err());
+    assert!(store.status().journal_bytes_allocated <= 64 << 10, "{:?}", store.status());
+    for moment in disk.recorded().into_iter().step_by(2) {
+        for cut in moment.cuts(4, moment.call()) {
+            let after = moment.power_cut(cut).disk;
+            let when = format!("before call {}, {cut}", moment.call());
+            after.remove("x").unwrap();
+            let store = small::open_with(&after, options()).unwrap_or_else(|e| panic!("{when}: {e}"));
+            assert_eq!(store.status().quarantined, [], "{when}");
+            let found = contents(&store.open_file("large").unwrap());
+            let round = moment.mark().checked_sub(100);
+            let whole = found.iter().all(|byte| *byte == found[0]) && found.len() == LARGE_BYTES;
+            assert!(whole || (round.is_none() && found.is_empty()), "{when}");
+            assert!(round.is_none_or(|round| u64::from(found[0]) >= round), "{when}");
+            store.close().unwrap();
+            is_changed(&after, "create", &when);
+        }
+    }
+    disk.remove("x").unwrap();
+    store.checkpoint().unwrap();
+    store.close().unwrap();
+}
+
+/// A flush of the journal that fails is remembered, whoever makes it: no call says OK after it.
+#[test]
+fn a_failed_flush_of_what_is_restated_ends_commits() {
+    let disk = small::disk();
+    let store = grown(&disk);
+    let a = store.open_file("a").unwrap();
+    fill_log(&store);
+    refuse_names(&disk);
+    change(&store, "create").unwrap();
+    disk.clear_faults();
+    disk.put("x", b"foreign").unwrap();
+    let restated = On::SyncPoint(sync_point::RESTATED);
+    disk.fail(Fault { on: restated, after: 0, times: 1, what: What::Writeback(Failed::Lost) });
+    assert!(store.checkpoint().is_err());
+    assert!(store.status().failed.is_some());
+    // Before anything of it is on its way.
+    a.write_at(b"more", 0).unwrap();
+    match a.commit_async() {
+        Err(e) => assert!(e.kind().starts_with("failed-sync"), "{e}"),
+        Ok(_) => panic!("nothing is committed any more, and the call knows it"),
+    }
+    drop(a);
+    assert!(store.close().is_err());
 }
 
 /// Nothing new is in the log: trying again costs no room in it.
