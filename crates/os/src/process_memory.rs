@@ -17,7 +17,8 @@ pub unsafe fn set_read_only(pages: Range<usize>, on: bool) -> io::Result<()> {
     let mut protection = MprotectFlags::READ;
     protection.set(MprotectFlags::WRITE, !on);
     // SAFETY: the caller's promise; contents do not change.
-    Ok(unsafe { mm::mprotect(pages.start as *mut _, pages.len(), protection)? })
+    unsafe { mm::mprotect(pages.start as *mut _, pages.len(), protection)? };
+    Ok(())
 }
 
 /// `START-END PERMISSIONS OFFSET DEVICE INODE   PATH`.

@@ -59,17 +59,24 @@ impl File {
     }
 
     pub(crate) fn check_not_heap(&self) -> Result<()> {
-        if self.is_heaps_own || !self.shared.is_heap() { Ok(()) } else { Err(is_a_heap(&self.path())) }
+        if self.may_change() { Ok(()) } else { Err(is_a_heap(&self.path())) }
+    }
+
+    /// The file is no heap, or this is the heap's own handle.
+    fn may_change(&self) -> bool {
+        self.is_heaps_own || !self.shared.is_heap()
+    }
+
+    /// Whether the handle may store to the file, as far as handles know. Takes no lock.
+    pub(crate) fn may_store(&self) -> bool {
+        !self.read_only && self.may_change()
     }
 
     /// The file's state, for changing it.
     pub(crate) fn changing(&self) -> Result<RwLockWriteGuard<'_, FileState>> {
         self.check_write()?;
         let state = self.shared.write();
-        match self.shared.is_heap() && !self.is_heaps_own {
-            true => Err(is_a_heap(state.path())),
-            false => Ok(state),
-        }
+        if self.may_change() { Ok(state) } else { Err(is_a_heap(state.path())) }
     }
 
     /// Reads committed and uncommitted bytes alike. Returns fewer than asked for only at the end of the file.

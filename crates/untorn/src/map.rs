@@ -184,7 +184,7 @@ impl File {
             let region = new_region(&state, options)?;
             state.region = Some(region);
         }
-        let (path, writable) = (state.path().to_owned(), state.writable && self.check_write().is_ok());
+        let (path, writable) = (state.path().to_owned(), state.writable && self.may_store());
         let region = state.region.as_mut().expect("made above if there was none");
         let fit = check_same(region, writable, options, end).and_then(|()| match options.populate {
             true => region.populate().context("read ahead", &path),
