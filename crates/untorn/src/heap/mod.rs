@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`. The trait
-//! [`Storable`] and the macro [`crate::storable!`] see to that.
+//! [`Storable`](trait@Storable) and its derive macro see to that.
 
 mod arena;
 mod body;
@@ -59,4 +59,5 @@ pub use open_heap::Heap;
 pub use registry::WeakHeap;
 pub use root::{RootInfo, RootOptions, RootShape};
 pub use stats::HeapStats;
-pub use storable::{Storable, is_storable};
+pub use storable::{RawPointer, Storable, is_pointer, is_storable};
+pub use untorn_derive::Storable;

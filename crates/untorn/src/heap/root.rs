@@ -115,19 +115,19 @@ impl Heap {
     /// #     unsafe { (*accounts.as_ptr()).push(OldAccount { cents: 250 }) };
     /// #     heap.commit()?;
     /// # }
-    /// use untorn::heap::{Heap, HeapVec, RootOptions};
+    /// use untorn::heap::{Heap, HeapVec, RootOptions, Storable};
     ///
-    /// untorn::storable! {
-    ///     #[repr(C)]
-    ///     struct OldAccount {
-    ///         cents: u32,
-    ///     }
+    /// #[derive(Storable)]
+    /// #[repr(C)]
+    /// struct OldAccount {
+    ///     cents: u32,
+    /// }
     ///
-    ///     #[repr(C)]
-    ///     struct Account {
-    ///         cents: i64,
-    ///         limit: i64,
-    ///     }
+    /// #[derive(Storable)]
+    /// #[repr(C)]
+    /// struct Account {
+    ///     cents: i64,
+    ///     limit: i64,
     /// }
     ///
     /// const VERSION: RootOptions = RootOptions::new().version(2);
