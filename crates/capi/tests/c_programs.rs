@@ -450,6 +450,28 @@ fn calls_are_renamed_whatever_the_system_headers_do() {
             }
         }
     }
+    // What cannot be checked at run time does not link, and the linker names the call.
+    let unchecked = build.path().join("unchecked.c");
+    for (call, arguments) in [
+        ("open_by_handle_at", "int, void *, int"),
+        ("remap_file_pages", "void *, unsigned long, int, unsigned long, int"),
+        ("lio_listio", "int, void *, int, void *"),
+        ("io_setup", "unsigned, void *"),
+        ("io_uring_queue_init", "unsigned, void *, unsigned"),
+    ] {
+        let zeros = vec!["0"; arguments.split(',').count()].join(", ");
+        let text = format!(
+            "#include <untorn_posix.h>\nint {call}({arguments});\nint main(void) {{ return {call}({zeros}); }}\n"
+        );
+        fs::write(&unchecked, text).expect("a source");
+        let linked = cc().arg(&unchecked).arg("-o").arg(build.path().join("unchecked")).output().expect("cc");
+        let said = String::from_utf8_lossy(&linked.stderr);
+        assert!(
+            !linked.status.success() && said.contains(&format!("untorn_posix_cannot_check_{call}")),
+            "{call}: {said}"
+        );
+        run(cc().arg("-DUNTORN_POSIX_ALLOW_UNCHECKED").arg("-c").arg(&unchecked).arg("-o").arg(&object));
+    }
     // An include after system headers is an error.
     let late = build.path().join("late.c");
     fs::write(&late, "#include <unistd.h>\n#include <untorn_posix.h>\n").expect("a source");

@@ -25,9 +25,9 @@ mod metadata_order;
 mod process_memory;
 mod read_write;
 mod sanitizer;
-mod signals;
 mod storage;
 mod sync_point;
+mod thread_signals;
 mod tracker;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
@@ -43,6 +43,6 @@ pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
 pub use sanitizer::sanitizer;
-pub use signals::without_signals;
 pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 pub use sync_point::SyncPoint;
+pub use thread_signals::without_signals;

@@ -3,20 +3,25 @@
 #include <untorn_posix.h>
 
 #include "check.h"
+#include <aio.h>
 #include <dirent.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <utime.h>
 
 /* For a header that has no patterns yet. */
 #pragma weak untorn_manage
@@ -271,7 +276,9 @@ static void relatives(void) {
 static void refused(void) {
     int fd, plain = open("plain", O_RDWR | O_CREAT, 0644);
     char *at = create("refused.db", "refused", &fd);
-    CHECK(plain >= 0 && write(plain, "plain", 5) == 5);
+    int pipes[2];
+    CHECK(plain >= 0 && write(plain, "plain", 5) == 5 && pipe(pipes) == 0);
+    struct aiocb control = {.aio_fildes = fd, .aio_buf = (char[4]){0}, .aio_nbytes = 4};
     fflush(stderr);
     int saved = dup(2), said = open("said", O_RDWR | O_CREAT | O_TRUNC, 0644);
     CHECK(saved >= 0 && said >= 0 && dup2(said, 2) == 2);
@@ -281,9 +288,33 @@ static void refused(void) {
         FAILS_WITH(copy_file_range(fd, NULL, plain, NULL, 5, 0), EXDEV);
         FAILS_WITH(futimens(fd, NULL), ENOTSUP);
         FAILS_WITH(utimensat(AT_FDCWD, "refused.db", NULL, 0), ENOTSUP);
+        FAILS_WITH(linkat(AT_FDCWD, "refused.db", AT_FDCWD, "second", 0), EPERM);
+        FAILS_WITH(splice(fd, NULL, pipes[1], NULL, 5, 0), EINVAL);
+        FAILS_WITH(futimes(fd, NULL), ENOTSUP);
+        FAILS_WITH(utimes("refused.db", NULL), ENOTSUP);
+        FAILS_WITH(utime("refused.db", NULL), ENOTSUP);
+        FAILS_WITH(ioctl(fd, FICLONE, plain), EOPNOTSUPP);
+        FAILS_WITH(ioctl(plain, FICLONE, (void *)(long)fd), EOPNOTSUPP);
+        FAILS_WITH(aio_read(&control), EINVAL);
+        FAILS_WITH(aio_write(&control), EINVAL);
+        FAILS_WITH(aio_fsync(O_SYNC, &control), EINVAL);
+        FAILS_WITH(close_range((unsigned)fd, (unsigned)fd, 0), ENOTSUP);
+        FAILS_WITH((void *)mmap((void *)page, page, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED ? -1 : 0,
+                   ENOTSUP);
     }
-    CHECK(dup2(saved, 2) == 2 && close(saved) == 0);
-    CHECK(system("test $(grep -c ^untorn: said) = 5 && grep -q 'sendfile: .*refused.db' said") == 0);
+    CHECK(dup2(saved, 2) == 2 && close(saved) == 0 && close(pipes[0]) == 0 && close(pipes[1]) == 0);
+    /* Each call is named once, with the file where the call has one. */
+    const char *const calls[] = {"link",     "sendfile", "copy_file_range", "futimens",   "utimensat",
+                                 "linkat",   "splice",   "futimes",         "utimes",     "utime",
+                                 "ioctl",    "aio_read", "aio_write",       "aio_fsync",  "close_range",
+                                 "mmap"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        char command[128];
+        snprintf(command, sizeof command, "grep -q '^untorn: %s: ' said", calls[i]);
+        if (system(command) != 0) fprintf(stderr, "%s is not named\n", calls[i]);
+        CHECK(system(command) == 0);
+    }
+    CHECK(system("grep -q 'sendfile: .*refused.db' said && test -z \"$(sort said | uniq -d)\"") == 0);
     CHECK(close(said) == 0 && munmap(at, page) == 0 && close(fd) == 0 && close(plain) == 0 && unlink("plain") == 0);
 }
 

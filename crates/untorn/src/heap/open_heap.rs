@@ -296,6 +296,7 @@ impl Heap {
 
     /// The file that the heap is in, to read it, and to name it. As long as the heap is open, no handle of the file
     /// changes, commits or rolls back: that would change the heap's memory behind the program's references.
+    #[expect(clippy::misnamed_getters, reason = "its own handle is nobody else's")]
     pub fn file(&self) -> &File {
         &self.shared.body.view
     }
