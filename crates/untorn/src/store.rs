@@ -150,6 +150,7 @@ impl Store {
                 "a file belongs to another store; files that commit together live in one store",
             ));
         }
+        files.iter().try_for_each(|file| file.check_not_heap())?;
         let mut known = HashSet::new();
         Ok(files.iter().filter(|f| known.insert(f.shared.id)).map(|f| f.shared.clone()).collect())
     }
