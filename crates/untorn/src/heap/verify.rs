@@ -13,13 +13,13 @@ const ADVICE: &str = "The commit was not made: roll the heap back, and look for 
                       not own (an element type that has changed, a pointer to freed memory, an end that was overrun)";
 
 impl Heap {
-    /// Looks at what is about to be committed.
+    /// Looks at what is about to be committed. Returns whether it asked which pages were stored to.
     ///
     /// # Errors
     /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.
-    pub(super) fn verify(&self, _still: &Still<'_>) -> Result<()> {
+    pub(super) fn verify(&self, _still: &Still<'_>) -> Result<bool> {
         if !holds(invariant::HEAP_VERIFIED) {
-            return Ok(());
+            return Ok(false);
         }
         let (base, bytes) = self.memory();
         let corrupt = |what: String| Error::Corrupt { path: self.file().path(), detail: what, advice: ADVICE };
@@ -38,8 +38,8 @@ impl Heap {
         }
         match Checker::problems_of(self.file(), &header, &touched)?.first() {
             Some(problem) => Err(corrupt(format!("somebody stored to the heap's metadata: {problem}"))),
-            None if self.body().debug_pointers => self.refuse_pointers(),
-            None => Ok(()),
+            None if self.body().debug_pointers => self.refuse_pointers().map(|()| true),
+            None => Ok(true),
         }
     }
 }
