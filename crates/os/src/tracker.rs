@@ -228,6 +228,9 @@ impl Scan {
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
         };
+        if addresses.end - addresses.start <= CHUNK_BYTES {
+            return pagemap.scan_all(addresses, stored, into);
+        }
         let mut found = Vec::new();
         pagemap.scan_all(addresses.clone(), unprotected, &mut found)?;
         let mut chunks = Vec::new();

@@ -5,7 +5,7 @@
 //! asked about it afterwards: a page that is then as it was stored has nothing new.
 
 use super::changes::LOT_PAGES;
-use super::{Region, STORED_MAX};
+use super::{COPIES_BYTES_MAX, Region, STORED_MAX};
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
 use rangemap::RangeSet;
@@ -13,6 +13,9 @@ use std::ops::Range;
 use untorn_journal::Result;
 use untorn_journal::overlay::Overlay;
 use untorn_os::{Tracker, holds};
+
+/// Pages in one such part of the file are asked about at once.
+const NEAR_BYTES: u64 = 2 << 20;
 
 impl Region {
     /// Forgets the write set and what was stored since the last commit. After an error memory may still show
@@ -89,6 +92,7 @@ impl Region {
             return pages.iter().flat_map(parts).try_for_each(|part| self.store_content(content, part));
         };
         let mut wrong: Vec<(Range<u64>, Vec<u8>)> = Vec::new();
+        let mut bases: Vec<(u64, Box<[u8]>)> = Vec::new();
         self.compare(invariant::COMMITTED_BYTES_BACK, content, pages, &copies, |at, copy, base| {
             for range in ranges.overlapping(&(at..at + page)) {
                 let start = range.start.max(at) - at;
@@ -96,6 +100,9 @@ impl Region {
                 let differs = |n: &usize| copy[*n] != base[*n];
                 if let (Some(first), Some(last)) = (part.clone().find(differs), part.rev().find(differs)) {
                     wrong.push((at + first as u64..at + last as u64 + 1, base[first..=last].to_vec()));
+                    if bases.last().is_none_or(|(last, _)| *last != at) {
+                        bases.push((at, base.into()));
+                    }
                 }
             }
         })?;
@@ -103,33 +110,40 @@ impl Region {
         for (range, bytes) in &wrong {
             let stored = self.mapping.copy_in(range.start, bytes);
             stored.map_err(|e| self.fail(content, "store to the mapping of", e))?;
-            self.pages.entry(range.start - range.start % page).or_default();
         }
-        self.settle(content, wrong.into_iter().map(|(range, _)| range.start - range.start % page).collect())
+        let pages: Vec<u64> = bases.iter().map(|(at, _)| *at).collect();
+        for (at, base) in bases {
+            let known = self.pages.entry(at).or_default();
+            if known.is_none() && self.copies_bytes + page <= COPIES_BYTES_MAX {
+                self.copies_bytes += page;
+                *known = Some(base);
+            }
+        }
+        self.settle(content, &pages)
     }
 
     /// Has the tracker forget what was just stored to pages, unless somebody else stored there, too.
-    fn settle(&mut self, content: &Content, mut pages: Vec<u64>) -> Result<()> {
-        pages.dedup();
-        let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
+    fn settle(&mut self, content: &Content, pages: &[u64]) -> Result<()> {
         // With the tracker `pagemap` a page stays found until it is dropped.
         if self.tracker() != Tracker::Scan {
             return Ok(());
         }
-        let mut told = Vec::new();
-        let asked = self.mapping.changed(*first..*last + self.page(), &mut told);
-        told.into_iter().for_each(|range| self.found.insert(range));
-        asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
+        let page = self.page();
+        for near in pages.chunk_by(|one, other| one / NEAR_BYTES == other / NEAR_BYTES) {
+            let mut told = Vec::new();
+            let asked = self.mapping.changed(near[0]..near[near.len() - 1] + page, &mut told);
+            told.into_iter().for_each(|range| self.found.insert(range));
+            asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
+        }
         // Looked at after that: what is stored from now on is found the next time.
-        let Ok(copies) = self.copies(content, &pages) else { return Ok(()) };
+        let Ok(copies) = self.copies(content, pages) else { return Ok(()) };
         let mut as_stored = Vec::new();
-        self.compare(invariant::COMMITTED_BYTES_BACK, content, &pages, &copies, |at, copy, base| {
+        self.compare(invariant::COMMITTED_BYTES_BACK, content, pages, &copies, |at, copy, base| {
             if copy == base || !holds(invariant::STORES_SINCE_UNDO_FOUND) {
                 as_stored.push(at);
             }
         })?;
         self.copies = copies;
-        let page = self.page();
         as_stored.into_iter().for_each(|at| self.found.remove(at..at + page));
         Ok(())
     }
