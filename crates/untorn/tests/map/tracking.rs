@@ -319,7 +319,7 @@ fn programs(dir: &Path, seed: u64) {
 #[test]
 fn every_store_is_found() {
     let seed = seed();
-    for round in 0..4 {
+    for round in 0..2 {
         programs(directory().path(), seed + round);
     }
 }
