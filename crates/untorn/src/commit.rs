@@ -36,6 +36,14 @@ const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 /// each commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
+/// The program stands still: nobody stores to the files' mappings.
+pub(crate) struct Still<'a> {
+    /// A file of which the caller has asked, in this stillness, which pages were stored to.
+    pub looked: Option<u64>,
+    /// Ends it: what is stored was copied.
+    pub copied: &'a mut dyn FnMut(),
+}
+
 /// What a transaction brings to its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
@@ -50,13 +58,13 @@ impl Engine {
         self.submit_still(files, txn, None)
     }
 
-    /// As [`Self::submit`]. With `copied`, nobody stores to the files' mappings until that is called: then what is
-    /// stored is copied, and what takes longer comes after it.
+    /// As [`Self::submit`]. While the program stands still, what is stored is only copied; what takes longer comes
+    /// after it.
     pub(crate) fn submit_still(
         &self,
         files: &[Arc<SharedFile>],
         txn: Option<TxnPart>,
-        copied: Option<&mut dyn FnMut()>,
+        still: Option<Still<'_>>,
     ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
@@ -72,12 +80,12 @@ impl Engine {
             states = lock_all();
         }
         let mut copies = Vec::new();
-        if let Some(copied) = copied {
-            for state in &mut states {
+        if let Some(still) = still {
+            for (state, file) in states.iter_mut().zip(&in_order) {
                 state.check_commit(txn)?;
-                copies.push(state.copy_stores(self)?);
+                copies.push(state.copy_stores(self, still.looked == Some(file.id))?);
             }
-            copied();
+            (still.copied)();
         }
         let (mut inline, mut copies) = (0, copies.into_iter());
         for state in &mut states {
