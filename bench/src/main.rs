@@ -25,6 +25,7 @@ mod statistics;
 mod status_line;
 mod syncv;
 mod threads;
+mod xsync;
 
 use std::process::ExitCode;
 
