@@ -1,12 +1,11 @@
 //! What a session costs: commits, keys at a terminal, its start and end.
 
-use super::limited;
 use super::session::{Host, command, guest, wait};
 use crate::bench_run::Run;
 use crate::child::Job;
 use crate::harness::timed;
-use crate::section::Row;
-use crate::statistics::Measured;
+use crate::section::{Row, Target, Waited};
+use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use std::fs::{File, OpenOptions};
@@ -51,6 +50,17 @@ pub fn rows(run: &Run, host: &Host) -> Result<Vec<Row>> {
     }
     rows.push(limited(run, "start and end", &[&whole], Some(50_000.0)));
     Ok(rows)
+}
+
+/// A row about something that has a limit.
+fn limited(run: &Run, cell: &str, contenders: &[&Measured], limit_us: Option<f64>) -> Row {
+    let ratio = limit_us.map(|limit_us| {
+        let shares = contenders[0].round_medians_ns().into_iter().map(|ns| ns / 1e3 / limit_us);
+        Ratio::of_rounds(&format!("limit of {limit_us} µs"), shares.collect())
+    });
+    let contenders = contenders.iter().map(|measured| measured.summary()).collect();
+    let row = Row { cell: cell.to_owned(), load: "alone".to_owned(), contenders, ratio, ..Row::default() };
+    row.against_target(limit_us.map(|_| Target::AtMost(1.0)), Waited::Allowed, run.quick)
 }
 
 fn plain(job: &Job) -> Result<Command> {

@@ -10,8 +10,7 @@ pub mod session;
 
 use crate::bench_run::Run;
 use crate::fs::Place;
-use crate::section::{Chart, Row, Section, Target, TimeUnit, Waited};
-use crate::statistics::{Measured, Ratio};
+use crate::section::{Chart, Row, Section, TimeUnit};
 use anyhow::{Result, ensure};
 
 /// The sections of one place.
@@ -48,15 +47,4 @@ fn section(place: &Place, title: &str, unit: TimeUnit, rows: Vec<Row>, notes: &[
         rows,
         notes: notes.iter().map(|note| (*note).to_owned()).collect(),
     }
-}
-
-/// A row about something that has a limit.
-fn limited(run: &Run, cell: &str, contenders: &[&Measured], limit_us: Option<f64>) -> Row {
-    let ratio = limit_us.map(|limit_us| {
-        let shares = contenders[0].round_medians_ns().into_iter().map(|ns| ns / 1e3 / limit_us);
-        Ratio::of_rounds(&format!("limit of {limit_us} µs"), shares.collect())
-    });
-    let contenders = contenders.iter().map(|measured| measured.summary()).collect();
-    let row = Row { cell: cell.to_owned(), load: "alone".to_owned(), contenders, ratio, ..Row::default() };
-    row.against_target(limit_us.map(|_| Target::AtMost(1.0)), Waited::Allowed, run.quick)
 }
