@@ -6,7 +6,7 @@ use crate::section::{Report, Section};
 use crate::status_line::StatusLine;
 use crate::{
     append, commits, fs, heap_large, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text,
-    syncv, threads,
+    syncv, threads, xsync,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub struct Bench {
     #[arg(long, value_delimiter = ',', value_name = "MS")]
     think_ms: Vec<u64>,
 
-    /// kv: leave out those whose names begin so; separated by commas
+    /// kv: leave out those whose names begin so; xsync: of session, server, programs; separated by commas
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     without: Vec<String>,
 }
@@ -78,7 +78,9 @@ enum Benchmark {
     KvLarge,
     /// The first lookup after opening 4 GiB of them, after a clean close and after a crash
     KvOpen,
-    /// All of them but those of kv
+    /// Sessions of untorn xsync: their costs, a server with clients, programs (root only)
+    Xsync,
+    /// All of them but those of kv and xsync
     All,
 }
 
@@ -153,12 +155,12 @@ impl Bench {
 
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
-            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv,
+            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv, Xsync,
         };
         let every = [Commit, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
-        chosen.extend([Kv, KvLarge, KvOpen].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen.extend([Kv, KvLarge, KvOpen, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)));
         chosen
     }
 
@@ -194,6 +196,7 @@ impl Benchmark {
             Benchmark::Kv => kv::run(run, place)?,
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],
+            Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })
     }

@@ -26,6 +26,7 @@ mod statistics;
 mod status_line;
 mod syncv;
 mod threads;
+mod xsync;
 
 use std::process::ExitCode;
 

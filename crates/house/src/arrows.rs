@@ -18,7 +18,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
     ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-xsync", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
-    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo"]),
+    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-xsync"]),
     ("untorn-house", &[]),
 ];
 
