@@ -56,7 +56,7 @@ impl fmt::Display for Spent {
         )?;
         match self.replaced {
             0 => Ok(()),
-            n => write!(f, "; {n} times the cache kept parts of an earlier disk, and the loop device was replaced"),
+            n => write!(f, "; loop devices replaced, as parts of an earlier disk stayed cached: {n}"),
         }
     }
 }
