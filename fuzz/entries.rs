@@ -171,8 +171,13 @@ struct Crashed {
 }
 
 fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
-    let journal =
-        Options { durable: true, journal_bytes: 64 << 10, segment_bytes_first: 8 << 10, inline_bytes_max: 4 << 10 };
+    let journal = Options {
+        durable: true,
+        journal_bytes: 64 << 10,
+        segment_bytes_first: 8 << 10,
+        inline_bytes_max: 4 << 10,
+        spare: false,
+    };
     let progress = |_, _| {};
     let options =
         OpenOptions { journal, create: true, wait: false, accept_unknown: false, salvage: false, progress: &progress };

@@ -5,7 +5,8 @@ use crate::fs::{FileSystem, Place};
 use crate::section::{Report, Section};
 use crate::status_line::StatusLine;
 use crate::{
-    append, commits, fs, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text, syncv, threads,
+    append, commits, fs, heap_large, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text,
+    syncv, threads,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -65,6 +66,8 @@ enum Benchmark {
     Msync,
     /// Commits of a mapped file of 1 GiB and of a sparse one of 64 GiB; reads and stores in between
     MsyncLarge,
+    /// A heap of 2 GiB beside one of 16 MiB: commits, rollback, the allocator; threads of a heap
+    HeapLarge,
     /// Opening after a crash with a full journal
     Recovery,
     /// One small change in a new process
@@ -149,8 +152,10 @@ impl Bench {
     }
 
     fn chosen(&self) -> Vec<Benchmark> {
-        use Benchmark::{All, Append, Commit, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
-        let every = [Commit, Append, Syncv, Msync, MsyncLarge, Recovery, Oneshot];
+        use Benchmark::{
+            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv,
+        };
+        let every = [Commit, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
         chosen.extend([Kv, KvLarge, KvOpen].into_iter().filter(|b| self.benchmarks.contains(b)));
@@ -183,6 +188,7 @@ impl Benchmark {
             Benchmark::Syncv => vec![syncv::run(run, place)?],
             Benchmark::Msync => msync::run(run, place)?,
             Benchmark::MsyncLarge => msync_large::run(run, place)?,
+            Benchmark::HeapLarge => heap_large::run(run, place)?,
             Benchmark::Recovery => vec![recovery_time::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
             Benchmark::Kv => kv::run(run, place)?,

@@ -10,6 +10,7 @@ mod cli;
 mod commits;
 mod fs;
 mod harness;
+mod heap_large;
 mod kv;
 mod memory_use;
 mod msync;

@@ -36,6 +36,14 @@ const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 /// each commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
+/// The program stands still: nobody stores to the files' mappings.
+pub(crate) struct Still<'a> {
+    /// A file of which the caller has asked, in this stillness, which pages were stored to.
+    pub looked: Option<u64>,
+    /// Ends it: what is stored was copied.
+    pub copied: &'a mut dyn FnMut(),
+}
+
 /// What a transaction brings to its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
@@ -50,13 +58,13 @@ impl Engine {
         self.submit_still(files, txn, None)
     }
 
-    /// As [`Self::submit`]. With `copied`, nobody stores to the files' mappings until that is called: then what is
-    /// stored is copied, and what takes longer comes after it.
+    /// As [`Self::submit`]. While the program stands still, what is stored is only copied; what takes longer comes
+    /// after it.
     pub(crate) fn submit_still(
         &self,
         files: &[Arc<SharedFile>],
         txn: Option<TxnPart>,
-        copied: Option<&mut dyn FnMut()>,
+        still: Option<Still<'_>>,
     ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
@@ -72,12 +80,12 @@ impl Engine {
             states = lock_all();
         }
         let mut copies = Vec::new();
-        if let Some(copied) = copied {
-            for state in &mut states {
+        if let Some(still) = still {
+            for (state, file) in states.iter_mut().zip(&in_order) {
                 state.check_commit(txn)?;
-                copies.push(state.copy_stores(self)?);
+                copies.push(state.copy_stores(self, still.looked == Some(file.id))?);
             }
-            copied();
+            (still.copied)();
         }
         let (mut inline, mut copies) = (0, copies.into_iter());
         for state in &mut states {
@@ -367,7 +375,7 @@ impl Engine {
         // Those of a checkpoint that failed.
         let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
-            state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
+            state.quarantine.as_ref().map(|why| format!("{}: {}", state.path().display(), why.cause()))
         });
         Err(Error::NoSpace {
             detail: match quarantined {
@@ -401,12 +409,7 @@ impl Engine {
             (last_lsn, requests.len())
         } else {
             let committed = journal.journal.commit(&records);
-            let failure = journal.journal.failure();
-            if !self.failed.swap(failure.is_some(), SeqCst)
-                && let Some(e) = failure
-            {
-                tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
-            }
+            self.note_failure(&journal.journal);
             match committed? {
                 Committed::Records { first_lsn: first, n } => (first, n),
                 Committed::Full => return Ok(0),
@@ -523,7 +526,7 @@ impl Engine {
             *overlays.entry(file.id).or_insert(0) += 1;
         }
         for request in requests.into_iter().rev() {
-            let mut e = e.clone();
+            let mut e = e.clone().of_commit();
             for file in &request.files {
                 let nth = overlays.get_mut(&file.id).expect("counted above");
                 *nth -= 1;

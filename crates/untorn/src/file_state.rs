@@ -327,10 +327,11 @@ impl FileState {
     }
 
     /// Copies what the program stored to the file's mapping, for [`Self::stage_copies`]; nobody stores meanwhile.
-    pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink) -> Result<Option<Copies>> {
+    /// `looked`: the caller has just asked which pages that are.
+    pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink, looked: bool) -> Result<Option<Copies>> {
         let unit = self.unit();
         match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
-            Some(region) => region.copy_stores(&mut self.content, sink, unit).map(Some),
+            Some(region) => region.copy_stores(&mut self.content, sink, unit, looked).map(Some),
             None => Ok(None),
         }
     }

@@ -7,11 +7,13 @@
 
 use crate::engine::{Engine, JournalState};
 use crate::file_state::{FileState, Life, SharedFile};
+use crate::invariant;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::Result;
 use untorn_journal::record::{FileRef, Op, Record};
+use untorn_os::holds;
 
 impl Engine {
     /// Restates the names that wait, and all of these files, whose contents wait. Returns whether the log may be
@@ -22,8 +24,10 @@ impl Engine {
         if journal.journal.holds_only_restated() || !is_due {
             return Ok(false);
         }
-        let (record, files) = self.restated(journal, waiting);
-        let Some(lsn) = journal.journal.restate(&record)? else { return Ok(false) };
+        let (record, files) = self.restated(journal, waiting)?;
+        let restated = journal.journal.restate(&record);
+        self.note_failure(&journal.journal);
+        let Some(lsn) = restated? else { return Ok(false) };
         for file in files {
             file.write().last_lsn = lsn;
         }
@@ -34,8 +38,15 @@ impl Engine {
     pub(crate) fn reserve_for_waiting(&self, journal: &mut JournalState) {
         let waits = |file: &&Arc<SharedFile>| file.read().quarantine.is_some();
         let waiting = journal.dirty.values().filter(waits).map(|file| (file.id, file.clone())).collect();
-        let (record, _) = self.restated(journal, &waiting);
-        journal.journal.reserve(Some(&record));
+        self.reserve_for(journal, &waiting);
+    }
+
+    /// Commits leave room for the names that wait, and for all of these files, whose contents wait.
+    pub(crate) fn reserve_for(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) {
+        // What cannot be read cannot be restated either.
+        if let Ok((record, _)) = self.restated(journal, waiting) {
+            journal.journal.reserve(Some(&record));
+        }
     }
 
     /// The record, and the files that are in it. The caller has the journal: no commit is on its way.
@@ -43,7 +54,7 @@ impl Engine {
         &self,
         journal: &JournalState,
         waiting: &BTreeMap<u64, Arc<SharedFile>>,
-    ) -> (Record, Vec<Arc<SharedFile>>) {
+    ) -> Result<(Record, Vec<Arc<SharedFile>>)> {
         let mut files = waiting.clone();
         let named = journal.unapplied.iter().flat_map(|unapplied| &unapplied.files);
         files.extend(named.map(|file| (file.id, file.clone())));
@@ -54,28 +65,38 @@ impl Engine {
                 _ => file.previous_lsn,
             });
         }
+        let whole_pages = self.options.full_page && holds(invariant::FULL_PAGE);
         for file in files.values() {
-            let state = file.read();
+            let mut state = file.read();
+            if whole_pages && state.life != Life::Gone && state.content.data.is_none() && state.content.base_size > 0 {
+                drop(state);
+                self.reopen(file)?;
+                state = file.read();
+            }
             if state.life != Life::Gone {
-                restate_contents(&mut record, file.id, &state);
+                restate_contents(&mut record, file.id, &state, whole_pages)?;
             }
         }
-        (record, files.into_values().collect())
+        Ok((record, files.into_values().collect()))
     }
 }
 
 /// Adds what the data file lacks to the record; its name and mode, too, if the record does not have them yet.
-fn restate_contents(record: &mut Record, id: u64, state: &FileState) {
+fn restate_contents(record: &mut Record, id: u64, state: &FileState, whole_pages: bool) -> Result<()> {
     let known = record.files.iter().position(|file| file.id == id);
     let index = known.unwrap_or(record.files.len()) as u32;
     if known.is_none() {
         record.files.push(FileRef { id, previous_lsn: state.applied_lsn, path: state.path().to_owned() });
-        record.ops.extend(state.mode_set.map(|mode| match state.attribute_unsynced {
-            true => Op::Create { file: index, mode },
-            false => Op::Mode { file: index, mode },
-        }));
     }
-    let mut overlay = state.content.applying.as_deref().cloned().unwrap_or_default();
-    overlay.merge(&state.content.committed);
-    record.push_overlay(index, &overlay);
+    // What a commit before made of the file is on disk, and perhaps not flushed.
+    let is_created = record.ops.iter().any(|op| matches!(op, Op::Create { file, .. } if *file == index));
+    let has_mode = is_created || record.ops.iter().any(|op| matches!(op, Op::Mode { file, .. } if *file == index));
+    let missing = state.mode_set.and_then(|mode| match state.attribute_unsynced && !is_created {
+        true => Some(Op::Create { file: index, mode }),
+        false => (!has_mode).then_some(Op::Mode { file: index, mode }),
+    });
+    record.ops.extend(missing);
+    // A page that is written in place must be in the log whole, also once the records before are given up.
+    record.push_overlay(index, &state.content.pending(whole_pages)?);
+    Ok(())
 }

@@ -7,6 +7,7 @@ use super::heap_report::HeapReport;
 use super::in_heap::InHeap;
 use super::own_pages;
 use super::registry::{self, Live, LockedSlot, WeakHeap};
+use crate::commit;
 use crate::completion::Completion;
 use crate::concurrency::MutexGuard;
 use crate::file::File;
@@ -149,13 +150,15 @@ impl Heap {
         let mut all = vec![&body.file];
         all.extend(files);
         let still = self.still()?;
-        self.verify(&still)?;
+        let looked = self.verify(&still)?;
         let mut still = Some(still);
-        let completion = body.file.store().submit_still(&all, &mut || {
+        let mut copied = || {
             if !body.debug_races {
                 still = None;
             }
-        })?;
+        };
+        let looked = looked.then_some(body.file.shared.id);
+        let completion = body.file.store().submit_still(&all, commit::Still { looked, copied: &mut copied })?;
         let raced = if body.debug_races { body.map.check_races() } else { Ok(()) };
         Ok((completion, raced))
     }

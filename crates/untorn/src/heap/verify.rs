@@ -13,13 +13,13 @@ const ADVICE: &str = "The commit was not made: roll the heap back, and look for 
                       not own (an element type that has changed, a pointer to freed memory, an end that was overrun)";
 
 impl Heap {
-    /// Looks at what is about to be committed.
+    /// Looks at what is about to be committed. Returns whether it asked which pages were stored to.
     ///
     /// # Errors
     /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.
-    pub(super) fn verify(&self, _still: &Still<'_>) -> Result<()> {
+    pub(super) fn verify(&self, _still: &Still<'_>) -> Result<bool> {
         if !holds(invariant::HEAP_VERIFIED) {
-            return Ok(());
+            return Ok(false);
         }
         let (base, bytes) = self.memory();
         let corrupt = |what: String| Error::Corrupt { path: self.file().path(), detail: what, advice: ADVICE };
@@ -43,6 +43,9 @@ impl Heap {
         if roots && let Some(problem) = Checker::problems_of_roots(self.file(), &header)?.first() {
             return Err(corrupt(format!("somebody stored to the heap's table of roots: {problem}")));
         }
-        if self.body().debug_pointers { self.refuse_pointers() } else { Ok(()) }
+        if self.body().debug_pointers {
+            self.refuse_pointers()?;
+        }
+        Ok(true)
     }
 }
