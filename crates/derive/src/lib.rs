@@ -39,10 +39,13 @@ fn derive(input: &DeriveInput) -> Result<Tokens> {
     let (for_impl, of_type, wheres) = generics.split_for_impl();
     Ok(quote! {
         const _: () = {
-            // A function for each type, as fields may use its parameters.
-            #[allow(dead_code, clippy::extra_unused_lifetimes, clippy::extra_unused_type_parameters)]
-            fn check #for_impl () #wheres {
-                #(#checks)*
+            // A function of the type, as fields may use its parameters, and `Self`.
+            #[automatically_derived]
+            impl #for_impl #name #of_type #wheres {
+                #[allow(dead_code)]
+                fn __fields_are_storable() {
+                    #(#checks)*
+                }
             }
             // SAFETY: each field is storable, as the function above shows.
             #[automatically_derived]

@@ -27,6 +27,15 @@ use std::ptr::NonNull;
 ///     Number { value: N },
 ///     Nothing,
 /// }
+///
+/// #[derive(Storable)]
+/// struct Table<T, const N: usize>
+/// where
+///     T: Copy,
+/// {
+///     cells: [T; N],
+///     next: Option<untorn::heap::HeapBox<'static, Self>>,
+/// }
 /// ```
 ///
 /// References, `Box`, `String`, `Vec`, trait objects and functions are refused, as they point into the process:
