@@ -191,17 +191,19 @@ fn compare(run: &Run, place: &Place, state: &str, heaps: [TestHeap; 2], rows: &m
 fn first_free(run: &Run, place: &Place, paths: [&PathBuf; 2]) -> Result<Row> {
     run.progress.cell(format!("{}: heap-large, first free", place.name));
     let mut random = Rng::with_seed(2);
-    let [mut one, mut other] = paths.map(|path| {
-        let mut random = random.fork();
+    let mut blocks = Vec::new();
+    for path in paths {
+        let heap = options().open(path)?;
+        blocks.push(blocks_of(&heap));
+        heap.close()?;
+    }
+    let [mut one, mut other] = [0, 1].map(|n| {
+        let (path, blocks, mut random) = (paths[n], &blocks[n], random.fork());
         move || {
             let heap = options().open(path)?;
-            let (start, bytes) = heap.memory();
-            // SAFETY: an address inside the heap.
-            let mut tries =
-                std::iter::repeat_with(|| unsafe { start.add(random.usize(..bytes / 2 / BLOCK_BYTES) * BLOCK_BYTES) });
-            let block = tries.find(|block| is_in_chunks(*block, start));
-            // SAFETY: nobody uses the block; the heap is closed without a commit.
-            let time = timed(|| unsafe { heap.free(block.expect("a block")) })?;
+            let block = blocks[random.usize(..blocks.len())];
+            // SAFETY: a heap is always at the same address; nobody uses the block; nothing is committed.
+            let time = timed(|| unsafe { heap.free(block) })?;
             heap.close()?;
             Ok(time)
         }
@@ -217,11 +219,6 @@ fn first_free(run: &Run, place: &Place, paths: [&PathBuf; 2]) -> Result<Row> {
         ..Row::default()
     };
     Ok(row.against_target(Some(Target::AtMost(1.2)), Waited::Allowed, run.quick))
-}
-
-/// Not in the first chunk of 64 KiB of a segment, which has no blocks. All others of the first half are full.
-fn is_in_chunks(at: NonNull<u8>, start: NonNull<u8>) -> bool {
-    (at.as_ptr() as usize - start.as_ptr() as usize) % (4 << 20) >= 64 << 10
 }
 
 /// Blocks of 16 to 271 bytes, made and freed.
