@@ -11,7 +11,7 @@ use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::locate::{Contents, DataFiles, Location, Locations, open_for_writing};
-use crate::quarantine::{NAME_NEW, PendingFiles};
+use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::record::Record;
 use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, scan};
@@ -340,8 +340,7 @@ impl Opening<'_> {
 
     /// Removes files that no record refers to. One that cannot be removed is tried again by the next opening.
     fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
-        // An unfinished list is room for the next one.
-        for name in orphans.iter().filter(|name| *name != NAME_NEW || !self.options.journal.spare) {
+        for name in orphans.iter().filter(|name| *name != NAME_SPARE || !self.options.journal.spare) {
             let _ = self.storage().unlink(&dir.join(name));
         }
     }

@@ -297,6 +297,10 @@ fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
         if name == "lock" || entry == unfinished {
             continue;
         }
+        if entry == store_dir.journal_spare() {
+            remove_tree(storage, &entry)?;
+            continue;
+        }
         match storage.unlink(&entry) {
             Err(e) if e.kind() == ErrorKind::IsADirectory => {
                 remove_tree(storage, &unfinished)?;

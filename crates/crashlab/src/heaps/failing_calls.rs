@@ -128,7 +128,8 @@ fn fail_one_call(place: &Place, seed: u64, steps: usize, trouble: Trouble) -> Re
     let moment = disk.snapshot();
     disk.kill();
     for how in std::iter::once(How::Killed).chain(moment.cuts(CUTS_MAX, seed).into_iter().map(How::Power)) {
-        if how == How::Killed || !is_refused_as_unknown(place, &moment, how)? {
+        // What a flush lost of class `process` is unknown, too, after whatever end.
+        if !is_refused_as_unknown(place, &moment, how)? {
             recover(place, &moment, how, &commits, false)?;
         }
     }

@@ -218,10 +218,15 @@ impl<'d> Session<'d> {
         let mut bytes = [0; NOTE_BYTES];
         note_file.read_at(&mut bytes, 0).map_err(text("the note"))?;
         let (sum, is_empty) = (sum(&heap), heap.roots().is_empty());
-        let same =
-            |state: &State| bytes[..] == note_bytes(state.note) && state.sum.map_or(is_empty, |wanted| wanted == sum);
-        let Some(number) = (window.acknowledged..=window.begun).find(|n| same(&commits[*n])) else {
-            return Err(match commits.iter().position(same) {
+        // Of a commit that failed, and may be durable all the same, only the structures are known.
+        let holds = |number: usize| match commits[number].sum {
+            Some(wanted) => wanted == sum,
+            None if number == 0 => is_empty,
+            None => HeapFixture::of(&heap).is_ok_and(|fixture| fixture.compare(&commits[number].model).is_ok()),
+        };
+        let same = |number: &usize| bytes[..] == note_bytes(commits[*number].note) && holds(*number);
+        let Some(number) = (window.acknowledged..=window.begun).find(same) else {
+            return Err(match (0..commits.len()).find(same) {
                 Some(number) => format!("{window:?}, and it holds commit {number}"),
                 None => format!("{window:?}, and it holds no commit whole"),
             });
