@@ -229,7 +229,7 @@ suites() {
 
 own_tests() {
     local suite
-    # check-poly fails: see docs/PORTING.md.
+    # Of check-poly the last program fails: see docs/PORTING.md.
     for suite in hash tree dir forest; do
         # Its databases begin with this word. In directories are plain files.
         UNTORN_MANAGE='casket*' own_suite "kyotocabinet, all of check-$suite" "$work/kyotocabinet.port" make check-$suite

@@ -67,7 +67,13 @@ fn every_heap_survives_failing_calls() {
     while Instant::now() < deadline {
         let until = (Instant::now() + Duration::from_millis(1000 * seconds / 8)).min(deadline);
         // Not those of the other test: a seed gives its heaps their addresses.
-        let done = fail_calls(seed * PROGRAMS_MAX + PROGRAMS_MAX / 2 + nth, STEPS, &[libc::EIO, libc::ENOSPC], until, &mut totals);
+        let done = fail_calls(
+            seed * PROGRAMS_MAX + PROGRAMS_MAX / 2 + nth,
+            STEPS,
+            &[libc::EIO, libc::ENOSPC],
+            until,
+            &mut totals,
+        );
         done.unwrap_or_else(|violation| panic!("VIOLATION {violation}"));
         nth += 1;
     }
