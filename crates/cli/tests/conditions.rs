@@ -184,6 +184,20 @@ fn files_of_a_store_that_is_here_are_never_taken_as_they_are() {
 }
 
 #[test]
+fn salvage_is_not_the_advice_for_what_can_be_put_right() {
+    let (_dir, store) = killed();
+    let second = store.join("second name");
+    fs::hard_link(store.join("file"), &second).unwrap();
+    let check = run(&["check"], &store);
+    assert_eq!(check.code, Some(1), "{}", check.out);
+    assert!(check.out.contains("Put the causes right, then `untorn recover`"), "{}", check.out);
+    assert!(!check.out.contains("--salvage` keeps it"), "{}", check.out);
+    fs::remove_file(second).unwrap();
+    run(&["recover"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+}
+
+#[test]
 fn exit_codes_tell_order_problems_and_no_look() {
     let (dir, store) = killed();
     for command in ["status", "check", "dump"] {
