@@ -488,6 +488,27 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
 }
 
 #[test]
+fn eject_names_the_directories_that_it_could_not_look_into() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("store");
+    let store = open(&path);
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.create("d/z", 0o600).unwrap().write_all_at(b"z", 0).unwrap();
+    txn.commit().unwrap();
+    store.close().unwrap();
+    assert!(Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&path).status().unwrap().success());
+    fs::set_permissions(path.join("d"), Permissions::from_mode(0o000)).unwrap();
+    let out = as_nobody(&["eject", "--yes"], &path).ok();
+    assert!(out.contains("cannot be looked into") && out.trim_end().ends_with(": d"), "{out}");
+    assert!(!out.contains("nothing of Untorn's is left"), "{out}");
+}
+
+#[test]
 fn eject_in_a_closed_directory_fails_before_it_changes_anything() {
     if !root() {
         return;

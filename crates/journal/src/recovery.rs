@@ -611,7 +611,8 @@ impl Opening<'_> {
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
         match &self.store_dir.standalone {
             Some(standalone) => strip_attribute(self.storage(), standalone, &ours),
-            None => strip_attributes(self.storage(), Path::new(""), &ours)?,
+            // What stays in a closed directory is of a state that nobody asks for any more.
+            None => drop(strip_attributes(self.storage(), Path::new(""), &ours)?),
         }
         match store {
             Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),

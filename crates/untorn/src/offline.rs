@@ -231,6 +231,8 @@ pub struct Report {
     pub quarantined: Vec<Quarantined>,
     /// Files that wait for commits in journals which are not here.
     pub lost_files: Vec<LostFile>,
+    /// Directories that [`eject`] could not look into: files in them keep the attribute, which is harmless.
+    pub closed_dirs: Vec<PathBuf>,
 }
 
 /// Recovers a store and closes it: data files are then plain and whole.
@@ -239,7 +241,7 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
     let status = store.status();
     store.close()?;
     let lost_files = lost_files(path).unwrap_or_default();
-    Ok(Report { recovered: status.recovered, quarantined: status.quarantined, lost_files })
+    Ok(Report { recovered: status.recovered, quarantined: status.quarantined, lost_files, closed_dirs: Vec::new() })
 }
 
 /// Recovers a store, then removes all of Untorn's: plain files remain. Refused while a file waits for
@@ -260,15 +262,18 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         });
     }
     let ours = |a: &Attribute| a.store == store.open.store_id;
-    match &store_dir.standalone {
-        Some(standalone) => strip_attribute(&*storage, standalone, &ours),
+    let closed_dirs = match &store_dir.standalone {
+        Some(standalone) => {
+            strip_attribute(&*storage, standalone, &ours);
+            Vec::new()
+        }
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
-    }
+    };
     remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
     remove_store_dir(&*storage, &store_dir)?;
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
-    Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new() })
+    Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new(), closed_dirs })
 }
 
 /// Proves that the store directory can be removed, before anything is changed.
