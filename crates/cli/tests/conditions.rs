@@ -458,7 +458,10 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
         assert_eq!(look.code, Some(1), "{}{}", look.out, look.err);
         assert!(look.out.contains("quarantine  3 files and directories in 1 journal"), "{}", look.out);
         assert!(look.out.contains("state       3 problems"), "{}", look.out);
+        assert!(look.out.contains("PROBLEM  when the store was opened last: no space: cannot write a"), "{}", look.out);
     }
+    let eject = run(&["eject", "--yes"], &store).fails(1);
+    assert!(eject.contains("nothing was removed; once the cause is gone, eject again"), "{eject}");
     assert!(check.out.contains("not sound: commits are quarantined. Put the causes right, then `untorn recover`"));
     for said in [&recover, &status.out, &check.out] {
         for wanted in [

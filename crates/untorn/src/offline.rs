@@ -258,7 +258,11 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     if let Some(q) = status.quarantined.first() {
         return Err(Error::Conflict {
             path: q.path.clone(),
-            detail: format!("it has commits that are only in the journal, so the journal must stay ({})", why(q)),
+            detail: format!(
+                "it has commits that are only in the journal, so the journal must stay ({}). The other files are whole, and \
+                 nothing was removed; once the cause is gone, eject again. `untorn check` says what else can be done",
+                why(q)
+            ),
         });
     }
     let ours = |a: &Attribute| a.store == store.open.store_id;
