@@ -201,6 +201,11 @@ static void unlinked(void) {
     }
     fd = open("/dev/null", O_RDONLY);
     CHECK(fd >= 0 && fd < 20 && close(fd) == 0);
+    /* Two maps that have the same address stay two maps. */
+    at = create("unlinked.db", "twice", &fd);
+    char *second = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(second == at && unlink("unlinked.db") == 0 && munmap(second, page) == 0 && strcmp(at, "twice") == 0);
+    CHECK(munmap(at, page) == 0 && close(fd) == 0);
 }
 
 /* Removed by another program after a crash: the name can be used again, and the journal is kept. */
