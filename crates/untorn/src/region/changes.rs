@@ -12,7 +12,7 @@ use untorn_os::{Invariant, Piece, Tracker, holds, value_if_holds};
 /// Pages that are copied and compared at once: both sides stay in the processor's cache.
 pub(super) const LOT_PAGES: usize = 32;
 /// Compared first, as most of a page is unchanged.
-const BLOCK_BYTES: usize = 512;
+pub(super) const BLOCK_BYTES: usize = 512;
 
 /// Pages that are copied at one moment at most; of more the rest is compared before the program goes on.
 const COPIES_MOST: usize = 64 << 20;

@@ -4,7 +4,7 @@
 //! rollback and by the next commit. So a page is stored to only where it differs from the content, and the tracker is
 //! asked about it afterwards: a page that is then as it was stored has nothing new.
 
-use super::changes::LOT_PAGES;
+use super::changes::{BLOCK_BYTES, LOT_PAGES};
 use super::{COPIES_BYTES_MAX, Region, STORED_MAX};
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
@@ -97,9 +97,9 @@ impl Region {
             for range in ranges.overlapping(&(at..at + page)) {
                 let start = range.start.max(at) - at;
                 let part = start as usize..(range.end.min(at + page) - at) as usize;
-                let differs = |n: &usize| copy[*n] != base[*n];
-                if let (Some(first), Some(last)) = (part.clone().find(differs), part.rev().find(differs)) {
-                    wrong.push((at + first as u64..at + last as u64 + 1, base[first..=last].to_vec()));
+                if let Some(differs) = hull(&copy[part.clone()], &base[part.clone()]) {
+                    let differs = part.start + differs.start..part.start + differs.end;
+                    wrong.push((at + differs.start as u64..at + differs.end as u64, base[differs].to_vec()));
                     if bases.last().is_none_or(|(last, _)| *last != at) {
                         bases.push((at, base.into()));
                     }
@@ -146,5 +146,37 @@ impl Region {
         self.copies = copies;
         as_stored.into_iter().for_each(|at| self.found.remove(at..at + page));
         Ok(())
+    }
+}
+
+/// From the first byte to the last by which two parts of the same length differ. Most of a page is as it was, so blocks
+/// are compared first.
+fn hull(one: &[u8], other: &[u8]) -> Option<Range<usize>> {
+    let mut blocks = one.chunks(BLOCK_BYTES).zip(other.chunks(BLOCK_BYTES)).enumerate().filter(|(_, (a, b))| a != b);
+    let differs = |(a, b): (&u8, &u8)| a != b;
+    let (n, (a, b)) = blocks.next()?;
+    let start = n * BLOCK_BYTES + a.iter().zip(b).position(differs)?;
+    let (n, (a, b)) = blocks.last().unwrap_or((n, (a, b)));
+    let end = n * BLOCK_BYTES + a.iter().zip(b).rposition(differs)? + 1;
+    Some(start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hull_reaches_from_the_first_difference_to_the_last() {
+        let zeros = vec![0; 3 * BLOCK_BYTES + 100];
+        assert_eq!(hull(&zeros, &zeros), None);
+        let ends = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 7, zeros.len() - 1];
+        for (n, first) in ends.iter().enumerate() {
+            for last in &ends[n..] {
+                let mut other = zeros.clone();
+                other[*first] = 1;
+                other[*last] = 2;
+                assert_eq!(hull(&zeros, &other), Some(*first..last + 1));
+            }
+        }
     }
 }
