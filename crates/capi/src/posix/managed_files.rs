@@ -213,6 +213,11 @@ impl Managed {
     }
 }
 
+/// Whether this process manages any file.
+pub(super) fn is_any_managed() -> bool {
+    FILES.load(Acquire) > 0
+}
+
 /// The managed file of a descriptor that is known to be one.
 pub(super) fn find(fd: c_int) -> Option<Arc<Managed>> {
     if is_marked(fd) { find_marked(fd) } else { None }

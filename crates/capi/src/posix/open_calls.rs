@@ -45,8 +45,13 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
         return manage(fd).map(|_| ());
     }
-    if has_store && !untorn::offline::inspect(&path)?.clean {
-        untorn::offline::open(&path, &Default::default(), &|_, _| ())?.close()?;
+    if has_store { recover_unmanaged(&path) } else { Ok(()) }
+}
+
+/// Recovers a file that has a store beside it and that this process has not open.
+pub(super) fn recover_unmanaged(path: &Path) -> Result<()> {
+    if !untorn::offline::inspect(path)?.clean {
+        untorn::offline::open(path, &Default::default(), &|_, _| ())?.close()?;
     }
     Ok(())
 }

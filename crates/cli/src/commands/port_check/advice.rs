@@ -89,7 +89,7 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
         (
             &["fstream", "ifstream", "ofstream"],
             Past,
-            "opens by itself: sees and leaves no more than the data file, and must not touch a managed one",
+            "opens by itself: refused for an open managed file (with GNU's C++ library and libuntorn.so), else wrong",
         ),
         (&["syscall"], Past, "a system call by number is not renamed"),
         (
