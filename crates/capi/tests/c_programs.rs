@@ -268,7 +268,7 @@ fn posix_calls_under_the_thread_sanitizer() {
     run_in_scratch(&["env", "BRIEF=1", &options], &binary);
     let binary = build.path().join("posix_names");
     link_shared_with(&["-fsanitize=thread"], &source("posix_names"), &binary);
-    for part in ["vfork_child", "in_signal_handlers", "streams", "exchanged"] {
+    for part in ["vfork_child", "in_signal_handlers", "managed_in_signal_handlers", "streams", "exchanged"] {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let (name, value) = options.split_once('=').expect("a variable");
         run(Command::new(&binary).arg(scratch.path()).arg(part).env(name, value));

@@ -5,7 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, ssize_t};
 use untorn::File;
 
-use super::managed_files::{Managed, lock, on_managed};
+use super::call_section::lock;
+use super::managed_files::{Managed, on_managed};
 use super::posix_descriptor::{self, check_readable, check_writable, failure, seek, system};
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result};
@@ -319,7 +320,8 @@ pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: of
 /// `posix_fallocate`. Otherwise as untorn_fd_fallocate() with mode 0; returns an errno, as in POSIX.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_posix_fallocate(fd: c_int, at: off_t, len: off_t) -> c_int {
-    let mut errno = 0;
+    // What a refusal in a signal handler is.
+    let mut errno = libc::EDEADLK;
     on_managed("posix_fallocate", fd, (), |managed| {
         let done = check_writable(fd).and_then(|_| managed.with(|file| allocate(file, 0, at, len)));
         errno = done.as_ref().err().map_or(0, |failure| failure.errno);

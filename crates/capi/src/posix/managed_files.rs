@@ -11,6 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwL
 
 use untorn::{File, Map, MapOptions};
 
+use super::call_section::{self, Held, enter, lock};
 use super::descriptor_table::{is_marked, mark, unmark};
 use super::posix_descriptor::{Key, failure, is_regular, key_of, stat};
 use super::record_locks::RecordLocks;
@@ -71,25 +72,21 @@ static MANAGING: Mutex<()> = Mutex::new(());
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Held while a file starts or stops being managed, or changes its name.
-pub(super) type Managing = MutexGuard<'static, ()>;
+pub(super) type Managing = Held<MutexGuard<'static, ()>>;
 
 pub(super) fn begin_managing() -> Managing {
     lock(&MANAGING)
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn read() -> Held<RwLockReadGuard<'static, Table>> {
+    Held::take(|| TABLE.read().unwrap_or_else(PoisonError::into_inner))
 }
 
-pub(super) fn read() -> RwLockReadGuard<'static, Table> {
-    TABLE.read().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn write() -> Held<RwLockWriteGuard<'static, Table>> {
+    Held::take(|| TABLE.write().unwrap_or_else(PoisonError::into_inner))
 }
 
-pub(super) fn write() -> RwLockWriteGuard<'static, Table> {
-    TABLE.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-type ForkLocks = (MutexGuard<'static, ()>, RwLockWriteGuard<'static, Table>);
+type ForkLocks = (Managing, Held<RwLockWriteGuard<'static, Table>>);
 
 thread_local! {
     static FORK_LOCKS: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
@@ -126,6 +123,7 @@ pub(super) fn watch_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: no thread calls `fork` while it holds the locks that the handlers take and release.
     ONCE.call_once(|| unsafe {
+        call_section::prepare();
         OWNER.store(own_pid(), Release);
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     });
@@ -271,7 +269,11 @@ pub(super) fn on_managed<T>(
     failed: T,
     body: impl FnOnce(&Arc<Managed>) -> Result<T>,
 ) -> Option<T> {
-    let file = find(fd)?;
+    if !is_marked(fd) {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(failed) };
+    let file = find_marked(fd)?;
     Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
 }
 

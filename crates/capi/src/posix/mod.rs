@@ -16,8 +16,10 @@
 //! 6. [`managed_files`]: the table of managed files
 //! 7. [`record_locks`], [`patterns`], [`descriptor_table`]
 //! 8. [`report`], [`posix_descriptor`]
+//! 9. [`call_section`]: calls in signal handlers
 
 mod at_exit;
+mod call_section;
 mod cxx_calls;
 mod descriptor_calls;
 mod descriptor_table;

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use libc::off_t;
 
+use super::call_section::enter;
 use super::io_calls::untorn_fd_ftruncate;
-use super::managed_files::{begin_managing, find_by_key, is_borrower};
+use super::managed_files::{begin_managing, find_by_key, is_any_managed, is_borrower};
 use super::open_calls::{open_path, untorn_fd_close, untorn_fd_fsync};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
@@ -33,6 +34,7 @@ unsafe fn rename_managed(
     if is_borrower() {
         return None;
     }
+    let Some(_section) = enter(call) else { return Some(-1) };
     // SAFETY: the caller's promise.
     let (from_path, to_path) = unsafe { (path_at(from_dir, from), path_at(to_dir, to)) };
     let managing = begin_managing();
@@ -107,6 +109,7 @@ fn unlink_managed(call: &str, path: Option<PathBuf>, unlink: impl FnOnce() -> c_
     if is_borrower() {
         return None;
     }
+    let Some(_section) = enter(call) else { return Some(-1) };
     let managing = begin_managing();
     let name = name(path)?;
     if name.file.is_none() && !has_store(&name.path) || name.is_missing() {
@@ -176,6 +179,7 @@ fn remove_dir(path: Option<PathBuf>, remove: impl Fn() -> c_int) -> c_int {
         return done;
     }
     let refused = errno();
+    let Some(_section) = enter("rmdir") else { return -1 };
     let entries = path.and_then(|path| std::fs::read_dir(path).ok()).into_iter().flatten().flatten();
     let mut removed = false;
     for entry in entries {
@@ -194,6 +198,7 @@ fn remove_dir(path: Option<PathBuf>, remove: impl Fn() -> c_int) -> c_int {
 
 /// Refuses a second name of a managed file. None: the system's call is to be made.
 fn refuse_link(call: &str, path: Option<PathBuf>) -> Option<c_int> {
+    let Some(_section) = enter(call) else { return Some(-1) };
     let name = name(path).filter(|name| name.file.is_some() || has_store(&name.path))?;
     let refuse = || {
         let path = name.path.display();
@@ -238,10 +243,12 @@ pub unsafe extern "C" fn untorn_path_linkat(
 /// As for `truncate`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) -> c_int {
+    let Some(section) = enter("truncate") else { return -1 };
     // SAFETY: the caller's promise.
     let real = unsafe { path_at(libc::AT_FDCWD, path) }.and_then(|path| std::fs::canonicalize(path).ok());
     let managed = real.as_deref().and_then(lstat).as_ref().and_then(find_by_key);
     let ours = managed.is_some() || real.is_some_and(|path| has_store(&path) || patterns::match_path(&path));
+    drop(section);
     if !ours || is_borrower() {
         // SAFETY: the caller's promise.
         return unsafe { libc::truncate(path, size) };
@@ -266,6 +273,10 @@ pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) 
 
 /// Puts the size of a managed file, uncommitted changes included, into what the system says of it.
 fn current_size(call: &str, found: &libc::stat, size: &mut dyn FnMut(off_t)) -> c_int {
+    if !is_any_managed() {
+        return 0;
+    }
+    let Some(_section) = enter(call) else { return -1 };
     let Some(file) = find_by_key(found).filter(|file| !file.is_parents()) else { return 0 };
     reported(call, -1, || {
         size(file.with(|file| Ok(file.len()?))? as off_t);
@@ -351,6 +362,7 @@ pub unsafe extern "C" fn untorn_path_statx(
 /// Refuses to set times of a managed file, by which Untorn notices changes of others. None: the system's call is to be
 /// made.
 fn refuse_times(call: &str, path: Option<PathBuf>) -> Option<c_int> {
+    let Some(_section) = enter(call) else { return Some(-1) };
     let found = std::fs::canonicalize(path?).ok().as_deref().and_then(lstat)?;
     find_by_key(&found)?;
     Some(reported(call, -1, || -> Result<c_int> {

@@ -555,6 +555,92 @@ static void in_signal_handlers(void) {
     CHECK(unlink("handler") == 0);
 }
 
+static int logged_fd;
+static char *logged_map;
+static volatile sig_atomic_t logged, refused_in_handler;
+
+/* Logs to a managed file, as programs do on a signal: written, or refused because it interrupted another call. */
+static void log_handler(int signal) {
+    int saved = errno;
+    (void)signal;
+    ssize_t n = write(logged_fd, "line\n", 5);
+    if (n == 5) {
+        logged++;
+    } else if (n == -1 && errno == EDEADLK) {
+        refused_in_handler++;
+        struct stat now;
+        int refused = fsync(logged_fd) == -1 && errno == EDEADLK && msync(logged_map, page, MS_SYNC) == -1 &&
+                      errno == EDEADLK && dup(logged_fd) == -1 && errno == EDEADLK && close(logged_fd) == -1 &&
+                      errno == EDEADLK && stat("log.db", &now) == -1 && errno == EDEADLK &&
+                      open("log.db", O_RDWR) == -1 && errno == EDEADLK && rename("log.db", "log2.db") == -1 &&
+                      errno == EDEADLK && unlink("log.db") == -1 && errno == EDEADLK &&
+                      munmap(logged_map, page) == -1 && errno == EDEADLK;
+        if (!refused) wrong_in_handler = 1;
+    } else {
+        wrong_in_handler = 1;
+    }
+    errno = saved;
+}
+
+/* Ends the process in the middle of a call. */
+static void exit_handler(int signal) {
+    (void)signal;
+    if (lseek(logged_fd, 0, SEEK_CUR) == -1 && errno == EDEADLK) exit(3);
+}
+
+/* Calls on a managed file, interrupted all the time. */
+static void work_and_be_interrupted(void (*handler_)(int), long enough) {
+    logged = refused_in_handler = wrong_in_handler = 0;
+    struct sigaction action = {.sa_handler = handler_, .sa_flags = SA_RESTART};
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+    timer_t timer;
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0 && signal(SIGALRM, SIG_DFL) != SIG_ERR);
+    CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
+    int fd = open("log.db", O_RDWR | O_CREAT | O_TRUNC, 0644);
+    logged_fd = open("log.db", O_RDWR | O_APPEND);
+    logged_map = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(fd >= 0 && logged_fd >= 0 && logged_map != MAP_FAILED && write(fd, "begin", 5) == 5 && fsync(fd) == 0);
+    alarm(60); /* a deadlock ends by this */
+    for (unsigned round = 0; refused_in_handler < enough; round++) {
+        struct itimerspec period = {.it_interval.tv_nsec = 197000 + round * 7919 % 126000, .it_value.tv_nsec = 50000};
+        CHECK(timer_settime(timer, 0, &period, NULL) == 0);
+        for (int i = 0; i < 100; i++) {
+            char found[5];
+            CHECK(pread(fd, found, 5, 0) == 5 && pwrite(fd, "begin", 5, 0) == 5 && lseek(fd, 0, SEEK_END) >= 5);
+        }
+        CHECK(fsync(fd) == 0);
+    }
+    CHECK(timer_delete(timer) == 0 && signal(SIGUSR1, SIG_DFL) != SIG_ERR);
+    alarm(0);
+    struct stat now;
+    CHECK(!wrong_in_handler && fstat(fd, &now) == 0 && now.st_size == 5 + 5 * (off_t)logged);
+    CHECK(fsync(fd) == 0 && munmap(logged_map, page) == 0 && close(fd) == 0 && close(logged_fd) == 0);
+}
+
+/* A handler that makes calls on a managed file in the middle of such a call is refused, and never waits for ever. */
+static void managed_in_signal_handlers(void) {
+    int interrupted[2], kept = dup(2);
+    CHECK(pipe(interrupted) == 0 && kept >= 0 && dup2(interrupted[1], 2) == 2);
+    work_and_be_interrupted(log_handler, getenv("UNDER_VALGRIND") ? 5 : 200);
+    CHECK(dup2(kept, 2) == 2 && close(kept) == 0 && close(interrupted[1]) == 0);
+    char said[4096] = {0};
+    ssize_t n = read(interrupted[0], said, sizeof said - 1);
+    CHECK(close(interrupted[0]) == 0);
+    /* Said once, with the call. */
+    CHECK(n > 0 && strncmp(said, "untorn: write: refused (EDEADLK)", 32) == 0 && !strstr(said + 1, "untorn:"));
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        work_and_be_interrupted(exit_handler, 1);
+        _exit(1);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    check_reopened("log.db", "begin");
+    CHECK(unlink("log.db") == 0);
+}
+
 static const struct part {
     const char *name;
     void (*run)(void);
@@ -565,6 +651,7 @@ static const struct part {
     {"refused", refused}, {"streams", streams}, {"everything_else", everything_else},
     {"ends_without_closing", ends_without_closing}, {"vfork_child", vfork_child}, {"record_locks", record_locks},
     {"others_cost_nothing", others_cost_nothing}, {"in_signal_handlers", in_signal_handlers},
+    {"managed_in_signal_handlers", managed_in_signal_handlers},
 };
 
 int main(int argc, char **argv) {
