@@ -6,7 +6,9 @@ use libc::{off_t, size_t, ssize_t};
 
 use super::call_section::{Section, enter};
 use super::descriptor_table::{is_marked, unmark};
-use super::managed_files::{all, find, is_any_managed, is_borrower, note_descriptor, on_managed, release_if_unused};
+use super::managed_files::{
+    all, find, is_any_managed, is_borrower, is_own, note_descriptor, on_managed, release_if_unused,
+};
 use super::posix_descriptor::{refusal, seek};
 use super::report::reported;
 use crate::error::Result;
@@ -40,6 +42,13 @@ pub extern "C" fn untorn_fd_dup(fd: c_int) -> c_int {
 /// Makes `to` a copy of `fd`, which closes what `to` was.
 fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_int {
     let Some(_section) = begin(call, [fd, to]) else { return -1 };
+    if is_own(to) {
+        let text = format!(
+            "descriptor {to} is in use by Untorn for a managed file, and {call} would close it: choose a number that the \
+             program has open, or one from fcntl(F_DUPFD)"
+        );
+        return reported(call, -1, || Err(refusal(libc::EBUSY, text)));
+    }
     let before = find(to).filter(|file| !file.is_parents() && fd != to);
     let done = dup();
     if done < 0 || is_borrower() {
@@ -55,7 +64,7 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
     }
 }
 
-/// `dup2`. What `to` was is closed, as by untorn_fd_close().
+/// `dup2`. What `to` was is closed, as by untorn_fd_close(). A descriptor of Untorn's own as `to`: EBUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_dup2(fd: c_int, to: c_int) -> c_int {
     // SAFETY: takes numbers; the caller wants `to` closed.

@@ -30,7 +30,8 @@ fn read_at(file: &File, buffers: &mut [&mut [u8]], mut at: u64) -> Result<ssize_
     Ok(done as ssize_t)
 }
 
-/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does.
+/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does. With O_SYNC or O_DSYNC, each write
+/// is a commit of the whole file.
 fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u64, ssize_t)> {
     let len = buffers.iter().map(|b| b.len()).sum::<usize>();
     let at = if flags & libc::O_APPEND != 0 { file.len()? } else { at };
@@ -43,10 +44,16 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
             &whole
         }
     };
-    if flags & libc::O_APPEND != 0 {
-        return Ok((file.append(bytes)?, len as ssize_t));
+    let at = if flags & libc::O_APPEND != 0 {
+        file.append(bytes)?
+    } else {
+        file.write_all_at(bytes, at)?;
+        at
+    };
+    // O_SYNC has this bit, too.
+    if flags & libc::O_DSYNC != 0 {
+        file.commit()?;
     }
-    file.write_all_at(bytes, at)?;
     Ok((at, len as ssize_t))
 }
 

@@ -9,13 +9,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use untorn::relocate::has_uncommitted;
 use untorn::{File, Map, MapOptions};
 
 use super::call_section::{self, Held, enter, lock};
 use super::descriptor_table::{is_marked, mark, unmark};
 use super::posix_descriptor::{Key, failure, is_regular, key_of, stat};
 use super::record_locks::RecordLocks;
-use super::report::{about, reported};
+use super::report::{about, reported, tell};
 use crate::error::{Failure, Result};
 
 /// A managed file.
@@ -191,7 +192,12 @@ impl Managed {
     pub fn end(&self) -> Result<()> {
         let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = file.take() else { return Ok(()) };
-        let committed = if self.commit_on_close.load(Acquire) { file.commit() } else { Ok(()) };
+        let committed = if self.commit_on_close.load(Acquire) {
+            file.commit()
+        } else {
+            tell_discarded("exit", &file);
+            Ok(())
+        };
         committed.and(file.store().close())?;
         Ok(())
     }
@@ -214,6 +220,12 @@ impl Managed {
 /// Whether this process manages any file.
 pub(super) fn is_any_managed() -> bool {
     FILES.load(Acquire) > 0
+}
+
+/// Whether a descriptor is one of Untorn's own, which the program never opened: without it, commits would go elsewhere.
+/// Takes no lock.
+pub(super) fn is_own(fd: c_int) -> bool {
+    is_any_managed() && untorn_os::is_own_descriptor(fd) && !is_borrower()
 }
 
 /// The managed file of a descriptor that is known to be one.
@@ -319,6 +331,17 @@ fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Resu
     close_file(managed, managing)
 }
 
+/// Says that closing a file discards changes, if there are any.
+fn tell_discarded(call: &str, file: &File) {
+    if has_uncommitted(file).unwrap_or(false) {
+        tell(&format!(
+            "{call}: {}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
+             untorn_fd_commit_on_close(), or set UNTORN_COMMIT_ON_CLOSE=1",
+            file.path().display()
+        ));
+    }
+}
+
 /// Closes a file's store. Uncommitted changes are discarded, unless the program asked for a commit.
 pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
     forget(managed, managing);
@@ -326,7 +349,11 @@ pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<
     let file = managed.file.write().unwrap_or_else(PoisonError::into_inner).take();
     match file {
         Some(file) if !managed.is_parents() => {
-            file.set_commit_on_close(managed.commit_on_close.load(Acquire));
+            let commits = managed.commit_on_close.load(Acquire);
+            if !commits {
+                tell_discarded("close", &file);
+            }
+            file.set_commit_on_close(commits);
             Ok(file.close()?)
         }
         _ => Ok(()),

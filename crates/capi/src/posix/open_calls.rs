@@ -10,7 +10,7 @@ use super::call_section::{enter, is_inside};
 use super::descriptor_table::{is_marked, unmark};
 use super::io_calls::untorn_fd_ftruncate;
 use super::managed_files::{
-    Managed, find, is_borrower, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
+    Managed, find, is_borrower, is_own, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
 };
 use super::managing::manage;
 use super::patterns;
@@ -190,10 +190,14 @@ pub unsafe extern "C" fn untorn_fd_mkostemps(template: *mut c_char, suffix: c_in
     made(unsafe { libc::mkostemps(template, suffix, flags) })
 }
 
-/// `close`. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
+/// `close`. A descriptor of Untorn's own is none of the program's: EBADF. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
 /// (unless untorn_fd_commit_on_close() asked for a commit), and the file becomes a plain file.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
+    if is_own(fd) {
+        set_errno(libc::EBADF);
+        return -1;
+    }
     let section = if is_marked(fd) { enter("close").map(Some) } else { Some(None) };
     let Some(_section) = section else { return -1 };
     let file = find(fd).filter(|file| !file.is_parents());

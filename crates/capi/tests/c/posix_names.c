@@ -19,6 +19,7 @@
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <utime.h>
@@ -641,6 +642,70 @@ static void managed_in_signal_handlers(void) {
     CHECK(unlink("log.db") == 0);
 }
 
+/* A write by a descriptor of O_SYNC or O_DSYNC is durable when it returns. */
+static void synced_writes(void) {
+    static const int FLAGS[] = {O_SYNC, O_DSYNC, O_SYNC | O_APPEND};
+    for (size_t i = 0; i < sizeof FLAGS / sizeof *FLAGS; i++) {
+        IN_A_KILLED_PROCESS({
+            int fd = open("synced.db", O_RDWR | O_CREAT | O_TRUNC | FLAGS[i], 0644);
+            struct iovec more = {.iov_base = "and more", .iov_len = 8};
+            CHECK(fd >= 0 && write(fd, "written ", 8) == 8 && writev(fd, &more, 1) == 8);
+        });
+        check_reopened("synced.db", "written and more");
+        CHECK(unlink("synced.db") == 0);
+    }
+}
+
+/* Programs close all descriptors, and give new ones the numbers that they like. Those of Untorn are not theirs. */
+static void own_descriptors(void) {
+    char before[64];
+    for (int i = 0; i < 64; i++) before[i] = fcntl(i, F_GETFD) != -1;
+    int fd = open("own.db", O_RDWR | O_CREAT, 0644), other = open("own", O_RDWR | O_CREAT, 0644), refused_ = 0;
+    CHECK(fd >= 0 && other >= 0 && write(fd, "first", 5) == 5 && fsync(fd) == 0);
+    for (int i = 3; i < 64; i++) {
+        if (before[i] || i == fd || i == other || fcntl(i, F_GETFD) == -1) continue;
+        FAILS_WITH(dup2(other, i), EBUSY);
+        FAILS_WITH(dup3(other, i, O_CLOEXEC), EBUSY);
+        FAILS_WITH(close(i), EBADF);
+        refused_++;
+    }
+    struct stat now;
+    CHECK(refused_ >= 3 && pwrite(fd, "second", 6, 0) == 6 && fsync(fd) == 0);
+    CHECK(fstat(other, &now) == 0 && now.st_size == 0 && close(other) == 0 && unlink("own") == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) { /* What a child does before it executes a program. */
+        for (int i = 3; i < 64; i++) {
+            if (i != fd && !before[i] && dup2(2, i) != i) _exit(1);
+            close(i);
+        }
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0 && pwrite(fd, "third!", 6, 0) == 6 && fsync(fd) == 0);
+    CHECK(close(fd) == 0);
+    check_disk("own.db", "third!");
+    CHECK(unlink("own.db") == 0);
+}
+
+/* What a close discards is said. */
+static void discarding_is_said(void) {
+    int said[2], kept = dup(2);
+    CHECK(pipe(said) == 0 && kept >= 0 && dup2(said[1], 2) == 2);
+    int fd = open("discarded.db", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && write(fd, "synced", 6) == 6 && fsync(fd) == 0 && close(fd) == 0);
+    CHECK(write(2, "|", 1) == 1);
+    fd = open("discarded.db", O_RDWR);
+    CHECK(fd >= 0 && pwrite(fd, "not synced", 10, 0) == 10 && close(fd) == 0);
+    CHECK(dup2(kept, 2) == 2 && close(kept) == 0 && close(said[1]) == 0);
+    char text[1024] = {0};
+    CHECK(read(said[0], text, sizeof text - 1) > 0 && close(said[0]) == 0);
+    CHECK(text[0] == '|' && strstr(text, "untorn: close: ") && strstr(text, "discarded.db: ") && strstr(text, "fsync"));
+    check_disk("discarded.db", "synced");
+    CHECK(unlink("discarded.db") == 0);
+}
+
 static const struct part {
     const char *name;
     void (*run)(void);
@@ -651,7 +716,8 @@ static const struct part {
     {"refused", refused}, {"streams", streams}, {"everything_else", everything_else},
     {"ends_without_closing", ends_without_closing}, {"vfork_child", vfork_child}, {"record_locks", record_locks},
     {"others_cost_nothing", others_cost_nothing}, {"in_signal_handlers", in_signal_handlers},
-    {"managed_in_signal_handlers", managed_in_signal_handlers},
+    {"managed_in_signal_handlers", managed_in_signal_handlers}, {"synced_writes", synced_writes},
+    {"own_descriptors", own_descriptors}, {"discarding_is_said", discarding_is_said},
 };
 
 int main(int argc, char **argv) {
