@@ -264,12 +264,15 @@ fn posix_calls_under_the_thread_sanitizer() {
     // The library is not instrumented, so the sanitizer does not see its locks: it watches the program.
     let suppressions = build.path().join("suppressions");
     // A handler's call on a managed file that interrupts no other one is made, and takes memory; `exit` frees some.
-    fs::write(&suppressions, "race:libuntorn.so\nsignal:untorn_fd_write\nsignal:__call_tls_dtors\n").expect("suppressions");
+    fs::write(&suppressions, "race:libuntorn.so\nsignal:untorn_fd_write\nsignal:__call_tls_dtors\n")
+        .expect("suppressions");
     let options = format!("TSAN_OPTIONS=halt_on_error=1:suppressions={}", suppressions.display());
     run_in_scratch(&["env", "BRIEF=1", &options], &binary);
     let binary = build.path().join("posix_names");
     link_shared_with(&["-fsanitize=thread"], &source("posix_names"), &binary);
-    for part in ["vfork_child", "in_signal_handlers", "managed_in_signal_handlers", "own_descriptors", "streams", "exchanged"] {
+    for part in
+        ["vfork_child", "in_signal_handlers", "managed_in_signal_handlers", "own_descriptors", "streams", "exchanged"]
+    {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let (name, value) = options.split_once('=').expect("a variable");
         run(Command::new(&binary).arg(scratch.path()).arg(part).env(name, value));

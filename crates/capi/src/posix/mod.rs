@@ -10,7 +10,7 @@
 //!
 //! 1. [`cxx_calls`]: the C++ library's calls
 //! 2. [`path_calls`], [`stream_calls`]: names and streams
-//! 3. [`open_calls`], [`map_calls`], [`descriptor_calls`]
+//! 3. [`open_calls`], [`map_calls`], [`descriptor_calls`], [`shell_calls`]
 //! 4. [`io_calls`]; [`relocation`]: names of open files change
 //! 5. [`managing`]: files begin to be managed; [`at_exit`]: the end of the process
 //! 6. [`managed_files`]: the table of managed files
@@ -34,4 +34,5 @@ mod posix_descriptor;
 mod record_locks;
 mod relocation;
 mod report;
+mod shell_calls;
 mod stream_calls;

@@ -706,6 +706,20 @@ static void discarding_is_said(void) {
     CHECK(unlink("discarded.db") == 0);
 }
 
+/* A backup by a command of the shell is as of the last sync. */
+static void backup_by_a_command(void) {
+    int fd = open("backed-up.db", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && write(fd, "synced", 6) == 6 && fsync(fd) == 0);
+    CHECK(system("cp backed-up.db backup && test \"$(cat backup)\" = synced") == 0);
+    CHECK(pwrite(fd, "SYNCED", 6, 0) == 6 && fsync(fd) == 0 && pwrite(fd, "not yet", 7, 0) == 7);
+    char found[8] = {0};
+    FILE *command = popen("cat backed-up.db", "r");
+    CHECK(command && fread(found, 1, 7, command) == 6 && strcmp(found, "SYNCED") == 0 && pclose(command) == 0);
+    CHECK(system(NULL) != 0 && fsync(fd) == 0 && close(fd) == 0);
+    check_disk("backed-up.db", "not yet");
+    CHECK(unlink("backed-up.db") == 0 && unlink("backup") == 0);
+}
+
 static const struct part {
     const char *name;
     void (*run)(void);
@@ -717,7 +731,7 @@ static const struct part {
     {"ends_without_closing", ends_without_closing}, {"vfork_child", vfork_child}, {"record_locks", record_locks},
     {"others_cost_nothing", others_cost_nothing}, {"in_signal_handlers", in_signal_handlers},
     {"managed_in_signal_handlers", managed_in_signal_handlers}, {"synced_writes", synced_writes},
-    {"own_descriptors", own_descriptors}, {"discarding_is_said", discarding_is_said},
+    {"own_descriptors", own_descriptors}, {"discarding_is_said", discarding_is_said}, {"backup_by_a_command", backup_by_a_command},
 };
 
 int main(int argc, char **argv) {
