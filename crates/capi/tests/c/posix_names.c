@@ -603,7 +603,7 @@ static void work_and_be_interrupted(void (*handler_)(int), long enough) {
     CHECK(fd >= 0 && logged_fd >= 0 && logged_map != MAP_FAILED && write(fd, "begin", 5) == 5 && fsync(fd) == 0);
     alarm(60); /* a deadlock ends by this */
     for (unsigned round = 0; refused_in_handler < enough; round++) {
-        struct itimerspec period = {.it_interval.tv_nsec = 197000 + round * 7919 % 126000, .it_value.tv_nsec = 50000};
+        struct itimerspec period = {.it_interval.tv_nsec = 997000 + round * 7919 % 126000, .it_value.tv_nsec = 50000};
         CHECK(timer_settime(timer, 0, &period, NULL) == 0);
         for (int i = 0; i < 100; i++) {
             char found[5];
