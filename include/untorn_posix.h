@@ -134,6 +134,8 @@
 #pragma redefine_extname freopen64 untorn_stream_freopen
 #pragma redefine_extname fileno untorn_stream_fileno
 #pragma redefine_extname fileno_unlocked untorn_stream_fileno
+#pragma redefine_extname system untorn_shell_system
+#pragma redefine_extname popen untorn_shell_popen
 #pragma redefine_extname aio_read untorn_aio_read
 #pragma redefine_extname aio_read64 untorn_aio_read
 #pragma redefine_extname aio_write untorn_aio_write
@@ -237,6 +239,8 @@ void *untorn_stream_fopen(const char *path, const char *mode);
 void *untorn_stream_fdopen(int fd, const char *mode);
 void *untorn_stream_freopen(const char *path, const char *mode, void *stream);
 int untorn_stream_fileno(void *stream);
+int untorn_shell_system(const char *command);
+void *untorn_shell_popen(const char *command, const char *mode);
 int untorn_aio_read(struct aiocb *control);
 int untorn_aio_write(struct aiocb *control);
 int untorn_aio_fsync(int operation, struct aiocb *control);

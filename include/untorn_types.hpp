@@ -269,7 +269,8 @@ template <class T> void describe(description &to) {
 
 /** What a root records as the type's name: a name for people, and a checksum of the description. */
 template <class T> const char *recorded() {
-    static const std::string text = [] {
+    // Never destroyed: destructors at the end of the program may use heaps still.
+    static const std::string &text = *new std::string([] {
         description all;
         describe<T>(all);
         // FNV-1a: the sum only has to differ where descriptions differ.
@@ -282,7 +283,7 @@ template <class T> const char *recorded() {
         std::size_t end = std::min(name.size(), std::size_t(70));
         while (end < name.size() && (name[end] & 0xc0) == 0x80) end--;
         return name.substr(0, end) + layout;
-    }();
+    }());
     return text.c_str();
 }
 

@@ -109,8 +109,9 @@ done
     -Wl,--version-script=crates/capi/package/untorn.map -Wl,-soname,"libuntorn.so.$abi_version" -Wl,-z,nodelete \
     -Wl,-z,defs -Wl,-z,relro -Wl,-z,now -Wl,--gc-sections -Wl,--strip-debug -Wl,--as-needed -lgcc_s -lpthread -ldl -lm
 put 755 "$work/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
-# A dependency brings C functions under names that a program may well want for itself.
-objcopy --wildcard --localize-symbol='digest_*' "$out/libuntorn.a" "$work/libuntorn.a"
+# A dependency brings C functions under names that a program may well want for itself; those of the C++ library are for
+# the dynamic linker only.
+objcopy --wildcard --localize-symbol='digest_*' --localize-symbol='_ZNSt*' "$out/libuntorn.a" "$work/libuntorn.a"
 put 644 "$work/libuntorn.a" "$LIBDIR/libuntorn.a"
 ln -sfn "libuntorn.so.$version" "$to/$LIBDIR/libuntorn.so.$abi_version"
 ln -sfn "libuntorn.so.$abi_version" "$to/$LIBDIR/libuntorn.so"

@@ -1,5 +1,6 @@
 //! The end of the process: files that are still open become plain files, as of their last commit.
 
+use super::call_section::enter;
 use super::managed_files::{all, begin_managing, is_borrower};
 use super::report::reported;
 
@@ -18,6 +19,8 @@ extern "C" fn close_all() {
     if is_borrower() {
         return;
     }
+    // A handler that ends the process in the middle of a call: what that call holds is never free again.
+    let Some(_section) = enter("exit") else { return };
     let files = all();
     if files.is_empty() {
         return;

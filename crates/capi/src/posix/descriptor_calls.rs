@@ -4,8 +4,11 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{off_t, size_t, ssize_t};
 
+use super::call_section::{Section, enter};
 use super::descriptor_table::{is_marked, unmark};
-use super::managed_files::{all, find, is_borrower, note_descriptor, on_managed, release_if_unused};
+use super::managed_files::{
+    all, find, is_any_managed, is_borrower, is_own, note_descriptor, on_managed, release_if_unused,
+};
 use super::posix_descriptor::{refusal, seek};
 use super::report::reported;
 use crate::error::Result;
@@ -23,15 +26,29 @@ fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
     }
 }
 
+/// Begins a call on one or two descriptors. None: refused; otherwise a section if one of them may be of a managed file.
+fn begin(call: &str, fds: [c_int; 2]) -> Option<Option<Section>> {
+    if fds.into_iter().any(is_marked) { enter(call).map(Some) } else { Some(None) }
+}
+
 /// `dup`.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_dup(fd: c_int) -> c_int {
+    let Some(_section) = begin("dup", [fd, -1]) else { return -1 };
     // SAFETY: takes a number.
     copied("dup", fd, unsafe { libc::dup(fd) })
 }
 
 /// Makes `to` a copy of `fd`, which closes what `to` was.
 fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_int {
+    let Some(_section) = begin(call, [fd, to]) else { return -1 };
+    if is_own(to) {
+        let text = format!(
+            "descriptor {to} is in use by Untorn for a managed file, and {call} would close it: choose a number that the \
+             program has open, or one from fcntl(F_DUPFD)"
+        );
+        return reported(call, -1, || Err(refusal(libc::EBUSY, text)));
+    }
     let before = find(to).filter(|file| !file.is_parents() && fd != to);
     let done = dup();
     if done < 0 || is_borrower() {
@@ -47,7 +64,7 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
     }
 }
 
-/// `dup2`. What `to` was is closed, as by untorn_fd_close().
+/// `dup2`. What `to` was is closed, as by untorn_fd_close(). A descriptor of Untorn's own as `to`: EBUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_dup2(fd: c_int, to: c_int) -> c_int {
     // SAFETY: takes numbers; the caller wants `to` closed.
@@ -67,10 +84,14 @@ pub extern "C" fn untorn_fd_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 /// As for `fcntl`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        let Some(_section) = begin("fcntl", [fd, -1]) else { return -1 };
+        // SAFETY: as below.
+        return copied("fcntl", fd, unsafe { libc::fcntl(fd, command, argument) });
+    }
     // SAFETY: the caller's promise; a number goes through unchanged.
     let done = unsafe { libc::fcntl(fd, command, argument) };
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied("fcntl", fd, done),
         libc::F_SETLK | libc::F_SETLKW if done == 0 => on_managed("fcntl", fd, -1, |file| {
             // SAFETY: the system has just read it.
             let lock = unsafe { argument.cast::<libc::flock>().read() };
@@ -109,7 +130,11 @@ pub extern "C" fn untorn_fd_lockf(fd: c_int, operation: c_int, len: off_t) -> c_
 
 /// `closefrom` and `close_range` would also close Untorn's own descriptors. None: nothing is managed.
 fn refuse_range(call: &str) -> Option<c_int> {
-    if is_borrower() || all().is_empty() {
+    if is_borrower() || !is_any_managed() {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(-1) };
+    if all().is_empty() {
         return None;
     }
     Some(reported(call, -1, || -> Result<c_int> {
@@ -137,6 +162,7 @@ pub extern "C" fn untorn_fd_closefrom(first: c_int) {
 
 /// Refuses a call that goes past the managed file. None: neither descriptor is of one.
 fn refuse<T>(call: &str, fds: [c_int; 2], failed: T, errno: c_int) -> Option<T> {
+    let Some(_section) = begin(call, fds) else { return Some(failed) };
     let fd = fds.into_iter().find(|fd| is_marked(*fd) && find(*fd).is_some())?;
     let refusal = || {
         let path = super::managed_files::path_of(fd).unwrap_or_default();

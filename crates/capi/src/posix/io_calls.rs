@@ -5,7 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, ssize_t};
 use untorn::File;
 
-use super::managed_files::{Managed, lock, on_managed};
+use super::call_section::lock;
+use super::managed_files::{Managed, on_managed};
 use super::posix_descriptor::{self, check_readable, check_writable, failure, seek, system};
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result};
@@ -29,7 +30,8 @@ fn read_at(file: &File, buffers: &mut [&mut [u8]], mut at: u64) -> Result<ssize_
     Ok(done as ssize_t)
 }
 
-/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does.
+/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does. With O_SYNC or O_DSYNC, each write
+/// is a commit of the whole file.
 fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u64, ssize_t)> {
     let len = buffers.iter().map(|b| b.len()).sum::<usize>();
     let at = if flags & libc::O_APPEND != 0 { file.len()? } else { at };
@@ -42,10 +44,16 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
             &whole
         }
     };
-    if flags & libc::O_APPEND != 0 {
-        return Ok((file.append(bytes)?, len as ssize_t));
+    let at = if flags & libc::O_APPEND != 0 {
+        file.append(bytes)?
+    } else {
+        file.write_all_at(bytes, at)?;
+        at
+    };
+    // O_SYNC has this bit, too.
+    if flags & libc::O_DSYNC != 0 {
+        file.commit()?;
     }
-    file.write_all_at(bytes, at)?;
     Ok((at, len as ssize_t))
 }
 
@@ -319,7 +327,8 @@ pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: of
 /// `posix_fallocate`. Otherwise as untorn_fd_fallocate() with mode 0; returns an errno, as in POSIX.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_posix_fallocate(fd: c_int, at: off_t, len: off_t) -> c_int {
-    let mut errno = 0;
+    // What a refusal in a signal handler is.
+    let mut errno = libc::EDEADLK;
     on_managed("posix_fallocate", fd, (), |managed| {
         let done = check_writable(fd).and_then(|_| managed.with(|file| allocate(file, 0, at, len)));
         errno = done.as_ref().err().map_or(0, |failure| failure.errno);

@@ -9,12 +9,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use untorn::relocate::has_uncommitted;
 use untorn::{File, Map, MapOptions};
 
+use super::call_section::{self, Held, enter, lock};
 use super::descriptor_table::{is_marked, mark, unmark};
 use super::posix_descriptor::{Key, failure, is_regular, key_of, stat};
 use super::record_locks::RecordLocks;
-use super::report::{about, reported};
+use super::report::{about, reported, tell};
 use crate::error::{Failure, Result};
 
 /// A managed file.
@@ -76,25 +78,21 @@ static MANAGING: Mutex<()> = Mutex::new(());
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Held while a file starts or stops being managed, or changes its name.
-pub(super) type Managing = MutexGuard<'static, ()>;
+pub(super) type Managing = Held<MutexGuard<'static, ()>>;
 
 pub(super) fn begin_managing() -> Managing {
     lock(&MANAGING)
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn read() -> Held<RwLockReadGuard<'static, Table>> {
+    Held::take(|| TABLE.read().unwrap_or_else(PoisonError::into_inner))
 }
 
-pub(super) fn read() -> RwLockReadGuard<'static, Table> {
-    TABLE.read().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn write() -> Held<RwLockWriteGuard<'static, Table>> {
+    Held::take(|| TABLE.write().unwrap_or_else(PoisonError::into_inner))
 }
 
-pub(super) fn write() -> RwLockWriteGuard<'static, Table> {
-    TABLE.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-type ForkLocks = (MutexGuard<'static, ()>, RwLockWriteGuard<'static, Table>);
+type ForkLocks = (Managing, Held<RwLockWriteGuard<'static, Table>>);
 
 thread_local! {
     static FORK_LOCKS: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
@@ -131,6 +129,7 @@ pub(super) fn watch_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: no thread calls `fork` while it holds the locks that the handlers take and release.
     ONCE.call_once(|| unsafe {
+        call_section::prepare();
         OWNER.store(own_pid(), Release);
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     });
@@ -198,7 +197,12 @@ impl Managed {
     pub fn end(&self) -> Result<()> {
         let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = file.take() else { return Ok(()) };
-        let committed = if self.commit_on_close.load(Acquire) { file.commit() } else { Ok(()) };
+        let committed = if self.commit_on_close.load(Acquire) {
+            file.commit()
+        } else {
+            tell_discarded("exit", &file);
+            Ok(())
+        };
         committed.and(file.store().close())?;
         Ok(())
     }
@@ -216,6 +220,17 @@ impl Managed {
     fn is_of(&self, fd: c_int) -> bool {
         stat(fd).is_some_and(|stat| (stat.st_dev, stat.st_ino) == self.key)
     }
+}
+
+/// Whether this process manages any file.
+pub(super) fn is_any_managed() -> bool {
+    FILES.load(Acquire) > 0
+}
+
+/// Whether a descriptor is one of Untorn's own, which the program never opened: without it, commits would go elsewhere.
+/// Takes no lock.
+pub(super) fn is_own(fd: c_int) -> bool {
+    is_any_managed() && untorn_os::is_own_descriptor(fd) && !is_borrower()
 }
 
 /// The managed file of a descriptor that is known to be one.
@@ -271,7 +286,11 @@ pub(super) fn on_managed<T>(
     failed: T,
     body: impl FnOnce(&Arc<Managed>) -> Result<T>,
 ) -> Option<T> {
-    let file = find(fd)?;
+    if !is_marked(fd) {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(failed) };
+    let file = find_marked(fd)?;
     Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
 }
 
@@ -317,6 +336,17 @@ fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Resu
     close_file(managed, managing)
 }
 
+/// Says that closing a file discards changes, if there are any.
+fn tell_discarded(call: &str, file: &File) {
+    if has_uncommitted(file).unwrap_or(false) {
+        tell(&format!(
+            "{call}: {}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
+             untorn_fd_commit_on_close(), or set UNTORN_COMMIT_ON_CLOSE=1",
+            file.path().display()
+        ));
+    }
+}
+
 /// Closes a file's store. Uncommitted changes are discarded, unless the program asked for a commit.
 pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
     forget(managed, managing);
@@ -324,7 +354,11 @@ pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<
     let file = managed.file.write().unwrap_or_else(PoisonError::into_inner).take();
     match file {
         Some(file) if !managed.is_parents() => {
-            file.set_commit_on_close(managed.commit_on_close.load(Acquire));
+            let commits = managed.commit_on_close.load(Acquire);
+            if !commits {
+                tell_discarded("close", &file);
+            }
+            file.set_commit_on_close(commits);
             Ok(file.close()?)
         }
         _ => Ok(()),

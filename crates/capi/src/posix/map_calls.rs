@@ -7,14 +7,21 @@ use std::sync::Arc;
 use libc::off_t;
 use untorn::MapOptions;
 
+use super::call_section::{Section, enter};
 use super::managed_files::{
-    Window, add, extend, find, halve, is_borrower, is_doubled, is_reserved, learn, mapped_in, path_of, unmap,
+    Window, add, extend, find, halve, is_any_managed, is_borrower, is_doubled, is_reserved, learn, mapped_in, path_of,
+    unmap,
 };
 use super::managing::{manage, undo};
 use super::patterns;
 use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat};
 use super::report::{reported, tell};
 use crate::error::{Failure, Result};
+
+/// Begins a call on addresses. None: refused; otherwise a section if they may be of a managed file.
+fn begin(call: &str) -> Option<Option<Section>> {
+    if is_any_managed() { enter(call).map(Some) } else { Some(None) }
+}
 
 fn page_bytes() -> usize {
     // SAFETY: takes a number.
@@ -105,6 +112,15 @@ pub unsafe extern "C" fn untorn_mmap(
     fd: c_int,
     at: off_t,
 ) -> *mut c_void {
+    let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let is_file = flags & libc::MAP_ANONYMOUS == 0 && flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+    let _section = match is_file || fixed && is_any_managed() {
+        true => match enter("mmap") {
+            None => return libc::MAP_FAILED,
+            some => some,
+        },
+        false => None,
+    };
     if is_ours(prot, flags, fd) {
         return reported("mmap", libc::MAP_FAILED, || map(address, len, prot, flags, fd, at));
     }
@@ -124,6 +140,7 @@ pub unsafe extern "C" fn untorn_mmap(
 /// As for `msync`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c_int) -> c_int {
+    let Some(_section) = begin("msync") else { return -1 };
     let files = pages(address, len).map(|pages| mapped_in(&pages)).unwrap_or_default();
     if files.is_empty() {
         // SAFETY: the caller's promise.
@@ -155,6 +172,7 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
 /// As for `munmap`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_int {
+    let Some(_section) = begin("munmap") else { return -1 };
     match pages(address, len) {
         Some(pages) if is_reserved(&pages) || !mapped_in(&pages).is_empty() => {
             reported("munmap", -1, || unmap(pages).map(|_| 0))
@@ -183,6 +201,7 @@ pub unsafe extern "C" fn untorn_mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    let Some(_section) = begin("mremap") else { return libc::MAP_FAILED };
     let old = pages(address, old_len.max(1));
     if old.as_ref().is_some_and(is_doubled) {
         let detail = "two maps of a file that lost its name have these addresses: they are neither resized nor moved";
@@ -213,6 +232,7 @@ pub unsafe extern "C" fn untorn_mremap(
 /// As for `madvise`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+    let Some(_section) = begin("madvise") else { return -1 };
     let drops =
         matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED);
     if drops && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {

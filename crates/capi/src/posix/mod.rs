@@ -8,15 +8,19 @@
 //!
 //! Imports run down this list only:
 //!
-//! 1. [`path_calls`], [`stream_calls`]: names and streams
-//! 2. [`open_calls`], [`map_calls`], [`descriptor_calls`]
-//! 3. [`io_calls`]; [`relocation`]: names of open files change
-//! 4. [`managing`]: files begin to be managed; [`at_exit`]: the end of the process
-//! 5. [`managed_files`]: the table of managed files
-//! 6. [`record_locks`], [`patterns`], [`descriptor_table`]
-//! 7. [`report`], [`posix_descriptor`]
+//! 1. [`cxx_calls`]: the C++ library's calls
+//! 2. [`path_calls`], [`stream_calls`]: names and streams
+//! 3. [`open_calls`], [`map_calls`], [`descriptor_calls`], [`shell_calls`]
+//! 4. [`io_calls`]; [`relocation`]: names of open files change
+//! 5. [`managing`]: files begin to be managed; [`at_exit`]: the end of the process
+//! 6. [`managed_files`]: the table of managed files
+//! 7. [`record_locks`], [`patterns`], [`descriptor_table`]
+//! 8. [`report`], [`posix_descriptor`]
+//! 9. [`call_section`]: calls in signal handlers
 
 mod at_exit;
+mod call_section;
+mod cxx_calls;
 mod descriptor_calls;
 mod descriptor_table;
 mod io_calls;
@@ -30,4 +34,5 @@ mod posix_descriptor;
 mod record_locks;
 mod relocation;
 mod report;
+mod shell_calls;
 mod stream_calls;

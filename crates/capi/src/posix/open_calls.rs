@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::descriptor_table::unmark;
+use super::call_section::{enter, is_inside};
+use super::descriptor_table::{is_marked, unmark};
 use super::io_calls::untorn_fd_ftruncate;
 use super::managed_files::{
-    Managed, find, is_borrower, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
+    Managed, find, is_borrower, is_own, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
 };
 use super::managing::manage;
 use super::patterns;
@@ -25,6 +26,7 @@ fn on_managed_only(name: &str, fd: c_int, call: impl FnOnce(&Arc<Managed>) -> Re
             format!("descriptor {fd} is not of a managed file: name the file by untorn_manage() before it is opened");
         Err(failure(libc::EINVAL, text))
     };
+    let Some(_section) = enter(name) else { return -1 };
     reported(name, -1, || match learn(fd) {
         Some(file) => call(&file).map(|()| 0),
         None => none(),
@@ -45,8 +47,13 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
         return manage(fd).map(|_| ());
     }
-    if has_store && !untorn::offline::inspect(&path)?.clean {
-        untorn::offline::open(&path, &Default::default(), &|_, _| ())?.close()?;
+    if has_store { recover_unmanaged(&path) } else { Ok(()) }
+}
+
+/// Recovers a file that has a store beside it and that this process has not open.
+pub(super) fn recover_unmanaged(path: &Path) -> Result<()> {
+    if !untorn::offline::inspect(path)?.clean {
+        untorn::offline::open(path, &Default::default(), &|_, _| ())?.close()?;
     }
     Ok(())
 }
@@ -79,6 +86,7 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     if is_borrower() {
         return open(flags);
     }
+    let Some(section) = enter("open") else { return -1 };
     // SAFETY: the caller's promise.
     if let Some(path) = unsafe { path_at(dir, path) }.filter(|_| flags & libc::O_CREAT != 0)
         && reported("open", -1, || clear_name(&path).map(|()| 0)) < 0
@@ -91,7 +99,9 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
         return fd;
     }
     crate::log::start();
-    if reported("open", -1, || adopt(fd, flags).map(|()| 0)) < 0 {
+    let adopted = reported("open", -1, || adopt(fd, flags).map(|()| 0));
+    drop(section);
+    if adopted < 0 {
         return give_up(fd);
     }
     if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
@@ -180,10 +190,16 @@ pub unsafe extern "C" fn untorn_fd_mkostemps(template: *mut c_char, suffix: c_in
     made(unsafe { libc::mkostemps(template, suffix, flags) })
 }
 
-/// `close`. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
+/// `close`. A descriptor of Untorn's own is none of the program's: EBADF. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
 /// (unless untorn_fd_commit_on_close() asked for a commit), and the file becomes a plain file.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
+    if is_own(fd) {
+        set_errno(libc::EBADF);
+        return -1;
+    }
+    let section = if is_marked(fd) { enter("close").map(Some) } else { Some(None) };
+    let Some(_section) = section else { return -1 };
     let file = find(fd).filter(|file| !file.is_parents());
     if file.is_some() {
         unmark(fd);
@@ -222,7 +238,8 @@ pub extern "C" fn untorn_fd_flock(fd: c_int, operation: c_int) -> c_int {
     on_managed("flock", fd, -1, |file| file.with(|_| Ok(0))).unwrap_or_else(|| {
         // SAFETY: takes numbers.
         let done = unsafe { libc::flock(fd, operation) };
-        if done == 0 {
+        // Not in a handler that interrupted a call: it would wait for that call's locks.
+        if done == 0 && !is_inside() {
             note_lock(fd, operation);
         }
         done
@@ -255,6 +272,7 @@ pub unsafe extern "C" fn untorn_manage(pattern: *const c_char) -> c_int {
 /// untorn_mmap().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
+    let Some(_section) = enter("untorn_fd_manage") else { return -1 };
     reported("untorn_fd_manage", -1, || {
         let stat = stat(fd).ok_or_else(|| Failure::bad_handle("descriptor"))?;
         if !is_regular(&stat) {
@@ -298,6 +316,7 @@ pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
 /// descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_is_managed(fd: c_int) -> c_int {
+    let Some(_section) = enter("untorn_fd_is_managed") else { return -1 };
     guard(-1, || match stat(fd) {
         Some(_) => Ok(learn(fd).is_some().into()),
         None => Err(Failure::bad_handle("descriptor")),

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use libc::off_t;
 
+use super::call_section::enter;
 use super::io_calls::untorn_fd_ftruncate;
-use super::managed_files::{begin_managing, find_by_key, is_borrower};
+use super::managed_files::{begin_managing, find_by_key, is_any_managed, is_borrower};
 use super::open_calls::{open_path, untorn_fd_close, untorn_fd_fsync};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
@@ -33,6 +34,7 @@ unsafe fn rename_managed(
     if is_borrower() {
         return None;
     }
+    let Some(_section) = enter(call) else { return Some(-1) };
     // SAFETY: the caller's promise.
     let (from_path, to_path) = unsafe { (path_at(from_dir, from), path_at(to_dir, to)) };
     let managing = begin_managing();
@@ -103,12 +105,13 @@ pub unsafe extern "C" fn untorn_path_renameat2(
 }
 
 /// Unlinks a file. None: the system's call is to be made.
-fn unlink_managed(call: &str, path: Option<PathBuf>, unlink: impl FnOnce() -> c_int) -> Option<c_int> {
+fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: impl FnOnce() -> c_int) -> Option<c_int> {
     if is_borrower() {
         return None;
     }
+    let Some(_section) = enter(call) else { return Some(-1) };
     let managing = begin_managing();
-    let name = name(path)?;
+    let name = name(path())?;
     if name.file.is_none() && !has_store(&name.path) || name.is_missing() {
         return None;
     }
@@ -124,7 +127,7 @@ pub unsafe extern "C" fn untorn_path_unlink(path: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
     let unlink = || unsafe { libc::unlink(path) };
     // SAFETY: the caller's promise.
-    unlink_managed("unlink", unsafe { path_at(libc::AT_FDCWD, path) }, unlink).unwrap_or_else(unlink)
+    unlink_managed("unlink", || unsafe { path_at(libc::AT_FDCWD, path) }, unlink).unwrap_or_else(unlink)
 }
 
 /// `unlinkat`: as untorn_path_unlink(), or untorn_path_rmdir().
@@ -136,7 +139,7 @@ pub unsafe extern "C" fn untorn_path_unlinkat(dir: c_int, path: *const c_char, f
     // SAFETY: the caller's promise.
     let unlink = || unsafe { libc::unlinkat(dir, path, flags) };
     // SAFETY: the caller's promise.
-    let at = unsafe { path_at(dir, path) };
+    let at = || unsafe { path_at(dir, path) };
     if flags & libc::AT_REMOVEDIR != 0 {
         return remove_dir(at, unlink);
     }
@@ -150,8 +153,11 @@ pub unsafe extern "C" fn untorn_path_unlinkat(dir: c_int, path: *const c_char, f
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_remove(path: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
-    let (remove, at) = (|| unsafe { libc::remove(path) }, unsafe { path_at(libc::AT_FDCWD, path) });
-    if at.as_ref().is_some_and(|path| path.is_dir()) {
+    let (remove, at) = (|| unsafe { libc::remove(path) }, || unsafe { path_at(libc::AT_FDCWD, path) });
+    let Some(section) = enter("remove") else { return -1 };
+    let is_dir = at().is_some_and(|path| path.is_dir());
+    drop(section);
+    if is_dir {
         return remove_dir(at, remove);
     }
     unlink_managed("remove", at, remove).unwrap_or_else(remove)
@@ -166,17 +172,18 @@ pub unsafe extern "C" fn untorn_path_rmdir(path: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
     let remove = || unsafe { libc::rmdir(path) };
     // SAFETY: the caller's promise.
-    remove_dir(unsafe { path_at(libc::AT_FDCWD, path) }, remove)
+    remove_dir(|| unsafe { path_at(libc::AT_FDCWD, path) }, remove)
 }
 
 /// Removes a directory; if it is not empty, removes closed stores of files that are gone, and tries again.
-fn remove_dir(path: Option<PathBuf>, remove: impl Fn() -> c_int) -> c_int {
+fn remove_dir(path: impl FnOnce() -> Option<PathBuf>, remove: impl Fn() -> c_int) -> c_int {
     let done = remove();
     if done == 0 || !matches!(errno(), libc::ENOTEMPTY | libc::EEXIST) || is_borrower() {
         return done;
     }
     let refused = errno();
-    let entries = path.and_then(|path| std::fs::read_dir(path).ok()).into_iter().flatten().flatten();
+    let Some(_section) = enter("rmdir") else { return -1 };
+    let entries = path().and_then(|path| std::fs::read_dir(path).ok()).into_iter().flatten().flatten();
     let mut removed = false;
     for entry in entries {
         let store = entry.path();
@@ -193,8 +200,9 @@ fn remove_dir(path: Option<PathBuf>, remove: impl Fn() -> c_int) -> c_int {
 }
 
 /// Refuses a second name of a managed file. None: the system's call is to be made.
-fn refuse_link(call: &str, path: Option<PathBuf>) -> Option<c_int> {
-    let name = name(path).filter(|name| name.file.is_some() || has_store(&name.path))?;
+fn refuse_link(call: &str, path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
+    let Some(_section) = enter(call) else { return Some(-1) };
+    let name = name(path()).filter(|name| name.file.is_some() || has_store(&name.path))?;
     let refuse = || {
         let path = name.path.display();
         Err(refusal(libc::EPERM, format!("{path} is a managed file, which has one name: rename it instead")))
@@ -209,7 +217,7 @@ fn refuse_link(call: &str, path: Option<PathBuf>) -> Option<c_int> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_link(from: *const c_char, to: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { refuse_link("link", path_at(libc::AT_FDCWD, from)).unwrap_or_else(|| libc::link(from, to)) }
+    unsafe { refuse_link("link", || path_at(libc::AT_FDCWD, from)).unwrap_or_else(|| libc::link(from, to)) }
 }
 
 /// `linkat`: as untorn_path_link().
@@ -226,7 +234,7 @@ pub unsafe extern "C" fn untorn_path_linkat(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        refuse_link("linkat", path_at(from_dir, from))
+        refuse_link("linkat", || path_at(from_dir, from))
             .unwrap_or_else(|| libc::linkat(from_dir, from, to_dir, to, flags))
     }
 }
@@ -238,10 +246,12 @@ pub unsafe extern "C" fn untorn_path_linkat(
 /// As for `truncate`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) -> c_int {
+    let Some(section) = enter("truncate") else { return -1 };
     // SAFETY: the caller's promise.
     let real = unsafe { path_at(libc::AT_FDCWD, path) }.and_then(|path| std::fs::canonicalize(path).ok());
     let managed = real.as_deref().and_then(lstat).as_ref().and_then(find_by_key);
     let ours = managed.is_some() || real.is_some_and(|path| has_store(&path) || patterns::match_path(&path));
+    drop(section);
     if !ours || is_borrower() {
         // SAFETY: the caller's promise.
         return unsafe { libc::truncate(path, size) };
@@ -266,6 +276,10 @@ pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) 
 
 /// Puts the size of a managed file, uncommitted changes included, into what the system says of it.
 fn current_size(call: &str, found: &libc::stat, size: &mut dyn FnMut(off_t)) -> c_int {
+    if !is_any_managed() {
+        return 0;
+    }
+    let Some(_section) = enter(call) else { return -1 };
     let Some(file) = find_by_key(found).filter(|file| !file.is_parents()) else { return 0 };
     reported(call, -1, || {
         size(file.with(|file| Ok(file.len()?))? as off_t);
@@ -350,8 +364,9 @@ pub unsafe extern "C" fn untorn_path_statx(
 
 /// Refuses to set times of a managed file, by which Untorn notices changes of others. None: the system's call is to be
 /// made.
-fn refuse_times(call: &str, path: Option<PathBuf>) -> Option<c_int> {
-    let found = std::fs::canonicalize(path?).ok().as_deref().and_then(lstat)?;
+fn refuse_times(call: &str, path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
+    let Some(_section) = enter(call) else { return Some(-1) };
+    let found = std::fs::canonicalize(path()?).ok().as_deref().and_then(lstat)?;
     find_by_key(&found)?;
     Some(reported(call, -1, || -> Result<c_int> {
         Err(refusal(libc::ENOTSUP, "the times of a managed file are Untorn's while the file is open"))
@@ -370,7 +385,9 @@ pub unsafe extern "C" fn untorn_path_utimensat(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { refuse_times("utimensat", path_at(dir, path)).unwrap_or_else(|| libc::utimensat(dir, path, times, flags)) }
+    unsafe {
+        refuse_times("utimensat", || path_at(dir, path)).unwrap_or_else(|| libc::utimensat(dir, path, times, flags))
+    }
 }
 
 /// `utimes`. On an open managed file: ENOTSUP.
@@ -380,7 +397,7 @@ pub unsafe extern "C" fn untorn_path_utimensat(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_utimes(path: *const c_char, times: *const libc::timeval) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { refuse_times("utimes", path_at(libc::AT_FDCWD, path)).unwrap_or_else(|| libc::utimes(path, times)) }
+    unsafe { refuse_times("utimes", || path_at(libc::AT_FDCWD, path)).unwrap_or_else(|| libc::utimes(path, times)) }
 }
 
 /// `utime`. On an open managed file: ENOTSUP.
@@ -390,5 +407,7 @@ pub unsafe extern "C" fn untorn_path_utimes(path: *const c_char, times: *const l
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_utime(path: *const c_char, times: *const c_void) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { refuse_times("utime", path_at(libc::AT_FDCWD, path)).unwrap_or_else(|| libc::utime(path, times.cast())) }
+    unsafe {
+        refuse_times("utime", || path_at(libc::AT_FDCWD, path)).unwrap_or_else(|| libc::utime(path, times.cast()))
+    }
 }

@@ -12,7 +12,8 @@ use std::sync::{Arc, PoisonError};
 use untorn::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
 use untorn::{File, MapOptions};
 
-use super::managed_files::{Managed, Managing, double, find_by_key, forget, lock, renew_maps, subtract, windows_of};
+use super::call_section::lock;
+use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, subtract, windows_of};
 use super::managing::manage_locked;
 use super::patterns;
 use super::posix_descriptor::{Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system};

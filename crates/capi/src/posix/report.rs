@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use super::call_section::Section;
 use crate::error::untorn_error::{UNTORN_E_BAD_HANDLE, UNTORN_E_INVALID, UNTORN_E_IO, UNTORN_E_NULL};
 use crate::error::{Failure, Result, guard};
 use crate::log;
@@ -55,6 +56,7 @@ pub(super) fn about(failure: Failure, path: impl FnOnce() -> Option<PathBuf>) ->
 
 /// Runs the body of a call, as [`guard`], and says on standard error what failed.
 pub(super) fn reported<T>(call: &str, failed: T, body: impl FnOnce() -> Result<T>) -> T {
+    let _section = Section::begin();
     guard(failed, || {
         body().inspect_err(|failure| {
             if !is_ordinary(failure) {

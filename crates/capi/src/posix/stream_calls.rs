@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use libc::{FILE, off64_t, size_t, ssize_t};
 
+use super::call_section::{Section, enter, is_inside, lock};
 use super::io_calls::{untorn_fd_lseek, untorn_fd_read, untorn_fd_write};
 use super::managed_files::{find, find_by_key, is_borrower};
 use super::open_calls::{open_path, untorn_fd_close};
@@ -33,7 +34,7 @@ unsafe extern "C" {
 static STREAMS: Mutex<Option<HashMap<usize, c_int>>> = Mutex::new(None);
 
 fn with_streams<T>(f: impl FnOnce(&mut HashMap<usize, c_int>) -> T) -> T {
-    f(STREAMS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+    f(lock(&STREAMS).get_or_insert_default())
 }
 
 /// What the library passes to the functions below: a descriptor in the shape of a pointer.
@@ -104,6 +105,7 @@ fn flags_of(mode: &[u8]) -> Option<c_int> {
 /// # Safety
 /// `path` is NULL or ends in NUL.
 unsafe fn is_ours(path: *const c_char) -> bool {
+    let _section = Section::begin();
     // SAFETY: the caller's promise.
     let Some(path) = (unsafe { path_at(libc::AT_FDCWD, path) }).filter(|_| !is_borrower()) else { return false };
     let Ok(whole) = std::fs::canonicalize(&path).or_else(|_| std::path::absolute(&path)) else { return false };
@@ -118,6 +120,10 @@ unsafe fn is_ours(path: *const c_char) -> bool {
 /// As for `fopen`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_stream_fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    if is_inside() {
+        let _ = enter("fopen");
+        return std::ptr::null_mut();
+    }
     // SAFETY: the caller's promise.
     let flags = unsafe { mode.as_ref().and_then(|_| flags_of(CStr::from_ptr(mode).to_bytes())) };
     // SAFETY: the caller's promise.
@@ -148,6 +154,10 @@ unsafe fn stream_or_close(fd: c_int, mode: *const c_char) -> *mut FILE {
 /// As for `fdopen`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_stream_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if is_inside() {
+        let _ = enter("fdopen");
+        return std::ptr::null_mut();
+    }
     // SAFETY: the caller's promise.
     unsafe { if find(fd).is_some_and(|file| !file.is_parents()) { stream(fd, mode) } else { libc::fdopen(fd, mode) } }
 }
@@ -179,6 +189,10 @@ pub unsafe extern "C" fn untorn_stream_freopen(
 /// As for `fileno`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_stream_fileno(stream: *mut FILE) -> c_int {
+    if is_inside() {
+        let _ = enter("fileno");
+        return -1;
+    }
     match with_streams(|streams| streams.get(&stream.addr()).copied()) {
         Some(fd) => fd,
         // SAFETY: the caller's promise.

@@ -463,6 +463,27 @@ static void racing_stores(const std::string &directory) {
     assert(found);
 }
 
+// An object that is made before main() and uses a heap at the end of the program, when other static objects are gone.
+static struct at_end {
+    using type = untorn::in_heap::vector<untorn::string>;
+    std::string path;
+
+    void use() const {
+        untorn::heap heap(path);
+        heap.root_or<type>("at end")->emplace_back("a string that is too long for the place of a short one");
+        heap.commit();
+        heap.close();
+    }
+    ~at_end() {
+        try {
+            if (!path.empty()) use();
+        } catch (const std::exception &e) {
+            std::fprintf(stderr, "at the end of the program: %s\n", e.what());
+            std::_Exit(1);
+        }
+    }
+} at_end;
+
 int main(int argc, char **argv) {
     assert(argc > 1);
     const std::string directory = argv[1];
@@ -475,5 +496,7 @@ int main(int argc, char **argv) {
     errors_and_guards(directory);
     threads_and_files(directory);
     racing_stores(directory);
+    at_end.path = directory + "/at-end";
+    at_end.use();
     std::puts("ok");
 }

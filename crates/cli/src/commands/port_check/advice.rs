@@ -89,7 +89,7 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
         (
             &["fstream", "ifstream", "ofstream"],
             Past,
-            "opens by itself: sees and leaves no more than the data file, and must not touch a managed one",
+            "opens by itself: refused for an open managed file (with GNU's C++ library and libuntorn.so), else wrong",
         ),
         (&["syscall"], Past, "a system call by number is not renamed"),
         (
@@ -97,10 +97,11 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
             Look,
             "the file is recovered at its next opening; until then the plain file is as of the last checkpoint",
         ),
+        (&["system", "popen"], Look, "the command sees the plain file, as of the last sync"),
         (
-            &["system", "popen", "posix_spawn", "posix_spawnp"],
+            &["posix_spawn", "posix_spawnp"],
             Look,
-            "other programs see the plain file, as of the last checkpoint",
+            "other programs see the plain file, as of the last checkpoint, also by descriptors that they inherit",
         ),
         (&["dlopen"], Look, "what is loaded is not renamed, unless it was compiled with the header"),
         (&["mprotect"], Look, "works on the one mapping of the file, and so on all of its maps"),
