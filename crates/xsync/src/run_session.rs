@@ -100,7 +100,15 @@ impl Wanted {
             volume: volume.path().display().to_string(),
             ..Report::default()
         };
-        let job = Job { command: self.command.clone(), view, maps: self.maps, cares: self.cares, ports, report };
+        let job = Job {
+            command: self.command.clone(),
+            view,
+            maps: self.maps,
+            cares: self.cares,
+            ports,
+            report,
+            watcher: None,
+        };
         let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
         committer.close()?;
         if self.summary {
@@ -185,6 +193,7 @@ impl Wanted {
             shown: mounts_of_the_host(scratch)?,
             written,
             data,
+            on: None,
             also: hidden.then(|| cwd.to_owned()).into_iter().collect(),
             cwd: cwd.to_owned(),
         })
@@ -266,6 +275,7 @@ fn tell_what_is_lost(ended: &Ended, volume: &Volume, work: &WorkDirs) {
 
 /// Applies what a volume holds of directories: after a crash, or after an error.
 pub fn resume(path: &Path) -> Result<()> {
+    check_root()?;
     let scratch = private_mounts()?;
     let volume = left_over(path, &scratch)?;
     let Some(work) = WorkDirs::read(volume.at())? else {
@@ -280,6 +290,7 @@ pub fn resume(path: &Path) -> Result<()> {
 
 /// Throws away what a volume holds of directories.
 pub fn discard(path: &Path) -> Result<()> {
+    check_root()?;
     let scratch = private_mounts()?;
     let volume = left_over(path, &scratch)?;
     let Some(work) = WorkDirs::read(volume.at())? else {

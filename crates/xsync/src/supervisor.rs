@@ -13,6 +13,7 @@ use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
 use crate::status_socket::StatusSocket;
 use crate::syscall_filter::Maps;
+use crate::watcher::Watcher;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -45,6 +46,8 @@ pub struct Job {
     pub ports: Arc<Vec<Port>>,
     /// The report, without what is counted.
     pub report: Report,
+    /// Holds outside readers of the session's directory.
+    pub watcher: Option<Watcher>,
 }
 
 /// How a session ended.
@@ -84,6 +87,8 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         signals,
     };
     let init = begin(session, theirs)?;
+    let mut watcher = job.watcher;
+    watcher.iter_mut().try_for_each(|watcher| watcher.until_the_end_of(init))?;
     let running = Running {
         control: Arc::new(control),
         committer: Arc::new(committer),
@@ -104,7 +109,10 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         let commits = committer.upgrade().map_or(0, |committer| committer.commits());
         report.clone().counted(&counters, commits)
     });
-    running.until_its_end(init, streams.input, streams.outputs)
+    let ended = running.until_its_end(init, streams.input, streams.outputs);
+    // After the last commit.
+    drop(watcher);
+    ended
 }
 
 /// Terminals become the session's terminal, all else pipes; nothing of the host's goes in itself.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod directory;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::ops::{Deref, DerefMut};
