@@ -16,6 +16,7 @@ use crate::syscall_filter::Maps;
 use crate::watcher::Watcher;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use std::ffi::OsString;
@@ -140,7 +141,11 @@ fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
 
 /// A descriptor that is closed counts as `/dev/null`, too.
 fn is_null(descriptor: BorrowedFd<'_>) -> bool {
-    let Ok(stat) = fstat(descriptor) else { return true };
+    let stat = match fstat(descriptor) {
+        Ok(stat) => stat,
+        // Others may not be asked about, and yet written to: files of somebody else's FUSE.
+        Err(e) => return e == Errno::BADF,
+    };
     let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     device && (major(stat.st_rdev), minor(stat.st_rdev)) == (1, 3)
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod directory;
+pub mod told;
 
 use std::ffi::OsStr;
 use std::fs;
