@@ -87,6 +87,9 @@ struct Xsync {
     /// Copy the volume's data to a new directory in the end.
     #[arg(long, value_name = "DIR", requires = "volume")]
     export: Option<PathBuf>,
+    /// If the volume's disk fails, save what is in memory to this new directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "on")]
+    rescue: Option<PathBuf>,
     /// Say first what of this machine the program sees.
     #[arg(long)]
     explain: bool,
@@ -158,6 +161,7 @@ impl Xsync {
             bytes: self.size,
             keep: self.keep,
             export: self.export,
+            rescue: self.rescue,
             listen: self.listen,
             maps: self.maps,
             explain: self.explain,

@@ -26,6 +26,7 @@ pub mod print_fstab;
 mod private_mounts;
 pub mod relay;
 mod requests;
+pub mod rescue;
 pub mod run_on;
 pub mod run_session;
 mod sealed_directory;

@@ -65,7 +65,8 @@ fn tell_what_is_lost(ended: &Ended, on: &OnDirectory) {
     };
     eprintln!(
         "untorn-xsync: the session was ended, because the file system of {} failed. {held} Everything that was shown is \
-         there, once the disk works and the file system was checked (`e2fsck`).",
+         there, once the disk works and the file system was checked (`e2fsck`). What is newer is in memory until the \
+         file system is unmounted: copy it away before.",
         on.dir().display()
     );
 }
