@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// None, said aloud, where sessions do not work.
 fn directory(options: &str) -> Option<Directory> {
@@ -22,8 +22,11 @@ fn run(command: &mut Command) -> Run {
 }
 
 /// Waits until somebody in the session has done something; a look from outside at a name waits for no commit.
+#[track_caller]
 fn until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
     while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(60), "it never happened");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -167,17 +170,25 @@ fn careless(directory: &Directory, care: &str, program: &[&str]) -> Command {
 fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
     let Some(directory) = directory("data=journal") else { return };
     let watcher = directory.watcher();
-    let script = "echo text > file; for i in 1 2 3 4 5; do cat file > copy; done; echo end > ready; read x";
+    let script = "echo text > file; while ! [ -d go ]; do sleep 0.01; done; \
+                  for i in 1 2 3 4 5; do cat file > copy; ls > /dev/null; done; echo end > ready; read x";
     for user in [0, NOBODY] {
         directory.give_to(user);
         let mut session = Session::start(directory.session(user, &["sh", "-c", script]).stdin(Stdio::piped()));
-        until(|| has_bytes(&directory.at().join("ready")));
+        until(|| has_bytes(&directory.at().join("file")));
         let before = directory.transactions();
+        // Neither this nor a look at a name opens anything.
+        fs::create_dir(directory.at().join("go")).unwrap();
+        until(|| has_bytes(&directory.at().join("ready")));
+        assert_eq!(directory.transactions(), before, "user {user}: what the session itself reads commits nothing");
         assert_eq!(fs::read_to_string(directory.at().join("file")).unwrap(), "text\n");
         let after = directory.transactions();
-        assert_eq!(after, before + 1, "user {user}: one commit, and none by what the session itself reads");
+        assert_eq!(after, before + 1, "user {user}: the reader has waited for one commit");
         fs::read_dir(directory.at()).unwrap().for_each(drop);
         assert_eq!(directory.transactions(), after, "nothing has changed since then");
+        fs::remove_dir(directory.at().join("go")).unwrap();
+        fs::read_dir(directory.at()).unwrap().for_each(drop);
+        assert!(directory.transactions() > after, "user {user}: who looks into a directory has not waited");
         drop(session.stdin.take());
         session.wait().unwrap();
         ["file", "copy", "ready"].iter().for_each(|name| fs::remove_file(directory.at().join(name)).unwrap());
@@ -185,6 +196,7 @@ fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
     drop(watcher);
     directory.give_to(0);
     let mut command = careless(&directory, "outside_readers_wait", &["sh", "-c", script]);
+    fs::create_dir(directory.at().join("go")).unwrap();
     let mut session = Session::start(command.stdin(Stdio::piped()));
     until(|| has_bytes(&directory.at().join("ready")));
     let before = directory.transactions();

@@ -19,8 +19,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
-use untorn_crashlab::replay::{Bench, Check, Exploration, Program, Recorded, Recording, explain, record};
-use untorn_xsync::cares::Cares;
+use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
 use untorn_xsync::volume::Use;
 
 /// Of a volume in these tests.
