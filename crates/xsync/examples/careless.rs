@@ -1,10 +1,11 @@
 //! A session without one of its cares, for the tests: `careless CARE VOLUME MAPS PROGRAM…`.
 //!
 //! CARE is the name of a field of `Cares`, or `all`. VOLUME is a volume, or a directory for one that is thrown away
-//! ending in a slash. `UNTORN_XSYNC_LISTEN` is a port.
+//! ending in a slash, or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port.
 
 use std::process::ExitCode;
 use untorn_xsync::cares::Cares;
+use untorn_xsync::run_on;
 use untorn_xsync::run_session::Wanted;
 use untorn_xsync::syscall_filter::Maps;
 
@@ -23,11 +24,15 @@ fn main() -> ExitCode {
         wanted.listen = vec![format!("127.0.0.1:{port}").parse().expect("a port")];
     }
     if volume.ends_with('/') {
-        wanted.place = volume.into();
+        wanted.place = volume.clone().into();
     } else {
-        wanted.volume = Some((volume.into(), None));
+        wanted.volume = Some((volume.clone().into(), None));
     }
-    match wanted.run() {
+    let done = match volume.strip_prefix("on:") {
+        Some(dir) => run_on::run(&wanted, dir.as_ref()),
+        None => wanted.run(),
+    };
+    match done {
         Ok(code) => code.into(),
         Err(e) => {
             eprintln!("careless: {e:#}");

@@ -28,6 +28,17 @@ const DROPPED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::BLOCK_SUSPEND)
     .union(CapabilitySet::CHECKPOINT_RESTORE);
 
+/// Drops all: those of an ordinary user's namespace, which made the session, and are not the program's.
+pub fn drop_all() -> Result<()> {
+    let none = CapabilitySet::empty();
+    for capability in CapabilitySet::all().iter() {
+        // What the kernel does not know is not there.
+        let _ = rustix::thread::remove_capability_from_bounding_set(capability);
+    }
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+        .context("cannot drop capabilities")
+}
+
 /// Drops them in this process, and for whatever it starts, programs with the setuid bit included.
 pub fn drop_what_leads_out() -> Result<()> {
     for capability in DROPPED.iter() {

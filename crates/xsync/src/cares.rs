@@ -25,6 +25,10 @@ pub struct Cares {
     pub requests_at_once: bool,
     /// Ports are open to the outside only when the session listens there.
     pub listen_late: bool,
+    /// Outside readers of a directory that a session is on wait for a commit.
+    pub outside_readers_wait: bool,
+    /// Nobody in a session makes sockets and FIFOs in such a directory.
+    pub directory_sealed: bool,
 }
 
 impl Cares {
@@ -41,6 +45,8 @@ impl Cares {
         listen_late: true,
         requests_at_once: true,
         end_heard: true,
+        outside_readers_wait: true,
+        directory_sealed: true,
     };
 
     /// All but the one of this name.
@@ -57,6 +63,8 @@ impl Cares {
             "maps_by_descriptor" => &mut cares.maps_by_descriptor,
             "listen_late" => &mut cares.listen_late,
             "end_heard" => &mut cares.end_heard,
+            "outside_readers_wait" => &mut cares.outside_readers_wait,
+            "directory_sealed" => &mut cares.directory_sealed,
             "requests_at_once" => &mut cares.requests_at_once,
             _ => return None,
         };

@@ -6,9 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
+use untorn_xsync::print_fstab::Provided;
+use untorn_xsync::run_on;
 use untorn_xsync::run_session::{Wanted, discard, resume};
 use untorn_xsync::status_socket;
 use untorn_xsync::syscall_filter::Maps;
+use untorn_xsync::watcher;
 
 /// The session could not begin, or its volume failed; the program's own exit codes are passed on.
 const COULD_NOT: u8 = 125;
@@ -55,6 +58,11 @@ struct Xsync {
     /// Keep the data in a volume: a file (made if it does not exist, made larger if it is smaller), or a block device.
     #[arg(long, value_name = "FILE[:SIZE]", value_hint = ValueHint::FilePath)]
     volume: Option<OsString>,
+    /// Work on a directory that is there already: of an ext4 file system mounted with data=journal. The whole of it is
+    /// what the program may write. Needs no root if an administrator's watcher runs (see --print-fstab).
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath,
+        conflicts_with_all = ["volume", "overlay", "size", "keep"])]
+    on: Option<PathBuf>,
     /// Where the program sees that volume.
     #[arg(long, value_name = "DIR", default_value = "/data", requires = "volume")]
     at: PathBuf,
@@ -79,6 +87,9 @@ struct Xsync {
     /// Copy the volume's data to a new directory in the end.
     #[arg(long, value_name = "DIR", requires = "volume")]
     export: Option<PathBuf>,
+    /// If the volume's disk fails, save what is in memory to this new directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "on")]
+    rescue: Option<PathBuf>,
     /// Say first what of this machine the program sees.
     #[arg(long)]
     explain: bool,
@@ -91,6 +102,15 @@ struct Xsync {
     /// Throw away the changes in such a volume.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "status"])]
     discard: Option<PathBuf>,
+    /// Hold outside readers for the sessions of ordinary users (--on) on the file system of a directory, until ended.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath,
+        conflicts_with_all = ["program", "volume", "on", "overlay", "resume", "discard", "status"])]
+    watch: Option<PathBuf>,
+    /// Print what an administrator does once, so that a user can have sessions without root: a directory (/srv/untorn)
+    /// in an image (FILE:SIZE).
+    #[arg(long, value_names = ["DIR", "FILE:SIZE"], num_args = 0..=2,
+        conflicts_with_all = ["program", "volume", "on", "overlay", "resume", "discard", "status", "watch"])]
+    print_fstab: Option<Vec<String>>,
     /// Say what the sessions of this machine do.
     #[arg(long, conflicts_with_all = ["program", "volume", "overlay"])]
     status: bool,
@@ -98,7 +118,7 @@ struct Xsync {
     #[arg(long, requires = "status")]
     json: bool,
     /// The program and its arguments.
-    #[arg(last = true, required_unless_present_any = ["resume", "discard", "status"],
+    #[arg(last = true, required_unless_present_any = ["resume", "discard", "status", "watch", "print_fstab"],
         value_hint = ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
 }
@@ -122,6 +142,12 @@ impl Xsync {
         if let Some(path) = &self.discard {
             return discard(path).map(|()| Output::default());
         }
+        if let Some(words) = &self.print_fstab {
+            return Ok(Output::text(Provided::of(words)?.commands()));
+        }
+        if let Some(dir) = &self.watch {
+            return watcher::watch(dir).map(|()| Output::default());
+        }
         if self.status {
             return Ok(status(self.json));
         }
@@ -135,13 +161,18 @@ impl Xsync {
             bytes: self.size,
             keep: self.keep,
             export: self.export,
+            rescue: self.rescue,
             listen: self.listen,
             maps: self.maps,
             explain: self.explain,
             summary: self.summary,
             ..Wanted::new(self.program)
         };
-        Ok(Output::default().code(wanted.run()?))
+        let code = match &self.on {
+            Some(dir) => run_on::run(&wanted, dir)?,
+            None => wanted.run()?,
+        };
+        Ok(Output::default().code(code))
     }
 }
 

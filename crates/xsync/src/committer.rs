@@ -44,12 +44,29 @@ struct Canary {
 /// Directories of the canary in a volume.
 const CANARY: &str = "canary";
 
+/// What commits are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// A directory of the file system, open.
+    pub root: &'a File,
+    /// A directory for what commits need, not seen by the session.
+    pub at: &'a Path,
+    /// The name of its disk.
+    pub disk: &'a str,
+}
+
 impl Committer {
     /// For a mounted volume; `scratch` is a place for directories that are mount points.
     pub fn new(volume: &Volume, scratch: &Path, cares: Cares) -> Result<Committer> {
-        let canary = if cares.write_errors { Some(Canary::new(volume.at(), scratch)?) } else { None };
-        let root = volume.root().try_clone()?;
-        let way = if cares.commit_of_the_journal && journal_is_enough(volume)? { Way::Journal } else { Way::All };
+        let disk = volume.disk().path().file_name().unwrap_or_default().to_string_lossy();
+        Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, cares)
+    }
+
+    /// For a file system with data in its journal.
+    pub fn on(ground: Ground<'_>, scratch: &Path, cares: Cares) -> Result<Committer> {
+        let canary = if cares.write_errors { Some(Canary::new(ground.at, scratch)?) } else { None };
+        let root = ground.root.try_clone()?;
+        let way = if cares.commit_of_the_journal && journal_is_enough(ground)? { Way::Journal } else { Way::All };
         let (commits, failed) = (AtomicU64::new(0), OnceLock::new());
         Ok(Committer { root, way, canary, commits, failed, gate: cares.gate })
     }
@@ -140,25 +157,24 @@ impl Canary {
 }
 
 /// Whether `fsync` of the directory commits what was written to another file. That is ext4's inside: it is tried.
-fn journal_is_enough(volume: &Volume) -> Result<bool> {
-    let path = volume.at().join("probe");
+fn journal_is_enough(ground: Ground<'_>) -> Result<bool> {
+    let path = ground.at.join("probe");
     let mut probe = File::create(&path).context("cannot write to the volume")?;
-    let Some(before) = transactions(volume) else { return Ok(false) };
+    let Some(before) = transactions(ground.disk) else { return Ok(false) };
     for _ in 0..2 {
         probe.write_all(b"untorn-xsync").context("cannot write to the volume")?;
-        fsync(volume.root().as_fd()).context("cannot flush the volume")?;
+        fsync(ground.root.as_fd()).context("cannot flush the volume")?;
     }
-    let after = transactions(volume);
+    let after = transactions(ground.disk);
     drop(probe);
     fs::remove_file(path).context("cannot write to the volume")?;
     Ok(after.is_some_and(|after| after >= before + 2))
 }
 
 /// How many transactions the journal of a volume has committed since it was mounted.
-fn transactions(volume: &Volume) -> Option<u64> {
-    let name = volume.disk().path().file_name()?.to_string_lossy().into_owned();
+fn transactions(disk: &str) -> Option<u64> {
     let entries = fs::read_dir("/proc/fs/jbd2").ok()?.flatten();
-    let mut ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{name}-")));
+    let mut ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{disk}-")));
     let info = fs::read_to_string(ours.next()?.path().join("info")).ok()?;
     info.split_whitespace().next()?.parse().ok()
 }

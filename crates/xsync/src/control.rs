@@ -43,6 +43,11 @@ pub enum Order {
 pub struct Control(OwnedFd);
 
 impl Control {
+    /// A connection that is there already.
+    pub fn of(socket: OwnedFd) -> Control {
+        Control(socket)
+    }
+
     /// Both ends.
     pub fn pair() -> Result<(Control, Control)> {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)

@@ -3,8 +3,10 @@
 use anyhow::{Context, Result};
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Kernel interfaces, and mounts that have no files of the host: a session has its own, or none.
 const NOT_SHOWN: [&str; 24] = [
@@ -36,7 +38,7 @@ const NOT_SHOWN: [&str; 24] = [
 /// Directories that a session has of its own, in memory, gone with it.
 pub const OWN: [&str; 4] = ["/tmp", "/var/tmp", "/run", "/dev/shm"];
 /// Directories that the kernel fills, for each session anew.
-const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+pub const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// A mount of the host that the session sees, read-only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +71,8 @@ pub struct View {
     pub written: Vec<Written>,
     /// The part of the volume that the session sees, and where.
     pub data: Option<(PathBuf, PathBuf)>,
+    /// A directory of the host that the session writes itself: the session's mount of it, and where.
+    pub on: Option<(Arc<OwnedFd>, PathBuf)>,
     /// Directories that stay visible, although the session has its own directory around them.
     pub also: Vec<PathBuf>,
     /// The working directory.
@@ -95,6 +99,13 @@ pub fn mounts_of_the_host(scratch: &Path) -> Result<Vec<Shown>> {
     }
     shown.sort_by(|a, b| a.at.cmp(&b.at));
     Ok(shown)
+}
+
+/// Where all that this process sees is mounted.
+pub fn mount_points() -> Result<Vec<PathBuf>> {
+    let text = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    Ok(lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4).map(unescaped)).collect())
 }
 
 /// A path as `/proc/self/mountinfo` writes it: three octal digits for what would disturb.
@@ -134,6 +145,9 @@ impl View {
         }
         if let Some((_, at)) = &self.data {
             line(&at.display().to_string(), "the volume");
+        }
+        if let Some((_, at)) = &self.on {
+            line(&at.display().to_string(), "the host's; what the session writes is there at once");
         }
         text
     }

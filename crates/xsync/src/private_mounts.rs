@@ -1,33 +1,35 @@
 //! A mount namespace for the supervisor: what it mounts is seen by nobody else, and goes with it.
 
+use crate::user_namespace::{self, is_root};
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Directory of all supervisors.
-pub const HOME: &str = "/run/untorn-xsync";
-
-/// A session cannot be made by anybody else.
+/// A session with a volume cannot be made by anybody else.
 pub fn check_root() -> Result<()> {
     ensure!(
-        rustix::process::geteuid().is_root(),
-        "a session needs root: it mounts a volume and makes namespaces; run it by sudo"
+        is_root(),
+        "a session with a volume needs root: it mounts a volume; run it by sudo, or by --on DIR in a directory that an \
+         administrator provides (`untorn xsync --print-fstab` prints how)"
     );
     Ok(())
 }
 
 /// Makes this process's mount namespace, with an empty directory for mounts. This process must have one thread.
 pub fn private_mounts() -> Result<PathBuf> {
-    check_root()?;
-    let scratch = Path::new(HOME).join("scratch");
+    let scratch = user_namespace::home()?.join("scratch");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+    if !is_root() {
+        user_namespace::enter()?;
     // SAFETY: changes the namespace of this process, which has one thread.
-    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+    } else if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         return Err(io::Error::last_os_error()).context("cannot make a mount namespace; run this as root");
     }
-    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).context("private mounts")?;
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).map_err(|e| {
+        if is_root() { anyhow::Error::new(e).context("private mounts") } else { user_namespace::refused(e.into()) }
+    })?;
     mount("untorn-xsync", &scratch, "tmpfs", MountFlags::NODEV | MountFlags::NOSUID, c"mode=700")
         .with_context(|| format!("cannot mount {}", scratch.display()))?;
     Ok(scratch)

@@ -6,6 +6,7 @@ use crate::committer::{Committer, check_mount};
 use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::private_mounts::{check_root, private_mounts};
+use crate::rescue;
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Ended, Job};
@@ -38,6 +39,8 @@ pub struct Wanted {
     pub keep: bool,
     /// Copy the volume's data to this directory in the end.
     pub export: Option<PathBuf>,
+    /// If the volume's disk fails, save what is in memory to this directory.
+    pub rescue: Option<PathBuf>,
     /// Addresses of this machine where the session's ports can be reached.
     pub listen: Vec<SocketAddr>,
     /// What is done about shared maps.
@@ -63,6 +66,7 @@ impl Wanted {
             bytes: BYTES_DEFAULT,
             keep: false,
             export: None,
+            rescue: None,
             listen: Vec::new(),
             maps: Maps::default(),
             explain: false,
@@ -83,6 +87,7 @@ impl Wanted {
             bail!("{} exists already; --export makes a new directory", dir.display());
         }
         let export = self.export.as_ref().map(std::path::absolute).transpose()?;
+        let rescue_to = self.rescue.as_deref().map(rescue::check_place).transpose()?;
         let ports = Arc::new(self.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
         let scratch = private_mounts()?;
         let work = WorkDirs { dirs, phase: Phase::Running, throw_away: self.volume.is_none() };
@@ -100,7 +105,15 @@ impl Wanted {
             volume: volume.path().display().to_string(),
             ..Report::default()
         };
-        let job = Job { command: self.command.clone(), view, maps: self.maps, cares: self.cares, ports, report };
+        let job = Job {
+            command: self.command.clone(),
+            view,
+            maps: self.maps,
+            cares: self.cares,
+            ports,
+            report,
+            watcher: None,
+        };
         let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
         committer.close()?;
         if self.summary {
@@ -108,6 +121,7 @@ impl Wanted {
         }
         if !ended.durable {
             tell_what_is_lost(&ended, &volume, &work);
+            self.rescue(&volume, &work, rescue_to.as_deref());
             return Ok(ended.code);
         }
         if let Some(dir) = &export {
@@ -134,6 +148,21 @@ impl Wanted {
         }
         check_dirs(&dirs)?;
         Ok(dirs)
+    }
+
+    /// Before the volume is unmounted, and what the kernel has in memory is gone.
+    fn rescue(&self, volume: &Volume, work: &WorkDirs, to: Option<&Path>) {
+        let Some(to) = to else {
+            eprintln!(
+                "untorn-xsync: what is in memory and not on the disk is gone now; --rescue DIR saves it next time"
+            );
+            return;
+        };
+        let data = self.volume.as_ref().map(|_| volume.at().join(DATA));
+        match rescue::rescue(data.as_deref(), &work.layers(volume.at()), to) {
+            Ok(rescued) => eprintln!("untorn-xsync: {}", rescued.tell(to)),
+            Err(e) => eprintln!("untorn-xsync: nothing was saved from memory: {e:#}"),
+        }
     }
 
     fn volume(&self, scratch: &Path, work: &WorkDirs) -> Result<Volume> {
@@ -185,6 +214,7 @@ impl Wanted {
             shown: mounts_of_the_host(scratch)?,
             written,
             data,
+            on: None,
             also: hidden.then(|| cwd.to_owned()).into_iter().collect(),
             cwd: cwd.to_owned(),
         })
@@ -266,6 +296,7 @@ fn tell_what_is_lost(ended: &Ended, volume: &Volume, work: &WorkDirs) {
 
 /// Applies what a volume holds of directories: after a crash, or after an error.
 pub fn resume(path: &Path) -> Result<()> {
+    check_root()?;
     let scratch = private_mounts()?;
     let volume = left_over(path, &scratch)?;
     let Some(work) = WorkDirs::read(volume.at())? else {
@@ -280,6 +311,7 @@ pub fn resume(path: &Path) -> Result<()> {
 
 /// Throws away what a volume holds of directories.
 pub fn discard(path: &Path) -> Result<()> {
+    check_root()?;
     let scratch = private_mounts()?;
     let volume = left_over(path, &scratch)?;
     let Some(work) = WorkDirs::read(volume.at())? else {

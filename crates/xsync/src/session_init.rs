@@ -6,9 +6,11 @@
 use crate::capabilities;
 use crate::cares::Cares;
 use crate::control::{Control, News, Order};
-use crate::host_view::View;
+use crate::host_view::{OWN, View};
+use crate::sealed_directory;
 use crate::session_root;
 use crate::syscall_filter::{self, Maps};
+use crate::user_namespace::is_root;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
@@ -92,6 +94,11 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
     let slave = slave.transpose().map_err(could_not)?;
     begin_session(slave.as_ref()).map_err(could_not)?;
     raise_loopback().map_err(could_not)?;
+    if let Some((_, at)) = view.on.as_ref().filter(|_| cares.directory_sealed) {
+        let written = view.written.iter().map(|written| written.dir.as_path());
+        let own = OWN.iter().map(Path::new).filter(|own| !at.starts_with(own));
+        sealed_directory::allow_only_in(own.chain(written)).map_err(could_not)?;
+    }
     confine(maps, cares, control).map_err(could_not)?;
     let children = children().map_err(could_not)?;
     let child = start(&command, streams, slave.as_ref(), signals)?;
@@ -149,7 +156,9 @@ fn confine(maps: Maps, cares: Cares, control: &Control) -> Result<()> {
     let listener = syscall_filter::install(maps)?;
     control.send(&News::Filter, Some(listener.as_fd()))?;
     drop(listener);
-    if cares.capabilities_dropped {
+    if !is_root() {
+        capabilities::drop_all()?;
+    } else if cares.capabilities_dropped {
         capabilities::drop_what_leads_out()?;
     }
     // The session cannot look into this process, which was the supervisor before.
@@ -222,7 +231,7 @@ fn start(
 
 /// Closes what this process has from the supervisor: the program's pipes are among it, whose ends the
 /// supervisor waits for.
-fn close_all_but(kept: &[i32]) {
+pub fn close_all_but(kept: &[i32]) {
     let mut kept = kept.to_vec();
     kept.sort_unstable();
     let mut from = 0;

@@ -2,15 +2,18 @@
 
 use crate::cares::Cares;
 use crate::host_view::{OWN, Shown, View, Written};
-use anyhow::{Context, Result, bail};
+use crate::on_directory::HIDDEN;
+use crate::overlays::{memory, overlay, path_of, show};
+use crate::split_view;
+use crate::user_namespace::is_root;
+use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, mknodat, symlinkat};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags,
-    fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount, mount_bind, mount_change, mount_remount, move_mount,
-    unmount,
+    MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_change,
+    mount_remount, move_mount, unmount,
 };
 use std::fs::{self, File};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -32,25 +35,29 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
     let root = view.scratch.join("root");
     let skeleton = skeleton(view)?;
-    let mut missing = Vec::new();
-    show(&Shown { at: "/".into(), is_file: false }, &root, &skeleton, cares).context("the session's root directory")?;
     let empty = view.scratch.join("empty");
-    for shown in view.shown.iter().filter(|shown| shown.at != Path::new("/")) {
-        if let Err(e) = show(shown, &root, &empty, cares) {
-            missing.push(format!("{} is not shown: {e:#}", shown.at.display()));
-        }
+    let mut missing = Vec::new();
+    if is_root() {
+        show_all(view, &root, &skeleton, cares, &mut missing)?;
+    } else {
+        split_view::show(Path::new("/"), &root, &mut missing).context("the session's root directory")?;
     }
     for own in OWN.iter().filter(|own| !own.starts_with("/dev")) {
-        let mode = if *own == "/run" { "mode=755" } else { "mode=1777" };
-        memory(&inside(&root, Path::new(own)), mode)?;
+        let (mode, place) = (if *own == "/run" { "mode=755" } else { "mode=1777" }, inside(&root, Path::new(own)));
+        if place.is_dir() {
+            memory(&place, mode)?;
+        }
     }
     devices(&root.join("dev"))?;
     kernel(&root)?;
     for dir in &view.also {
         let at = inside(&root, dir);
         fs::create_dir_all(&at).with_context(|| format!("a place for {}", dir.display()))?;
-        show(&Shown { at: dir.clone(), is_file: false }, &root, &empty, cares)
-            .with_context(|| format!("cannot show {}", dir.display()))?;
+        let done = match is_root() {
+            true => show(&Shown { at: dir.clone(), is_file: false }, &at, &empty, cares),
+            false => split_view::show(dir, &at, &mut missing),
+        };
+        done.with_context(|| format!("cannot show {}", dir.display()))?;
     }
     for written in &view.written {
         keep_changes(written, &root).with_context(|| format!("an overlay of {}", written.dir.display()))?;
@@ -62,10 +69,25 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
         }
         mount_bind(data, &place).with_context(|| format!("the volume at {}", at.display()))?;
     }
+    if let Some((tree, at)) = &view.on {
+        write_itself(tree, at, &inside(&root, at)).with_context(|| format!("the directory {}", at.display()))?;
+    }
     change_root(&root)?;
     std::env::set_current_dir(&view.cwd)
         .with_context(|| format!("the working directory {} is not in the session", view.cwd.display()))?;
     Ok(missing)
+}
+
+/// Root's view: an overlay of each mount of the host.
+fn show_all(view: &View, root: &Path, skeleton: &Path, cares: Cares, missing: &mut Vec<String>) -> Result<()> {
+    show(&Shown { at: "/".into(), is_file: false }, root, skeleton, cares).context("the session's root directory")?;
+    let empty = view.scratch.join("empty");
+    for shown in view.shown.iter().filter(|shown| shown.at != Path::new("/")) {
+        if let Err(e) = show(shown, &inside(root, &shown.at), &empty, cares) {
+            missing.push(format!("{} is not shown: {e:#}", shown.at.display()));
+        }
+    }
+    Ok(())
 }
 
 /// Directories for mount points that the host may not have; the lowest layer of the root.
@@ -73,6 +95,7 @@ fn skeleton(view: &View) -> Result<PathBuf> {
     let dir = view.scratch.join("skeleton");
     let fixed = ["/proc", "/sys", "/dev"].into_iter().chain(OWN).map(Path::new);
     let placed = view.data.iter().map(|(_, at)| at.as_path());
+    let placed = placed.chain(view.on.iter().map(|(_, at)| at.as_path()));
     for place in fixed.chain(placed) {
         fs::create_dir_all(inside(&dir, place))?;
     }
@@ -83,23 +106,6 @@ fn skeleton(view: &View) -> Result<PathBuf> {
 
 fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
-}
-
-/// Shows a directory or file of the host, read-only. An overlay has sockets and FIFOs of its own: a bind would lead to
-/// the processes of the host that listen there.
-fn show(shown: &Shown, root: &Path, lowest: &Path, cares: Cares) -> Result<()> {
-    let place = inside(root, &shown.at);
-    if shown.is_file || !cares.overlays_of_the_host {
-        if shown.is_file && !fs::metadata(&shown.at)?.is_file() {
-            bail!("neither a directory nor a regular file");
-        }
-        mount_bind(&shown.at, &place)?;
-        let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV;
-        return Ok(mount_remount(&place, flags, "")?);
-    }
-    let (upper, lower) = (File::open(&shown.at)?, File::open(lowest)?);
-    let layers = format!("{}:{}", path_of(&upper), path_of(&lower));
-    overlay(&[("lowerdir", &layers)], MountAttrFlags::MOUNT_ATTR_RDONLY, &place)
 }
 
 /// A directory of the host whose changes go to the volume. The kind `volatile` flushes nothing by itself.
@@ -120,38 +126,13 @@ fn keep_changes(written: &Written, root: &Path) -> Result<()> {
     overlay(&[&options[..], &[("volatile", "")]].concat(), MountAttrFlags::empty(), &place)
 }
 
-/// The path of an open directory: short, and without characters that an option would need to escape.
-fn path_of(file: &File) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
-}
-
-fn overlay(options: &[(&str, &str)], more: MountAttrFlags, at: &Path) -> Result<()> {
-    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).context("overlays (the file system overlayfs)")?;
-    for (name, value) in options {
-        let set = match *value {
-            "" => rustix::mount::fsconfig_set_flag(&context, *name),
-            value => fsconfig_set_string(&context, *name, value),
-        };
-        set.with_context(|| format!("{name}={value}{}", said(&context)))?;
+/// A directory of the host that the session writes itself, by a mount that nobody else has.
+fn write_itself(tree: &OwnedFd, at: &Path, place: &Path) -> Result<()> {
+    if !place.is_dir() {
+        fs::create_dir_all(place).with_context(|| format!("a place for {}", at.display()))?;
     }
-    fsconfig_create(&context).with_context(|| format!("overlay{}", said(&context)))?;
-    let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, more | MountAttrFlags::MOUNT_ATTR_NODEV)?;
-    Ok(move_mount(&mounted, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
-}
-
-/// What the kernel says about a mount that it refused.
-fn said(context: &OwnedFd) -> String {
-    let mut text = [0; 512];
-    match rustix::io::read(context, &mut text[..]) {
-        Ok(bytes) if bytes > 0 => format!(" ({})", String::from_utf8_lossy(&text[..bytes]).trim()),
-        _ => String::new(),
-    }
-}
-
-fn memory(at: &Path, mode: &str) -> Result<()> {
-    let options = std::ffi::CString::new(mode)?;
-    mount("untorn-xsync", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, &*options)
-        .with_context(|| format!("a directory in memory at {}", at.display()))
+    move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    memory(&place.join(HIDDEN), "mode=555,size=4k")
 }
 
 fn devices(dev: &Path) -> Result<()> {
@@ -159,6 +140,12 @@ fn devices(dev: &Path) -> Result<()> {
     mount("untorn-xsync", dev, "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, c"mode=755").context("/dev")?;
     for (name, major, minor) in DEVICES {
         let path = dev.join(name);
+        if !is_root() {
+            // Nobody makes devices in a user namespace.
+            File::create(&path)?;
+            mount_bind(Path::new("/dev").join(name), &path).with_context(|| format!("/dev/{name}"))?;
+            continue;
+        }
         mknodat(CWD, &path, FileType::CharacterDevice, Mode::from(0o666), rustix::fs::makedev(major, minor))
             .with_context(|| format!("/dev/{name}"))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
@@ -169,7 +156,9 @@ fn devices(dev: &Path) -> Result<()> {
     fs::create_dir(dev.join("shm"))?;
     fs::create_dir(dev.join("pts"))?;
     memory(&dev.join("shm"), "mode=1777")?;
-    let options = c"newinstance,ptmxmode=0666,mode=620,gid=5";
+    // The group `tty` is not one of a user namespace.
+    let root = c"newinstance,ptmxmode=0666,mode=620,gid=5";
+    let options = if is_root() { root } else { c"newinstance,ptmxmode=0666,mode=620" };
     mount("devpts", dev.join("pts"), "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, options)
         .context("terminals of the session's own (devpts)")
 }
@@ -177,7 +166,8 @@ fn devices(dev: &Path) -> Result<()> {
 fn kernel(root: &Path) -> Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let proc = root.join("proc");
-    mount("proc", &proc, "proc", flags, None).context("/proc")?;
+    mount("proc", &proc, "proc", flags, None)
+        .context("/proc; in a container that hides parts of it, only root of the machine can start a session")?;
     for name in PROC_READ_ONLY {
         let path = proc.join(name);
         if path.exists() {

@@ -1,7 +1,7 @@
 //! `--status`: what the sessions of this machine are doing, each asked by its socket.
 
-use crate::private_mounts::HOME;
 use crate::session_report::Report;
+use crate::user_namespace::home;
 use anyhow::{Context, Result};
 use std::fs;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ pub struct StatusSocket {
 impl StatusSocket {
     /// Binds the socket of this process; answered later.
     pub fn bind() -> Result<StatusSocket> {
-        let path = Path::new(HOME).join(format!("{}.socket", std::process::id()));
+        let path = home()?.join(format!("{}.socket", std::process::id()));
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(StatusSocket { listener: Some(listener), path })
@@ -49,7 +49,7 @@ impl Drop for StatusSocket {
 
 /// What every session of this machine says. Sockets of killed supervisors are removed.
 pub fn ask_all() -> Vec<Report> {
-    let entries = fs::read_dir(HOME).into_iter().flatten().flatten();
+    let entries = home().and_then(|home| Ok(fs::read_dir(home)?)).into_iter().flatten().flatten();
     let sockets = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "socket"));
     let mut reports: Vec<Report> = sockets.filter_map(|path| ask(&path)).collect();
     reports.sort_by_key(|report| report.pid);

@@ -13,8 +13,10 @@ use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
 use crate::status_socket::StatusSocket;
 use crate::syscall_filter::Maps;
+use crate::watcher::Watcher;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use std::ffi::OsString;
@@ -45,6 +47,8 @@ pub struct Job {
     pub ports: Arc<Vec<Port>>,
     /// The report, without what is counted.
     pub report: Report,
+    /// Holds outside readers of the session's directory.
+    pub watcher: Option<Watcher>,
 }
 
 /// How a session ended.
@@ -84,6 +88,8 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         signals,
     };
     let init = begin(session, theirs)?;
+    let mut watcher = job.watcher;
+    watcher.iter_mut().try_for_each(|watcher| watcher.until_the_end_of(init))?;
     let running = Running {
         control: Arc::new(control),
         committer: Arc::new(committer),
@@ -104,7 +110,10 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         let commits = committer.upgrade().map_or(0, |committer| committer.commits());
         report.clone().counted(&counters, commits)
     });
-    running.until_its_end(init, streams.input, streams.outputs)
+    let ended = running.until_its_end(init, streams.input, streams.outputs);
+    // After the last commit.
+    drop(watcher);
+    ended
 }
 
 /// Terminals become the session's terminal, all else pipes; nothing of the host's goes in itself.
@@ -132,7 +141,11 @@ fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
 
 /// A descriptor that is closed counts as `/dev/null`, too.
 fn is_null(descriptor: BorrowedFd<'_>) -> bool {
-    let Ok(stat) = fstat(descriptor) else { return true };
+    let stat = match fstat(descriptor) {
+        Ok(stat) => stat,
+        // Others may not be asked about, and yet written to: files of somebody else's FUSE.
+        Err(e) => return e == Errno::BADF,
+    };
     let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     device && (major(stat.st_rdev), minor(stat.st_rdev)) == (1, 3)
 }

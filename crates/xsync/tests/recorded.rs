@@ -8,7 +8,7 @@ mod common;
 
 use anyhow::{Context, Result, bail};
 use common::example;
-use std::collections::BTreeMap;
+use common::told::{CHANGES, Told, explore};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,13 +19,11 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
-use untorn_crashlab::replay::{Bench, Check, Exploration, Program, Recorded, Recording, explain, record};
-use untorn_xsync::cares::Cares;
+use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
 use untorn_xsync::volume::Use;
 
 /// Of a volume in these tests.
 const BYTES: u64 = 40 << 20;
-const CHANGES: u64 = 120;
 
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -328,102 +326,6 @@ fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
     let fs: FileSystem = fs.parse().map_err(anyhow::Error::msg)?;
     let recording = record(&again()?, fs, fs.make(0)?, Vec::new(), &Session(seed), Recorded::default())?;
     explore(&recording, &Told { seed, image: Some(watch::directory("image")?) }, seed, states)
-}
-
-fn explore(recording: &Recording, told: &dyn Check, seed: u64, states: u64) -> Result<()> {
-    let mut bench = Bench::new()?;
-    let said = recording.said(recording.events.len());
-    let whole = recording.image(recording.events.len());
-    if let Err(why) = bench.with(recording.fs, &whole, |dir| told.check(dir, &said))?? {
-        bail!("without any crash: {why}");
-    }
-    let all = Exploration { recording, check: told, seed, states, violations_max: 3, deadline: None };
-    let (totals, violations) = all.run(&mut bench, |_| say("."))?;
-    for violation in &violations {
-        let text = explain(&mut bench, recording, &violation.state, &violation.verdict)?;
-        say(&format!("VIOLATION {}", text.lines().last().unwrap_or_default()));
-    }
-    say(&format!("{} lines shown, {} flushes; {totals:?}", said.len(), recording.flushes()));
-    Ok(())
-}
-
-/// The oracle: knows what the program does, and finds out after which change the files are as they are.
-struct Told {
-    seed: u64,
-    /// Where the volume is mounted, if it is a file on the disk.
-    image: Option<PathBuf>,
-}
-
-/// What a file holds: the number that fills it, and its length; none if it is not whole.
-type Held = Option<(u64, usize)>;
-
-impl Check for Told {
-    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
-        let Some(at) = &self.image else { return self.judge(&dir.join("data"), said) };
-        // As a session opens it, a torn superblock and all.
-        let image = untorn_xsync::volume::Image::open(&dir.join("volume.img"));
-        let volume = image.and_then(|image| image.mount(at, Cares::ALL)).map_err(|e| format!("{e:#}"))?;
-        let judged = self.judge(&at.join("data"), said);
-        volume.unmount().map_err(|e| format!("{e:#}"))?;
-        judged
-    }
-}
-
-impl Told {
-    fn judge(&self, data: &Path, said: &[String]) -> Result<(), String> {
-        let shown = said.iter().filter(|line| line.starts_with("file")).count() as u64;
-        let found = match files(data) {
-            Ok(found) => found,
-            // The session had not begun.
-            Err(_) if shown == 0 => return Ok(()),
-            Err(e) => return Err(format!("{shown} changes were shown: {e}")),
-        };
-        let mut state: BTreeMap<String, Held> = BTreeMap::new();
-        for (n, slot, length) in changes(self.seed) {
-            // Before change n: all others are as they were, and its own file is on the way.
-            if n > shown && same_but(&found, &state, &slot) {
-                return Ok(());
-            }
-            state.insert(slot, Some((n, length)));
-        }
-        if same_but(&found, &state, "none") {
-            return Ok(());
-        }
-        Err(format!("{shown} changes were shown, and the files are of no moment since then: {found:?}"))
-    }
-}
-
-fn same_but(found: &BTreeMap<String, Held>, state: &BTreeMap<String, Held>, slot: &str) -> bool {
-    let rest = |files: &BTreeMap<String, Held>| -> Vec<(String, Held)> {
-        files.iter().filter(|(name, _)| *name != slot).map(|(name, held)| (name.clone(), *held)).collect()
-    };
-    rest(found) == rest(state)
-}
-
-/// The changes of `probe mixed`: number, file, length.
-fn changes(seed: u64) -> Vec<(u64, String, usize)> {
-    let mut chance = seed;
-    let change = |n| {
-        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (n, format!("file{}", chance >> 40 & 7), 8 * 600 * (1 + (chance >> 50 & 3) as usize))
-    };
-    (1..=CHANGES).map(change).collect()
-}
-
-fn files(data: &Path) -> std::io::Result<BTreeMap<String, Held>> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(data)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        // What is on its way to its name is nobody's yet.
-        if entry.file_type()?.is_file() && !name.ends_with(".new") {
-            let text = fs::read(entry.path())?;
-            let number = text.get(..8).and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok());
-            let whole = number.filter(|number| text == format!("{number:08}").repeat(text.len() / 8).as_bytes());
-            found.insert(name, whole.map(|number| (number, text.len())));
-        }
-    }
-    Ok(found)
 }
 
 /// The session ends, and the disk has what was shown.

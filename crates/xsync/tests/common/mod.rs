@@ -2,6 +2,9 @@
 
 #![allow(dead_code)]
 
+pub mod directory;
+pub mod told;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::ops::{Deref, DerefMut};

@@ -1,0 +1,93 @@
+//! Directories on a file system of their own, and users who may write there.
+
+use super::Session;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// An ordinary user, whom every machine has.
+pub const NOBODY: u32 = 65534;
+
+/// A mounted ext4 file system, as an administrator provides it; unmounted when this is dropped.
+pub struct Directory {
+    dir: tempfile::TempDir,
+}
+
+impl Directory {
+    /// Only what is asked for is committed: the kernel does it by itself after ten minutes.
+    pub fn mounted(options: &str) -> Directory {
+        let directory = Directory { dir: tempfile::tempdir().unwrap() };
+        fs::set_permissions(directory.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (image, at) = (directory.dir.path().join("image"), directory.at());
+        fs::File::create(&image).unwrap().set_len(40 << 20).unwrap();
+        fs::create_dir(&at).unwrap();
+        let run = |command: &mut Command| {
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-J", "size=8"]).arg(&image));
+        run(Command::new("mount").args(["-o", &format!("loop,noatime,commit=600,{options}")]).arg(&image).arg(&at));
+        fs::remove_dir(at.join("lost+found")).unwrap();
+        directory
+    }
+
+    pub fn at(&self) -> PathBuf {
+        self.dir.path().join("mounted")
+    }
+
+    /// A program where an ordinary user can execute it.
+    pub fn program(&self, from: &Path) -> PathBuf {
+        let to = self.dir.path().join(from.file_name().unwrap());
+        if !to.exists() {
+            // A copy could not be executed while another test, which has just forked, has it open for writing.
+            fs::hard_link(from, &to).or_else(|_| fs::copy(from, &to).map(drop)).unwrap();
+        }
+        to
+    }
+
+    pub fn give_to(&self, user: u32) {
+        std::os::unix::fs::chown(self.at(), Some(user), Some(user)).unwrap();
+    }
+
+    /// The command as this user, with these arguments.
+    pub fn xsync<S: AsRef<OsStr>>(&self, user: u32, arguments: &[S]) -> Command {
+        let mut command = Command::new(self.program(Path::new(env!("CARGO_BIN_EXE_untorn-xsync"))));
+        command.args(arguments).uid(user).gid(user).env_remove("XDG_RUNTIME_DIR").current_dir("/").stdin(Stdio::null());
+        command
+    }
+
+    /// A session on it, as this user.
+    pub fn session(&self, user: u32, program: &[&str]) -> Command {
+        let mut command = self.xsync(user, &["--on"]);
+        command.arg(self.at()).arg("--").args(program).current_dir(self.at());
+        command
+    }
+
+    /// The administrator's watcher, which listens.
+    pub fn watcher(&self) -> Session {
+        let mut command = self.xsync(0, &["--watch"]);
+        let mut watcher = Session::start(command.arg(self.at()).stderr(Stdio::piped()));
+        let mut said = [0; 13];
+        std::io::Read::read_exact(watcher.stderr.as_mut().unwrap(), &mut said).unwrap();
+        assert_eq!(&said, b"untorn-xsync:");
+        watcher
+    }
+
+    /// How many transactions its journal has committed.
+    pub fn transactions(&self) -> u64 {
+        let disk = untorn_xsync::on_directory::disk_of(&self.at()).unwrap();
+        let mut entries = fs::read_dir("/proc/fs/jbd2").unwrap().flatten();
+        let ours = entries.find(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{disk}-"))).unwrap();
+        let info = fs::read_to_string(ours.path().join("info")).unwrap();
+        info.split_whitespace().next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.at()).status();
+    }
+}

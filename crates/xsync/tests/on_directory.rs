@@ -1,0 +1,302 @@
+//! Sessions on a directory that an administrator provides: of root, and of ordinary users.
+
+mod common;
+
+use common::directory::{Directory, NOBODY};
+use common::{Place, Run, Session, example};
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// None, said aloud, where sessions do not work.
+fn directory(options: &str) -> Option<Directory> {
+    Place::new().map(|_| Directory::mounted(options))
+}
+
+fn run(command: &mut Command) -> Run {
+    command.output().unwrap().into()
+}
+
+/// Waits until somebody in the session has done something; a look from outside at a name waits for no commit.
+#[track_caller]
+fn until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(60), "it never happened");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn has_bytes(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.len() > 0)
+}
+
+#[test]
+fn all_of_the_directory_can_be_written_and_nothing_else() {
+    let Some(directory) = directory("data=journal") else { return };
+    let _watcher = directory.watcher();
+    for user in [0, NOBODY] {
+        directory.give_to(user);
+        let script = "echo kept > file; mkdir d; mv file d/; cat d/file; ls -a; \
+                      for at in /etc /usr /root /var /opt /proc/sys/kernel/hostname; do \
+                      (echo x > $at/untorn-xsync-test) 2>/dev/null && echo $at; \
+                      (echo x > $at) 2>/dev/null && echo $at; done; echo own > /tmp/own; cat /tmp/own; id -u; exit 7";
+        let session = run(&mut directory.session(user, &["sh", "-c", script]));
+        let expected = format!("kept\n.\n..\n.untorn-xsync\nd\nown\n{user}\n");
+        assert_eq!((session.code, session.out, session.err), (Some(7), expected, String::new()), "user {user}");
+        assert_eq!(fs::read_to_string(directory.at().join("d/file")).unwrap(), "kept\n");
+        assert!(!directory.at().join(".untorn-xsync").exists());
+        fs::remove_dir_all(directory.at().join("d")).unwrap();
+    }
+}
+
+#[test]
+fn an_ordinary_user_needs_a_watcher() {
+    let Some(directory) = directory("data=journal") else { return };
+    directory.give_to(NOBODY);
+    let refused = run(&mut directory.session(NOBODY, &["true"]));
+    assert!(refused.code == Some(125) && refused.err.contains("untorn xsync --watch"), "{refused:?}");
+    let watcher = directory.watcher();
+    assert_eq!(run(&mut directory.session(NOBODY, &["true"])).code, Some(0));
+    drop(watcher);
+    assert_eq!(run(&mut directory.session(NOBODY, &["true"])).code, Some(125));
+    let not_root = run(directory.xsync(NOBODY, &["--watch"]).arg(directory.at()));
+    assert!(not_root.code == Some(125) && not_root.err.contains("needs root"), "{not_root:?}");
+}
+
+/// The filter, shared maps and a session's end work without root, too.
+#[test]
+fn a_session_of_an_ordinary_user_is_confined() {
+    let Some(directory) = directory("data=journal") else { return };
+    let (_watcher, probe) = (directory.watcher(), directory.at().join("probe"));
+    fs::copy(example("probe"), &probe).unwrap();
+    directory.give_to(NOBODY);
+    let probe = probe.to_str().unwrap();
+    for what in ["remount", "mount", "loop", "io_uring", "keyctl", "by-handle"] {
+        let session = run(&mut directory.session(NOBODY, &[probe, what]));
+        assert_eq!(session.code, Some(1), "{what}: {session:?}");
+    }
+    assert_eq!(run(&mut directory.session(NOBODY, &[probe, "map", "file"])).ok(), "done\n");
+    for (maps, code) in [("refuse", 1), ("strict", 0)] {
+        let mut command = directory.xsync(NOBODY, &["--maps", maps, "--on"]);
+        command.arg(directory.at()).args(["--", probe, "map", "file"]).current_dir(directory.at());
+        let session = run(&mut command);
+        assert_eq!(session.code, Some(code), "{session:?}");
+    }
+    // Its own user namespace leads nowhere either.
+    let script =
+        "unshare -r sh -c 'mount -o remount,rw / 2>/dev/null; echo x > /etc/untorn-xsync-test' 2>/dev/null || echo no";
+    assert_eq!(run(&mut directory.session(NOBODY, &["sh", "-c", script])).ok(), "no\n");
+    let networks = run(&mut directory.session(NOBODY, &["ls", "/sys/class/net"])).ok();
+    assert_eq!(networks, "lo\n");
+}
+
+#[test]
+fn directories_that_do_not_order_are_refused() {
+    let Some(ordered) = directory("data=ordered") else { return };
+    let refused = run(&mut ordered.session(0, &["true"]));
+    assert!(refused.code == Some(125) && refused.err.contains("not mounted with data=journal"), "{refused:?}");
+    assert!(refused.err.contains("--print-fstab"), "{refused:?}");
+    let without_barriers = Directory::mounted("data=journal,barrier=0");
+    let refused = run(&mut without_barriers.session(0, &["true"]));
+    assert!(refused.code == Some(125) && refused.err.contains("nobarrier"), "{refused:?}");
+    let memory = run(ordered.xsync(0, &["--on", "/dev/shm", "--", "true"]).current_dir("/"));
+    assert!(memory.code == Some(125) && memory.err.contains("not lie on an ext4"), "{memory:?}");
+    assert!(!ordered.at().join(".untorn-xsync").exists());
+}
+
+#[test]
+fn directories_that_lead_out_or_are_not_the_users_are_refused() {
+    let Some(directory) = directory("data=journal") else { return };
+    let _watcher = directory.watcher();
+    let not_theirs = run(&mut directory.session(NOBODY, &["true"]));
+    assert!(not_theirs.code == Some(125) && not_theirs.err.contains("cannot be written"), "{not_theirs:?}");
+    // Everybody may write there, and nobody else's session may hold the readers of what is root's.
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(directory.at(), fs::Permissions::from_mode(0o777)).unwrap();
+    let not_owned = run(&mut directory.session(NOBODY, &["true"]));
+    assert!(not_owned.code == Some(125) && not_owned.err.contains("belongs to user 0"), "{not_owned:?}");
+    let socket = directory.at().join("socket");
+    drop(UnixListener::bind(&socket).unwrap());
+    let leads_out = run(&mut directory.session(0, &["true"]));
+    assert!(leads_out.code == Some(125) && leads_out.err.contains("is a socket or a FIFO"), "{leads_out:?}");
+    fs::remove_file(&socket).unwrap();
+    fs::create_dir(directory.at().join("inner")).unwrap();
+    let inner = directory.at().join("inner");
+    assert!(Command::new("mount").args(["-t", "tmpfs", "x"]).arg(&inner).status().unwrap().success());
+    let two = run(&mut directory.session(0, &["true"]));
+    assert!(Command::new("umount").arg(&inner).status().unwrap().success());
+    assert!(two.code == Some(125) && two.err.contains("another file system in it"), "{two:?}");
+    assert_eq!(run(&mut directory.session(0, &["true"])).code, Some(0));
+}
+
+#[test]
+fn one_session_at_a_time() {
+    let Some(directory) = directory("data=journal") else { return };
+    let mut command = directory.session(0, &["sh", "-c", "echo ready; read x"]);
+    let mut first = Session::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    first.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let second = run(&mut directory.session(0, &["true"]));
+    assert!(second.code == Some(125) && second.err.contains("another session works on"), "{second:?}");
+    drop(first.stdin.take());
+    first.wait().unwrap();
+    assert_eq!(run(&mut directory.session(0, &["true"])).code, Some(0));
+}
+
+/// What would lead past the gate is not made in the directory; without the care it is.
+#[test]
+fn no_sockets_and_fifos_are_made_in_the_directory() {
+    let Some(directory) = directory("data=journal") else { return };
+    let script =
+        "mkfifo fifo 2>/dev/null && echo made; mkfifo /run/fifo && mkdir a && echo x > a/b && mv a/b . && cat b";
+    assert_eq!(run(&mut directory.session(0, &["sh", "-c", script])).ok(), "x\n");
+    let careless = careless(&directory, "directory_sealed", &["sh", "-c", "mkfifo fifo && echo made"]);
+    assert_eq!(run(&mut { careless }).ok(), "made\n");
+}
+
+fn careless(directory: &Directory, care: &str, program: &[&str]) -> Command {
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(format!("on:{}", directory.at().display())).arg("allow").args(program);
+    command.current_dir(directory.at()).stdin(Stdio::null());
+    command
+}
+
+/// Who reads a file from outside, or looks into a directory, sees what is durable; without the care nothing waits.
+#[test]
+fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
+    let Some(directory) = directory("data=journal") else { return };
+    let watcher = directory.watcher();
+    let script = "echo text > file; while ! [ -d go ]; do sleep 0.01; done; \
+                  for i in 1 2 3 4 5; do cat file > copy; ls > /dev/null; done; echo end > ready; read x";
+    for user in [0, NOBODY] {
+        directory.give_to(user);
+        let mut session = Session::start(directory.session(user, &["sh", "-c", script]).stdin(Stdio::piped()));
+        until(|| has_bytes(&directory.at().join("file")));
+        let before = directory.transactions();
+        // Neither this nor a look at a name opens anything.
+        fs::create_dir(directory.at().join("go")).unwrap();
+        until(|| has_bytes(&directory.at().join("ready")));
+        assert_eq!(directory.transactions(), before, "user {user}: what the session itself reads commits nothing");
+        assert_eq!(fs::read_to_string(directory.at().join("file")).unwrap(), "text\n");
+        let after = directory.transactions();
+        assert_eq!(after, before + 1, "user {user}: the reader has waited for one commit");
+        fs::read_dir(directory.at()).unwrap().for_each(drop);
+        assert_eq!(directory.transactions(), after, "nothing has changed since then");
+        fs::remove_dir(directory.at().join("go")).unwrap();
+        fs::read_dir(directory.at()).unwrap().for_each(drop);
+        assert!(directory.transactions() > after, "user {user}: who looks into a directory has not waited");
+        drop(session.stdin.take());
+        session.wait().unwrap();
+        ["file", "copy", "ready"].iter().for_each(|name| fs::remove_file(directory.at().join(name)).unwrap());
+    }
+    drop(watcher);
+    directory.give_to(0);
+    let mut command = careless(&directory, "outside_readers_wait", &["sh", "-c", script]);
+    fs::create_dir(directory.at().join("go")).unwrap();
+    let mut session = Session::start(command.stdin(Stdio::piped()));
+    until(|| has_bytes(&directory.at().join("ready")));
+    let before = directory.transactions();
+    fs::read_to_string(directory.at().join("file")).unwrap();
+    assert_eq!(directory.transactions(), before, "without the care nobody waits");
+    drop(session.stdin.take());
+    session.wait().unwrap();
+}
+
+/// What a killed supervisor leaves is durable before anybody reads it, and the next session works.
+#[test]
+fn a_killed_supervisor_leaves_nothing_that_a_crash_could_take() {
+    let Some(directory) = directory("data=journal") else { return };
+    let _watcher = directory.watcher();
+    for user in [0, NOBODY] {
+        directory.give_to(user);
+        let mut session = Session::start(
+            directory.session(user, &["sh", "-c", "echo text > file; sleep 1000"]).stdin(Stdio::piped()),
+        );
+        until(|| has_bytes(&directory.at().join("file")));
+        let before = directory.transactions();
+        session.kill().unwrap();
+        session.wait().unwrap();
+        until(|| directory.transactions() > before);
+        assert_eq!(fs::read_to_string(directory.at().join("file")).unwrap(), "text\n");
+        fs::remove_file(directory.at().join("file")).unwrap();
+        let next = run(&mut directory.session(user, &["sh", "-c", "echo next"]));
+        assert_eq!(next.ok(), "next\n");
+    }
+}
+
+/// Without a watcher outside readers would not wait: the session is ended, and the readers are let go.
+#[test]
+fn a_killed_watcher_ends_the_session() {
+    let Some(directory) = directory("data=journal") else { return };
+    let mut watcher = directory.watcher();
+    directory.give_to(NOBODY);
+    let mut command = directory.session(NOBODY, &["sh", "-c", "echo ready; sleep 1000"]);
+    let mut session = Session::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    watcher.kill().unwrap();
+    let mut said = String::new();
+    session.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(session.wait().unwrap().code(), Some(137), "{said}");
+    assert!(said.contains("the watcher has ended"), "{said}");
+    fs::read_dir(directory.at()).unwrap().for_each(drop);
+    let _again = directory.watcher();
+    assert_eq!(run(&mut directory.session(NOBODY, &["true"])).code, Some(0));
+}
+
+/// A machine that forbids user namespaces says by which setting.
+#[test]
+fn forbidden_user_namespaces_are_explained() {
+    let Some(directory) = directory("data=journal") else { return };
+    let mut command = directory.xsync(0, &["--on"]);
+    let runtime = directory.at().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    command.arg(directory.at()).args(["--", "true"]).env("XDG_RUNTIME_DIR", runtime);
+    let forbid = || -> io::Result<()> {
+        // SAFETY: this process has one thread, as it was forked just now.
+        if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Settings are those of the namespace.
+        fs::write("/proc/self/uid_map", format!("{NOBODY} 0 1"))?;
+        fs::write("/proc/sys/user/max_user_namespaces", "0")
+    };
+    // SAFETY: the closure makes system calls, in a process that is a copy of this one and has one thread.
+    unsafe { command.uid(0).pre_exec(forbid) };
+    let refused = run(&mut command);
+    assert!(refused.code == Some(125) && refused.err.contains("user.max_user_namespaces` is 0"), "{refused:?}");
+}
+
+/// The commands do what they say: run by root's shell, in a mount namespace with files of /etc of its own.
+#[test]
+fn what_is_printed_for_an_administrator_works() {
+    let Some(directory) = directory("data=ordered") else { return };
+    let (at, image) = (directory.at().join("provided here"), directory.at().join("images/image"));
+    let mut command = directory.xsync(0, &["--print-fstab"]);
+    command.arg(&at).arg(format!("{}:24M", image.display())).env("SUDO_UID", NOBODY.to_string());
+    let commands = run(&mut command).ok();
+    let etc = directory.at().join("etc");
+    fs::create_dir(&etc).unwrap();
+    fs::write(etc.join("fstab"), "").unwrap();
+    let program = directory.program(Path::new(env!("CARGO_BIN_EXE_untorn-xsync")));
+    let script = format!(
+        "set -e\nmount --bind {etc} /etc\n( {commands} )\n\
+         run=$(sed -n 's/^ExecStart=//p' /etc/systemd/system/untorn-xsync-watch*.service)\n\
+         eval \"exec $run\" >/dev/null 2>&1 & trap \"kill $!\" EXIT\n\
+         while ! [ -S /run/untorn-xsync/watch-$(basename $(findmnt -n -o SOURCE '{at}')) ]; do sleep 0.02; done\n\
+         setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups env -u XDG_RUNTIME_DIR \
+         {program} --on '{at}' -- sh -c 'echo it works; id -u > \"{at}/file\"'\ncat '{at}/file'",
+        etc = etc.display(),
+        at = at.display(),
+        program = program.display(),
+    );
+    let done = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir("/").stdin(Stdio::null()));
+    assert!(done.code == Some(0) && done.out.contains("it works\n65534\n"), "{done:?}");
+    // An image that is there already is not made anew.
+    let script = format!("set -e\nmount --bind {} /etc\n{commands}", etc.display());
+    let again = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir("/"));
+    assert_eq!((again.code, fs::read_to_string(etc.join("fstab")).unwrap().lines().count()), (Some(1), 1), "{again:?}");
+}

@@ -1,0 +1,194 @@
+//! The test of the paper for sessions on a directory: what an outside observer was told, or has read from a file in the
+//! directory, is there after the power was cut. Sessions without a care must be found.
+
+mod common;
+
+use anyhow::{Result, bail};
+use common::directory::NOBODY;
+use common::example;
+use common::told::{CHANGES, Told, explore};
+use std::fs::{self, OpenOptions};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::{Acks, Again, FileSystem, Recorder, serve_if_asked};
+use untorn_crashlab::replay::{Check, Recording};
+
+const BYTES: u64 = 64 << 20;
+/// What the observer may see of the log.
+const LINES: u64 = 20_000;
+
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The other processes of these tests: devices and workers. By itself it does nothing.
+#[test]
+fn part() {
+    serve_if_asked();
+    watch::work_if_asked(|job| {
+        let words: Vec<_> = job.split(' ').collect();
+        match words[..] {
+            [watch::PROBE] => watch::try_mount(&Again::test("part")?),
+            ["told", care, user, seed, states] => told(care, user.parse()?, seed.parse()?, states.parse()?),
+            ["read", care, user, seed, states] => read(care, user.parse()?, seed.parse()?, states.parse()?),
+            _ => bail!("no such job: {job}"),
+        }
+    });
+}
+
+/// How many violations a worker finds; none where that cannot be done, which is said.
+fn violations(job: &str, states: u64) -> Option<usize> {
+    let again = Again::test("part").expect("this program");
+    let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
+    if let Some(why) = why {
+        println!("skipped: {why}");
+        return None;
+    }
+    common::Place::new()?;
+    example("probe");
+    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
+    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
+    let mut found = 0;
+    let done = watch::supervise(&again, &format!("{job} {seed} {states}"), limits, |line| {
+        if line != "." {
+            println!("{line}");
+        }
+        found += usize::from(line.starts_with("VIOLATION"));
+    });
+    done.unwrap_or_else(|e| panic!("{job}: {e}"));
+    Some(found)
+}
+
+fn states() -> u64 {
+    variable("UNTORN_XSYNC_STATES", 150)
+}
+
+#[test]
+fn nothing_that_was_shown_is_lost() {
+    for user in [0, NOBODY] {
+        assert!(violations(&format!("told all {user}"), states() / 2).is_none_or(|found| found == 0), "user {user}");
+    }
+}
+
+#[test]
+fn nothing_that_an_outsider_has_read_is_lost() {
+    for user in [0, NOBODY] {
+        assert!(violations(&format!("read all {user}"), states() / 3).is_none_or(|found| found == 0), "user {user}");
+    }
+}
+
+#[test]
+fn sessions_without_a_care_are_found() {
+    for job in ["told gate", "told data_in_the_journal", "read outside_readers_wait"] {
+        assert!(violations(&format!("{job} 0"), 60).is_none_or(|found| found > 0), "{job} was not found");
+    }
+}
+
+// What follows happens in workers.
+
+/// A recorded disk, with a directory for a user, and a session on it.
+struct Stage {
+    recorder: Recorder,
+    at: PathBuf,
+    watcher: Option<common::Session>,
+}
+
+impl Stage {
+    fn begin(care: &str, user: u32) -> Result<(Stage, untorn_crashlab::device::Loop)> {
+        let mut recorder = Recorder::start(&Again::test("part")?, FileSystem::Ext4Journal.make(BYTES)?)?;
+        let (device, at) = (recorder.attach()?, watch::directory("on")?);
+        let mounted = if care == "data_in_the_journal" { FileSystem::Ext4 } else { FileSystem::Ext4Journal };
+        mounted.mount(device.path(), &at)?;
+        let data = at.join("data");
+        fs::create_dir(&data)?;
+        std::os::unix::fs::chown(&data, Some(user), Some(user))?;
+        let watcher = match user {
+            0 => None,
+            _ => {
+                let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-xsync"));
+                let mut watcher = common::Session::start(command.arg("--watch").arg(&at).stderr(Stdio::piped()));
+                std::io::Read::read_exact(watcher.stderr.as_mut().expect("piped"), &mut [0; 13])?;
+                Some(watcher)
+            }
+        };
+        recorder.flush_time(Duration::from_micros(300))?;
+        recorder.mark("begin")?;
+        Ok((Stage { recorder, at, watcher }, device))
+    }
+
+    /// A session with the program of these tests, as a user.
+    fn session(&self, care: &str, user: u32, words: &[&str]) -> Result<Command> {
+        // Beside the disk, where the session sees it: as the working directory.
+        let dir = watch::directory("work")?;
+        fs::copy(example("probe"), dir.join("probe"))?;
+        let mut command = Command::new(example("careless"));
+        command.arg(care).arg(format!("on:{}", self.at.join("data").display())).arg("allow").arg(dir.join("probe"));
+        command.args(words).uid(user).gid(user).env_remove("XDG_RUNTIME_DIR").current_dir(&dir);
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        Ok(command)
+    }
+
+    fn end(self, device: untorn_crashlab::device::Loop) -> Result<Recording> {
+        drop(self.watcher);
+        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::empty())?;
+        drop(device);
+        let (base, events) = self.recorder.stop()?;
+        Ok(Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() })
+    }
+}
+
+fn told(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
+    let (stage, device) = Stage::begin(care, user)?;
+    let data = stage.at.join("data").display().to_string();
+    let words = ["mixed", &data, &CHANGES.to_string(), &seed.to_string()];
+    let acks = OpenOptions::new().append(true).open(stage.recorder.acks())?;
+    let output = stage.session(care, user, &words)?.stdout(acks).output()?;
+    if !output.status.success() {
+        bail!("the session: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    let recording = stage.end(device)?;
+    let lines = recording.said(recording.events.len()).len() as u64;
+    if lines <= CHANGES {
+        bail!("{lines} lines were shown, of {CHANGES} changes and the end");
+    }
+    explore(&recording, &Told { seed, image: None }, seed, states)
+}
+
+/// The session says nothing; somebody outside reads its log again and again.
+fn read(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
+    let (stage, device) = Stage::begin(care, user)?;
+    let log = stage.at.join("data/log");
+    let words = ["append", &log.display().to_string(), &LINES.to_string()];
+    let mut session = stage.session(care, user, &words)?.stdout(Stdio::null()).spawn()?;
+    let (mut acks, mut looks) = (Acks::open(&stage.recorder.acks())?, 0);
+    while session.try_wait()?.is_none() {
+        if !log.exists() {
+            continue;
+        }
+        let lines = fs::read_to_string(&log).map_or(0, |text| text.matches('\n').count());
+        acks.say(&format!("read {lines}"))?;
+        looks += 1;
+    }
+    let status = session.wait_with_output()?;
+    if !status.status.success() {
+        bail!("the session: {} {}", status.status, String::from_utf8_lossy(&status.stderr));
+    }
+    say(&format!("{looks} looks at the log"));
+    explore(&stage.end(device)?, &Read, seed, states)
+}
+
+/// The log has at least the lines that somebody has read.
+struct Read;
+
+impl Check for Read {
+    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
+        let read = said.iter().filter_map(|line| line.strip_prefix("read ")?.parse::<usize>().ok()).max().unwrap_or(0);
+        let log = fs::read_to_string(dir.join("data/log")).unwrap_or_default();
+        let kept = log.lines().enumerate().take_while(|(n, line)| *line == format!("{n:08}")).count();
+        if kept >= read { Ok(()) } else { Err(format!("{read} lines were read, and {kept} are there")) }
+    }
+}
