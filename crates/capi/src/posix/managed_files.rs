@@ -502,9 +502,14 @@ pub(super) fn double(addresses: Range<usize>) {
     DOUBLED.store(table.doubled.len(), Release);
 }
 
-/// Whether addresses were mapped more often than the kernel knows.
+/// Whether any addresses are mapped more often than the kernel knows.
+pub(super) fn is_any_doubled() -> bool {
+    DOUBLED.load(Acquire) > 0
+}
+
+/// Whether some of these addresses are mapped more often than the kernel knows.
 pub(super) fn is_doubled(addresses: &Range<usize>) -> bool {
-    DOUBLED.load(Acquire) > 0 && read().doubled.iter().any(|range| overlap(range, addresses).is_some())
+    is_any_doubled() && read().doubled.iter().any(|range| overlap(range, addresses).is_some())
 }
 
 /// Ends one map of a range of addresses of files that are not managed any more. Returns what no other map shows.

@@ -9,8 +9,8 @@ use untorn::MapOptions;
 
 use super::call_section::{Section, enter};
 use super::managed_files::{
-    Window, add, extend, find, halve, is_any_managed, is_borrower, is_doubled, is_reserved, learn, mapped_in, path_of,
-    unmap,
+    Window, add, extend, find, halve, is_any_doubled, is_any_managed, is_borrower, is_doubled, is_reserved, learn,
+    mapped_in, path_of, unmap,
 };
 use super::managing::{manage, undo};
 use super::patterns;
@@ -20,7 +20,7 @@ use crate::error::{Failure, Result};
 
 /// Begins a call on addresses. None: refused; otherwise a section if they may be of a managed file.
 fn begin(call: &str) -> Option<Option<Section>> {
-    if is_any_managed() { enter(call).map(Some) } else { Some(None) }
+    if is_any_managed() || is_any_doubled() { enter(call).map(Some) } else { Some(None) }
 }
 
 fn page_bytes() -> usize {
