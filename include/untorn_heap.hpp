@@ -15,8 +15,8 @@
  * An object that the program itself makes, to copy or move it into a container, needs a heap for its strings
  * and containers: hold a guard meanwhile (auto guard = heap.mutate()). Without a guard it throws.
  *
- * A container always stays in the heap that it was made in, also when it is assigned to. Swap containers of
- * one heap only.
+ * A container always stays in the heap that it was made in, also when it is assigned to. Swap, splice and merge
+ * containers of one heap only.
  */
 
 #ifndef UNTORN_HEAP_HPP
