@@ -112,7 +112,7 @@ struct Xsync {
     #[arg(long, value_names = ["DIR", "FILE:SIZE"], num_args = 0..=2,
         conflicts_with_all = ["program", "volume", "on", "overlay", "resume", "discard", "status", "watch"])]
     print_fstab: Option<Vec<String>>,
-    /// Say what the sessions of this machine do.
+    /// Say what the sessions of this user do.
     #[arg(long, conflicts_with_all = ["program", "volume", "overlay"])]
     status: bool,
     /// With --status, as one JSON list.
