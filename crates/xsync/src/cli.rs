@@ -44,7 +44,7 @@ enum Command {
 /// what the program prints is shown as soon as all that it did before is durable. So a crash loses nothing that anybody
 /// has seen. Without --volume the program works in the current directory: its changes are applied when it has ended.
 ///
-/// Needs root, loop devices and mkfs.ext4. Exit code: the program's; 125 the session could not begin or its volume
+/// Needs root, loop devices and mkfs.ext4; with --on, none of them. Exit code: the program's; 125 the session could not begin or its volume
 /// failed, 126 the program cannot be executed, 127 it was not found, 128 and a signal's number.
 #[derive(Args)]
 #[command(after_help = "\
@@ -52,6 +52,7 @@ Examples:
   untorn xsync -- make install
   untorn xsync --listen 6379 --volume db.img:4G -- redis-server --dir /data --appendonly yes
   untorn xsync --volume db.img:4G -- sh -c 'sqlite3 /data/db < script.sql'
+  untorn xsync --on /srv/untorn -- git -C /srv/untorn/project gc
 
 SIGUSR1 to the command says what is held, as --status does. See docs/XSYNC.md.")]
 struct Xsync {
@@ -111,7 +112,7 @@ struct Xsync {
     #[arg(long, value_names = ["DIR", "FILE:SIZE"], num_args = 0..=2,
         conflicts_with_all = ["program", "volume", "on", "overlay", "resume", "discard", "status", "watch"])]
     print_fstab: Option<Vec<String>>,
-    /// Say what the sessions of this machine do.
+    /// Say what the sessions of this user do.
     #[arg(long, conflicts_with_all = ["program", "volume", "overlay"])]
     status: bool,
     /// With --status, as one JSON list.

@@ -4,13 +4,17 @@ mod common;
 
 use common::directory::{Directory, NOBODY};
 use common::{Place, Run, Session, example};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{OpenTreeFlags, open_tree};
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use untorn_xsync::outside_readers::OutsideReaders;
 
 /// None, said aloud, where sessions do not work.
 fn directory(options: &str) -> Option<Directory> {
@@ -206,6 +210,34 @@ fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
     session.wait().unwrap();
 }
 
+/// Who reads what can never be durable gets an error.
+#[test]
+fn outside_readers_fail_if_the_commit_does() {
+    let Some(directory) = directory("data=journal") else { return };
+    let file = directory.at().join("file");
+    fs::write(&file, "text").unwrap();
+    // A mount that is not the one by which the file is read.
+    let tree = open_tree(CWD, directory.at(), OpenTreeFlags::OPEN_TREE_CLONE).unwrap();
+    let own = openat(tree, ".", OFlags::RDONLY, Mode::empty()).unwrap();
+    let readers = OutsideReaders::hold(own.as_fd()).unwrap();
+    for (works, expected) in [(false, Err(ErrorKind::PermissionDenied)), (true, Ok("text".to_owned()))] {
+        let path = file.clone();
+        let reader = std::thread::spawn(move || fs::read_to_string(path));
+        let commit = || if works { Ok(()) } else { anyhow::bail!("no") };
+        let mut asked = 0;
+        while !reader.is_finished() {
+            asked += readers.answer(commit).unwrap();
+        }
+        let read = reader.join().unwrap().map_err(|e| match e.raw_os_error() {
+            // Kernels before 6.13 know of no other error than the second.
+            Some(libc::EIO | libc::EPERM) => ErrorKind::PermissionDenied,
+            _ => e.kind(),
+        });
+        assert_eq!(read, expected);
+        assert!(asked > 0);
+    }
+}
+
 /// What a killed supervisor leaves is durable before anybody reads it, and the next session works.
 #[test]
 fn a_killed_supervisor_leaves_nothing_that_a_crash_could_take() {
@@ -234,7 +266,7 @@ fn a_killed_watcher_ends_the_session() {
     let Some(directory) = directory("data=journal") else { return };
     let mut watcher = directory.watcher();
     directory.give_to(NOBODY);
-    let mut command = directory.session(NOBODY, &["sh", "-c", "echo ready; sleep 1000"]);
+    let mut command = directory.session(NOBODY, &["sh", "-c", "echo ready; sleep 20"]);
     let mut session = Session::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
     watcher.kill().unwrap();
