@@ -9,6 +9,24 @@ untorn_os::invariants! {
     CHAIN,
     /// A record is accepted only if the ones before it are of the same epoch.
     EPOCH,
+    /// The open epoch goes on behind the link that the header names, not behind the last listed record.
+    OPEN_LINK,
+    /// The records of the open epoch are accepted, too, to its first gap.
+    OPEN_EPOCH_ACCEPTED,
+    /// An epoch whose records are applied leaves the header's list.
+    LIST_CLIPPED,
+    /// A header with a new link is written at each opening after a crash, even if nothing new was accepted.
+    LISTED_ANEW,
+    /// When the header's list is full, everything is applied before the store goes on.
+    LIST_BOUNDED,
+    /// A segment with records that are not applied is not written again.
+    LISTED_SEGMENTS_STAY,
+    /// A spill file that a record of any listed epoch refers to is no orphan.
+    LISTED_SPILLS_STAY,
+    /// A segment is not written again as long as an overlay refers to it.
+    READ_SEGMENTS_STAY,
+    /// Bytes that are read from the journal have the checksum that they had when they were accepted.
+    LOG_VERIFIED,
     /// A recovered journal goes on behind a random number, where no dropped record can follow.
     FRESH_START,
     /// A broken record is damage, not a torn end, if a later one says that it was durable.

@@ -12,6 +12,7 @@ use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
 };
 use crate::invariant;
+use crate::log_reader::LogSegment;
 use crate::overlay::Source;
 use crate::record::{Op, Record};
 use crate::scan::ScannedSegment;
@@ -21,7 +22,7 @@ use crate::sync_point;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, write_all_at};
+use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
 
 /// Sizes and promises of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct Options {
     pub segment_bytes_first: u64,
     /// A commit with more bytes than this is spilled.
     pub inline_bytes_max: u64,
+    /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
+    pub in_memory_max: u64,
 }
 
 impl Options {
@@ -52,6 +55,16 @@ struct Segment {
     last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
+    /// Through which overlays read what lies in it since before this opening.
+    log: Option<Arc<LogSegment>>,
+}
+
+impl Segment {
+    /// Nothing in it is needed: every record is applied, and no overlay refers to its bytes.
+    fn is_free(&self, checkpoint_lsn: u64) -> bool {
+        let is_read = self.log.as_ref().is_some_and(|log| Arc::strong_count(log) > 1);
+        self.last_lsn <= checkpoint_lsn && !(is_read && holds(invariant::READ_SEGMENTS_STAY))
+    }
 }
 
 /// A spill file that records in the journal refer to.
@@ -153,7 +166,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Continues behind a clean header; every segment is free.
+    /// Continues behind a header: in the segment that a clean one names, or in any that is free.
     pub fn new(
         storage: Arc<dyn Storage>,
         dir: PathBuf,
@@ -168,9 +181,9 @@ impl Journal {
         let start = header.start_segment;
         let mut journal = Journal {
             epoch: u64::from_le_bytes(epoch).max(1),
-            next_lsn: header.checkpoint_lsn + 1,
-            previous_crc: header.checkpoint_crc,
-            durable_lsn: header.checkpoint_lsn,
+            next_lsn: header.open_lsn,
+            previous_crc: header.link,
+            durable_lsn: header.open_lsn - 1,
             durable_generation: header.generation,
             boot_uncertain: false,
             header,
@@ -198,13 +211,33 @@ impl Journal {
             let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
             let file = journal.storage.open(&path, how).context("open", &path)?;
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
-            journal.segments.push(Segment { index: s.index, bytes: s.bytes, file, last_lsn: 0, first_block_crc });
+            let (index, bytes, log) = (s.index, s.bytes, s.log);
+            let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
+            journal.segments.push(Segment { index, bytes, file, last_lsn, first_block_crc, log });
         }
-        match journal.segments.iter().position(|s| s.index == start && s.bytes > 0) {
-            Some(at) => journal.current = at,
-            None => journal.current = journal.add_segment(options.segment_bytes_first)?,
+        let checkpoint_lsn = journal.header.checkpoint_lsn;
+        let is_free = |s: &Segment| s.bytes > 0 && s.is_free(checkpoint_lsn);
+        if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {
+            journal.current = at;
+        } else if journal.header.listed.is_empty() {
+            journal.current = journal.add_segment(options.segment_bytes_first)?;
+        } else if let Some(at) = journal.segments.iter().position(is_free) {
+            journal.current = at;
+        } else {
+            // Full: commits make a segment, or wait for a checkpoint. Reads need neither.
+            journal.position = journal.segments[0].bytes;
         }
         Ok(journal)
+    }
+
+    /// Continues behind records that are not applied: the header that lists their epochs is durable before the first
+    /// record behind them, and what they refer to stays until the log is truncated behind them.
+    pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<()> {
+        let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
+        write.write()?;
+        self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
+        self.finish_truncate(write);
+        Ok(())
     }
 
     /// The store.
@@ -359,7 +392,7 @@ impl Journal {
     fn reserved_here(&self, current: usize) -> u64 {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let free =
-            |(at, s): (usize, &Segment)| at != current && s.last_lsn <= checkpoint_lsn && s.bytes >= self.reserved;
+            |(at, s): (usize, &Segment)| at != current && s.is_free(checkpoint_lsn) && s.bytes >= self.reserved;
         if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
     }
 
@@ -539,7 +572,7 @@ impl Journal {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
         if self.position > 0
-            && self.segments[current].last_lsn <= checkpoint_lsn
+            && self.segments[current].is_free(checkpoint_lsn)
             && self.segments[current].bytes >= bytes
         {
             self.position = 0;
@@ -547,7 +580,7 @@ impl Journal {
         }
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
-            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
+            .filter(|at| self.segments[*at].is_free(checkpoint_lsn))
             .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
             self.current = at;
@@ -582,7 +615,7 @@ impl Journal {
         if self.segments.iter().any(|s| s.bytes >= bytes) || bytes > self.options.segment_bytes_max() {
             return Ok(false);
         }
-        if self.segments.iter().any(|s| s.last_lsn > checkpoint_lsn) {
+        if self.segments.iter().any(|s| !s.is_free(checkpoint_lsn)) {
             return Ok(false);
         }
         let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
@@ -610,7 +643,7 @@ impl Journal {
             return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
+        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc, log: None });
         Ok(self.segments.len() - 1)
     }
 
@@ -641,10 +674,19 @@ impl Journal {
     /// Begins to truncate the log behind the target's last record. The data files were flushed before.
     /// The caller writes the header and then calls [`Journal::finish_truncate`].
     pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
+        self.header_write(self.truncated_header(target), sync_point::HEADER)
+    }
+
+    /// The next header, with the log truncated behind the target's last record.
+    fn truncated_header(&self, target: CheckpointTarget) -> Header {
         let mut header = self.next_header();
         header.checkpoint_lsn = target.checkpoint_lsn;
-        header.checkpoint_crc = target.crc;
-        self.header_write(header, sync_point::HEADER)
+        header.listed.retain(|listed| listed.last_lsn > target.checkpoint_lsn || !holds(invariant::LIST_CLIPPED));
+        if target.checkpoint_lsn + 1 >= header.open_lsn {
+            header.open_lsn = target.checkpoint_lsn + 1;
+            header.link = target.crc;
+        }
+        header
     }
 
     fn next_header(&self) -> Header {
@@ -703,9 +745,7 @@ impl Journal {
     /// not flushed, the header goes on naming the boot.
     pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
         let target = self.begin_checkpoint();
-        let mut header = self.next_header();
-        header.checkpoint_lsn = target.checkpoint_lsn;
-        header.checkpoint_crc = target.crc;
+        let mut header = self.truncated_header(target);
         if flushed {
             header.boot = None;
         }

@@ -1,13 +1,15 @@
-//! Opens a store: locks it, recovers what a crash left (redo), and begins a new epoch.
+//! Opens a store: locks it, recovers what a crash left, and begins a new epoch.
 //!
 //! Recovery reads the journal past the page cache, computes the final state, checks every file, and
-//! only then writes. It may crash anywhere and be done again.
+//! only then writes: names, and then the contents (redo), or no contents where they can be carried over.
+//! It may crash anywhere and be done again.
 
 use crate::apply::{DirLeft, apply_overlay};
+use crate::carry::{Carried, carry};
 use crate::create::sync_names;
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
+use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEpoch, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::locate::{Contents, DataFiles, Location, Locations, open_for_writing};
@@ -15,6 +17,7 @@ use crate::quarantine::PendingFiles;
 use crate::record::Record;
 use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
+use crate::spill::spill_name;
 use crate::store_dir::{NewJournal, STORE_DIR, StoreDir, StoreLock, create_journal, lock_store, remove_tree};
 use crate::sync_point;
 use std::cell::RefCell;
@@ -45,6 +48,8 @@ pub struct OpenOptions<'a> {
     pub accept_unknown: bool,
     /// Redo the accepted commits of a damaged journal, and archive that journal.
     pub salvage: bool,
+    /// Apply everything before the store is served.
+    pub redo: bool,
     /// Bytes read and applied so far, of how many.
     pub progress: &'a dyn Fn(u64, u64),
 }
@@ -54,9 +59,9 @@ pub struct OpenOptions<'a> {
 pub struct Recovered {
     /// Commits that were found in the journal.
     pub commits: u64,
-    /// Files that were brought up to them.
+    /// Files that show them.
     pub files: u64,
-    /// Bytes written to them.
+    /// Bytes that these files lacked.
     pub bytes: u64,
     /// An unfinished record at the end was dropped.
     pub torn_tail: bool,
@@ -87,6 +92,8 @@ pub struct Opened {
     pub recovered: Recovered,
     /// Files that could not be redone.
     pub quarantined: Vec<Quarantined>,
+    /// What is committed and not applied.
+    pub carried: Carried,
 }
 
 /// Opens a store, recovering it.
@@ -98,6 +105,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         options,
         recovered: Recovered::default(),
         quarantined: Vec::new(),
+        carried: Carried::default(),
         archived_header: None,
     };
     if store_lock.unclean {
@@ -112,8 +120,15 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         }
         done => done?,
     };
-    let Opening { recovered, quarantined, .. } = opening;
-    Ok(Opened { journal, store_lock, recovered, quarantined })
+    let Opening { recovered, quarantined, carried, .. } = opening;
+    Ok(Opened { journal, store_lock, recovered, quarantined, carried })
+}
+
+/// The list of epochs in a header that begins a new epoch behind these records.
+fn listed_after(scanned: &Scan) -> Vec<ListedEpoch> {
+    let mut listed = scanned.header.listed.clone();
+    listed.extend(scanned.epochs.iter().filter(|epoch| epoch.first_lsn >= scanned.header.open_lsn));
+    listed
 }
 
 struct Opening<'a> {
@@ -122,6 +137,7 @@ struct Opening<'a> {
     options: &'a OpenOptions<'a>,
     recovered: Recovered,
     quarantined: Vec<Quarantined>,
+    carried: Carried,
     /// The header of an archived journal: the store keeps its identity.
     archived_header: Option<Header>,
 }
@@ -132,6 +148,10 @@ struct Redone {
     locations: Locations,
     /// Directories that could not be redone, or that a file needs which could not be redone.
     dirs_left: BTreeSet<PathBuf>,
+    /// Names are applied, and contents are not.
+    names_only: bool,
+    /// A file was in the middle of an exchange of names.
+    from_temporary: bool,
 }
 
 impl Redone {
@@ -186,7 +206,7 @@ impl Opening<'_> {
             key: Key(u64::from_le_bytes(key)),
             store: [0; 16],
             checkpoint_lsn: 0,
-            checkpoint_crc: 0,
+            link: 0,
             generation: 0,
             segment_bytes: self.options.journal.segment_bytes_first,
             durable: true,
@@ -197,14 +217,14 @@ impl Opening<'_> {
             if header.generation >= new.generation {
                 new.store = header.store;
                 new.checkpoint_lsn = pending.last_lsn;
-                new.checkpoint_crc = pending.last_crc;
+                new.link = pending.last_crc;
                 new.generation = header.generation;
             }
         }
         if let Some(header) = &self.archived_header {
             new.store = header.store;
             new.checkpoint_lsn = header.checkpoint_lsn;
-            new.checkpoint_crc = header.checkpoint_crc;
+            new.link = header.link;
             new.generation = header.generation;
         }
         if new.generation == 0 {
@@ -212,7 +232,7 @@ impl Opening<'_> {
             self.storage().random(&mut new.store).context("draw an identity for", &journal)?;
             let mut salt = [0; 8];
             self.storage().random(&mut salt).context("draw a salt for", &journal)?;
-            new.checkpoint_crc = u64::from_le_bytes(salt);
+            new.link = u64::from_le_bytes(salt);
         }
         create_journal(self.storage(), self.store_dir, &new)
     }
@@ -246,15 +266,43 @@ impl Opening<'_> {
         let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
         // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
-        let scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
-        if let Some(e) = scanned.corrupt {
+        let mut scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
+        if let Some(e) = scanned.corrupt.take() {
             return Err(e);
         }
         if scanned.clean_shutdown {
             self.remove_orphans(&dir, &scanned.orphans);
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
-        let redone = self.redo(&dir, &scanned, None, flush)?;
+        let listed = listed_after(&scanned);
+        // What the page cache holds of an epoch of class `process` is not in the journal's hands.
+        let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
+        let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
+        let before = self.recovered.clone();
+        let redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
+        if redone.names_only
+            && let Some(carried) = carry(
+                self.storage(),
+                redone.state.clone(),
+                &redone.locations,
+                &mut scanned,
+                &dir,
+                self.options.journal.in_memory_max,
+            )?
+        {
+            self.carried = carried;
+            if redone.from_temporary {
+                self.carried.dirs.insert(dir.clone());
+            }
+            return self.list_epochs(dir, scanned, listed);
+        }
+        let redone = match redone.names_only {
+            true => {
+                self.recovered = before;
+                self.redo(&dir, &scanned, None, flush, false)?
+            }
+            false => redone,
+        };
         if boot.is_some() && flush {
             self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
         }
@@ -264,7 +312,7 @@ impl Opening<'_> {
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
             }
             self.clear_pending_of(&redone, scanned.header.store, true)?;
-            let epoch = scanned.epoch.unwrap_or(scanned.header.epoch);
+            let epoch = scanned.last_epoch();
             let pending = PendingFiles {
                 last_lsn: scanned.last_lsn,
                 last_crc: scanned.last_crc,
@@ -281,19 +329,47 @@ impl Opening<'_> {
         self.begin_epoch(dir, scanned, &redone, flush)
     }
 
+    /// Begins a new epoch behind records that are not applied.
+    fn list_epochs(&mut self, dir: PathBuf, scanned: Scan, mut listed: Vec<ListedEpoch>) -> Result<Journal> {
+        listed.drain(..listed.len().saturating_sub(EPOCHS_MAX));
+        let open_lsn = scanned.last_lsn + 1;
+        let nothing_new = scanned.header.open_lsn == open_lsn;
+        let mut header = Header { listed, open_lsn, link: scanned.last_crc, clean: false, ..scanned.header };
+        if holds(invariant::FRESH_START) {
+            header.link = self.fresh_link(&dir)?;
+        }
+        let mut journal =
+            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        if holds(invariant::LISTED_ANEW) || !nothing_new {
+            journal.go_on(scanned.live_spills.clone())?;
+        }
+        let is_live = |name: &String| {
+            let live = scanned.live_spills.iter().any(|(spill, _)| spill_name(spill.id) == *name);
+            live && holds(invariant::LISTED_SPILLS_STAY)
+        };
+        let orphans: Vec<String> = scanned.orphans.iter().filter(|name| !is_live(name)).cloned().collect();
+        self.remove_orphans(&dir, &orphans);
+        Ok(journal)
+    }
+
+    /// What the first record of an epoch repeats, and no record before it does. A record that was dropped because a
+    /// part of it never reached the disk must not come back to life when a later commit happens to write that part.
+    fn fresh_link(&self, dir: &Path) -> Result<u64> {
+        let mut link = [0; 8];
+        self.storage().random(&mut link).context("draw a link for", dir)?;
+        Ok(u64::from_le_bytes(link))
+    }
+
     /// Begins a new epoch after everything was redone: the journal is empty.
     fn begin_epoch(&mut self, dir: PathBuf, scanned: Scan, redone: &Redone, flushed: bool) -> Result<Journal> {
         let dirty =
             scanned.last_lsn > scanned.header.checkpoint_lsn || !scanned.header.clean || scanned.header.boot.is_some();
         let dirty = dirty || scanned.start_changed;
+        let (checkpoint_lsn, open_lsn) = (scanned.last_lsn, scanned.last_lsn + 1);
         let mut header =
-            Header { checkpoint_lsn: scanned.last_lsn, checkpoint_crc: scanned.last_crc, ..scanned.header };
+            Header { checkpoint_lsn, open_lsn, link: scanned.last_crc, listed: Vec::new(), ..scanned.header };
         if dirty && holds(invariant::FRESH_START) {
-            // A record that was dropped because a part of it never reached the disk must not come back to
-            // life when a later commit happens to write that part: nothing follows the old checksum now.
-            let mut salt = [0; 8];
-            self.storage().random(&mut salt).context("draw a salt for", &dir)?;
-            header.checkpoint_crc = u64::from_le_bytes(salt);
+            header.link = self.fresh_link(&dir)?;
         }
         let mut journal =
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
@@ -343,7 +419,7 @@ impl Opening<'_> {
                 return Err(Error::Foreign { path: dir, detail: "this journal belongs to another store".into() });
             }
             let before = self.quarantined.len();
-            let redone = self.redo(&dir, &scanned, Some(&pending), true)?;
+            let redone = self.redo(&dir, &scanned, Some(&pending), true, false)?;
             let not_redone = redone.not_redone();
             if redone.is_whole() {
                 self.clear_pending_of(&redone, store, true)?;
@@ -367,8 +443,16 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: what is listed there.
-    fn redo(&mut self, dir: &Path, scanned: &Scan, only: Option<&PendingFiles>, flush: bool) -> Result<Redone> {
+    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: what is listed there. With
+    /// `carry`, and if nothing must be left out, contents wait, except those of files that get names.
+    fn redo(
+        &mut self,
+        dir: &Path,
+        scanned: &Scan,
+        only: Option<&PendingFiles>,
+        flush: bool,
+        carry: bool,
+    ) -> Result<Redone> {
         let mut state = FinalState::default();
         for accepted in &scanned.accepted {
             self.check_standalone(&accepted.record, dir)?;
@@ -389,7 +473,7 @@ impl Opening<'_> {
         let data_files = DataFiles {
             storage: self.storage(),
             store: scanned.header.store,
-            epoch: scanned.epoch.unwrap_or(0),
+            epoch: scanned.last_epoch(),
             newest_lsn: Some(scanned.last_lsn),
             rename_dir: dir.to_owned(),
             durable: flush,
@@ -400,6 +484,14 @@ impl Opening<'_> {
             |o: &Result<Location>| matches!(o, Ok(Location::At(at)) if at.starts_with(&data_files.rename_dir));
         let from_temporary = locations.values().any(temporary);
         let left = data_files.apply_names(&state, &mut locations);
+        if carry && left.is_empty() && locations.values().all(Result::is_ok) {
+            let r = &mut self.recovered;
+            r.commits += scanned.commits();
+            r.files += locations.len() as u64;
+            r.bytes += state.files.values().map(|file| file.overlay.changed_bytes()).sum::<u64>();
+            r.torn_tail |= scanned.torn_tail;
+            return Ok(Redone { state, locations, dirs_left: BTreeSet::new(), names_only: true, from_temporary });
+        }
         let mut bytes = 0;
         let all: u64 = state.files.values().map(|f| f.overlay.changed_bytes()).sum();
         if flush && !one_by_one && state.files.values().any(|f| f.created.is_some() && !f.overlay.is_empty()) {
@@ -440,12 +532,12 @@ impl Opening<'_> {
             self.quarantined.push(Quarantined { path: path.clone(), id: 0, reason: reason.clone() });
         }
         let r = &mut self.recovered;
-        r.commits += scanned.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64;
+        r.commits += scanned.commits();
         r.files += locations.values().filter(|o| o.is_ok()).count() as u64;
         r.bytes += bytes;
         r.torn_tail |= scanned.torn_tail;
         r.notes.extend(left.iter().filter(|dir| dir.given_up).map(|dir| dir.reason.to_string()));
-        Ok(Redone { state, locations, dirs_left })
+        Ok(Redone { state, locations, dirs_left, names_only: false, from_temporary })
     }
 
     /// The journal of a standalone file may touch that file only.
@@ -493,12 +585,12 @@ impl Opening<'_> {
             Ok(scanned) => {
                 self.archived_header = Some(Header {
                     checkpoint_lsn: scanned.last_lsn,
-                    checkpoint_crc: scanned.last_crc,
+                    link: scanned.last_crc,
                     ..scanned.header.clone()
                 });
-                epoch = scanned.epoch.unwrap_or(scanned.header.epoch);
+                epoch = scanned.last_epoch();
                 let before = self.quarantined.len();
-                let redone = self.redo(&dir, &scanned, None, true)?;
+                let redone = self.redo(&dir, &scanned, None, true, false)?;
                 self.quarantined.truncate(before);
                 kept = self.keep_contents(&redone, &dir)?;
                 if !matches!(why, Error::UnknownState { .. }) {

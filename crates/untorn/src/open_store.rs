@@ -44,9 +44,10 @@ impl OpenStore {
             wait: options.wait,
             accept_unknown: options.accept_unknown,
             salvage: options.salvage,
+            redo: options.redo,
             progress,
         };
-        let Opened { journal, store_lock, recovered, quarantined } =
+        let Opened { journal, store_lock, recovered, quarantined, carried } =
             open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
@@ -70,6 +71,7 @@ impl OpenStore {
             generation: process_generation(),
             recovered,
             quarantined,
+            carried: carried.files.iter().map(|file| file.state.id).collect(),
             checkpoint_turn: Mutex::new(()),
             journal: Mutex::new(JournalState::new(journal)),
             closing: Mutex::new(()),
@@ -89,6 +91,7 @@ impl OpenStore {
             room_wanted: AtomicBool::new(false),
             checkpoint_failed: AtomicBool::new(false),
         });
+        engine.take_over(carried);
         if options.background {
             background::start(&engine)?;
         }
