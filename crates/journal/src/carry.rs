@@ -15,7 +15,7 @@ use crate::format::crc64;
 use crate::locate::{Location, Locations, open_for_writing};
 use crate::log_reader::{LogSegment, PIECE_BYTES_MAX};
 use crate::overlay::{Overlay, Source};
-use crate::scan::{Scan, ScannedSegment};
+use crate::scan::Scan;
 use crate::store_dir::segment_name;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -23,6 +23,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Meta, Open, Storage};
+
+/// What was read of a segment, and through which it is read from now on.
+type Log = (Bytes, Arc<LogSegment>);
 
 /// A data file that lacks commits which are in the journal, or whose attribute names them.
 pub struct CarriedFile {
@@ -48,7 +51,7 @@ pub fn carry(
     storage: &dyn Storage,
     state: FinalState,
     locations: &Locations,
-    scan: &mut Scan,
+    scan: &Scan,
     journal: &Path,
     in_memory_max: u64,
 ) -> Result<Option<Carried>> {
@@ -69,14 +72,15 @@ pub fn carry(
             _ => return Ok(None),
         }
     }
-    for segment in scan.segments.iter_mut().filter(|segment| segment.last_lsn > 0) {
+    let mut logs = Vec::new();
+    for segment in scan.segments.iter().filter(|segment| segment.last_lsn > 0) {
         let path = journal.join(segment_name(segment.index));
-        segment.log = Some(LogSegment::open(storage, &path, segment.bytes)?);
+        logs.push((segment.contents.clone(), LogSegment::open(storage, &path, segment.bytes)?));
     }
     let mut metas = metas.into_iter();
     for mut file in state.files.into_values().filter(|file| file.name.is_some()) {
         let (meta, writable) = metas.next().expect("one for each file with a name");
-        file.overlay = refer(&file.overlay, &scan.segments, in_memory_max);
+        file.overlay = refer(&file.overlay, &logs, in_memory_max);
         carried.files.push(CarriedFile { state: file, meta, writable });
     }
     Ok(Some(carried))
@@ -84,7 +88,7 @@ pub fn carry(
 
 /// The overlay with its bytes where they lie in the segments. Short ranges, and those of a record that is in a spill
 /// file, are copied: a reference is no smaller.
-fn refer(overlay: &Overlay, segments: &[ScannedSegment], in_memory_max: u64) -> Overlay {
+fn refer(overlay: &Overlay, logs: &[Log], in_memory_max: u64) -> Overlay {
     let mut referring = Overlay::default();
     referring.size = overlay.size;
     for (range, source) in overlay.ranges() {
@@ -92,7 +96,7 @@ fn refer(overlay: &Overlay, segments: &[ScannedSegment], in_memory_max: u64) -> 
             referring.insert(range.clone(), source.clone());
             continue;
         };
-        match position(&bytes, segments) {
+        match position(&bytes, logs) {
             Some((segment, at)) if bytes.len() as u64 > in_memory_max => {
                 insert_pieces(&mut referring, range, &bytes, segment, at);
             }
@@ -115,11 +119,11 @@ fn insert_pieces(overlay: &mut Overlay, range: &Range<u64>, bytes: &Bytes, segme
 }
 
 /// The segment that bytes are a part of as it was read, and their offset in it.
-fn position<'s>(bytes: &Bytes, segments: &'s [ScannedSegment]) -> Option<(&'s Arc<LogSegment>, u64)> {
+fn position<'s>(bytes: &Bytes, logs: &'s [Log]) -> Option<(&'s Arc<LogSegment>, u64)> {
     let start = bytes.as_ptr() as usize;
-    segments.iter().find_map(|segment| {
-        let whole = segment.contents.as_ptr() as usize..segment.contents.as_ptr() as usize + segment.contents.len();
-        let is_in = whole.contains(&start) && start + bytes.len() <= whole.end;
-        Some((segment.log.as_ref().filter(|_| is_in)?, (start - whole.start) as u64))
+    logs.iter().find_map(|(contents, segment)| {
+        let first = contents.as_ptr() as usize;
+        let is_in = (first..first + contents.len()).contains(&start);
+        is_in.then(|| (segment, (start - first) as u64))
     })
 }

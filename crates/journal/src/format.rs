@@ -419,7 +419,9 @@ mod tests {
         set_bytes(&mut b, 8, &(VERSION + 1).to_le_bytes());
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
-        assert!(matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found, .. }) if found == VERSION + 1));
+        assert!(
+            matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found, .. }) if found == VERSION + 1)
+        );
     }
 
     #[test]

@@ -23,8 +23,8 @@ untorn_os::invariants! {
     LISTED_SEGMENTS_STAY,
     /// A spill file that a record of any listed epoch refers to is no orphan.
     LISTED_SPILLS_STAY,
-    /// A segment is not written again as long as an overlay refers to it.
-    READ_SEGMENTS_STAY,
+    /// What is restated is read from the journal before the segments that it lies in are used again.
+    RESTATED_LEAVES_LOG,
     /// Bytes that are read from the journal have the checksum that they had when they were accepted.
     LOG_VERIFIED,
     /// A recovered journal goes on behind a random number, where no dropped record can follow.

@@ -12,7 +12,6 @@ use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
 };
 use crate::invariant;
-use crate::log_reader::LogSegment;
 use crate::overlay::Source;
 use crate::record::{Op, Record};
 use crate::scan::ScannedSegment;
@@ -55,16 +54,6 @@ struct Segment {
     last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
-    /// Through which overlays read what lies in it since before this opening.
-    log: Option<Arc<LogSegment>>,
-}
-
-impl Segment {
-    /// Nothing in it is needed: every record is applied, and no overlay refers to its bytes.
-    fn is_free(&self, checkpoint_lsn: u64) -> bool {
-        let is_read = self.log.as_ref().is_some_and(|log| Arc::strong_count(log) > 1);
-        self.last_lsn <= checkpoint_lsn && !(is_read && holds(invariant::READ_SEGMENTS_STAY))
-    }
 }
 
 /// A spill file that records in the journal refer to.
@@ -146,8 +135,8 @@ pub struct Journal {
     durable_lsn: u64,
     /// Generation of the newest header that was flushed.
     durable_generation: u64,
-    /// The header on the disk may name a boot though the one in memory does not.
-    boot_uncertain: bool,
+    /// The header on the disk may be another one than the one in memory.
+    header_uncertain: bool,
     spills: Vec<LiveSpill>,
     /// Spilled bodies of records that are sealed, but not written.
     bodies: Vec<(Arc<Spill>, u64)>,
@@ -185,7 +174,7 @@ impl Journal {
             previous_crc: header.link,
             durable_lsn: header.open_lsn - 1,
             durable_generation: header.generation,
-            boot_uncertain: false,
+            header_uncertain: false,
             header,
             header_file,
             segments: Vec::new(),
@@ -211,12 +200,12 @@ impl Journal {
             let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
             let file = journal.storage.open(&path, how).context("open", &path)?;
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
-            let (index, bytes, log) = (s.index, s.bytes, s.log);
+            let (index, bytes) = (s.index, s.bytes);
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
-            journal.segments.push(Segment { index, bytes, file, last_lsn, first_block_crc, log });
+            journal.segments.push(Segment { index, bytes, file, last_lsn, first_block_crc });
         }
         let checkpoint_lsn = journal.header.checkpoint_lsn;
-        let is_free = |s: &Segment| s.bytes > 0 && s.is_free(checkpoint_lsn);
+        let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;
         if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {
             journal.current = at;
         } else if journal.header.listed.is_empty() {
@@ -237,6 +226,7 @@ impl Journal {
         write.write()?;
         self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
         self.finish_truncate(write);
+        self.last_commit = self.last_lsn();
         Ok(())
     }
 
@@ -392,7 +382,7 @@ impl Journal {
     fn reserved_here(&self, current: usize) -> u64 {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let free =
-            |(at, s): (usize, &Segment)| at != current && s.is_free(checkpoint_lsn) && s.bytes >= self.reserved;
+            |(at, s): (usize, &Segment)| at != current && s.last_lsn <= checkpoint_lsn && s.bytes >= self.reserved;
         if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
     }
 
@@ -566,13 +556,15 @@ impl Journal {
         if self.header.clean && self.position == 0 && self.last_lsn() == self.header.checkpoint_lsn {
             // The header says that there are no new records without a change in this segment: no longer true.
             let write = self.header_write(self.next_header(), sync_point::HEADER_UNCLEAN);
+            self.header_uncertain = true;
             write.write()?;
+            self.header_uncertain = false;
             self.finish_truncate(write);
         }
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
         if self.position > 0
-            && self.segments[current].is_free(checkpoint_lsn)
+            && self.segments[current].last_lsn <= checkpoint_lsn
             && self.segments[current].bytes >= bytes
         {
             self.position = 0;
@@ -580,7 +572,7 @@ impl Journal {
         }
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
-            .filter(|at| self.segments[*at].is_free(checkpoint_lsn))
+            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
             .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
             self.current = at;
@@ -615,7 +607,7 @@ impl Journal {
         if self.segments.iter().any(|s| s.bytes >= bytes) || bytes > self.options.segment_bytes_max() {
             return Ok(false);
         }
-        if self.segments.iter().any(|s| !s.is_free(checkpoint_lsn)) {
+        if self.segments.iter().any(|s| s.last_lsn > checkpoint_lsn) {
             return Ok(false);
         }
         let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
@@ -643,7 +635,7 @@ impl Journal {
             return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc, log: None });
+        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
         Ok(self.segments.len() - 1)
     }
 
@@ -733,10 +725,10 @@ impl Journal {
         header.clean = self.header.clean;
         header.boot = Some(boot);
         let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
-        // A failed write may be on the disk all the same: closing has to write a header without it.
-        self.boot_uncertain = true;
+        // A failed write may be on the disk all the same: closing has to write a header without the boot.
+        self.header_uncertain = true;
         write.write()?;
-        self.boot_uncertain = false;
+        self.header_uncertain = false;
         self.finish_truncate(write);
         Ok(())
     }
@@ -764,7 +756,7 @@ impl Journal {
     pub fn is_dirty(&self) -> bool {
         self.next_lsn - 1 > self.header.checkpoint_lsn
             || self.header.boot.is_some()
-            || self.boot_uncertain
+            || self.header_uncertain
             || !self.header.clean
     }
 }

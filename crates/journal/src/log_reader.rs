@@ -50,7 +50,6 @@ impl LogSegment {
         // The page cache may show what a failed flush never brought to the disk. The records were read past it.
         let start = at - at % BLOCK_BYTES as u64;
         let mut blocks = AlignedBuf::zeroed((at + len - start).next_multiple_of(BLOCK_BYTES as u64) as usize);
-        self.file.forget_cached().context("drop the cache of", &self.path)?;
         read_full_past_cache_at(&*self.file, &mut blocks, start).context("read", &self.path)?;
         piece.copy_from_slice(&blocks[(at - start) as usize..][..len as usize]);
         if crc64(&piece) == crc {

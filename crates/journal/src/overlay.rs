@@ -249,6 +249,11 @@ impl Overlay {
         found
     }
 
+    /// Whether any range lies in a segment of the journal.
+    pub fn lies_in_log(&self) -> bool {
+        self.ranges.iter().any(|(_, source)| matches!(source, Source::Log { .. }))
+    }
+
     /// The overlay with every range that lies in a segment of the journal in memory.
     pub fn without_log(&self) -> Result<Overlay> {
         let mut overlay = Overlay { size: self.size, ..Overlay::default() };

@@ -285,7 +285,7 @@ impl Opening<'_> {
                 self.storage(),
                 redone.state.clone(),
                 &redone.locations,
-                &mut scanned,
+                &scanned,
                 &dir,
                 self.options.journal.in_memory_max,
             )?
@@ -583,11 +583,8 @@ impl Opening<'_> {
         let (mut epoch, mut kept) = (0, Vec::new());
         match scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress) {
             Ok(scanned) => {
-                self.archived_header = Some(Header {
-                    checkpoint_lsn: scanned.last_lsn,
-                    link: scanned.last_crc,
-                    ..scanned.header.clone()
-                });
+                self.archived_header =
+                    Some(Header { checkpoint_lsn: scanned.last_lsn, link: scanned.last_crc, ..scanned.header.clone() });
                 epoch = scanned.last_epoch();
                 let before = self.quarantined.len();
                 let redone = self.redo(&dir, &scanned, None, true, false)?;

@@ -11,7 +11,6 @@ use crate::format::{
     crc64,
 };
 use crate::invariant;
-use crate::log_reader::LogSegment;
 use crate::record::{Decoder, Record, SpillCache, body_by_reference};
 use crate::spill::Spill;
 use crate::store_dir::segment_index;
@@ -69,8 +68,6 @@ pub struct ScannedSegment {
     pub last_lsn: u64,
     /// What was read; empty if nothing was.
     pub contents: Bytes,
-    /// Through which overlays read it after this opening.
-    pub log: Option<Arc<LogSegment>>,
 }
 
 /// The contents of a journal.
@@ -229,7 +226,14 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
             return Err(Error::corrupt(path, format!("a segment of {bytes} bytes was not written by Untorn")));
         }
         let bytes = bytes - bytes % BLOCK_BYTES as u64;
-        scan.segments.push(ScannedSegment { index, bytes, first_block_crc: 0, file, last_lsn: 0, contents: Bytes::new(), log: None });
+        scan.segments.push(ScannedSegment {
+            index,
+            bytes,
+            first_block_crc: 0,
+            file,
+            last_lsn: 0,
+            contents: Bytes::new(),
+        });
     }
     scan.segments.sort_by_key(|s| s.index);
     Ok(())

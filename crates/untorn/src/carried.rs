@@ -5,6 +5,7 @@
 
 use crate::engine::Engine;
 use crate::file_state::{FileState, Life, SharedFile};
+use std::sync::Arc;
 use untorn_journal::carry::Carried;
 
 impl Engine {
@@ -24,7 +25,9 @@ impl Engine {
             state.last_lsn = last.last_lsn;
             state.applied_lsn = last.previous_lsn;
             state.writable = file.writable;
-            state.content.committed = last.overlay;
+            // As after a checkpoint that failed: the owner before may have had one, and the page cache may show what the
+            // disk never got.
+            state.content.applying = (!last.overlay.is_empty()).then(|| Arc::new(last.overlay));
             state.content.base_size = meta.size;
             state.content.last_stat = Some(meta);
             let shared = SharedFile::new(last.id, state);

@@ -217,7 +217,11 @@ impl<'a> Checkpoint<'a> {
             waiting.map(|unapplied| unapplied.reason.clone())
         });
         if let Some(reason) = file_waits.or(names_wait) {
-            if after == After::Clean || !self.restate(&waiting, names_healed)? {
+            if after == After::Clean {
+                return Err(reason);
+            }
+            if !self.restate(&waiting, names_healed)? {
+                engine.reserve_for(&mut engine.journal.lock(), &waiting);
                 return Err(reason);
             }
             self.waits = Some(reason);
@@ -295,11 +299,14 @@ impl<'a> Checkpoint<'a> {
             content.base_size = meta.as_ref().map_or(content.base_size, |meta| meta.size);
         }
         drop(writing);
-        applied?;
-        meta.context("look at", &path)?;
         let contents_only = after == After::Clean && !names_changed;
-        if !contents_only {
-            set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e))?;
+        let applied = applied.and(meta.map(drop).context("look at", &path)).and_then(|()| match contents_only {
+            true => Ok(()),
+            false => set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e)),
+        });
+        if let Err(e) = applied {
+            // Whatever of it was written: all of it is written again. Pages that were logged whole are in the log only.
+            return if engine.options.full_page { Err(e) } else { Ok(Applied::Not(e)) };
         }
         if (flush || first) && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
@@ -386,7 +393,7 @@ impl<'a> Checkpoint<'a> {
 enum Applied {
     Done,
     Gone,
-    /// Nothing was written: the data file is not there, or not as it was left.
+    /// The data file is not there, or not as it was left, or the system does not let it be written.
     Not(Error),
 }
 

@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::Result;
+use untorn_journal::invariant;
 use untorn_journal::record::{FileRef, Op, Record};
+use untorn_os::holds;
 
 impl Engine {
     /// Restates the names that wait, and all of these files, whose contents wait. Returns whether the log may be
@@ -23,6 +25,9 @@ impl Engine {
             return Ok(false);
         }
         let (record, files) = self.restated(journal, waiting);
+        for file in files.iter().filter(|_| holds(invariant::RESTATED_LEAVES_LOG)) {
+            file.write().content.leave_log()?;
+        }
         let Some(lsn) = journal.journal.restate(&record)? else { return Ok(false) };
         for file in files {
             file.write().last_lsn = lsn;
@@ -34,7 +39,12 @@ impl Engine {
     pub(crate) fn reserve_for_waiting(&self, journal: &mut JournalState) {
         let waits = |file: &&Arc<SharedFile>| file.read().quarantine.is_some();
         let waiting = journal.dirty.values().filter(waits).map(|file| (file.id, file.clone())).collect();
-        let (record, _) = self.restated(journal, &waiting);
+        self.reserve_for(journal, &waiting);
+    }
+
+    /// Commits leave room for the names that wait, and for all of these files, whose contents wait.
+    pub(crate) fn reserve_for(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) {
+        let (record, _) = self.restated(journal, waiting);
         journal.journal.reserve(Some(&record));
     }
 

@@ -1,0 +1,72 @@
+//! Scenarios over epochs that are not applied: crashes upon crashes, and bytes that are read from the journal.
+
+use super::opening::{failed, open};
+use crate::crash_loops::crash_loop;
+use crate::simulation::{Options, SimDisk};
+use untorn::{Error, FailureClass, Store};
+
+/// So many stores show each invariant of epochs that is broken.
+const LOOPS: u64 = 1500;
+
+/// Stores crash again and again.
+pub(crate) fn epochs_upon_epochs_are_kept() -> Result<(), String> {
+    (0..LOOPS).try_for_each(|seed| crash_loop(seed, 0, &|_| {}).map(drop))
+}
+
+fn contents(store: &Store, name: &str) -> Result<Vec<u8>, Error> {
+    let file = store.open_file(name)?;
+    let mut bytes = vec![0; file.len()? as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// Two files with commits in the journal of a killed owner.
+fn carried() -> Result<SimDisk, String> {
+    let disk = SimDisk::new(Options::default());
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    for (name, byte) in [("a", 7), ("b", 9)] {
+        let file = store.open_or_create(name).map_err(failed)?;
+        store.checkpoint().map_err(failed)?;
+        file.write_all_at(&[byte; 3000], 0).and_then(|()| file.commit()).map_err(failed)?;
+    }
+    let file = store.open_file("a").map_err(failed)?;
+    file.write_all_at(&[8; 3000], 0).and_then(|()| file.commit()).map_err(failed)?;
+    disk.kill();
+    Ok(disk)
+}
+
+/// The disk damages bytes of a commit after the store was opened: that file alone cannot be read.
+pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
+    let disk = carried()?;
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let segment = disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string())?;
+    let at = segment.windows(3000).position(|bytes| bytes == [8; 3000]).ok_or("no such bytes in the journal")?;
+    disk.overwrite(".untorn/journal/segment.0", at as u64 + 1000, &[1]).map_err(|e| e.to_string())?;
+    match contents(&store, "a") {
+        Err(Error::Corrupt { .. }) => {}
+        Err(e) => return Err(format!("another error: {e}")),
+        Ok(_) => return Err("damaged bytes are shown".into()),
+    }
+    match contents(&store, "b").map_err(failed)? == [9; 3000] {
+        true => Ok(()),
+        false => Err("`b` shows something else".into()),
+    }
+}
+
+/// A file with commits in the journal cannot be written; the journal goes on, and its segments are used again.
+pub(crate) fn what_waits_outlives_its_segment() -> Result<(), String> {
+    let disk = carried()?;
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let text = |e: std::io::Error| e.to_string();
+    disk.rename("a", "elsewhere").map_err(text)?;
+    let file = store.open_file("b").map_err(failed)?;
+    for n in 0..60u64 {
+        file.write_all_at(&[n as u8; 2000], 0).and_then(|()| file.commit()).map_err(failed)?;
+    }
+    disk.rename("elsewhere", "a").map_err(text)?;
+    store.checkpoint().map_err(failed)?;
+    match contents(&store, "a").map_err(failed)? == [8; 3000] && disk.get("a").map_err(text)? == [8; 3000] {
+        true => Ok(()),
+        false => Err("`a` has something else".into()),
+    }
+}
