@@ -91,7 +91,7 @@ pub fn crash_loop(seed: u64, skipped: u64, tell: &dyn Fn(String)) -> Result<Loop
         totals: LoopTotals::default(),
     };
     run.disk.set_mark(pack(0, 0));
-    let lives = run.rng.usize(2..EPOCHS_MAX + 6);
+    let lives = if run.lazy { EPOCHS_MAX + 6 } else { run.rng.usize(2..EPOCHS_MAX) };
     for life in 0..lives {
         run.live(tell).map_err(|what| format!("seed {seed}, life {life} of {lives}: {what}"))?;
     }
@@ -165,13 +165,13 @@ impl CrashLoop {
         self.find(&store, away.then_some("a"))?;
         let was_exposed = self.exposed;
         self.exposed = class == FailureClass::Process;
-        for _ in 0..self.rng.usize(..4) {
+        for _ in 0..self.rng.usize(if self.lazy { 1..4 } else { 0..4 }) {
             self.step(&store, away)?;
         }
         let snapshots = self.disk.recorded();
         drop(life);
         // Crashes in the opening are as likely as all others.
-        let early = self.rng.u8(..if self.lazy { 6 } else { 3 }) == 0;
+        let early = self.rng.u8(..if self.lazy { 10 } else { 3 }) == 0;
         let chosen: Vec<&Snapshot> =
             snapshots.iter().filter(|s| (s.call() <= opened) == early && s.call() >= begun).collect();
         let snapshot = match chosen.len() {

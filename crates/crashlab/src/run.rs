@@ -175,7 +175,13 @@ impl Runner<'_> {
             process.kill();
             return if self.faults { Err(Stop::GaveUp) } else { wrong(what) };
         }
-        let shown = shown_files(&store, self.disk).or_else(wrong);
+        let mut shown = shown_files(&store, self.disk);
+        if shown.is_err() && self.faults {
+            // The fault that was planned.
+            self.troubled = true;
+            shown = shown_files(&store, self.disk);
+        }
+        let shown = shown.or_else(wrong);
         let (allowed, found) = (self.reference.allowed(), shown?);
         match find_state(&self.reference, allowed, &found) {
             Some(number) => self.reference.settle(number),

@@ -44,7 +44,8 @@ impl OpenStore {
             wait: options.wait,
             accept_unknown: options.accept_unknown,
             salvage: options.salvage,
-            redo: options.redo,
+            // What cannot be written could not be restated: whole pages are in the log only.
+            redo: options.redo || options.full_page,
             progress,
         };
         let Opened { journal, store_lock, recovered, quarantined, carried } =

@@ -39,9 +39,11 @@ fn carried() -> Result<SimDisk, String> {
 pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
     let disk = carried()?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let segment = disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string())?;
-    let at = segment.windows(3000).position(|bytes| bytes == [8; 3000]).ok_or("no such bytes in the journal")?;
-    disk.overwrite(".untorn/journal/segment.0", at as u64 + 1000, &[1]).map_err(|e| e.to_string())?;
+    let segments = disk.tree().into_iter().filter(|(path, _)| path.starts_with(".untorn/journal"));
+    let found = segments
+        .filter_map(|(path, entry)| Some((path, entry.contents.windows(3000).position(|bytes| bytes == [8; 3000])?)));
+    let (path, at) = found.last().ok_or("no such bytes in the journal")?;
+    disk.overwrite(path, at as u64 + 1000, &[1]).map_err(|e| e.to_string())?;
     match contents(&store, "a") {
         Err(Error::Corrupt { .. }) => {}
         Err(e) => return Err(format!("another error: {e}")),
