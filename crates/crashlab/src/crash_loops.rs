@@ -91,7 +91,7 @@ pub fn crash_loop(seed: u64, skipped: u64, tell: &dyn Fn(String)) -> Result<Loop
         totals: LoopTotals::default(),
     };
     run.disk.set_mark(pack(0, 0));
-    let lives = if run.lazy { EPOCHS_MAX + 6 } else { run.rng.usize(2..EPOCHS_MAX) };
+    let lives = if run.lazy { 3 * EPOCHS_MAX } else { run.rng.usize(2..EPOCHS_MAX) };
     for life in 0..lives {
         run.live(tell).map_err(|what| format!("seed {seed}, life {life} of {lives}: {what}"))?;
     }
@@ -148,7 +148,11 @@ impl CrashLoop {
         // Another program has moved `a` away for this life.
         let mark = self.disk.snapshot().mark();
         let is_certain = mark >> 32 == mark & 0xffff_ffff;
-        let away = is_certain && !self.renamed && self.rng.u8(..8) == 0 && self.disk.rename("a", ELSEWHERE).is_ok();
+        let away = is_certain
+            && !self.renamed
+            && !self.lazy
+            && self.rng.u8(..8) == 0
+            && self.disk.rename("a", ELSEWHERE).is_ok();
         if away {
             self.disk.settle();
         }
@@ -176,6 +180,8 @@ impl CrashLoop {
             snapshots.iter().filter(|s| (s.call() <= opened) == early && s.call() >= begun).collect();
         let snapshot = match chosen.len() {
             0 => snapshots.last().expect("the opening made calls"),
+            // Late enough for a commit.
+            n if self.lazy => chosen[n - 1 - self.rng.usize(..n.div_ceil(8))],
             n => chosen[self.rng.usize(..n)],
         };
         tell(format!("a life in class {class:?}, `a` away: {away}, crashed before call {}:", snapshot.call()));

@@ -23,6 +23,7 @@ use std::time::Duration;
 use untorn_journal::final_state::FinalState;
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
+use untorn_journal::overlay::Overlay;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
 use untorn_journal::spill::SpillSpace;
@@ -259,8 +260,9 @@ struct RecordFile {
     has_overlay: bool,
     /// The file's place in the record, if the record names it.
     index: Option<u32>,
-    /// With `full_page`, the pages that the record has whole.
+    /// With `full_page`, the pages that the record has whole, and all that it has of the file.
     whole_pages: Vec<u64>,
+    logged: Option<Arc<Overlay>>,
 }
 
 /// What the requests of a run that are built so far say of each file.
@@ -296,7 +298,13 @@ impl BuiltRecord {
     fn part(&mut self, file: &Arc<SharedFile>) -> usize {
         *self.index.entry(file.id).or_insert_with(|| {
             let file = file.clone();
-            self.files.push(RecordFile { file, has_overlay: false, index: None, whole_pages: Vec::new() });
+            self.files.push(RecordFile {
+                file,
+                has_overlay: false,
+                index: None,
+                whole_pages: Vec::new(),
+                logged: None,
+            });
             self.files.len() - 1
         })
     }
@@ -417,7 +425,7 @@ impl Engine {
             for part in &files {
                 let mut state = part.file.write();
                 if part.has_overlay {
-                    state.finish_commit();
+                    state.finish_commit(part.logged.as_deref());
                 }
                 state.whole_pages.extend(&part.whole_pages);
                 if part.index.is_some() {
@@ -455,8 +463,10 @@ impl Engine {
             built.files[part].has_overlay = true;
             let overlay = if full_page {
                 let (overlay, pages) = state.content.with_whole_pages(nth, &state.whole_pages)?;
+                let overlay = Arc::new(overlay);
                 built.files[part].whole_pages = pages;
-                Arc::new(overlay)
+                built.files[part].logged = Some(overlay.clone());
+                overlay
             } else {
                 state.content.committing[nth].overlay.clone()
             };

@@ -44,6 +44,7 @@ pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
         .filter_map(|(path, entry)| Some((path, entry.contents.windows(3000).position(|bytes| bytes == [8; 3000])?)));
     let (path, at) = found.last().ok_or("no such bytes in the journal")?;
     disk.overwrite(path, at as u64 + 1000, &[1]).map_err(|e| e.to_string())?;
+    disk.settle();
     match contents(&store, "a") {
         Err(Error::Corrupt { .. }) => {}
         Err(e) => return Err(format!("another error: {e}")),
