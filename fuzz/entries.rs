@@ -177,6 +177,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         segment_bytes_first: 8 << 10,
         inline_bytes_max: 4 << 10,
         in_memory_max: 0,
+        spare: false,
     };
     let progress = |_, _| {};
     let options = OpenOptions {

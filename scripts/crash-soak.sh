@@ -14,9 +14,10 @@ what=${WHAT:-both}
 states_wanted=${STATES:-}
 [ "$seconds_wanted" -gt 1 ] || seconds_wanted=
 [ -n "$states_wanted$seconds_wanted" ] || seconds_wanted=3600
-# A round, at most: real crash states and seconds, programs over names, kills at each place, seconds of each enumeration.
+# A round, at most: real crash states and seconds, programs over names, kills at each place, rounds
+# of versions, seconds of each enumeration.
 real_states=${ROUND_STATES:-4800} real_seconds=${ROUND_SECONDS:-300}
-names_programs=${ROUND_PROGRAMS:-2000} names_kills=12 enum_seconds=${ROUND_ENUM_SECONDS:-60}
+names_programs=${ROUND_PROGRAMS:-2000} names_kills=12 version_rounds=400 enum_seconds=${ROUND_ENUM_SECONDS:-60}
 
 say() {
     echo "crash-soak: $*"
@@ -60,7 +61,7 @@ work=$(mktemp -d)
 interrupted=
 trap 'rm -rf "$work" "$TMPDIR"/untorn-crashlab-*; rmdir --ignore-fail-on-non-empty "$TMPDIR"' EXIT
 trap 'interrupted=1' INT TERM
-tests="--test replay --test names --test names_killed --test enumerate --test mapping_programs --test heaps"
+tests="--test replay --test names --test names_killed --test enumerate --test mapping_programs --test heaps --test versions"
 say "building"
 $cargo test --workspace --locked -q $tests --no-run || exit 1
 read -r states_before _ < <(sum)
@@ -74,7 +75,8 @@ run() {
 
 real_round() {
     UNTORN_REPLAY_STATES=$real_states UNTORN_REPLAY_SECONDS=$real_seconds run "$work/real" --test replay -- --nocapture survives &&
-        UNTORN_NAMES_KILLS=$names_kills run "$work/killed" --test names_killed -- --nocapture survive
+        UNTORN_NAMES_KILLS=$names_kills run "$work/killed" --test names_killed -- --nocapture survive &&
+        UNTORN_VERSION_ROUNDS=$version_rounds run "$work/killed" --test versions -- --nocapture
 }
 
 simulated_round() {

@@ -225,8 +225,14 @@ fn a_journal_that_is_not_made_yet_is_no_missing_store() {
     assert!(status.out.contains("PROBLEM  file has committed changes"), "{}", status.out);
     fs::rename(store.join("aside"), store.join("file")).unwrap();
     for command in ["status", "check"] {
-        let look = run(&[command], &store).ok();
-        assert!(look.contains("the journal is not made yet") && look.contains("Free some space"), "{look}");
+        let look = run(&[command], &store);
+        assert_eq!(look.code, Some(1), "{}{}", look.out, look.err);
+        assert!(
+            look.out.contains("the journal is not made yet") && look.out.contains("Free some space"),
+            "{}",
+            look.out
+        );
+        assert!(look.out.contains("quarantine  1 file or directory in 1 journal"), "{}", look.out);
     }
     run(&["recover"], &store).ok();
     assert_eq!(read(store.join("file")), "second commit");
@@ -394,4 +400,101 @@ fn salvage_leaves_the_contents_of_acknowledged_commits_beside() {
     assert_eq!(read(&contents), "second commit", "{note}");
     assert_eq!(read(store.join("file")), "first commit");
     run(&["check"], &store).ok();
+}
+
+/// Files and directories that wait on a full disk: `recover`, `status` and `check` say the same of them.
+#[test]
+fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
+    if !root() {
+        return;
+    }
+    let Some(disk) = common::Tmpfs::mount("size=4m,nr_inodes=100") else { return };
+    let (live, store) = (disk.dir.path().join("live"), disk.dir.path().join("store"));
+    let opened = open(&live);
+    let a = opened.open_or_create("a").unwrap();
+    a.write_all_at(b"old", 0).unwrap();
+    a.commit().unwrap();
+    opened.checkpoint().unwrap();
+    a.write_all_at(&[b'n'; 100_000], 0).unwrap();
+    a.commit().unwrap();
+    let mut txn = opened.begin();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.create("d/x", 0o600).unwrap().write_all_at(b"contents", 0).unwrap();
+    txn.commit().unwrap();
+    // Room that was set apart is room in the copy, too.
+    let copied = Command::new("cp").args(["-a", "--sparse=never"]).arg(&live).arg(&store).status().unwrap();
+    assert!(copied.success());
+    a.close().unwrap();
+    opened.close().unwrap();
+    fs::remove_dir_all(&live).unwrap();
+    fs::remove_dir_all(store.join("d")).unwrap();
+    let ballast = disk.dir.path().join("ballast");
+    fs::create_dir(&ballast).unwrap();
+    let _ = fs::write(ballast.join("large"), vec![1; 8 << 20]);
+    while fs::File::create(ballast.join(fs::read_dir(&ballast).unwrap().count().to_string())).is_ok() {}
+
+    let recover = run(&["recover"], &store).fails(1);
+    let status = run(&["status"], &store);
+    let check = run(&["check"], &store);
+    let again = run(&["recover"], &store).fails(1);
+    assert_eq!(again, recover, "nothing has changed");
+    assert!(recover.contains("3 files and directories are quarantined; all others are whole"), "{recover}");
+    assert!(!recover.contains("Nothing was committed"), "{recover}");
+    for look in [&status, &check] {
+        assert_eq!(look.code, Some(1), "{}{}", look.out, look.err);
+        assert!(look.out.contains("quarantine  3 files and directories in 1 journal"), "{}", look.out);
+        assert!(look.out.contains("state       3 problems"), "{}", look.out);
+    }
+    assert!(check.out.contains("not sound: commits are quarantined. Put the causes right, then `untorn recover`"));
+    for said in [&recover, &status.out, &check.out] {
+        for wanted in [
+            "no space: cannot write a: No space left on device (os error 28). Free some space and try again. Its commits \
+             are kept; once the cause is gone, `untorn recover` or the next opening redoes them\n",
+            "no space: cannot make the directory d: No space left on device (os error 28). Free some space and try again. \
+             Its commits are kept",
+            "d/x: its directory is not there",
+        ] {
+            assert_eq!(said.matches(wanted).count(), 1, "{wanted} in {said}");
+        }
+        let twice = said.lines().find(|line| line.to_lowercase().matches("free some space").count() > 1);
+        assert_eq!(twice, None);
+    }
+    for command in ["status", "check"] {
+        let told = json(&run(&[command, "--json"], &store).out);
+        assert_eq!(told["quarantined"].as_array().map(Vec::len), Some(3), "{told}");
+        assert_eq!(told["clean"].as_bool(), Some(false));
+    }
+
+    fs::remove_dir_all(&ballast).unwrap();
+    run(&["recover"], &store).ok();
+    assert!(run(&["status"], &store).ok().contains("clean"));
+    run(&["check"], &store).ok();
+    assert_eq!(read(store.join("d/x")), "contents");
+    assert_eq!(fs::metadata(store.join("a")).unwrap().len(), 100_000);
+}
+
+#[test]
+fn eject_in_a_closed_directory_fails_before_it_changes_anything() {
+    if !root() {
+        return;
+    }
+    let (dir, store) = killed();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    assert!(Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&store).status().unwrap().success());
+    fs::set_permissions(&store, Permissions::from_mode(0o500)).unwrap();
+    let before = everything(&store);
+    let e = as_nobody(&["eject", "--yes"], &store).fails(1);
+    let wanted = format!(
+        "{}: .untorn in it cannot be removed: Permission denied (os error 13). Nothing was changed; `chmod u+w {}`, and \
+         eject again",
+        store.display(),
+        store.display()
+    );
+    assert!(e.contains(&wanted) && !e.contains("as the owner"), "{e}");
+    assert_eq!(everything(&store), before);
+    fs::set_permissions(&store, Permissions::from_mode(0o700)).unwrap();
+    let done = as_nobody(&["eject", "--yes"], &store).ok();
+    assert!(done.contains("nothing of Untorn's is left"), "{done}");
+    assert_eq!(read(store.join("file")), "second commit");
+    assert!(!store.join(".untorn").exists());
 }

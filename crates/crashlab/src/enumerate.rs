@@ -358,7 +358,9 @@ impl Enumeration {
         self.count(Count::Checked);
         let failed = |what: String| (troubles.clone(), what);
         let disk = crash(moment, how);
-        let (class, power) = (class_after(moment), how != How::Killed);
+        // What a flush lost of class `process` is unknown, too.
+        let power = how != How::Killed || troubles.iter().any(|trouble| trouble.fault().is_some());
+        let class = class_after(moment);
         if second_max > 0 {
             disk.record();
         }
@@ -382,7 +384,7 @@ impl Enumeration {
                 trouble.fault().into_iter().for_each(|fault| disk.fail(fault));
                 oracle.attempt(&disk, class);
                 let after = disk.snapshot();
-                self.check_second(oracle, &after, chance, power, troubles)?;
+                self.check_second(oracle, &after, chance, true, troubles)?;
             } else {
                 let after = &recovery[(chance >> 16) as usize % recovery.len()];
                 self.check_second(oracle, after, chance, power, troubles)?;
@@ -467,7 +469,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     ran?;
     let mut files: Option<Files> = None;
     let mut moments = runner.snapshots.clone();
-    let (mut power, mut disk) = (false, disk.fork());
+    let (mut power, mut disk) = (fault.is_some(), disk.fork());
     let mut class = untorn::FailureClass::Power;
     let mut mark = 0;
     while let Some(trouble) = troubles.next() {
@@ -481,6 +483,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
         disk.trace();
         if let Some(fault) = troubles.next_if(|t| t.fault().is_some()).and_then(Trouble::fault) {
             disk.fail(fault);
+            power = true;
             oracle.attempt(&disk, class);
             moments = vec![disk.snapshot()];
             trace(&disk, "the recovery, with a fault:");

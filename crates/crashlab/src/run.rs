@@ -8,7 +8,7 @@ use crate::runner::{KillOnDrop, Runner, Step, Stop, wrong};
 use crate::simulation::SimProcess;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn::{Checkpoint, FailureClass, File, Store};
+use untorn::{Checkpoint, Error, FailureClass, File, Store};
 use untorn_journal::store_dir::StoreDir;
 
 /// The most journal that a commit needs, in bytes: two blocks, if it makes its file first.
@@ -167,6 +167,10 @@ impl Runner<'_> {
         if let (Err(e), true) = (&opened, self.faults) {
             self.refused("open", &e.clone())?;
             opened = options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
+        }
+        if let (Err(Error::UnknownState { .. }), true, true) = (&opened, self.faults, self.exposed) {
+            // A flush failed of what class `process` had not flushed before.
+            return Err(Stop::GaveUp);
         }
         let store = opened.or_else(|e| wrong(format!("the store cannot be opened again: {e}")))?;
         let status = store.status();

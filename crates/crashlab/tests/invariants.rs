@@ -85,6 +85,10 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
         invariant::EPOCH => {
             Some("not needed: the chain of checksums, which begins at a random number, refuses other epochs' records")
         }
+        invariant::FAILED_FLUSH_NOTED => Some(
+            "not here: after a failed flush of class `process` the enumeration accepts an unknown state; \
+             `a_failed_flush_on_the_way_to_class_power_is_not_forgotten` fails without it",
+        ),
         invariant::RESTATED_WHOLE => Some(
             "not here: no enumerated program has changes that wait in an open store; \
              `a_commit_under_the_checkpoint_that_restates_its_file` fails without it",

@@ -118,9 +118,7 @@ fn every_flush_is_needed() {
 
 fn survives(case: &Case) {
     let enumeration = Enumeration::new(Bounds::default());
-    // Known, and said in GUARANTEES: a flush that fails while a store that changes its class is opened.
-    let failed_sync_ways = if case.to_string().contains("other") { 0 } else { 3 };
-    let effort = Effort { cuts_max: 24, second_max: 2, after_failed_sync_max: 8, failed_sync_ways };
+    let effort = Effort { cuts_max: 24, second_max: 2, after_failed_sync_max: 8, failed_sync_ways: 3 };
     enumeration.program(&case.setup, &case.ops, &effort);
     assert!(enumeration.totals().checked > 0, "{case} does nothing");
     if let Some(violation) = enumeration.violations().first() {

@@ -156,3 +156,51 @@ fn an_existing_file_moves_into_a_new_directory() {
         }
     }
 }
+
+/// Tries a program from many seeds.
+fn try_seeds(setup: &str, seeds: std::ops::Range<u64>, steps: &str) {
+    for seed in seeds {
+        let program: NameProgram = format!("{setup}/{seed}/{steps}").parse().expect("a program");
+        let effort = NameEffort { moments: 12, cuts: 6, ..troubled() };
+        try_program(&program, effort).unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+/// A rename waits, and so do a mode that was set before and is not flushed, and the rest of a page that was written in
+/// place: all of it is in the record that the log keeps of them.
+#[test]
+fn what_waits_is_restated_whole() {
+    let mode = "commit=create:b:640;mkdir:d:700;create:d/a:644|commit=rename:d/a:a|commit=chmod:a:400|\
+                refuse=new::36:told|commit=rename:a:b|checkpoint";
+    try_seeds("plain,btrfs,sector,tight,buffered", 0..6, mode);
+    let page = "commit=mkdir:d:700;create:d/a:644;write:d/a:0:90:3|commit=write:d/a:10:20:13|commit=rename:d/a:c|\
+                refuse=moves::18:untold|commit=write:c:0:80:17;rename:c:a|checkpoint";
+    try_seeds("plain,ext4,garbage,tight,buffered", 0..6, page);
+}
+
+/// A file has the name of a directory that is to be removed, or the directory is still there, and the directory above
+/// is closed by then.
+#[test]
+fn a_directory_is_removed_from_one_that_is_closed() {
+    try_seeds(
+        "plain,xfs,garbage,roomy,direct",
+        0..30,
+        "commit=mkdir:c:750;mkdir:c/b:700|commit=rmdir:c/b;create:c/b:640|commit=chmod:c:500|commit=create:a:644",
+    );
+    try_seeds(
+        "plain,ext4,sector,roomy,direct",
+        0..30,
+        "commit=mkdir:c:750;mkdir:c/b:700|commit=rmdir:c/b;chmod:c:500|commit=create:a:644",
+    );
+}
+
+/// A file gets the name of the directory that it lies in, which is closed.
+#[test]
+fn a_file_takes_the_place_of_its_closed_directory() {
+    try_seeds(
+        "plain,ext4,sector,roomy,direct",
+        0..10,
+        "commit=mkdir:b:755;mkdir:b/d:755;create:b/d/y:644;write:b/d/y:0:9:1|commit=chmod:b/d:555|\
+         commit=chmod:b/d:755;rename:b/d/y:c;rmdir:b/d;rename:c:b/d|commit=write:b/d:0:5:2",
+    );
+}

@@ -78,7 +78,7 @@ impl DataFiles<'_> {
             if todo.is_empty() {
                 return Vec::new();
             }
-            if todo.len() == before && !self.break_cycle(&todo, locations) {
+            if todo.len() == before && !self.break_cycle(&todo, state, locations) {
                 break;
             }
         }
@@ -191,7 +191,12 @@ impl DataFiles<'_> {
                         detail: "the directory is to be removed, but somebody put something in it".into(),
                     }))
                 }
-                Err(e) => Err(Error::io("remove the directory", path, e)),
+                Err(e) => match self.storage.stat(path) {
+                    // Done before, and its place taken: without the right to change the directory above, the kernel does
+                    // not even say so.
+                    Ok(meta) if meta.kind != Kind::Directory => Ok(Attempt::Done),
+                    _ => Err(Error::io("remove the directory", path, e)),
+                },
             };
         }
         match self.storage.stat(path) {
@@ -220,7 +225,7 @@ impl DataFiles<'_> {
 
     /// Moves one of several files that wait for each other's names in a circle to a rename temporary. A file that
     /// waits for one that is left alone keeps its place.
-    fn break_cycle(&self, todo: &[Action], locations: &mut Locations) -> bool {
+    fn break_cycle(&self, todo: &[Action], state: &FinalState, locations: &mut Locations) -> bool {
         let mut moves = Vec::new();
         for action in todo {
             if let (Some(id), What::Move { to }) = (action.file, &action.what)
@@ -240,7 +245,7 @@ impl DataFiles<'_> {
             if *from == temporary || (holds(invariant::ONLY_CYCLES) && !in_cycle(start, moves.len(), &waits_for)) {
                 continue;
             }
-            if self.storage.rename(from, &temporary, false).is_ok() {
+            if self.with_rights(state, &[from], || self.storage.rename(from, &temporary, false)).is_ok() {
                 locations.insert(*id, Ok(Location::At(temporary)));
                 return true;
             }

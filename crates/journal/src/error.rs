@@ -74,8 +74,8 @@ pub enum Error {
         /// Which store, which commit.
         detail: String,
     },
-    /// A store of class `process` after a crash of the machine.
-    #[error("{}: the machine went down while this store was in use in failure class `process`, which does not survive that; its files may be torn. `untorn recover --accept-unknown` takes them as they are", path.display())]
+    /// A store of class `process` after a crash of the machine, or after a flush that failed.
+    #[error("{}: the machine went down, or a flush failed, while this store was in use in failure class `process`, which does not survive that; its files may be torn. `untorn recover --accept-unknown` takes them as they are", path.display())]
     UnknownState {
         /// The store.
         path: PathBuf,
@@ -88,8 +88,8 @@ pub enum Error {
         /// The error of the system.
         source: Arc<io::Error>,
     },
-    /// No space, quota or journal room; the commit did not happen and can be tried again.
-    #[error("no space: {detail}. Nothing was committed; free some space and try again")]
+    /// No space, quota or journal room. A commit that meets it did not happen, and can be tried again.
+    #[error("no space: {detail}. Free some space and try again")]
     NoSpace {
         /// Which room is full.
         detail: String,
@@ -165,6 +165,8 @@ pub enum Error {
         source: Arc<io::Error>,
     },
 }
+
+const NOTHING_COMMITTED: &str = "Nothing was committed";
 
 fn owner(pid: Option<u32>) -> String {
     pid.map_or(String::new(), |pid| format!(" by process {pid}"))
@@ -250,6 +252,36 @@ impl Error {
             Error::Invalid { .. } => "invalid",
             Error::Unsupported { .. } => "unsupported",
             Error::Io { .. } => "io",
+        }
+    }
+
+    /// Whether a flush failed: the kernel calls the next one a success.
+    #[doc(hidden)]
+    pub fn is_failed_flush(&self) -> bool {
+        match self {
+            Error::Io { action, .. } => action.starts_with("flush"),
+            Error::NoSpace { detail } => detail.starts_with("cannot flush"),
+            _ => false,
+        }
+    }
+
+    /// What happened, without the advice: for a message that gives its own.
+    #[doc(hidden)]
+    pub fn cause(&self) -> String {
+        match self {
+            Error::NoSpace { detail } => detail.clone(),
+            other => other.to_string(),
+        }
+    }
+
+    /// The error of a commit that did not happen.
+    #[doc(hidden)]
+    pub fn of_commit(self) -> Error {
+        match self {
+            Error::NoSpace { detail } if !detail.ends_with(NOTHING_COMMITTED) => {
+                Error::NoSpace { detail: format!("{detail}. {NOTHING_COMMITTED}") }
+            }
+            other => other,
         }
     }
 

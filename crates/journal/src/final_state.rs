@@ -180,10 +180,11 @@ impl FinalState {
         }));
     }
 
-    /// Keeps only these files and directories: what a quarantined journal is still needed for.
+    /// Keeps only these files and directories: what a quarantined journal is still needed for. A directory above one of
+    /// them stays, too: its mode may forbid what is left to be done in it.
     pub fn retain(&mut self, files: &BTreeSet<u64>, dirs: &BTreeSet<PathBuf>) {
         self.files.retain(|id, _| files.contains(id));
-        self.dirs.retain(|path, _| dirs.contains(path));
+        self.dirs.retain(|path, _| dirs.iter().any(|dir| dir.starts_with(path)));
     }
 
     /// Directories whose entries change.

@@ -23,8 +23,9 @@ pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
 pub const EPOCHS_AT: usize = 112;
 /// Bytes of an entry of that list.
 pub const EPOCH_BYTES: usize = 32;
-/// Epochs that a header lists at most. An opening that would have to list more redoes all of them first.
-pub const EPOCHS_MAX: usize = 8;
+/// Epochs that a header lists at most. An opening that would have to list more redoes all of them first. Each takes a
+/// segment, and segments grow: small stores stay small.
+pub const EPOCHS_MAX: usize = 4;
 
 /// First bytes of a record.
 pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";

@@ -51,6 +51,8 @@ untorn_os::invariants! {
     RESTATED_WHOLE,
     /// A directory gets its mode when everything in it is done: a mode may forbid that.
     MODES_LAST,
+    /// A failed flush of what class `process` had not flushed is remembered: the next one says OK, and the data are gone.
+    FAILED_FLUSH_NOTED,
     /// Only a file that waits for itself, by way of others, is moved to a rename temporary.
     ONLY_CYCLES,
 }

@@ -7,6 +7,8 @@
 //! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
 //! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
 
+mod reserved;
+
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{
     BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
@@ -36,6 +38,8 @@ pub struct Options {
     pub inline_bytes_max: u64,
     /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
     pub in_memory_max: u64,
+    /// Set room apart for quarantining the journal on a full disk.
+    pub spare: bool,
 }
 
 impl Options {
@@ -334,58 +338,6 @@ impl Journal {
         Ok(Committed::Records { first_lsn, n: done })
     }
 
-    /// Commits leave room for this record, which restates what waits to be applied; none: nothing waits.
-    pub fn reserve(&mut self, record: Option<&Record>) {
-        self.reserved = record.map_or(0, |record| self.room_for(record).next_multiple_of(BLOCK_BYTES as u64));
-    }
-
-    /// Whether every commit that is not truncated yet is only in the log because it was restated.
-    pub fn holds_only_restated(&self) -> bool {
-        self.last_restated > self.last_commit && self.header.checkpoint_lsn >= self.last_commit
-    }
-
-    /// Writes and flushes a record that restates what waits to be applied, in room that commits leave. Returns its
-    /// LSN; none: there is no room. The log may then be truncated behind the records that it restates.
-    pub fn restate(&mut self, record: &Record) -> Result<Option<u64>> {
-        if let Some(e) = self.failure() {
-            return Err(e);
-        }
-        let reserved = std::mem::take(&mut self.reserved);
-        let written = self.write_restated(record);
-        self.reserved = reserved;
-        if !written? {
-            return Ok(None);
-        }
-        self.flush(sync_point::RESTATED)?;
-        self.mark_due = true;
-        self.last_restated = self.last_lsn();
-        self.reserve(Some(record));
-        Ok(Some(self.last_restated))
-    }
-
-    fn write_restated(&mut self, record: &Record) -> Result<bool> {
-        let records = std::slice::from_ref(record);
-        if self.write_some(records)? == 1 {
-            return Ok(true);
-        }
-        // The first time nothing was reserved: the journal may grow beyond its limit, if the disk has room.
-        self.current = match self.add_segment(self.room_for(record).next_multiple_of(BLOCK_BYTES as u64)) {
-            Ok(at) => at,
-            Err(Error::NoSpace { .. }) => return Ok(false),
-            Err(e) => return Err(e),
-        };
-        self.position = 0;
-        Ok(self.write_some(records)? == 1)
-    }
-
-    /// Bytes of the current segment that commits leave: none if another segment has them.
-    fn reserved_here(&self, current: usize) -> u64 {
-        let checkpoint_lsn = self.header.checkpoint_lsn;
-        let free =
-            |(at, s): (usize, &Segment)| at != current && s.last_lsn <= checkpoint_lsn && s.bytes >= self.reserved;
-        if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
-    }
-
     /// Writes as many records as fit into one segment; 0: there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
         loop {
@@ -598,22 +550,6 @@ impl Journal {
             Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
             Err(e) => Err(e),
         }
-    }
-
-    /// A journal at its limit may consist of segments that are all too small for this record: free
-    /// ones make room for one that is large enough.
-    fn replace_small_segments(&mut self, bytes: u64) -> Result<bool> {
-        let checkpoint_lsn = self.header.checkpoint_lsn;
-        if self.segments.iter().any(|s| s.bytes >= bytes) || bytes > self.options.segment_bytes_max() {
-            return Ok(false);
-        }
-        if self.segments.iter().any(|s| s.last_lsn > checkpoint_lsn) {
-            return Ok(false);
-        }
-        let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
-        self.current = at;
-        self.position = 0;
-        Ok(true)
     }
 
     fn add_segment(&mut self, bytes: u64) -> Result<usize> {

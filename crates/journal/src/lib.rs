@@ -23,8 +23,10 @@ pub mod record;
 pub mod recovery;
 pub mod salvage;
 pub mod scan;
+pub(crate) mod spare;
 pub mod spill;
 pub mod store_dir;
+pub mod strip;
 #[doc(hidden)]
 pub mod sync_point;
 

@@ -191,6 +191,13 @@ pub(crate) fn creation_temporary(id: u64, name: &Path) -> PathBuf {
     name.with_file_name(format!(".{id:016x}.untorn"))
 }
 
+/// The file whose creation temporary has this name.
+pub(crate) fn creation_temporary_id(path: &Path) -> Option<u64> {
+    let digits = path.file_name()?.to_str()?.strip_prefix('.')?.strip_suffix(".untorn")?;
+    let id = u64::from_str_radix(digits, 16).ok()?;
+    (creation_temporary(id, path) == path).then_some(id)
+}
+
 /// Where the file may lie while it is being made.
 pub(crate) fn creation_temporaries(file: &FileState) -> BTreeSet<PathBuf> {
     let names = file.names.iter().filter(|_| file.created.is_some());

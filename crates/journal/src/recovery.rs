@@ -13,20 +13,20 @@ use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEp
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::locate::{Contents, DataFiles, Location, Locations, open_for_writing};
-use crate::quarantine::PendingFiles;
+use crate::quarantine::{NAME_NEW, PendingFiles};
 use crate::record::Record;
 use crate::salvage::{SALVAGED, write_contents};
-use crate::scan::{ReadMode, Scan, flush_header, read_header, scan};
+use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, scan};
 use crate::spill::spill_name;
-use crate::store_dir::{NewJournal, STORE_DIR, StoreDir, StoreLock, create_journal, lock_store, remove_tree};
+use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree};
+use crate::strip::{remove_temporaries, strip_attribute, strip_attributes};
 use crate::sync_point;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{File, Kind, Storage, SyncPoint, holds};
+use untorn_os::{File, Storage, SyncPoint, holds};
 
 /// More files than this are flushed by one `syncfs` instead of one by one.
 const FLUSH_ONE_BY_ONE_MAX: usize = 16;
@@ -94,6 +94,8 @@ pub struct Opened {
     pub quarantined: Vec<Quarantined>,
     /// What is committed and not applied.
     pub carried: Carried,
+    /// Room is set apart for quarantining the journal on a full disk.
+    pub has_spare: bool,
 }
 
 /// Opens a store, recovering it.
@@ -109,7 +111,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         archived_header: None,
     };
     if store_lock.unclean {
-        opening.flush_after_kill()?;
+        opening.flush_after_kill().map_err(|e| opening.doubt(e))?;
     }
     opening.finish_creation()?;
     opening.recover_quarantined()?;
@@ -121,7 +123,10 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         done => done?,
     };
     let Opening { recovered, quarantined, carried, .. } = opening;
-    Ok(Opened { journal, store_lock, recovered, quarantined, carried })
+    // Without room, the store goes on without it; checkpoints try again.
+    let has_spare =
+        !options.journal.spare || make_spare(&**storage, store_dir, options.journal.segment_bytes_first).is_ok();
+    Ok(Opened { journal, store_lock, recovered, quarantined, carried, has_spare })
 }
 
 /// The list of epochs in a header that begins a new epoch behind these records.
@@ -146,8 +151,8 @@ struct Opening<'a> {
 struct Redone {
     state: FinalState,
     locations: Locations,
-    /// Directories that could not be redone, or that a file needs which could not be redone.
-    dirs_left: BTreeSet<PathBuf>,
+    /// Directories that could not be redone, and why; or that a file needs which could not be redone.
+    dirs_left: BTreeMap<PathBuf, String>,
     /// Names are applied, and contents are not.
     names_only: bool,
     /// A file was in the middle of an exchange of names.
@@ -159,8 +164,9 @@ impl Redone {
         self.dirs_left.is_empty() && self.locations.values().all(Result::is_ok)
     }
 
-    fn not_redone(&self) -> BTreeSet<u64> {
-        self.locations.iter().filter(|(_, o)| o.is_err()).map(|(id, _)| *id).collect()
+    /// The files that could not be redone, and why.
+    fn not_redone(&self) -> BTreeMap<u64, String> {
+        self.locations.iter().filter_map(|(id, o)| Some((*id, o.as_ref().err()?.to_string()))).collect()
     }
 }
 
@@ -244,7 +250,28 @@ impl Opening<'_> {
         self.storage().sync_dir(&self.store_dir.dir, sync_point::QUARANTINE_NAME).context("flush", &self.store_dir.dir)
     }
 
+    /// Sets room apart for the next list of a quarantined journal, if there is any.
+    fn set_list_apart(&self, quarantined: &Path) {
+        if self.options.journal.spare {
+            let _ = PendingFiles::set_apart(self.storage(), quarantined);
+        }
+    }
+
+    /// An error by which what class `process` had not flushed may be lost is remembered by the store.
+    fn doubt(&self, e: Error) -> Error {
+        let dir = self.store_dir.journal();
+        if e.is_failed_flush() && read_header(self.storage(), &dir).is_ok_and(|header| header.boot.is_some()) {
+            // On a disk that does not take this either, nobody knows.
+            let _ = note_lost_flush(self.storage(), &dir);
+        }
+        e
+    }
+
     fn recover_current(&mut self) -> Result<Journal> {
+        self.recover_journal().map_err(|e| self.doubt(e))
+    }
+
+    fn recover_journal(&mut self) -> Result<Journal> {
         let dir = self.store_dir.journal();
         let header = read_header(self.storage(), &dir)?;
         let boot = header.boot;
@@ -303,6 +330,11 @@ impl Opening<'_> {
             }
             false => redone,
         };
+        if boot.is_some()
+            && let Some(e) = redone.locations.values().filter_map(|o| o.as_ref().err()).find(|e| e.is_failed_flush())
+        {
+            return Err(e.clone());
+        }
         if boot.is_some() && flush {
             self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
         }
@@ -323,6 +355,7 @@ impl Opening<'_> {
             pending.write(self.storage(), &dir)?;
             self.quarantine_journal(&pending)?;
             self.finish_creation()?;
+            self.set_list_apart(&self.store_dir.quarantined_journal(epoch));
             let scanned = scan(self.storage, &dir, ReadMode::PastCache, false, self.options.progress)?;
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
@@ -383,7 +416,8 @@ impl Opening<'_> {
 
     /// Removes files that no record refers to. One that cannot be removed is tried again by the next opening.
     fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
-        for name in orphans {
+        // An unfinished list is room for the next one.
+        for name in orphans.iter().filter(|name| *name != NAME_NEW || !self.options.journal.spare) {
             let _ = self.storage().unlink(&dir.join(name));
         }
     }
@@ -434,10 +468,22 @@ impl Opening<'_> {
                 self.quarantined.truncate(before);
                 self.archive(&dir, pending.epoch, &why, &kept)?;
             } else if not_redone != pending.files || redone.dirs_left != pending.dirs {
-                pending.files = not_redone;
-                pending.dirs = redone.dirs_left.clone();
+                let before = std::mem::replace(&mut pending.files, not_redone);
+                let dirs_before = std::mem::replace(&mut pending.dirs, redone.dirs_left.clone());
                 self.clear_pending_of(&redone, store, true)?;
-                pending.write(self.storage(), &dir)?;
+                match pending.write(self.storage(), &dir) {
+                    Err(e @ Error::NoSpace { .. }) => {
+                        // What was redone just now is in the list still: the next opening redoes it over later commits.
+                        let redone_now = before.keys().filter(|id| !pending.files.contains_key(id));
+                        let dirs_now = dirs_before.keys().filter(|dir| !pending.dirs.contains_key(*dir));
+                        let files = redone_now.filter_map(|id| redone.state.files.get(id));
+                        let files = files.map(|file| (file.display_name().to_owned(), file.id));
+                        let all = files.chain(dirs_now.map(|dir| (dir.clone(), 0)));
+                        self.quarantined.extend(all.map(|(path, id)| Quarantined { path, id, reason: e.clone() }));
+                    }
+                    done => done?,
+                }
+                self.set_list_apart(&dir);
             }
         }
         Ok(())
@@ -459,7 +505,7 @@ impl Opening<'_> {
             state.add_record(&accepted.record, accepted.lsn)?;
         }
         if let Some(pending) = only {
-            state.retain(&pending.files, &pending.dirs);
+            state.retain(&pending.file_ids(), &pending.dir_paths());
         }
         let named = state.files.values().filter(|file| file.name.is_some()).count();
         let one_by_one = flush_one_by_one(self.storage(), named);
@@ -490,7 +536,7 @@ impl Opening<'_> {
             r.files += locations.len() as u64;
             r.bytes += state.files.values().map(|file| file.overlay.changed_bytes()).sum::<u64>();
             r.torn_tail |= scanned.torn_tail;
-            return Ok(Redone { state, locations, dirs_left: BTreeSet::new(), names_only: true, from_temporary });
+            return Ok(Redone { state, locations, dirs_left: BTreeMap::new(), names_only: true, from_temporary });
         }
         let mut bytes = 0;
         let all: u64 = state.files.values().map(|f| f.overlay.changed_bytes()).sum();
@@ -517,18 +563,18 @@ impl Opening<'_> {
                 sync_names(self.storage(), &touched, sync_point::CHECKPOINT_NAMES)?;
             }
         }
-        let mut dirs_left = BTreeSet::new();
+        let mut dirs_left = BTreeMap::new();
         for file in state.files.values() {
             if let Some(Err(reason)) = locations.get(&file.id) {
                 let path = file.display_name().to_owned();
                 self.quarantined.push(Quarantined { path, id: file.id, reason: reason.clone() });
                 let needed =
                     |name: &PathBuf| state.dirs.keys().filter(|dir| name.starts_with(dir)).cloned().collect::<Vec<_>>();
-                dirs_left.extend(file.names.iter().flat_map(needed));
+                dirs_left.extend(file.names.iter().flat_map(needed).map(|dir| (dir, String::new())));
             }
         }
         for DirLeft { path, reason, .. } in left.iter().filter(|dir| !dir.given_up) {
-            dirs_left.insert(path.clone());
+            dirs_left.insert(path.clone(), reason.to_string());
             self.quarantined.push(Quarantined { path: path.clone(), id: 0, reason: reason.clone() });
         }
         let r = &mut self.recovered;
@@ -649,54 +695,18 @@ impl Opening<'_> {
     fn strip(&self, store: Option<StoreId>) -> Result<()> {
         let mut waiting = BTreeSet::new();
         for dir in self.store_dir.quarantined_journals(self.storage())? {
-            waiting.extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.files));
+            waiting
+                .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
         }
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
         match &self.store_dir.standalone {
             Some(standalone) => strip_attribute(self.storage(), standalone, &ours),
             None => strip_attributes(self.storage(), Path::new(""), &ours)?,
         }
-        Ok(())
-    }
-}
-
-/// Removes those attributes that are `ours` from the files of a directory and of those below, except
-/// those of files that have another store: one of their own, or one of a directory between.
-pub fn strip_attributes(storage: &dyn Storage, dir: &Path, ours: &dyn Fn(&Attribute) -> bool) -> Result<()> {
-    let names: BTreeSet<OsString> = storage.list(dir).context("list", dir)?.into_iter().collect();
-    if dir != Path::new("") && names.contains(OsStr::new(STORE_DIR)) {
-        return Ok(());
-    }
-    for name in &names {
-        let path = dir.join(name);
-        // Store directories hold no data files.
-        if name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes())
-            || names.contains(StoreDir::of_file(Path::new(name)).dir.as_os_str())
-        {
-            continue;
+        match store {
+            Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),
+            None => Ok(()),
         }
-        match storage.stat(&path).map(|m| m.kind) {
-            Ok(Kind::Directory) => match strip_attributes(storage, &path, ours) {
-                // A directory on another file system, or one that cannot be opened, holds nothing of this store.
-                Err(Error::Io { source, .. })
-                    if matches!(source.kind(), ErrorKind::CrossesDevices | ErrorKind::PermissionDenied) => {}
-                done => done?,
-            },
-            Ok(Kind::File) => strip_attribute(storage, &path, ours),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Removes the attribute of one file if it is `ours`. An attribute that stays is harmless when it is not pending.
-pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &dyn Fn(&Attribute) -> bool) {
-    if let Ok(file) = open_for_writing(storage, path)
-        && let Ok(value) = file.attribute()
-        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
-        && ours(&a)
-    {
-        let _ = file.remove_attribute();
     }
 }
 

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at, read_full_past_cache_at};
+use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at, read_full_past_cache_at, write_all_at};
 
 /// A segment is read whole; a larger one was not written by Untorn.
 const SEGMENT_BYTES_MAX: u64 = 4 << 30;
@@ -162,6 +162,24 @@ pub fn flush_header(storage: &dyn Storage, journal: &Path) -> Result<()> {
     file.sync_data(sync_point::RECOVER_JOURNAL).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
     read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)
+}
+
+/// A boot that never was: whoever opens a journal with it does not know the state of the files.
+const NO_BOOT: [u8; 16] = [0xff; 16];
+
+/// Notes durably that a flush of what class `process` had not flushed has failed: the kernel calls the next one a success,
+/// and what the first one lost is lost.
+pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
+    if !holds(invariant::FAILED_FLUSH_NOTED) {
+        return Ok(());
+    }
+    let header = read_header(storage, journal)?;
+    let header = Header { generation: header.generation + 1, clean: false, boot: Some(NO_BOOT), ..header };
+    let path = journal.join("header");
+    let file = storage.open(&path, Open::WRITE).context("open", &path)?;
+    let at = BLOCK_BYTES as u64 * (header.generation % HEADER_SLOTS);
+    write_all_at(&*file, &header.encode(), at).context("write", &path)?;
+    file.sync_data(sync_point::HEADER_BOOT).context("flush", &path)
 }
 
 /// Reads a journal. With `read_all`, segments are read even if the journal was shut down clean.

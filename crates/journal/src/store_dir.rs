@@ -4,12 +4,14 @@
 //! .untorn/                0700, beside the data (or `foo.db.untorn/` for a standalone file)
 //!     lock                locked by the process that has the store open, which writes its id in it; never removed
 //!     journal/            header, segment.N, spill.X
-//!     journal.new/        an unfinished new journal, removed when the store is opened next
+//!     journal.new/        an unfinished new journal; before that, room for one
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
 use crate::error::{Context, Error, Result, is_no_space};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, crc64};
+use crate::quarantine::{NAME_NEW, PendingFiles};
+use crate::spare::{open_or_create, set_apart};
 use crate::sync_point;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -52,7 +54,7 @@ impl StoreDir {
         self.dir.join("journal")
     }
 
-    /// An unfinished journal, which the next opening removes.
+    /// An unfinished journal, or room for one.
     pub fn journal_new(&self) -> PathBuf {
         self.dir.join("journal.new")
     }
@@ -247,11 +249,44 @@ pub struct NewJournal {
     pub durable: bool,
 }
 
-/// Makes an empty journal. Whatever crash interrupts it, the next opening finds none or a whole one.
+/// Sets room apart in which recovery can quarantine the journal and make another one when the disk is full: names,
+/// inodes and blocks.
+pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64) -> io::Result<()> {
+    let new = store_dir.journal_new();
+    PendingFiles::set_apart(storage, &store_dir.journal())?;
+    match storage.mkdir(&new, 0o700) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    set_apart(storage, &new.join("header"), BLOCK_BYTES as u64 * HEADER_SLOTS)?;
+    set_apart(storage, &new.join(segment_name(0)), segment_bytes)?;
+    PendingFiles::set_apart(storage, &new)
+}
+
+/// Makes the directory of a new journal, or takes the one that is there: without what does not belong into a new one.
+fn begin_journal(storage: &dyn Storage, new: &Path) -> Result<()> {
+    match storage.mkdir(new, 0o700) {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+        made => return made.context("make", new),
+    }
+    for name in storage.list(new).context("list", new)? {
+        if name == "header" || name == NAME_NEW || name.to_str() == Some(&segment_name(0)) {
+            continue;
+        }
+        let path = new.join(name);
+        match storage.stat(&path).context("stat", &path)?.kind {
+            Kind::Directory => remove_tree(storage, &path)?,
+            _ => storage.unlink(&path).context("remove", &path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Makes an empty journal, in the room that was set apart for one if there is any. Whatever crash interrupts it, the
+/// next opening finds none or a whole one.
 pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
     let new = store_dir.journal_new();
-    remove_tree(storage, &new)?;
-    storage.mkdir(&new, 0o700).context("make", &new)?;
+    begin_journal(storage, &new)?;
     let header = Header {
         store: from.store,
         generation: from.generation + 1,
@@ -267,9 +302,12 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
         key: from.key,
     };
     let path = new.join("header");
-    let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
-    // What would refuse the first commit refuses the store.
-    file.set_attribute(&[0]).and_then(|()| file.remove_attribute()).map_err(|e| Error::attribute(&store_dir.dir, e))?;
+    let (file, _) = open_or_create(storage, &path, false).context("create", &path)?;
+    // What would refuse the first commit refuses the store. A full disk may be the reason to make this journal.
+    match file.set_attribute(&[0]).and_then(|()| file.remove_attribute()) {
+        Err(e) if !is_no_space(&e) => return Err(Error::attribute(&store_dir.dir, e)),
+        _ => {}
+    }
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     let at = BLOCK_BYTES * (header.generation % HEADER_SLOTS) as usize;
     slots[at..at + BLOCK_BYTES].copy_from_slice(&header.encode());
@@ -277,7 +315,7 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
     if from.durable {
         file.sync_all(sync_point::CREATE_CONTENTS).context("flush", &path)?;
     }
-    create_segment(storage, &new, 0, from.segment_bytes, from.durable, sync_point::CREATE_CONTENTS)?;
+    first_segment(storage, &new, from.segment_bytes, from.durable)?;
     if from.durable {
         storage.sync_dir(&new, sync_point::CREATE_ENTRIES).context("flush", &new)?;
     }
@@ -315,23 +353,40 @@ pub fn create_segment(
     let path = journal.join(segment_name(index));
     let how = Open::create(0o600);
     let file = storage.open(&path, if durable { how.direct() } else { how }).context("create", &path)?;
-    let fill = || -> io::Result<()> {
-        file.allocate(0, bytes)?;
-        let zeros = AlignedBuf::zeroed((bytes as usize).min(1 << 20));
-        let mut at = 0;
-        while at < bytes {
-            let n = zeros.len().min((bytes - at) as usize);
-            write_all_at(&*file, &zeros[..n], at)?;
-            at += n as u64;
-        }
-        if durable { file.sync_data(point) } else { Ok(()) }
-    };
-    if let Err(e) = fill() {
+    let made = file.allocate(0, bytes).and_then(|()| write_segment(&*file, bytes, durable, point));
+    if let Err(e) = made {
         // A segment that is not whole has no use; its name may stay if even this fails.
         let _ = storage.unlink(&path);
         return Err(Error::io("write", &path, e));
     }
     Ok(file)
+}
+
+/// Makes the first segment of a new journal, or takes the room set apart for it, which may be less than is asked for.
+fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: bool) -> Result<()> {
+    let path = journal.join(segment_name(0));
+    let (file, _) = open_or_create(storage, &path, durable).context("create", &path)?;
+    let there = file.meta().context("look at", &path)?.size;
+    let bytes = match file.allocate(0, bytes) {
+        Err(e) if is_no_space(&e) && there >= BLOCK_BYTES as u64 => {
+            // ext4 keeps what it got so far.
+            file.set_len(there).context("truncate", &path)?;
+            there - there % BLOCK_BYTES as u64
+        }
+        done => done.map(|()| bytes.max(there)).context("write", &path)?,
+    };
+    write_segment(&*file, bytes, durable, sync_point::CREATE_CONTENTS).context("write", &path)
+}
+
+fn write_segment(file: &dyn File, bytes: u64, durable: bool, point: SyncPoint) -> io::Result<()> {
+    let zeros = AlignedBuf::zeroed((bytes as usize).min(1 << 20));
+    let mut at = 0;
+    while at < bytes {
+        let n = zeros.len().min((bytes - at) as usize);
+        write_all_at(file, &zeros[..n], at)?;
+        at += n as u64;
+    }
+    if durable { file.sync_data(point) } else { Ok(()) }
 }
 
 /// Removes a directory inside the store directory, and everything in it; nothing happens if there is none.

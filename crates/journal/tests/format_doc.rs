@@ -16,6 +16,9 @@ use untorn_os::{Linux, Open, Storage, read_full_at};
 /// The directories in the sample of a quarantined journal's list.
 const SAMPLE_DIRS: &[u8] = b"d\0d/e\0";
 
+/// The reasons in it.
+const SAMPLE_REASONS: &[u8] = b"full\0\0denied\0\0";
+
 const DOCUMENT: &str = include_str!("../../../docs/FORMAT.md");
 
 /// The cells of a table's rows, without its heading.
@@ -37,6 +40,7 @@ fn number(text: &str, n: usize) -> usize {
     // `d`: the bytes of the sample's list of directories.
     let term = |text: &str| match text.strip_suffix('n') {
         _ if text == "d" => SAMPLE_DIRS.len(),
+        _ if text == "r" => SAMPLE_REASONS.len(),
         Some("") => n,
         Some(factor) => factor.parse::<usize>().unwrap_or_else(|_| panic!("no number: {text}")) * n,
         None => text.parse().unwrap_or_else(|_| panic!("no number: {text}")),
@@ -164,8 +168,8 @@ fn header_slot() {
 
     describes(
         "listed-epoch",
-        &written[..EPOCHS_AT + EPOCH_BYTES],
-        EPOCHS_AT,
+        &written[EPOCHS_AT..EPOCHS_AT + EPOCH_BYTES],
+        0,
         &[
             ("epoch", &[9, 0, 0, 0, 0, 0, 0, 0]),
             ("first_lsn", &[10, 0, 0, 0, 0, 0, 0, 0]),
@@ -359,8 +363,8 @@ fn list_of_a_quarantined_journal() {
         last_lsn: 2,
         last_crc: 3,
         epoch: 4,
-        files: [6, 5].into(),
-        dirs: ["d/e".into(), "d".into()].into(),
+        files: [(6, String::new()), (5, "full".to_owned())].into(),
+        dirs: [("d/e".into(), String::new()), ("d".into(), "denied".to_owned())].into(),
     };
     pending.write(&*storage, Path::new("")).expect("the list");
     let file = storage.open(Path::new("pending-files"), Open::READ).expect("the list");
@@ -377,9 +381,11 @@ fn list_of_a_quarantined_journal() {
             ("last_lsn", &[2, 0, 0, 0, 0, 0, 0, 0]),
             ("last_crc", &[3, 0, 0, 0, 0, 0, 0, 0]),
             ("epoch", &[4, 0, 0, 0, 0, 0, 0, 0]),
-            ("count", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("count", &[2, 0, 0, 0]),
+            ("reason_bytes", &[SAMPLE_REASONS.len() as u8, 0, 0, 0]),
             ("files", &[5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]),
             ("dirs", SAMPLE_DIRS),
+            ("reasons", SAMPLE_REASONS),
             ("crc", &crc),
         ],
     );

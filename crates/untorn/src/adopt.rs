@@ -84,7 +84,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
         state.add_record(&accepted.record, accepted.lsn)?;
     }
     if let Some(pending) = PendingFiles::read(&**storage, journal)? {
-        state.retain(&pending.files, &pending.dirs);
+        state.retain(&pending.file_ids(), &pending.dir_paths());
     }
     let data_files = DataFiles {
         storage: &**storage,

@@ -48,8 +48,12 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
         failed = true;
     }
     let busy = engine.wakeup.take_busy();
-    if !busy && let Err(e) = engine.journal.lock().journal.write_durable_mark() {
-        tracing::warn!(error = %e, "mark failed");
+    if !busy {
+        let journal = &mut engine.journal.lock().journal;
+        if let Err(e) = journal.write_durable_mark() {
+            tracing::warn!(error = %e, "mark failed");
+            engine.note_failure(journal);
+        }
     }
     let pause = *retry;
     *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };

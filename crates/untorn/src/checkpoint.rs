@@ -21,6 +21,7 @@ use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::journal::CheckpointTarget;
 use untorn_journal::overlay::Overlay;
 use untorn_journal::recovery::{flush_one_by_one, set_checkpoint_lsn};
+use untorn_journal::store_dir::make_spare;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, holds};
 
@@ -101,6 +102,10 @@ impl Engine {
         // Also if something waits.
         let failed = self.journal.lock().journal.failure().is_some();
         let done = if failed { done } else { done.and(self.forget_unused()) };
+        if !failed && !self.has_spare.load(Relaxed) {
+            let made = make_spare(&*self.storage, &self.store_dir, self.options.journal.segment_bytes_first);
+            self.has_spare.store(made.is_ok(), Relaxed);
+        }
         self.checkpoint_failed.store(done.is_err(), Relaxed);
         done
     }
@@ -289,8 +294,8 @@ impl<'a> Checkpoint<'a> {
         if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied =
-            apply_overlay(&*data, &to_write, &path).and_then(|()| file.read().restore_mode(&*engine.storage, &*data));
+        let applied = apply_overlay(&*data, &to_write, &path);
+        let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         {
@@ -299,14 +304,18 @@ impl<'a> Checkpoint<'a> {
             content.base_size = meta.as_ref().map_or(content.base_size, |meta| meta.size);
         }
         drop(writing);
+        if let Some(Err(e)) = restored {
+            // As a mode that is refused when it is committed: the file waits, and keeps nobody else.
+            return Ok(Applied::Not(e));
+        }
         let contents_only = after == After::Clean && !names_changed;
         let applied = applied.and(meta.map(drop).context("look at", &path)).and_then(|()| match contents_only {
             true => Ok(()),
             false => set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e)),
         });
         if let Err(e) = applied {
-            // Whatever of it was written: all of it is written again. Pages that were logged whole are in the log only.
-            return if engine.options.full_page { Err(e) } else { Ok(Applied::Not(e)) };
+            // Whatever of it was written: all of it is written again.
+            return Ok(Applied::Not(e));
         }
         if (flush || first) && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
@@ -393,7 +402,7 @@ impl<'a> Checkpoint<'a> {
 enum Applied {
     Done,
     Gone,
-    /// The data file is not there, or not as it was left, or the system does not let it be written.
+    /// The file waits: it is not there, or not as it was left, or the system does not let it be written or get its mode.
     Not(Error),
 }
 

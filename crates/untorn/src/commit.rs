@@ -23,7 +23,6 @@ use std::time::Duration;
 use untorn_journal::final_state::FinalState;
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
-use untorn_journal::overlay::Overlay;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
 use untorn_journal::spill::SpillSpace;
@@ -260,9 +259,8 @@ struct RecordFile {
     has_overlay: bool,
     /// The file's place in the record, if the record names it.
     index: Option<u32>,
-    /// With `full_page`, the pages that the record has whole, and all that it has of the file.
+    /// With `full_page`, the pages that the record has whole.
     whole_pages: Vec<u64>,
-    logged: Option<Arc<Overlay>>,
 }
 
 /// What the requests of a run that are built so far say of each file.
@@ -298,13 +296,7 @@ impl BuiltRecord {
     fn part(&mut self, file: &Arc<SharedFile>) -> usize {
         *self.index.entry(file.id).or_insert_with(|| {
             let file = file.clone();
-            self.files.push(RecordFile {
-                file,
-                has_overlay: false,
-                index: None,
-                whole_pages: Vec::new(),
-                logged: None,
-            });
+            self.files.push(RecordFile { file, has_overlay: false, index: None, whole_pages: Vec::new() });
             self.files.len() - 1
         })
     }
@@ -375,7 +367,7 @@ impl Engine {
         // Those of a checkpoint that failed.
         let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
-            state.quarantine.as_ref().map(|why| format!("{}: {why}", state.path().display()))
+            state.quarantine.as_ref().map(|why| format!("{}: {}", state.path().display(), why.cause()))
         });
         Err(Error::NoSpace {
             detail: match quarantined {
@@ -409,12 +401,7 @@ impl Engine {
             (last_lsn, requests.len())
         } else {
             let committed = journal.journal.commit(&records);
-            let failure = journal.journal.failure();
-            if !self.failed.swap(failure.is_some(), SeqCst)
-                && let Some(e) = failure
-            {
-                tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
-            }
+            self.note_failure(&journal.journal);
             match committed? {
                 Committed::Records { first_lsn: first, n } => (first, n),
                 Committed::Full => return Ok(0),
@@ -425,7 +412,7 @@ impl Engine {
             for part in &files {
                 let mut state = part.file.write();
                 if part.has_overlay {
-                    state.finish_commit(part.logged.as_deref());
+                    state.finish_commit();
                 }
                 state.whole_pages.extend(&part.whole_pages);
                 if part.index.is_some() {
@@ -463,10 +450,8 @@ impl Engine {
             built.files[part].has_overlay = true;
             let overlay = if full_page {
                 let (overlay, pages) = state.content.with_whole_pages(nth, &state.whole_pages)?;
-                let overlay = Arc::new(overlay);
                 built.files[part].whole_pages = pages;
-                built.files[part].logged = Some(overlay.clone());
-                overlay
+                Arc::new(overlay)
             } else {
                 state.content.committing[nth].overlay.clone()
             };
@@ -533,7 +518,7 @@ impl Engine {
             *overlays.entry(file.id).or_insert(0) += 1;
         }
         for request in requests.into_iter().rev() {
-            let mut e = e.clone();
+            let mut e = e.clone().of_commit();
             for file in &request.files {
                 let nth = overlays.get_mut(&file.id).expect("counted above");
                 *nth -= 1;

@@ -236,21 +236,38 @@ impl Content {
         let mut overlay = (*self.committing[nth].overlay).clone();
         let older = self.committing.iter().take(nth).rev().map(|commit| &*commit.overlay);
         let below: Vec<&Overlay> = older.chain([&self.committed]).chain(self.applying.as_deref()).collect();
+        let pages = changed_pages(&overlay).difference(logged).copied().collect::<Vec<_>>();
+        self.fill_pages(&mut overlay, &pages, &below)?;
+        Ok((overlay, pages))
+    }
+
+    /// Everything that is committed and not in the data file, durably; with `whole_pages`, each page that it changes is
+    /// whole.
+    pub(crate) fn pending(&self, whole_pages: bool) -> Result<Overlay> {
+        let mut overlay = self.applying.as_deref().cloned().unwrap_or_default();
+        overlay.merge(&self.committed);
+        if whole_pages {
+            let pages = changed_pages(&overlay).into_iter().collect::<Vec<_>>();
+            self.fill_pages(&mut overlay, &pages, &[])?;
+        }
+        Ok(overlay)
+    }
+
+    /// Adds what an overlay lacks of these pages, as the overlays below it and the data file have it.
+    fn fill_pages(&self, overlay: &mut Overlay, pages: &[u64], below: &[&Overlay]) -> Result<()> {
         let size = overlay.size.or(below.iter().find_map(|o| o.size)).unwrap_or(self.base_size);
-        let mut pages = Vec::new();
-        for page in changed_pages(&overlay).difference(logged) {
-            pages.push(*page);
+        for page in pages {
             let start = page * PAGE_BYTES;
             let range = start..(start + PAGE_BYTES).min(size);
             if range.is_empty() || overlay.covers(&range) {
                 continue;
             }
             let mut bytes = vec![0; (range.end - range.start) as usize];
-            let overlays: Vec<&Overlay> = std::iter::once(&overlay).chain(below.iter().copied()).collect();
+            let overlays: Vec<&Overlay> = std::iter::once(&*overlay).chain(below.iter().copied()).collect();
             read_through(&overlays, self.data.as_deref(), &mut bytes, start)?;
             overlay.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
         }
-        Ok((overlay, pages))
+        Ok(())
     }
 
     /// An error about the file by its name in the store.

@@ -70,6 +70,8 @@ pub(crate) struct Engine {
     pub room_wanted: AtomicBool,
     /// The last checkpoint failed: another one is due, whatever the journal holds.
     pub checkpoint_failed: AtomicBool,
+    /// Room is set apart for quarantining the journal on a full disk.
+    pub has_spare: AtomicBool,
 }
 
 /// The journal, and what commits left to apply.
@@ -156,6 +158,16 @@ impl Engine {
         let done = self.storage.sync_file_system(point).context("flush", &self.path);
         *failures += u64::from(done.is_err());
         done
+    }
+
+    /// After a failed write or flush of the journal nothing is committed any more: calls learn it without the journal.
+    pub(crate) fn note_failure(&self, journal: &Journal) {
+        let failure = journal.failure();
+        if !self.failed.swap(failure.is_some(), SeqCst)
+            && let Some(e) = failure
+        {
+            tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
+        }
     }
 
     /// Whether the journal is filling up, or the table of files: a checkpoint now spares commits the wait.

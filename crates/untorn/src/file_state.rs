@@ -345,15 +345,14 @@ impl FileState {
         }
     }
 
-    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file. With
-    /// `full_page` more of the file was logged: what waits and is restated has to say all of it again.
-    pub(crate) fn finish_commit(&mut self, logged: Option<&Overlay>) {
+    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
+    pub(crate) fn finish_commit(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
         if let Some(written) = self.written_first.as_mut().filter(|_| !commit.overlay.is_empty()) {
             written.is_all = false;
         }
         if self.life == Life::Named {
-            self.content.committed.merge(logged.unwrap_or(&commit.overlay));
+            self.content.committed.merge(&commit.overlay);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::lost::{LostFile, lost_files, place};
 use crate::options::FailureClass;
+use crate::status::Quarantined;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ pub struct Inspection {
     pub files_pending: Vec<PendingFile>,
     /// Quarantined journals: some of their files could not be redone.
     pub quarantined_journals: u64,
+    /// Files and directories that wait for commits in them, and why.
+    pub quarantined: Vec<Quarantined>,
     /// Bytes of journal on disk.
     pub journal_bytes_allocated: u64,
     /// There is no journal: a crash, or a full disk, came before a new one was made. The next opening makes it.
@@ -237,6 +240,7 @@ fn look(
         torn_tail: scanned.as_ref().is_some_and(|scanned| scanned.torn_tail),
         files_pending: Vec::new(),
         quarantined_journals: quarantined.len() as u64,
+        quarantined: Vec::new(),
         journal_bytes_allocated: scanned.iter().flat_map(|scanned| &scanned.segments).map(|s| s.bytes).sum(),
         journal_missing: scanned.is_none(),
         lost_files: Vec::new(),
@@ -317,7 +321,7 @@ fn inspect_files(
         }
     }
     if let Some(pending_files) = pending_files {
-        state.retain(&pending_files.files, &pending_files.dirs);
+        state.retain(&pending_files.file_ids(), &pending_files.dir_paths());
     }
     let data_files = DataFiles {
         storage: &**storage,
@@ -340,8 +344,12 @@ fn inspect_files(
             Ok(Location::Absent) => ("nothing: it is gone".to_owned(), true),
             Err(e) => (e.to_string(), false),
         };
-        if !recoverable {
-            found.problems.push(outcome.clone());
+        let waits = pending_files.and_then(|pending_files| pending_files.files.get(&file.id));
+        match waits {
+            Some(_) if !recoverable => found.quarantine(file.display_name(), &outcome),
+            Some(reason) => found.quarantine(file.display_name(), reason),
+            None if !recoverable => found.problems.push(outcome.clone()),
+            None => {}
         }
         found.files_pending.push(PendingFile {
             path: file.display_name().to_owned(),
@@ -353,7 +361,27 @@ fn inspect_files(
             recoverable,
         });
     }
+    // A directory without a reason of its own is only needed for one of the files.
+    let waits = |dir: &Path| state.files.values().flat_map(|file| &file.names).any(|name| name.starts_with(dir));
+    for (dir, reason) in pending_files.iter().flat_map(|pending_files| &pending_files.dirs) {
+        if !reason.is_empty() || !waits(dir) {
+            found.quarantine(dir, reason);
+        }
+    }
     Pending { state, locations }
+}
+
+impl Inspection {
+    /// Notes a file or directory that waits for commits in a quarantined journal.
+    fn quarantine(&mut self, path: &Path, reason: &str) {
+        let reason = match reason {
+            "" => "its commits could not be redone when the store was opened last",
+            reason => reason,
+        };
+        let entry = Quarantined { path: path.to_owned(), reason: reason.to_owned() };
+        self.problems.push(entry.problem());
+        self.quarantined.push(entry);
+    }
 }
 
 /// Why a file that is to be created cannot have its name: something is there that these commits do not take away.

@@ -101,7 +101,7 @@ impl<'a> Names<'a> {
         let space = self.engine.storage.space().context("look at the free space for", path)?;
         let needed = self.proven.new_entries + 1;
         if space.available_inodes.is_some_and(|free| free < needed) || space.available_bytes < needed * ENTRY_BYTES {
-            let detail = format!("there is no room for {}; free some space, and try again", path.display());
+            let detail = format!("there is no room for {}", path.display());
             return Err(Error::NoSpace { detail });
         }
         self.proven.new_entries = needed;

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::locate::Location;
 use untorn_journal::overlay::{Overlay, read_through};
-use untorn_journal::recovery::{strip_attribute, strip_attributes};
 use untorn_journal::scan::read_header;
 use untorn_journal::store_dir::{StoreDir, lock_store, remove_tree};
+use untorn_journal::strip::{remove_temporaries, strip_attribute, strip_attributes};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Linux, Meta, Open, Storage, memory_limit};
+use untorn_os::{Access, File, Linux, Meta, Open, Storage, memory_limit};
 
 pub use crate::adopt::{Adoption, adopt};
 pub use crate::inspection::{Inspection, PendingFile, RecordInfo, inspect};
@@ -251,6 +251,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         let detail = format!("it waits for commits in the journal of store {}", lost.store_id);
         return Err(Error::NeedsJournal { path: lost.path.clone(), detail });
     }
+    prove_removal(&*storage, &store_dir, path)?;
     let store = open(path, &RecoverOptions::default(), progress)?;
     let status = store.status();
     if let Some(q) = status.quarantined.first() {
@@ -264,10 +265,27 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         Some(standalone) => strip_attribute(&*storage, standalone, &ours),
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
     }
+    remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
     remove_store_dir(&*storage, &store_dir)?;
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
     Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new() })
+}
+
+/// Proves that the store directory can be removed, before anything is changed.
+fn prove_removal(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {
+    let Err(e) = storage.check_access(&store_dir.dir, Access::Remove) else { return Ok(()) };
+    let within = match store_dir.standalone {
+        Some(_) => path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        None => path,
+    };
+    let is_owner = storage.stat(Path::new("")).is_ok_and(|meta| meta.uid == storage.effective_user());
+    let advice = match is_owner && e.kind() == ErrorKind::PermissionDenied {
+        true => format!("`chmod u+w {}`, and eject again", within.display()),
+        false => "put that right, and eject again".to_owned(),
+    };
+    let detail = format!("{} in it cannot be removed: {e}. Nothing was changed; {advice}", store_dir.dir.display());
+    Err(Error::Unsupported { path: within.to_owned(), detail })
 }
 
 /// Removes everything of Untorn's. The caller has the store's lock. A journal gets the name of an unfinished one first: a

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
+use untorn_journal::scan::note_lost_flush;
 use untorn_journal::store_dir::{StoreDir, StoreLock};
 use untorn_journal::{Context, Result};
 use untorn_os::{Storage, process_generation};
@@ -48,7 +49,7 @@ impl OpenStore {
             redo: options.redo || options.full_page,
             progress,
         };
-        let Opened { journal, store_lock, recovered, quarantined, carried } =
+        let Opened { journal, store_lock, recovered, quarantined, carried, has_spare } =
             open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
@@ -91,6 +92,7 @@ impl OpenStore {
             checkpointing: AtomicBool::new(false),
             room_wanted: AtomicBool::new(false),
             checkpoint_failed: AtomicBool::new(false),
+            has_spare: AtomicBool::new(has_spare),
         });
         engine.take_over(carried);
         if options.background {
@@ -162,8 +164,12 @@ impl OpenStore {
                 data.sync_all(sync_point::CLEARED).context("flush the attribute of", path)?;
             }
         }
-        if !self.is_durable() {
-            self.storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.path)?;
+        if !self.is_durable()
+            && let Err(e) = self.storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.path)
+        {
+            // What it lost, no later flush brings back.
+            let _ = note_lost_flush(&*self.storage, &self.store_dir.journal());
+            return Err(e);
         }
         self.journal.lock().journal.write_clean_header(true)?;
         Ok(())

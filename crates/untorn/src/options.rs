@@ -68,6 +68,7 @@ impl Default for StoreOptions {
                 segment_bytes_first: 16 << 10,
                 inline_bytes_max: 0,
                 in_memory_max: 64,
+                spare: true,
             },
             full_page: false,
             create: true,
@@ -154,13 +155,22 @@ impl StoreOptions {
         self
     }
 
-    /// Exact sizes, below what [`StoreOptions::journal_bytes`] allows. For tests of small journals.
+    /// Exact sizes, below what [`StoreOptions::journal_bytes`] allows, without a spare journal. For tests of small
+    /// journals.
     #[doc(hidden)]
     pub fn sizes(mut self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
+        self.journal.spare = false;
         self.journal.journal_bytes = journal_bytes;
         self.journal.segment_bytes_first = segment_bytes_first;
         self.journal.inline_bytes_max = inline_bytes_max;
         self.journal.in_memory_max = 0;
+        self
+    }
+
+    /// Set room apart for another journal, for tests that ask for sizes.
+    #[doc(hidden)]
+    pub fn spare(mut self, on: bool) -> Self {
+        self.journal.spare = on;
         self
     }
 }

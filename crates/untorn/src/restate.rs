@@ -7,11 +7,11 @@
 
 use crate::engine::{Engine, JournalState};
 use crate::file_state::{FileState, Life, SharedFile};
+use crate::invariant;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::Result;
-use untorn_journal::invariant;
 use untorn_journal::record::{FileRef, Op, Record};
 use untorn_os::holds;
 
@@ -24,11 +24,13 @@ impl Engine {
         if journal.journal.holds_only_restated() || !is_due {
             return Ok(false);
         }
-        let (record, files) = self.restated(journal, waiting);
+        let (record, files) = self.restated(journal, waiting)?;
         for file in files.iter().filter(|_| holds(invariant::RESTATED_LEAVES_LOG)) {
             file.write().content.leave_log()?;
         }
-        let Some(lsn) = journal.journal.restate(&record)? else { return Ok(false) };
+        let restated = journal.journal.restate(&record);
+        self.note_failure(&journal.journal);
+        let Some(lsn) = restated? else { return Ok(false) };
         for file in files {
             file.write().last_lsn = lsn;
         }
@@ -44,8 +46,10 @@ impl Engine {
 
     /// Commits leave room for the names that wait, and for all of these files, whose contents wait.
     pub(crate) fn reserve_for(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) {
-        let (record, _) = self.restated(journal, waiting);
-        journal.journal.reserve(Some(&record));
+        // What cannot be read cannot be restated either.
+        if let Ok((record, _)) = self.restated(journal, waiting) {
+            journal.journal.reserve(Some(&record));
+        }
     }
 
     /// The record, and the files that are in it. The caller has the journal: no commit is on its way.
@@ -53,7 +57,7 @@ impl Engine {
         &self,
         journal: &JournalState,
         waiting: &BTreeMap<u64, Arc<SharedFile>>,
-    ) -> (Record, Vec<Arc<SharedFile>>) {
+    ) -> Result<(Record, Vec<Arc<SharedFile>>)> {
         let mut files = waiting.clone();
         let named = journal.unapplied.iter().flat_map(|unapplied| &unapplied.files);
         files.extend(named.map(|file| (file.id, file.clone())));
@@ -64,28 +68,38 @@ impl Engine {
                 _ => file.previous_lsn,
             });
         }
+        let whole_pages = self.options.full_page && holds(invariant::FULL_PAGE);
         for file in files.values() {
-            let state = file.read();
+            let mut state = file.read();
+            if whole_pages && state.life != Life::Gone && state.content.data.is_none() && state.content.base_size > 0 {
+                drop(state);
+                self.reopen(file)?;
+                state = file.read();
+            }
             if state.life != Life::Gone {
-                restate_contents(&mut record, file.id, &state);
+                restate_contents(&mut record, file.id, &state, whole_pages)?;
             }
         }
-        (record, files.into_values().collect())
+        Ok((record, files.into_values().collect()))
     }
 }
 
 /// Adds what the data file lacks to the record; its name and mode, too, if the record does not have them yet.
-fn restate_contents(record: &mut Record, id: u64, state: &FileState) {
+fn restate_contents(record: &mut Record, id: u64, state: &FileState, whole_pages: bool) -> Result<()> {
     let known = record.files.iter().position(|file| file.id == id);
     let index = known.unwrap_or(record.files.len()) as u32;
     if known.is_none() {
         record.files.push(FileRef { id, previous_lsn: state.applied_lsn, path: state.path().to_owned() });
-        record.ops.extend(state.mode_set.map(|mode| match state.attribute_unsynced {
-            true => Op::Create { file: index, mode },
-            false => Op::Mode { file: index, mode },
-        }));
     }
-    let mut overlay = state.content.applying.as_deref().cloned().unwrap_or_default();
-    overlay.merge(&state.content.committed);
-    record.push_overlay(index, &overlay);
+    // What a commit before made of the file is on disk, and perhaps not flushed.
+    let is_created = record.ops.iter().any(|op| matches!(op, Op::Create { file, .. } if *file == index));
+    let has_mode = is_created || record.ops.iter().any(|op| matches!(op, Op::Mode { file, .. } if *file == index));
+    let missing = state.mode_set.and_then(|mode| match state.attribute_unsynced && !is_created {
+        true => Some(Op::Create { file: index, mode }),
+        false => (!has_mode).then_some(Op::Mode { file: index, mode }),
+    });
+    record.ops.extend(missing);
+    // A page that is written in place must be in the log whole, also once the records before are given up.
+    record.push_overlay(index, &state.content.pending(whole_pages)?);
+    Ok(())
 }

@@ -57,13 +57,27 @@ pub struct Status {
     pub recovered: Recovered,
 }
 
-/// A file whose committed changes could not be brought into it.
+/// A file or directory to which committed changes could not be brought.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Quarantined {
     /// Its name in the store.
     pub path: PathBuf,
     /// Why, and what to do.
     pub reason: String,
+}
+
+impl Quarantined {
+    /// What is wrong, with the name once, and what to do.
+    pub fn problem(&self) -> String {
+        let name = self.path.display().to_string();
+        let reason = match self.reason.contains(&name) {
+            true => self.reason.clone(),
+            false => format!("{name}: {}", self.reason),
+        };
+        format!(
+            "{reason}. Its commits are kept; once the cause is gone, `untorn recover` or the next opening redoes them"
+        )
+    }
 }
 
 impl Status {

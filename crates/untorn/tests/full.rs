@@ -7,12 +7,15 @@ use common::child_process::{ChildProcess, again, close_clean_with, crash_in, cra
 use common::*;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use untorn::{Error, Store, StoreOptions};
 
 const MIB: u64 = 1 << 20;
+/// A user that owns nothing else.
+const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A small ext4 of its own, to be filled.
@@ -286,6 +289,97 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
     for i in 0..40 {
         assert_same(&stored(&store, &format!("file {i}")), &text("later", &i.to_string()), "with room again");
     }
+}
+
+/// As an ordinary user without reserved blocks, as root, on ext4 and on tmpfs; without blocks, without inodes.
+#[test]
+fn a_store_that_must_quarantine_opens_on_a_full_disk_and_makes_room() {
+    for user in [None, Some(NOBODY)] {
+        for (kind, arguments) in [("ext4", None), ("tmpfs", Some("size=8m,nr_inodes=200"))] {
+            for inodes in [false, true] {
+                let when = format!("{kind}, user {user:?}, inodes {inodes}");
+                let place = directory();
+                let at = place.path().join("disk");
+                fs::create_dir(&at).unwrap();
+                let mounted = match arguments {
+                    None => Mount::ext4(16 * MIB, &at),
+                    Some(options) => Mount::new(&["-t", "tmpfs", "-o", options, "none"], &at),
+                };
+                let Some(_mount) = mounted else { return };
+                let dir = at.join("store");
+                fs::create_dir(&dir).unwrap();
+                quarantines_on_a_full_disk(&dir, user, inodes, &when);
+            }
+        }
+    }
+}
+
+fn quarantines_on_a_full_disk(dir: &Path, user: Option<u32>, inodes: bool, when: &str) {
+    if let Some(user) = user {
+        chown(dir, Some(user), Some(user)).unwrap();
+        let disk = dir.parent().unwrap();
+        for outer in [disk, disk.parent().unwrap()] {
+            fs::set_permissions(outer, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+    let start = || {
+        let mut process = ChildProcess::start();
+        if let Some(user) = user {
+            process.ok(&["become", &user.to_string()]);
+        }
+        process
+    };
+    let open = |process: &mut ChildProcess| process.ask(&["open", path_text(dir)]);
+    let mut process = start();
+    open(&mut process).unwrap_or_else(|e| panic!("{when}: {e:?}"));
+    process.ok(&["create", "a"]);
+    process.ok(&["create", "big"]);
+    process.commit("big", "old");
+    process.ok(&["checkpoint"]);
+    // What is committed needs blocks and inodes; nothing of it is in the files yet.
+    process.commit("a", "new");
+    process.ok(&["many", "40"]);
+    process.kill();
+    for i in 0..40 {
+        // As if the names had not reached the disk.
+        let _ = fs::remove_file(dir.join(format!("file {i}")));
+    }
+    let ballast = dir.parent().unwrap().join("ballast");
+    match inodes {
+        false => fill_up(dir.parent().unwrap()),
+        true => {
+            fs::create_dir(&ballast).unwrap();
+            let mut made = 0;
+            while fs::File::create(ballast.join(made.to_string())).is_ok() {
+                made += 1;
+            }
+        }
+    }
+    for round in 0..3 {
+        let mut process = start();
+        open(&mut process).unwrap_or_else(|e| panic!("{when}, round {round}: {}", e.message));
+        assert!(round > 0 || !process.ok(&["quarantined"]).is_empty(), "{when}: the disk is not full");
+        if round == 1 {
+            process.ok(&["txn", "unlink:big"]);
+            process.ok(&["checkpoint"]);
+            assert!(!dir.join("big").exists(), "{when}");
+        }
+        process.kill();
+    }
+    match inodes {
+        false => fs::remove_file(&ballast).unwrap(),
+        true => fs::remove_dir_all(&ballast).unwrap(),
+    }
+    let mut process = start();
+    open(&mut process).unwrap_or_else(|e| panic!("{when}: {}", e.message));
+    process.ok(&["close"]);
+    drop(process);
+    assert_same(&plain(dir.join("a")), &text("new", "a"), when);
+    for i in 0..40 {
+        assert_same(&plain(dir.join(format!("file {i}"))), &text("later", &i.to_string()), when);
+    }
+    let left: Vec<_> = fs::read_dir(dir.join(".untorn")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("quarantine.")), "{when}: {left:?}");
 }
 
 #[test]

@@ -107,6 +107,9 @@ fn text(found: &Inspection, sound: bool) -> String {
         "not sound: its state is unknown\n".to_owned()
     } else if !found.lost_files.is_empty() && found.lost_files.len() == found.problems.len() {
         "not sound: files wait for a journal that is not here\n".to_owned()
+    } else if found.quarantined.len() == found.problems.len() {
+        "not sound: commits are quarantined. Put the causes right, then `untorn recover`, or open the store\n"
+            .to_owned()
     } else if let Some(advice) = recover::adoption_advice(&found.path) {
         format!("not sound. {advice}\n")
     } else {

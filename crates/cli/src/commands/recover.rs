@@ -188,18 +188,9 @@ pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     if files.is_empty() {
         return Ok(());
     }
-    let reasons: Vec<String> = files.iter().map(reason).collect();
-    let files = count(files.len() as u64, "file was", "files were");
-    Err(Failure::new(format!(
-        "{files} quarantined, with the commits kept; all others are whole\n{}",
-        reasons.join("\n")
-    )))
-}
-
-/// Why a file is quarantined, with its name once.
-fn reason(q: &Quarantined) -> String {
-    let name = q.path.display().to_string();
-    if q.reason.contains(&name) { q.reason.clone() } else { format!("{name}: {}", q.reason) }
+    let reasons: Vec<String> = files.iter().map(Quarantined::problem).collect();
+    let files = count(files.len() as u64, "file or directory is", "files and directories are");
+    Err(Failure::new(format!("{files} quarantined; all others are whole\n{}", reasons.join("\n"))))
 }
 
 /// What recovery did, in a line, and its notes.

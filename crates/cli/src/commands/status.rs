@@ -89,7 +89,9 @@ pub fn text(found: &Inspection) -> String {
         ("journal", journal(found)),
     ];
     if found.quarantined_journals > 0 {
-        lines.push(("quarantine", count(found.quarantined_journals, "journal", "journals")));
+        let waiting = count(found.quarantined.len() as u64, "file or directory", "files and directories");
+        let journals = count(found.quarantined_journals, "journal", "journals");
+        lines.push(("quarantine", format!("{waiting} in {journals}")));
     }
     if !found.lost_files.is_empty() {
         lines.push(("lost", count(found.lost_files.len() as u64, "file", "files")));
@@ -107,9 +109,6 @@ pub fn text(found: &Inspection) -> String {
 }
 
 fn state(found: &Inspection) -> String {
-    if !found.problems.is_empty() {
-        return count(found.problems.len() as u64, "problem", "problems");
-    }
     if found.unknown_state {
         return "unknown: the machine went down in class `process`; `untorn recover --accept-unknown` takes the files \
                 as they are"
@@ -122,6 +121,9 @@ fn state(found: &Inspection) -> String {
                   opening, or `untorn recover`, makes it"
                 .to_owned(),
         };
+    }
+    if !found.problems.is_empty() {
+        return count(found.problems.len() as u64, "problem", "problems");
     }
     if found.clean {
         return "clean: data files are plain and whole".to_owned();

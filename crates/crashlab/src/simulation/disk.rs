@@ -157,6 +157,11 @@ impl SimDisk {
         self.machine().races.push((call, address as usize, bytes.to_vec()));
     }
 
+    /// Whether a planned fault has not come to its end.
+    pub fn faults_left(&self) -> bool {
+        self.machine().faults.iter().any(|fault| fault.times > 0)
+    }
+
     /// Forgets planned faults.
     pub fn clear_faults(&self) {
         self.machine().faults.clear();
@@ -196,6 +201,15 @@ impl SimDisk {
     /// Limits the room for contents.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.set_options(|options| options.capacity_bytes = bytes);
+    }
+
+    /// The disk is full: no room for contents beyond what is allocated, for new files beyond those that are there, or
+    /// for either.
+    pub fn fill_up(&self, contents: bool, files: bool) {
+        let mut machine = self.machine();
+        let (bytes, inodes) = machine.state.used();
+        machine.state.options.capacity_bytes = contents.then_some(bytes);
+        machine.state.options.inodes_max = files.then_some(inodes);
     }
 
     // --- counts

@@ -51,6 +51,8 @@ pub struct Options {
     pub user: u32,
     /// Room for contents, in bytes; `None`: no end. Names and attributes take none.
     pub capacity_bytes: Option<u64>,
+    /// Most files and directories; `None`: no end.
+    pub inodes_max: Option<u64>,
     /// Overwriting needs a free page, too.
     pub copy_on_write: bool,
     /// The value of [`untorn_os::Storage::open_files_max`]. Not enforced.
@@ -79,6 +81,7 @@ impl Default for Options {
             read_only: false,
             user: 1000,
             capacity_bytes: None,
+            inodes_max: None,
             copy_on_write: false,
             open_files_max: 64,
             skipped: 0,

@@ -152,6 +152,23 @@ impl State {
         if self.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
     }
 
+    fn room_for_inode(&self) -> io::Result<()> {
+        match self.free_inodes() {
+            Some(0) => Err(errno(libc::ENOSPC)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes and files that are allocated.
+    pub fn used(&self) -> (u64, u64) {
+        (self.live.allocated_pages() * PAGE_BYTES as u64, self.live.inodes().count() as u64)
+    }
+
+    /// Files and directories that may still be made.
+    pub fn free_inodes(&self) -> Option<u64> {
+        self.options.inodes_max.map(|most| most.saturating_sub(self.live.inodes().count() as u64))
+    }
+
     /// Makes an inode and its name; it exists on the disk without a name until the name is durable.
     pub fn create(&mut self, path: &Path, body: Body, mode: u32, user: u32) -> io::Result<Slot> {
         let (directory, name, taken) = self.place(path)?;
@@ -159,6 +176,7 @@ impl State {
             return Err(errno(libc::EEXIST));
         }
         self.writable()?;
+        self.room_for_inode()?;
         // As the real thing does it: closed at first, then exactly the mode that was asked for.
         let first_mode = if matches!(body, Body::Directory(_)) { 0o700 } else { 0o600 };
         let slot = self.new_inode(body, first_mode, user);
@@ -176,6 +194,7 @@ impl State {
             return Err(errno(libc::EOPNOTSUPP));
         }
         self.writable()?;
+        self.room_for_inode()?;
         let slot = self.new_inode(Inode::empty_file(), 0o600, user);
         if let Some(inode) = self.live.get_mut(slot) {
             inode.links = 0;

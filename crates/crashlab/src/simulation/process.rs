@@ -144,8 +144,11 @@ impl Storage for SimProcess {
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         let describe = || format!("rename {} to {}, replace: {replace}", from.display(), to.display());
         self.call(Call::Name, describe, |machine| {
-            allows(&machine.state, self.user, from, Act::MoveAway)?;
-            allows(&machine.state, self.user, to, Act::MoveHere)?;
+            // That the name is taken, Linux tells before it asks for rights to the directories.
+            let taken = !replace && machine.state.named(from).is_ok() && machine.state.named(to).is_ok();
+            let acts = if taken { [Act::Look; 2] } else { [Act::MoveAway, Act::MoveHere] };
+            allows(&machine.state, self.user, from, acts[0])?;
+            allows(&machine.state, self.user, to, acts[1])?;
             if let Some(replaced) = machine.state.rename(from, to, replace)? {
                 machine.unnamed(replaced);
             }
@@ -260,7 +263,7 @@ impl Storage for SimProcess {
             |machine| {
                 let (available_bytes, total_bytes) = machine.state.space();
                 let read_only = machine.state.options.read_only;
-                let (available_inodes, name_bytes_max) = (None, NAME_BYTES_MAX);
+                let (available_inodes, name_bytes_max) = (machine.state.free_inodes(), NAME_BYTES_MAX);
                 Ok(Space { available_bytes, total_bytes, available_inodes, name_bytes_max, read_only })
             },
         )

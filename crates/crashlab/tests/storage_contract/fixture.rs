@@ -61,8 +61,9 @@ enum Root {
 impl Backend {
     /// The simulated disk.
     pub fn simulated(options: Options) -> Backend {
-        let Options { profile, memory, direct, .. } = options;
-        let name = format!("simulated disk, {profile:?}, direct: {direct}, memory: {memory}");
+        let Options { profile, memory, direct, permissions, .. } = options;
+        let name =
+            format!("simulated disk, {profile:?}, direct: {direct}, memory: {memory}, permissions: {permissions}");
         let differences = match profile {
             Profile::Ext4 => vec![Difference::FailedAllocationMayExtend],
             _ => Vec::new(),
@@ -197,6 +198,50 @@ impl Fixture {
         act(&*storage);
     }
 
+    /// Whether permission bits count for this user.
+    pub fn counts_permissions(&self) -> bool {
+        let they_do = match &self.root {
+            Root::Simulated(disk) => disk.options().permissions,
+            Root::Linux(_) => true,
+        };
+        they_do && self.storage.effective_user() != 0
+    }
+
+    /// Gives something a flag of `chattr` while `act` runs. Nothing happens where that is impossible: outside of a
+    /// worker, on file systems that do not know the flag, on the simulated disk.
+    pub fn with_flag(&self, path: &str, flag: char, act: impl FnOnce()) {
+        let Some(dir) = self.mountable() else { return };
+        let at = dir.join(path);
+        if !change_flag(&at, '+', flag) {
+            return;
+        }
+        let _cleared = Flagged(at, flag);
+        act();
+    }
+
+    /// Lets another user act, who owns these files. Nothing happens where that is impossible: outside of a worker, on
+    /// the simulated disk.
+    pub fn as_another_user(&self, owned: &[&str], act: impl FnOnce(&dyn Storage) + Send) {
+        const USER: u32 = 65534;
+        let Some(dir) = self.mountable() else { return };
+        for path in owned {
+            std::os::unix::fs::chown(dir.join(path), Some(USER), Some(USER)).unwrap();
+        }
+        std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let storage = &self.storage;
+        let done = std::thread::scope(|scope| {
+            let as_user = scope.spawn(move || {
+                // SAFETY: the bare system call changes this thread alone, which ends with it.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) }, 0);
+                act(&**storage);
+            });
+            as_user.join()
+        });
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
     /// The directory, if this process may mount something on it: a worker, whose mounts are its own.
     fn mountable(&self) -> Option<&Path> {
         let Root::Linux(dir) = &self.root else { return None };
@@ -214,6 +259,20 @@ impl Fixture {
             Root::Linux(_) if self.mountable().is_some() => act(self),
             Root::Linux(_) => {}
         }
+    }
+}
+
+fn change_flag(path: &Path, sign: char, flag: char) -> bool {
+    let mut command = std::process::Command::new("chattr");
+    command.arg(format!("{sign}{flag}")).arg(path).stderr(std::process::Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+struct Flagged(PathBuf, char);
+
+impl Drop for Flagged {
+    fn drop(&mut self) {
+        change_flag(&self.0, '-', self.1);
     }
 }
 

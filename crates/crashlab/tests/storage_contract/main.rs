@@ -6,6 +6,7 @@
 //! What the crash laboratory finds is worth as much as this agreement. Where file systems differ, the difference has
 //! a name (`Difference`); nothing else may differ.
 
+mod access_rules;
 mod content_rules;
 mod fixture;
 mod lock_rules;
@@ -31,9 +32,15 @@ const ORDINARY_USER: u32 = 65534;
 const DISK_BYTES_MIN: u64 = 128 << 20;
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
-    [name_rules::RULES, content_rules::RULES, metadata_rules::RULES, lock_rules::RULES, mapping_rules::RULES]
-        .into_iter()
-        .flatten()
+    let by_subject = [
+        name_rules::RULES,
+        access_rules::RULES,
+        content_rules::RULES,
+        metadata_rules::RULES,
+        lock_rules::RULES,
+        mapping_rules::RULES,
+    ];
+    by_subject.into_iter().flatten()
 }
 
 /// Tries every rule and returns what was broken.
@@ -58,7 +65,9 @@ fn the_simulated_disk_keeps_the_contract() {
     let profiles = PROFILES.map(|profile| Options { profile, ..Options::default() });
     let memory = Options { memory: true, ..Options::default() };
     let buffered = Options { direct: false, ..Options::default() };
-    let backends: Vec<Backend> = profiles.into_iter().chain([memory, buffered]).map(Backend::simulated).collect();
+    let permissions = Options { permissions: true, ..Options::default() };
+    let backends: Vec<Backend> =
+        profiles.into_iter().chain([memory, buffered, permissions]).map(Backend::simulated).collect();
     all_hold(&backends);
 }
 

@@ -125,6 +125,25 @@ fn contents_that_a_failed_writeback_took_are_written_again() {
     }
 }
 
+/// Another program edited the file, which has commits that are not in it. A commit that renamed it wrote them over the
+/// edit, and nobody was told.
+#[test]
+fn an_edit_from_outside_is_not_written_over_before_a_name() {
+    for options in all_options() {
+        let (disk, store) = disk_with_old(options);
+        let file = store.open_file("a").unwrap();
+        file.write_all_at(NEW, 0).unwrap();
+        file.commit().unwrap();
+        disk.overwrite("a", 0, b"an edit that makes the file longer than it was before").unwrap();
+        let edited = disk.get("a").unwrap();
+        store.rename("a", "b").unwrap();
+        assert_eq!((names(&disk), disk.get("a").unwrap()), (vec!["a".to_owned()], edited.clone()), "{options:?}");
+        let told = store.checkpoint().expect_err("the edit is in the way");
+        assert_eq!(told.kind(), "conflict", "{told}");
+        assert_eq!(disk.get("a").unwrap(), edited);
+    }
+}
+
 #[test]
 fn crashes_around_a_file_that_has_its_contents_first() {
     survives("closed,posix,garbage,tight,direct/0/replace,retire/");

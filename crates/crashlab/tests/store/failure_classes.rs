@@ -2,8 +2,8 @@
 
 use crate::fixture::{small, survives};
 use std::path::PathBuf;
-use untorn::{FailureClass, Store};
-use untorn_crashlab::Cut;
+use untorn::{Error, FailureClass, Store};
+use untorn_crashlab::{Cut, Failed, Fault, On, Options, Profile, SimDisk, What};
 
 fn quarantined(store: &Store) -> Vec<PathBuf> {
     store.status().quarantined.into_iter().map(|q| q.path).collect()
@@ -52,4 +52,96 @@ fn accepting_an_unknown_state_may_be_interrupted_anywhere() {
             }
         }
     }
+}
+
+/// The kernel tells once that it could not write back what class `process` had not flushed. The next opening's flush says
+/// OK, and must not be believed: the store says that the state is unknown.
+#[test]
+fn a_failed_flush_on_the_way_to_class_power_is_not_forgotten() {
+    let (mut noticed, mut whole) = (0, 0);
+    for close in [false, true] {
+        for nth in 0.. {
+            let disk = small::disk();
+            let process = || small::options().class(FailureClass::Process);
+            let store = small::open_with(&disk, process()).unwrap();
+            let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+            a.write_at(&[b'a'; 9000], 0).unwrap();
+            a.commit().unwrap();
+            store.checkpoint().unwrap();
+            a.write_at(b"more", 0).unwrap();
+            a.commit().unwrap();
+            b.write_at(b"pending", 0).unwrap();
+            b.commit().unwrap();
+            drop((a, b));
+            let plan = Fault { on: On::Sync, after: nth, times: 1, what: What::Writeback(Failed::Lost) };
+            let failed = if close {
+                disk.fail(plan);
+                store.close().is_err()
+            } else {
+                disk.kill();
+                drop(store);
+                disk.fail(plan);
+                small::open_with(&disk, small::options()).is_err()
+            };
+            let left = disk.faults_left();
+            disk.clear_faults();
+            disk.kill();
+            match small::open_with(&disk, small::options()) {
+                Err(Error::UnknownState { .. }) => noticed += 1,
+                Err(e) => panic!("close {close}, flush {nth}: {e}"),
+                Ok(store) => {
+                    store.close().unwrap();
+                    let after = disk.snapshot().power_cut(Cut::Nothing).disk;
+                    let when = format!("close {close}, flush {nth}, failed {failed}");
+                    assert_eq!(after.get("b").unwrap(), b"pending", "{when}");
+                    let a = after.get("a").unwrap();
+                    assert_eq!((a.len(), &a[..6]), (9000, &b"moreaa"[..]), "{when}");
+                    assert!(a[4..].iter().all(|byte| *byte == b'a'), "{when}");
+                    whole += 1;
+                }
+            }
+            if left {
+                break;
+            }
+        }
+    }
+    assert!(noticed > 2 && whole > 2, "{noticed} noticed, {whole} whole");
+}
+
+/// A power cut may leave new files under names of Untorn's own, whose commits it took away. Accepting the state removes
+/// those that are known for this store's.
+#[test]
+fn what_a_power_cut_left_of_new_files_goes_when_the_state_is_accepted() {
+    let accept = || small::options().class(FailureClass::Process).accept_unknown(true);
+    let disk = SimDisk::new(Options { profile: Profile::Ext4, unnamed: false, ..Options::default() });
+    let store = small::open_with(&disk, accept()).unwrap();
+    for name in ["victim", "other"] {
+        let file = store.open_or_create(name).unwrap();
+        file.write_at(b"before", 0).unwrap();
+        file.commit().unwrap();
+    }
+    store.checkpoint().unwrap();
+    disk.settle();
+    disk.record();
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.create("d/new", 0o600).unwrap().write_all_at(b"new", 0).unwrap();
+    txn.unlink("victim").unwrap();
+    txn.create("victim", 0o600).unwrap().write_all_at(b"newest", 0).unwrap();
+    txn.commit().unwrap();
+    let temporaries = |disk: &SimDisk| -> Vec<PathBuf> {
+        let names = disk.tree().into_iter().map(|(path, _)| path).filter(|path| !path.starts_with(".untorn"));
+        let ours = names.filter(|path| path.extension().is_some_and(|extension| extension == "untorn"));
+        ours.filter(|path| disk.entry(path).unwrap().attribute.is_some()).collect()
+    };
+    let mut seen = 0;
+    for moment in disk.recorded() {
+        for cut in moment.cuts(16, moment.call()) {
+            let after = moment.power_cut(cut).disk;
+            seen += temporaries(&after).len();
+            small::open_with(&after, accept()).unwrap().close().unwrap();
+            assert_eq!(temporaries(&after), [] as [PathBuf; 0], "before call {}, {cut}", moment.call());
+        }
+    }
+    assert!(seen > 0, "no power cut left anything");
 }

@@ -1,7 +1,9 @@
 //! Files that an open store forgets: whole, and nobody's, whatever crash comes.
 
+use crate::checkpoint::open_with_surprise;
 use crate::fixture::roomy;
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use untorn::{Store, sync_point};
 use untorn_crashlab::{Fault, On, PROFILES, Profile, SimDisk, What};
 
@@ -131,4 +133,31 @@ fn what_cannot_be_forgotten_now_is_forgotten_later() {
     disk.clear_faults();
     write(&store, "a", 3, b"N").unwrap();
     assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"ACKNowledged");
+}
+
+/// A store with a file that nobody uses, and something else that happens while the next checkpoint flushes that the file
+/// waits for nothing: behind the flush of its contents.
+fn while_forgetting(disk: &SimDisk, act: impl Fn(&Store) + Send + Sync + 'static) -> Store {
+    let (store, arm) = open_with_surprise(disk, roomy::options(), "sync_all", act);
+    write(&store, "a", 0, b"before").unwrap();
+    store.checkpoint().unwrap();
+    write(&store, "a", 0, b"BEFORE").unwrap();
+    let flushed = disk.syncs(sync_point::FORGOTTEN);
+    arm(1);
+    store.checkpoint().unwrap();
+    assert!(disk.syncs(sync_point::FORGOTTEN) > flushed);
+    store
+}
+
+/// The checkpoint still has a clone of the file's descriptor, with the claim on the file.
+#[test]
+fn a_file_that_is_being_flushed_is_not_forgotten() {
+    let disk = roomy::disk(Profile::Ext4);
+    let result: Arc<Mutex<Option<untorn::Result<()>>>> = Arc::default();
+    let told = result.clone();
+    let _store = while_forgetting(&disk, move |store| {
+        drop(store.open_file("a").unwrap());
+        *told.lock().unwrap() = Some(store.open_file("a").map(drop));
+    });
+    result.lock().unwrap().take().expect("it was opened").expect("nobody else has it");
 }

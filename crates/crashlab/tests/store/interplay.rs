@@ -4,7 +4,8 @@
 use crate::checkpoint::open_with_surprise;
 use crate::fixture::{contents, roomy, small};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 use untorn::{Error, File, Outcome, Store, sync_point};
 use untorn_crashlab::{Cut, Failed, Fault, On, PROFILES, Profile, SimDisk, What};
 
@@ -148,47 +149,45 @@ fn a_file_that_waits_and_is_removed_under_the_checkpoint_is_not_restated() {
     }
 }
 
-/// A file was removed by a commit under the checkpoint, and the removal waits itself: the file is still on the disk, and
-/// needs the records that the checkpoint gave up.
+/// Files were removed by a commit under the checkpoint, and the removals wait themselves: the files are still on the disk,
+/// and need the records that the checkpoint gave up.
 #[test]
 fn a_removal_that_waits_under_the_checkpoint_keeps_the_log() {
-    let disk = Arc::new(roomy::disk(Profile::AnyPosix));
-    let refusing = disk.clone();
-    let (store, arm) = open_with_surprise(&disk, roomy::options(), "sync_all", move |store| {
-        refuse_names(&refusing);
-        store.rename("n", "x").unwrap();
-    });
-    let first = store.open_or_create("a").unwrap();
-    let x = store.open_or_create("x").unwrap();
-    commit(&first, b"one");
-    commit(&x, b"before, and longer");
-    commit(&store.open_or_create("n").unwrap(), b"replacement");
-    store.checkpoint().unwrap();
-    commit(&first, b"two");
-    commit(&x, b"newest");
-    arm(0);
-    let _ = store.checkpoint();
-    assert_eq!(disk.get("a").unwrap(), b"two");
-    assert!(disk.get("n").is_ok(), "the removal waits");
-    disk.clear_faults();
-    let moment = disk.snapshot();
-    let cuts = moment.cuts(64, 1).into_iter().map(|cut| (cut.to_string(), moment.power_cut(cut).disk));
-    for (how, after) in cuts.chain([("killed".to_owned(), moment.killed())]) {
-        let after = roomy::recovered(&after);
-        assert_eq!((after.get("x").unwrap(), after.get("n").is_err()), (b"replacement".to_vec(), true), "{how}");
+    // Whichever the checkpoint flushes first: it finds the others gone.
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+    for profile in PROFILES {
+        let disk = Arc::new(roomy::disk(profile));
+        let refusing = disk.clone();
+        let (store, arm) = open_with_surprise(&disk, roomy::options(), "sync_all", move |store| {
+            refuse_names(&refusing);
+            let mut txn = store.begin();
+            NAMES.into_iter().for_each(|name| txn.unlink(name).unwrap());
+            txn.commit().unwrap();
+        });
+        let files = NAMES.map(|name| store.open_or_create(name).unwrap());
+        files.iter().for_each(|file| commit(file, b"before, and longer"));
+        store.checkpoint().unwrap();
+        files.iter().for_each(|file| commit(file, b"newest"));
+        arm(0);
+        assert!(store.checkpoint().is_err(), "{profile:?}: it tells what waits");
+        assert!(NAMES.into_iter().all(|name| disk.get(name).is_ok()), "{profile:?}: the removals wait");
+        disk.clear_faults();
+        let moment = disk.snapshot();
+        let cuts = moment.cuts(64, 1).into_iter().map(|cut| (cut.to_string(), moment.power_cut(cut).disk));
+        for (how, after) in cuts.chain([("killed".to_owned(), moment.killed())]) {
+            let after = roomy::recovered(&after);
+            assert!(NAMES.into_iter().all(|name| after.get(name).is_err()), "{profile:?}, {how}");
+        }
     }
 }
 
-/// A name that waited kept a log that was not filling up, and a commit larger than the room behind it was refused.
+/// A name that waits keeps a log that is never half full, as the journal cannot grow: commits found no room in it.
 #[test]
-fn a_large_commit_restates_what_waits() {
+fn a_commit_that_finds_no_room_restates_what_waits() {
     let disk = small::disk();
-    let options = || small::options().sizes(64 << 10, 16 << 10, 60 << 10);
-    let store = small::open_with(&disk, options()).unwrap();
-    let many: Vec<_> = (0..12).map(|n| store.open_or_create(n.to_string()).unwrap()).collect();
-    store.syncv(&many.iter().collect::<Vec<_>>()).unwrap();
+    let store = small::open(&disk);
     let a = store.open_or_create("a").unwrap();
-    for _ in 0..60 {
+    while store.status().journal_bytes_allocated < 32 << 10 {
         commit(&a, &[1; 1900]);
     }
     store.checkpoint().unwrap();
@@ -198,19 +197,117 @@ fn a_large_commit_restates_what_waits() {
     txn.commit().unwrap();
     disk.clear_faults();
     disk.put("x", b"foreign").unwrap();
-    while store.status().journal_bytes_pending < 24 << 10 {
-        commit(&a, &[2; 1900]);
+    let no_segment = On::SyncPoint(sync_point::SEGMENT_CONTENTS);
+    disk.fail(Fault { on: no_segment, after: 0, times: u64::MAX, what: What::Errno(libc::ENOSPC) });
+    for version in 0..100 {
+        a.write_at(&[version; 1900], 0).unwrap();
+        a.commit().unwrap_or_else(|e| panic!("version {version}: {e}"));
+        let status = store.status();
+        assert!(status.journal_bytes_pending * 2 <= status.journal_bytes_max, "not half full");
     }
-    assert!(store.status().journal_bytes_pending * 2 < store.status().journal_bytes_max);
-    for file in &many {
-        file.write_at(&[3; 3700], 0).unwrap();
-    }
-    store.syncv(&many.iter().collect::<Vec<_>>()).unwrap();
+    disk.clear_faults();
     let after = disk.snapshot().power_cut(Cut::Nothing).disk;
     let _ = after.remove("x");
-    let store = small::open_with(&after, options()).unwrap();
+    let store = small::open(&after);
     assert_eq!(store.status().quarantined, []);
-    assert_eq!(contents(&store.open_file("11").unwrap()), [3; 3700]);
+    assert_eq!(contents(&store.open_file("a").unwrap()), [99; 1900]);
     store.close().unwrap();
     assert_eq!(after.get("x").unwrap(), b"newest");
+}
+
+/// A file's rename waited, and a commit behind it may have failed. The checkpoint that made up for the name wrote that
+/// commit to the file.
+#[test]
+fn a_commit_that_may_have_failed_is_not_written_before_a_name() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        let store = roomy::open(&disk);
+        let [x, y, other] = ["x", "y", "other"].map(|name| {
+            let file = store.open_or_create(name).unwrap();
+            commit(&file, b"old");
+            file
+        });
+        store.checkpoint().unwrap();
+        commit(&other, b"new");
+        let checkpoint = store.begin_checkpoint().unwrap().unwrap();
+        let mut txn = store.begin();
+        txn.rename("x", "z").unwrap();
+        let renamed = txn.commit_async().unwrap();
+        let mut txn = store.begin();
+        for file in [&x, &y] {
+            txn.add(file).unwrap();
+            file.write_all_at(b"new", 0).unwrap();
+        }
+        let written = txn.commit_async().unwrap();
+        refuse_names(&disk);
+        let lost = What::Writeback(Failed::Lost);
+        disk.fail(Fault { on: On::SyncPoint(sync_point::COMMIT), after: 1, times: 1, what: lost });
+        renamed.wait().unwrap();
+        match written.wait() {
+            Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(disk.get("x").is_ok(), "the rename waits");
+        disk.clear_faults();
+        let _ = checkpoint.apply();
+        is_one_state(&disk, "z");
+    }
+}
+
+/// While a checkpoint of many files wrote them, a commit flushed the whole file system, and was told that contents of
+/// one of them were lost. The checkpoint's own flush was told nothing.
+#[test]
+fn contents_whose_loss_a_commit_was_told_of_are_written_again() {
+    for profile in PROFILES {
+        let disk = Arc::new(roomy::disk(profile));
+        for n in 0..20 {
+            disk.put(format!("plain{n}"), b"old").unwrap();
+        }
+        disk.settle();
+        let failing = disk.clone();
+        let (store, arm) = open_with_surprise(&disk, roomy::options(), "set_attribute", move |store| {
+            failing.fail_writeback(Path::new("0"), Failed::Lost).unwrap();
+            let plain: Vec<_> = (0..20).map(|n| store.open_file(format!("plain{n}")).unwrap()).collect();
+            plain.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
+            store.syncv(&plain.iter().collect::<Vec<_>>()).expect_err("the flush was told");
+        });
+        let many: Vec<_> = (0..20).map(|n| store.open_or_create(n.to_string()).unwrap()).collect();
+        store.checkpoint().unwrap();
+        many.iter().for_each(|file| commit(file, b"one"));
+        // The last file gets its attribute: all are written by then.
+        arm(19);
+        assert!(store.checkpoint().is_err(), "{profile:?}: something was lost");
+        if store.checkpoint().is_err() {
+            store.checkpoint().unwrap();
+        }
+        let after = roomy::recovered(&disk.snapshot().power_cut(Cut::Nothing).disk);
+        for n in 0..20 {
+            assert_eq!(after.get(n.to_string()).unwrap(), b"one", "{profile:?}, {n}");
+        }
+    }
+}
+
+/// While a commit renames a file, another thread opens the old name: it waits for the rename, and finds nothing.
+#[test]
+fn opening_a_name_waits_for_the_rename_that_takes_it_away() {
+    let disk = roomy::disk(Profile::Ext4);
+    let (tell, told) = mpsc::channel();
+    let moment = Arc::new(Mutex::new(Some(tell)));
+    let (store, arm) = open_with_surprise(&disk, roomy::options(), "rename", move |store| {
+        let (store, tell) = (store.clone(), moment.lock().unwrap().take().unwrap());
+        let (end, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            tell.send(store.open_file("x").map(drop)).unwrap();
+            let _ = end.send(());
+        });
+        // Whoever does not wait is done by then.
+        let _ = ended.recv_timeout(Duration::from_millis(300));
+    });
+    commit(&store.open_or_create("x").unwrap(), b"contents");
+    store.checkpoint().unwrap();
+    arm(0);
+    store.rename("x", "y").unwrap();
+    let refused = told.recv().unwrap().expect_err("the name is gone");
+    assert_eq!(refused.os_error(), Some(libc::ENOENT), "{refused}");
+    assert_eq!(contents(&store.open_file("y").unwrap()), b"contents");
 }

@@ -6,6 +6,7 @@ mod contents_first;
 mod failure_classes;
 mod fixture;
 mod forgotten;
+mod full_disk;
 mod full_page;
 #[path = "../hooked/mod.rs"]
 mod hooked;

@@ -1,7 +1,7 @@
 //! Names of files: new, moved, removed, and half made when the crash came.
 
 use crate::fixture::{roomy, survives};
-use untorn_crashlab::{Fault, On, Profile, SimDisk, What};
+use untorn_crashlab::{Fault, On, Options, Profile, SimDisk, What};
 
 /// A power cut left a new file with contents and without the attribute that tells it from another program's file.
 #[test]
@@ -101,4 +101,24 @@ fn a_file_that_cannot_be_renamed_keeps_the_others_in_their_places() {
     assert_eq!(store.status().quarantined, []);
     store.close().unwrap();
     assert_eq!((after.get("a").unwrap(), after.get("b").unwrap()), (b"b".to_vec(), b"a".to_vec()));
+}
+
+/// Another program has closed the directory in which a file has taken the place of a directory: that removal has happened,
+/// though the kernel says no more than that nothing may be removed there.
+#[test]
+fn a_directory_whose_place_a_file_has_is_not_removed_again() {
+    let disk = SimDisk::new(Options { permissions: true, ..Options::default() });
+    let store = roomy::open(&disk);
+    let mut txn = store.begin();
+    txn.mkdir("c", 0o700).unwrap();
+    txn.mkdir("c/b", 0o700).unwrap();
+    txn.commit().unwrap();
+    store.checkpoint().unwrap();
+    let mut txn = store.begin();
+    txn.rmdir("c/b").unwrap();
+    txn.create("c/b", 0o600).unwrap().write_all_at(b"a file", 0).unwrap();
+    txn.commit().unwrap();
+    let after = disk.snapshot().killed();
+    after.set_mode("c", 0o500).unwrap();
+    assert_eq!(roomy::recovered(&after).get("c/b").unwrap(), b"a file");
 }

@@ -10,8 +10,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use untorn::{FailureClass, File, Store};
-use untorn_crashlab::{Fault, On, SimDisk, What};
+use untorn_crashlab::{Failed, Fault, On, Refusal, Refused, SimDisk, What};
 use untorn_journal::store_dir::StoreDir;
+use untorn_journal::sync_point;
 use untorn_os::Linux;
 
 /// Bytes of a commit of `a`; some thirty of them fill the journal.
@@ -256,6 +257,140 @@ fn contents_that_wait_do_not_keep_the_journal() {
     assert_eq!(disk.get("old").unwrap(), b"latest");
 }
 
+/// The system does not let the file be written. Its contents go into the log once more, and the commits of others go on,
+/// also where the disk has no room for one segment more.
+#[test]
+fn contents_that_the_system_refuses_do_not_keep_the_journal() {
+    for (code, full) in [
+        (libc::ENOSPC, true),
+        (libc::ENOSPC, false),
+        (libc::EDQUOT, true),
+        (libc::EFBIG, false),
+        (libc::EROFS, false),
+        (libc::EIO, false),
+    ] {
+        let disk = small::disk();
+        let store = grown(&disk);
+        let mut txn = store.begin();
+        txn.mkdir("c", 0o700).unwrap();
+        for name in ["c/w", "c/new"] {
+            drop(txn.create(name, 0o600).unwrap());
+        }
+        txn.commit().unwrap();
+        commit(&store.open_file("c/w").unwrap(), &[b'w'; 5000]);
+        store.checkpoint().unwrap();
+        let when = format!("error {code}, full disk: {full}");
+        disk.set_options(|options| {
+            options.refusal = Some(Refusal { what: Refused::Contents, dir: "c", code, told: false });
+        });
+        commit(&store.open_file("c/w").unwrap(), b"newest");
+        commit(&store.open_file("c/new").unwrap(), b"contents");
+        assert!(store.checkpoint().is_err(), "{when}");
+        if full {
+            disk.fill_up(true, true);
+        }
+        disk.record();
+        commit_versions(&disk, &store, 100..200);
+        assert!(store.checkpoint().is_err(), "{when}");
+        let e = store.open_file("c/w").unwrap().append(b"x").and_then(|_| store.open_file("c/w")?.commit());
+        assert_eq!(e.unwrap_err().kind(), if matches!(code, libc::EROFS | libc::EIO) { "io" } else { "no-space" });
+        store.open_file("c/w").unwrap().rollback().unwrap();
+        assert!(store.status().journal_bytes_allocated <= JOURNAL_BYTES, "{when}");
+        let moments = disk.recorded();
+        for moment in moments.into_iter().step_by(7) {
+            for cut in moment.cuts(4, moment.call()) {
+                let after = moment.power_cut(cut).disk;
+                after.set_options(|options| (options.refusal, options.capacity_bytes) = (None, None));
+                let when = format!("{when}, before call {}, {cut}", moment.call());
+                recovers(&after, "contents", moment.mark(), false, &when);
+                let w = after.get("c/w").unwrap();
+                assert_eq!((&w[..7], w.len()), (&b"newestw"[..], 5000), "{when}");
+                assert_eq!(after.get("c/new").unwrap(), b"contents", "{when}");
+            }
+        }
+        disk.set_options(|options| (options.refusal, options.capacity_bytes) = (None, None));
+        store.checkpoint().unwrap_or_else(|e| panic!("{when}: {e}"));
+        assert_eq!(&disk.get("c/w").unwrap()[..7], b"newestw", "{when}");
+        commit(&store.open_file("c/w").unwrap(), b"latest");
+        store.close().unwrap();
+        assert_eq!(&disk.get("c/w").unwrap()[..7], b"latestw", "{when}");
+    }
+}
+
+/// A journal at its limit, of segments that are all too small for the commit, while something is restated in one of them.
+#[test]
+fn a_commit_larger_than_every_segment_while_something_is_restated() {
+    const LARGE_BYTES: usize = 10 << 10;
+    let disk = small::disk();
+    let store = small::open_with(&disk, small::options().sizes(16 << 10, 4 << 10, 2 << 10)).unwrap();
+    commit(&store.open_or_create("a").unwrap(), b"before");
+    commit_versions(&disk, &store, 1..20);
+    assert_eq!(store.status().journal_bytes_allocated, 16 << 10);
+    store.close().unwrap();
+    let options = || small::options().sizes(16 << 10, 16 << 10, 12 << 10);
+    let store = small::open_with(&disk, options()).unwrap();
+    let large = store.open_or_create("large").unwrap();
+    store.checkpoint().unwrap();
+    refuse_names(&disk);
+    change(&store, "create").unwrap();
+    commit_versions(&disk, &store, 20..30);
+    disk.clear_faults();
+    // The journal grows by files whose names can be made; what waits goes on waiting.
+    disk.put("x", b"foreign").unwrap();
+    disk.settle();
+    disk.record();
+    for round in 0..4u8 {
+        commit(&large, &[round; LARGE_BYTES]);
+        disk.set_mark(100 + u64::from(round));
+    }
+    assert!(store.checkpoint().is_err());
+    assert!(store.status().journal_bytes_allocated <= 64 << 10, "{:?}", store.status());
+    for moment in disk.recorded().into_iter().step_by(2) {
+        for cut in moment.cuts(4, moment.call()) {
+            let after = moment.power_cut(cut).disk;
+            let when = format!("before call {}, {cut}", moment.call());
+            after.remove("x").unwrap();
+            let store = small::open_with(&after, options()).unwrap_or_else(|e| panic!("{when}: {e}"));
+            assert_eq!(store.status().quarantined, [], "{when}");
+            let found = contents(&store.open_file("large").unwrap());
+            let round = moment.mark().checked_sub(100);
+            let whole = found.iter().all(|byte| *byte == found[0]) && found.len() == LARGE_BYTES;
+            assert!(whole || (round.is_none() && found.is_empty()), "{when}");
+            assert!(round.is_none_or(|round| u64::from(found[0]) >= round), "{when}");
+            store.close().unwrap();
+            is_changed(&after, "create", &when);
+        }
+    }
+    disk.remove("x").unwrap();
+    store.checkpoint().unwrap();
+    store.close().unwrap();
+}
+
+/// A flush of the journal that fails is remembered, whoever makes it: no call says OK after it.
+#[test]
+fn a_failed_flush_of_what_is_restated_ends_commits() {
+    let disk = small::disk();
+    let store = grown(&disk);
+    let a = store.open_file("a").unwrap();
+    fill_log(&store);
+    refuse_names(&disk);
+    change(&store, "create").unwrap();
+    disk.clear_faults();
+    disk.put("x", b"foreign").unwrap();
+    let restated = On::SyncPoint(sync_point::RESTATED);
+    disk.fail(Fault { on: restated, after: 0, times: 1, what: What::Writeback(Failed::Lost) });
+    assert!(store.checkpoint().is_err());
+    assert!(store.status().failed.is_some());
+    // Before anything of it is on its way.
+    a.write_at(b"more", 0).unwrap();
+    match a.commit_async() {
+        Err(e) => assert!(e.kind().starts_with("failed-sync"), "{e}"),
+        Ok(_) => panic!("nothing is committed any more, and the call knows it"),
+    }
+    drop(a);
+    assert!(store.close().is_err());
+}
+
 /// Nothing new is in the log: trying again costs no room in it.
 #[test]
 fn trying_again_restates_nothing() {
@@ -363,6 +498,91 @@ fn a_commit_under_the_checkpoint_that_restates_its_file() {
         recovers(&after, "contents", 99, false, &format!("{cut}"));
         assert_eq!(after.get("old").unwrap(), b"twoore", "{cut}");
     }
+}
+
+/// What was restated is healed by another commit, and goes on in the log in which it was restated.
+#[test]
+fn what_heals_by_a_commit_goes_on_in_the_same_log() {
+    for what in ["create", "rename", "replace"] {
+        let disk = small::disk();
+        let store = grown(&disk);
+        commit(&store.open_or_create("filler").unwrap(), b"before");
+        refuse_names(&disk);
+        change(&store, what).unwrap();
+        fill_log(&store);
+        assert!(store.checkpoint().is_err());
+        disk.clear_faults();
+        let mut txn = store.begin();
+        txn.mkdir("w", 0o700).unwrap();
+        txn.commit().unwrap();
+        is_changed(&disk, what, "healed");
+        let name = if what == "replace" { "victim" } else { "x" };
+        commit(&store.open_file(name).unwrap(), b"latest, and longer");
+        let moment = disk.snapshot();
+        for cut in moment.cuts(64, 1) {
+            let after = moment.power_cut(cut).disk;
+            recovers(&after, "what heals", 99, false, &format!("{what}, {cut}"));
+            assert_eq!(after.get(name).unwrap(), b"latest, and longer", "{what}, {cut}");
+        }
+    }
+}
+
+/// The kernel refuses modes, or does not.
+fn refuse_modes(disk: &SimDisk, refused: bool) {
+    let refusal = Refusal { what: Refused::Modes, dir: "", code: libc::EPERM, told: false };
+    disk.set_options(|options| options.refusal = refused.then_some(refusal));
+}
+
+fn chmod(store: &Store, name: &str, mode: u32) {
+    let mut txn = store.begin();
+    txn.chmod(name, mode).unwrap();
+    txn.commit().unwrap();
+}
+
+/// A file whose mode was refused kept the log, as a checkpoint could not set the mode behind the contents; and the mode
+/// must be flushed once it is set.
+#[test]
+fn a_mode_that_waits_does_not_keep_the_journal() {
+    let disk = small::disk();
+    let store = grown(&disk);
+    commit(&store.open_file("old").unwrap(), b"newest");
+    refuse_modes(&disk, true);
+    chmod(&store, "old", 0o640);
+    commit_versions(&disk, &store, 100..300);
+    fill_log(&store);
+    assert!(store.checkpoint().is_err());
+    refuse_modes(&disk, false);
+    store.checkpoint().unwrap();
+    assert_eq!(disk.entry("old").unwrap().mode, 0o640);
+    let moment = disk.snapshot();
+    for cut in moment.cuts(64, 1) {
+        let after = moment.power_cut(cut).disk;
+        recovers(&after, "a mode", 299, false, &format!("{cut}"));
+        assert_eq!((after.entry("old").unwrap().mode, after.get("old").unwrap()), (0o640, b"newest".to_vec()), "{cut}");
+    }
+}
+
+/// What is restated says which commits the file holds already: an older copy of the file in its place is refused.
+#[test]
+fn an_older_copy_is_not_taken_for_what_was_restated() {
+    let disk = small::disk();
+    let store = grown(&disk);
+    let old = store.open_file("old").unwrap();
+    commit(&old, b"the first one");
+    store.checkpoint().unwrap();
+    disk.copy("old", "copy", true).unwrap();
+    commit(&old, b"second");
+    store.checkpoint().unwrap();
+    commit(&old, b"third");
+    disk.hard_link("old", "second").unwrap();
+    fill_log(&store);
+    assert!(store.checkpoint().is_err());
+    let after = disk.snapshot().killed();
+    after.remove("second").unwrap();
+    after.rename("copy", "old").unwrap();
+    let store = small::open_with(&after, small::options()).unwrap();
+    let quarantined: Vec<_> = store.status().quarantined.into_iter().map(|q| q.reason).collect();
+    assert!(matches!(&quarantined[..], [reason] if reason.contains("older copy")), "{quarantined:?}");
 }
 
 /// A directory that can be closed to this process, and opened again: by its mode, or from root by a mount over it.

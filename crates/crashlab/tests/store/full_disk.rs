@@ -1,0 +1,159 @@
+//! Recovery on a full disk: the store opens, what cannot be applied is quarantined in room that was set apart, space can
+//! be made through the store, and what was quarantined heals.
+
+use crate::fixture::{contents, open_on};
+use std::path::Path;
+use untorn::{FailureClass, File, Store, StoreOptions};
+use untorn_crashlab::{Fault, Model, On, Options, PROFILES, Profile, SimDisk, What};
+
+fn options(class: FailureClass) -> StoreOptions {
+    StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 4 << 10).spare(true).class(class)
+}
+
+fn commit(file: &File, contents: &[u8]) {
+    file.write_at(contents, 0).unwrap();
+    file.commit().unwrap();
+}
+
+/// How the disk is full: without blocks, without inodes.
+const WAYS: [(bool, bool); 3] = [(true, true), (true, false), (false, true)];
+
+/// A store whose process was killed with changes of contents and of names in the journal that need room, on a disk that
+/// has none.
+fn killed_on_full_disk(profile: Profile, way: (bool, bool), class: FailureClass) -> SimDisk {
+    let disk = SimDisk::new(Options { profile, model: Model::SectorAtomic, ..Options::default() });
+    let store = open_on(&disk, options(class)).unwrap();
+    for name in ["grown", "small", "big", "old"] {
+        commit(&store.open_or_create(name).unwrap(), b"before");
+    }
+    commit(&store.open_file("big").unwrap(), &[b'b'; 60 << 10]);
+    store.checkpoint().unwrap();
+    commit(&store.open_file("grown").unwrap(), &[b'g'; 14 << 10]);
+    commit(&store.open_file("small").unwrap(), b"after!");
+    // From here on the disk is filling up: the names that are committed cannot be made.
+    disk.fail(Fault { on: On::Name, after: 0, times: u64::MAX, what: What::Errno(libc::ENOSPC) });
+    let mut txn = store.begin();
+    txn.create("new", 0o640).unwrap().write_all_at(b"newest", 0).unwrap();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.create("d/inside", 0o600).unwrap();
+    txn.rename("old", "renamed").unwrap();
+    txn.commit().unwrap();
+    disk.clear_faults();
+    disk.kill();
+    drop(store);
+    if class == FailureClass::Power {
+        disk.settle();
+    }
+    disk.fill_up(way.0, way.1);
+    disk
+}
+
+/// Opens the store on the full disk, and makes room through it.
+fn opens_and_makes_room(disk: &SimDisk, class: FailureClass, when: &str) {
+    let store = open_on(disk, options(class)).unwrap_or_else(|e| panic!("{when}: {e}"));
+    assert_eq!(contents(&store.open_file("small").unwrap()), b"after!", "{when}");
+    let renamed = store.open_file("renamed").unwrap_or_else(|e| panic!("{when}: {e}"));
+    assert_eq!(contents(&renamed), b"before", "{when}");
+    drop(renamed);
+    if let Ok(big) = store.open_file("big") {
+        drop(big);
+        let mut txn = store.begin();
+        txn.unlink("big").unwrap();
+        txn.commit().unwrap_or_else(|e| panic!("{when}: {e}"));
+        store.checkpoint().unwrap_or_else(|e| panic!("{when}: {e}"));
+    }
+    assert!(disk.get("big").is_err(), "{when}: the disk has its room");
+    close(store, when);
+}
+
+fn close(store: Store, when: &str) {
+    store.close().unwrap_or_else(|e| panic!("{when}: {e}"));
+}
+
+/// With room again, everything that was committed is there.
+fn heals(disk: &SimDisk, class: FailureClass, when: &str) {
+    disk.set_options(|options| (options.capacity_bytes, options.inodes_max) = (None, None));
+    let store = open_on(disk, options(class)).unwrap_or_else(|e| panic!("{when}: {e}"));
+    assert_eq!(store.status().quarantined, [], "{when}");
+    assert_eq!(contents(&store.open_file("grown").unwrap()), [b'g'; 14 << 10], "{when}");
+    assert_eq!(contents(&store.open_file("new").unwrap()), b"newest", "{when}");
+    commit(&store.open_file("grown").unwrap(), b"later");
+    close(store, when);
+    assert_eq!(disk.entry("new").unwrap().mode, 0o640, "{when}");
+    assert_eq!(disk.get("d/inside").unwrap(), b"", "{when}");
+    assert!(disk.get("old").is_err(), "{when}");
+    let left = disk.tree().into_iter().map(|(path, _)| path);
+    let left: Vec<_> = left.filter(|path| path.to_string_lossy().contains("quarantine.")).collect();
+    assert_eq!(left, [] as [&Path; 0], "{when}");
+}
+
+#[test]
+fn a_store_opens_on_a_full_disk_makes_room_and_heals() {
+    for profile in PROFILES {
+        for way in WAYS {
+            for class in [FailureClass::Power, FailureClass::Process] {
+                let when = format!("{profile:?}, blocks and inodes {way:?}, {class:?}");
+                let disk = killed_on_full_disk(profile, way, class);
+                let store = open_on(&disk, options(class)).unwrap_or_else(|e| panic!("{when}: {e}"));
+                let quarantined = store.status().quarantined;
+                let told = quarantined.iter().any(|q| q.reason.contains("No space left on device"));
+                assert!(told, "{when}: {quarantined:?}");
+                close(store, &when);
+                // Once more, with the quarantined journal there: as often as one likes.
+                for again in 0..2 {
+                    opens_and_makes_room(&disk, class, &format!("{when}, again {again}"));
+                }
+                heals(&disk, class, &when);
+            }
+        }
+    }
+}
+
+#[test]
+fn recovery_on_a_full_disk_survives_every_crash() {
+    let (mut crashes, mut lost) = (0, 0);
+    for (profile, way) in [(Profile::AnyPosix, WAYS[0]), (Profile::Ext4, WAYS[0]), (Profile::AnyPosix, WAYS[2])] {
+        let class = FailureClass::Power;
+        let disk = killed_on_full_disk(profile, way, class);
+        disk.record();
+        opens_and_makes_room(&disk, class, "recorded");
+        for moment in disk.recorded() {
+            let when = format!("{profile:?}, blocks and inodes {way:?}, killed before call {}", moment.call());
+            let killed = moment.killed();
+            opens_and_makes_room(&killed, class, &when);
+            heals(&killed, class, &when);
+            for cut in moment.cuts(8, moment.call()) {
+                let outcome = moment.power_cut(cut);
+                lost += u64::from(outcome.something_lost);
+                let when = format!("{when}, {cut}");
+                opens_and_makes_room(&outcome.disk, class, &when);
+                heals(&outcome.disk, class, &when);
+                crashes += 1;
+            }
+        }
+    }
+    assert!(crashes > 100 && lost > 0, "{crashes} crashes, {lost} of them lost something");
+}
+
+/// A part of what is quarantined can be redone, and the list of the rest finds no room: what was redone takes no commits,
+/// over which the next opening would redo it again.
+#[test]
+fn a_list_that_finds_no_room_keeps_all_of_it_quarantined() {
+    let class = FailureClass::Power;
+    let disk = killed_on_full_disk(Profile::AnyPosix, (true, true), class);
+    close(open_on(&disk, options(class)).unwrap(), "quarantined");
+    // Blocks for the contents, and no inode for a list or for the new files.
+    disk.set_options(|options| options.capacity_bytes = None);
+    let store = open_on(&disk, options(class)).unwrap();
+    assert!(disk.get("grown").is_ok_and(|bytes| bytes == [b'g'; 14 << 10]), "it could be redone");
+    match store.open_file("grown") {
+        Ok(grown) => commit(&grown, b"newer"),
+        Err(e) => assert_eq!(e.kind(), "no-space", "{e}"),
+    }
+    let is_newer = store.open_file("grown").is_ok();
+    close(store, "partly redone");
+    disk.set_options(|options| options.inodes_max = None);
+    close(open_on(&disk, options(class)).unwrap(), "healed");
+    assert_eq!(disk.get("grown").unwrap().starts_with(b"newer"), is_newer);
+    assert!(is_newer || disk.get("grown").unwrap() == [b'g'; 14 << 10]);
+}
