@@ -303,6 +303,9 @@ typedef enum untorn_error {
 /** A handle of a file. All handles of one file show the same contents, uncommitted changes included. */
 typedef struct untorn_file untorn_file;
 
+/** Output that waits until the commits that it tells of are durable: a thread, and any number of outputs. */
+typedef struct untorn_gate untorn_gate;
+
 /**
  * A persistent heap: memory in a file that is always mapped at the same address, so that pointers in the
  * heap stay valid after a restart.
@@ -314,6 +317,9 @@ typedef struct untorn_heap untorn_heap;
  * store through one map is seen at once through all others.
  */
 typedef struct untorn_map untorn_map;
+
+/** One descriptor behind a gate. */
+typedef struct untorn_output untorn_output;
 
 /** A store: a directory whose files change all-or-nothing. One process owns an open store. */
 typedef struct untorn_store untorn_store;
@@ -768,6 +774,42 @@ UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
  * or -1 with EBADF.
  */
 int untorn_ticket_free(struct untorn_ticket *ticket);
+
+/** Makes a gate, whose outputs hold up to bytes_max bytes each; 0: 1 MiB. NULL with an error. */
+struct untorn_gate *untorn_gate_open(size_t bytes_max);
+
+/**
+ * Puts a descriptor behind the gate: a socket, a pipe, a terminal or a file. The gate works with a copy of the
+ * descriptor; nothing else may write to what it leads to. Bytes leave in the order in which they were written. A pipe
+ * whose reader has left sends SIGPIPE, as ever. NULL with an error.
+ */
+struct untorn_output *untorn_gate_output(struct untorn_gate *gate,
+                                         int fd);
+
+/**
+ * Hands over n bytes, which are copied. They leave when the ticket's commit is durable; with NULL for a ticket, when
+ * all that was written to the gate before may leave. Waits while the output holds as much as it may. The ticket can be
+ * freed at once. Returns 0, or -1 with an error: the one of the commit that failed (then nothing that the gate holds
+ * ever leaves), or of the descriptor.
+ */
+UNTORN_MUST_USE
+int untorn_output_write(struct untorn_output *output,
+                        const void *buf,
+                        size_t n,
+                        const struct untorn_ticket *ticket);
+
+/** Closes an output; the copy of its descriptor is closed when everything has left. Returns 0, or -1 with EBADF. */
+int untorn_output_close(struct untorn_output *output);
+
+/**
+ * Waits until everything that was written to the gate has left. Returns 0, or -1 with the error of the commit that
+ * failed.
+ */
+UNTORN_MUST_USE
+int untorn_gate_drain(struct untorn_gate *gate);
+
+/** Frees the gate. What it still holds is discarded: untorn_gate_drain() first waits for it. Returns 0, or -1 with EBADF. */
+int untorn_gate_free(struct untorn_gate *gate);
 
 /** Begins a transaction in a store. NULL with EBADF. */
 UNTORN_MUST_USE struct untorn_txn *untorn_txn_begin(struct untorn_store *store);

@@ -142,6 +142,31 @@ public:
     bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
 };
 
+/** One descriptor behind a gate. Destroying it closes the gate's copy of the descriptor when everything has left. */
+class output : public detail::owner<untorn_output, untorn_output_close> {
+public:
+    explicit output(untorn_output *handle) : owner(handle) {}
+
+    /** Hands over bytes, which leave when the ticket's commit is durable. */
+    void write(const void *bytes, std::size_t n, const ticket &when) {
+        detail::check(untorn_output_write(handle(), bytes, n, when.handle()));
+    }
+    /** Hands over bytes, which leave when all that was written to the gate before may leave. */
+    void write(const void *bytes, std::size_t n) { detail::check(untorn_output_write(handle(), bytes, n, nullptr)); }
+};
+
+/** Holds back output until the commits that it tells of are durable. Destroying it discards what it holds. */
+class gate : public detail::owner<untorn_gate, untorn_gate_free> {
+public:
+    /** A gate whose outputs hold up to bytes_max bytes each. */
+    explicit gate(std::size_t bytes_max = 0) : owner(untorn_gate_open(bytes_max)) {}
+
+    /** Puts a descriptor behind the gate, which works with a copy of it. */
+    output add(int fd) { return output(untorn_gate_output(handle(), fd)); }
+    /** Waits until everything that was written has left. */
+    void drain() { detail::check(untorn_gate_drain(handle())); }
+};
+
 /** A map of a file, or of a part of a file: untorn_map_open(). */
 class map : public detail::owner<untorn_map, untorn_map_close> {
 public:

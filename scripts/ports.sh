@@ -6,7 +6,8 @@
 #
 #   scripts/ports.sh [DIRECTORY]    works there; default: ports/ in cargo's target directory
 #
-# PORTS_KILLS (1000) kills each, PORTS_SEED (1), PORTS_STEPS (1000) operations measured, PORTS_TIMES (3) times; 0 kills,
+# PORTS_KILLS (1000) kills each, if started by root also as an ordinary user, PORTS_SEED (1), PORTS_STEPS (1000)
+# operations measured, PORTS_TIMES (3) times; 0 kills,
 # 0 times: not at all. PORTS_ONLY ("gdbm qdbm tinycdb kyotocabinet"): which. PORTS_PREFIX: an installed Untorn to use,
 # instead of building one.
 set -euo pipefail
@@ -21,6 +22,7 @@ programs=${PORTS_ONLY:-kyotocabinet gdbm qdbm tinycdb}
 export UNTORN_MANAGE="$work/files/*:$work/files/*/*"
 linked=(-L"$prefix/lib" -Wl,-rpath,"$prefix/lib" -Wl,--no-as-needed -luntorn)
 ported="-include $prefix/include/untorn_posix.h"
+as_user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
 failed=0
 rows=()
 
@@ -78,7 +80,8 @@ build_kyotocabinet() {
             flags=(CPPFLAGS="-I$prefix/include" LDFLAGS="${linked[*]}")
         fi
         kept "kyotocabinet.$kind" ./configure --disable-zlib --disable-shared CXXFLAGS=-O2 CFLAGS=-O2 "${flags[@]}"
-        kept "kyotocabinet.$kind" make -j"$(nproc)" kchashtest kctreetest libkyotocabinet.a
+        kept "kyotocabinet.$kind" make -j"$(nproc)" libkyotocabinet.a \
+            kc{hash,tree,dir,forest,poly}{test,mgr}
         touch built
     done
     cd "$source"
@@ -225,6 +228,12 @@ suites() {
 }
 
 own_tests() {
+    local suite
+    # Of check-poly the last program fails: see docs/PORTING.md.
+    for suite in hash tree dir forest; do
+        # Its databases begin with this word. In directories are plain files.
+        UNTORN_MANAGE='casket*' own_suite "kyotocabinet, all of check-$suite" "$work/kyotocabinet.port" make check-$suite
+    done
     step "running the tests of kyotocabinet, ported, with automatic synchronization"
     local kind
     for kind in hash tree; do
@@ -240,30 +249,45 @@ own_tests() {
 
 # kill_test NAME PROGRAM ARGUMENTS...: prints what it found, without its name; 1 if something was torn.
 kill_test() {
-    rm -rf "$work/files" && mkdir "$work/files"
+    rm -rf "$work/files" && mkdir -m 1777 "$work/files"
     timeout 3600 "${@//FILE/$work/files/db}" "$kills" "$seed"
 }
 
+# may_be_killed_as_user: root can start programs as an ordinary user, who can reach them.
+may_be_killed_as_user() {
+    [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && "${as_user[@]}" test -x "$work" || return 1
+}
+
 kill_tests() {
-    local name program found
+    local name program found who kind title
+    local kinds=(port plain)
+    if may_be_killed_as_user; then
+        kinds=(port user plain)
+    fi
     step "killing each $kills times"
     for name in hash tree gdbm qdbm tinycdb; do
         case $name in
         hash | tree) [[ " $programs " == *" kyotocabinet "* ]] || continue ;;
         *) [[ " $programs " == *" $name "* ]] || continue ;;
         esac
-        for kind in port plain; do
+        for who in "${kinds[@]}"; do
+            kind=${who/user/port}
             case $name in
             hash | tree) program=("$work/kyotocabinet.$kind/kill" "$name" FILE) ;;
             tinycdb) program=(env UNTORN_COMMIT_ON_CLOSE=1 "$work/tinycdb.$kind/kill" FILE) ;;
             *) program=("$work/$name.$kind/kill" FILE) ;;
+            esac
+            case $who in
+            port) title=ported ;;
+            user) title="ported, ordinary user" program=("${as_user[@]}" "${program[@]}") ;;
+            plain) title="as it is" ;;
             esac
             local status=0
             found=$(kill_test "${program[@]}") || status=$?
             # As it is, a program may be torn; that says what the test can see.
             [ $kind = plain ] && [ $status = 1 ] || [ $status = 0 ] || failed=1
             [ -n "$found" ] || found="$name: DID NOT RUN, status $status"
-            rows+=("$name, $([ $kind = port ] && echo ported || echo 'as it is')|${found#*: }")
+            rows+=("$name, $title|${found#*: }")
         done
     done
 }

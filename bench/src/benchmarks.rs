@@ -5,7 +5,8 @@ use crate::fs::{FileSystem, Place};
 use crate::section::{Report, Section};
 use crate::status_line::StatusLine;
 use crate::{
-    append, commits, fs, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text, syncv, threads,
+    append, commits, fs, heap_large, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text,
+    syncv, threads, xsync,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -48,7 +49,7 @@ pub struct Bench {
     #[arg(long, value_delimiter = ',', value_name = "MS")]
     think_ms: Vec<u64>,
 
-    /// kv: leave out those whose names begin so; separated by commas
+    /// kv: leave out those whose names begin so; xsync: of session, server, programs; separated by commas
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     without: Vec<String>,
 }
@@ -65,6 +66,8 @@ enum Benchmark {
     Msync,
     /// Commits of a mapped file of 1 GiB and of a sparse one of 64 GiB; reads and stores in between
     MsyncLarge,
+    /// A heap of 2 GiB beside one of 16 MiB: commits, rollback, the allocator; threads of a heap
+    HeapLarge,
     /// Opening after a crash with a full journal
     Recovery,
     /// One small change in a new process
@@ -75,7 +78,9 @@ enum Benchmark {
     KvLarge,
     /// The first lookup after opening 4 GiB of them, after a clean close and after a crash
     KvOpen,
-    /// All of them but those of kv
+    /// Sessions of untorn xsync: their costs, a server with clients, programs (root only)
+    Xsync,
+    /// All of them but those of kv and xsync
     All,
 }
 
@@ -149,11 +154,13 @@ impl Bench {
     }
 
     fn chosen(&self) -> Vec<Benchmark> {
-        use Benchmark::{All, Append, Commit, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv};
-        let every = [Commit, Append, Syncv, Msync, MsyncLarge, Recovery, Oneshot];
+        use Benchmark::{
+            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv, Xsync,
+        };
+        let every = [Commit, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
-        chosen.extend([Kv, KvLarge, KvOpen].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen.extend([Kv, KvLarge, KvOpen, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)));
         chosen
     }
 
@@ -183,11 +190,13 @@ impl Benchmark {
             Benchmark::Syncv => vec![syncv::run(run, place)?],
             Benchmark::Msync => msync::run(run, place)?,
             Benchmark::MsyncLarge => msync_large::run(run, place)?,
+            Benchmark::HeapLarge => heap_large::run(run, place)?,
             Benchmark::Recovery => vec![recovery_time::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
             Benchmark::Kv => kv::run(run, place)?,
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],
+            Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })
     }

@@ -25,6 +25,29 @@ pub enum Job {
     Replace { dir: PathBuf, name: String, bytes: usize },
     /// Commits new keys to one of the stores of `kv-open`, and is killed.
     KvCrash { dir: PathBuf, name: String, bytes: u64, from: u64, commits: u64 },
+    /// Runs a session.
+    Session(SessionJob),
+    /// A server, in a session or outside of one, which flushes its log or does not.
+    Serve { port: u16, log: PathBuf, flush: bool },
+    /// A program at a terminal, which writes each key to a log or does not.
+    EchoKeys { log: Option<PathBuf> },
+    /// Many small files.
+    Postmark { dir: PathBuf, files: u64, transactions: u64 },
+}
+
+/// A session of `untorn xsync`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionJob {
+    /// Output waits for commits.
+    pub gate: bool,
+    /// A volume that is kept; otherwise the working directory is an overlay.
+    pub volume: Option<PathBuf>,
+    /// Where volumes are that are thrown away.
+    pub place: PathBuf,
+    /// A port for clients outside.
+    pub listen: Option<u16>,
+    /// The program and its arguments.
+    pub program: Vec<String>,
 }
 
 /// What a child measured, and what its parent did.

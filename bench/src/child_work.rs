@@ -3,6 +3,7 @@
 use crate::child::{JOB_VARIABLE, Job};
 use crate::kv;
 use crate::peers::replace_file;
+use crate::xsync;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 use rustix::process::Signal;
@@ -31,6 +32,10 @@ fn run(job: Job) -> Result<()> {
         Job::KvCrash { dir, name, bytes, from, commits } => {
             return say_and_die(kv::first::leave_unapplied(&dir, &name, bytes, from, commits)?);
         }
+        Job::Session(session) => return xsync::session::run(session),
+        Job::Serve { port, log, flush } => return xsync::guest::serve(port, &log, flush),
+        Job::EchoKeys { log } => return xsync::guest::echo_keys(log.as_deref()),
+        Job::Postmark { dir, files, transactions } => return xsync::postmark::run(&dir, files, transactions),
         Job::Update { path, bytes } => {
             let content = content(bytes);
             start = Instant::now();

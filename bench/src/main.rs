@@ -10,6 +10,7 @@ mod cli;
 mod commits;
 mod fs;
 mod harness;
+mod heap_large;
 mod kv;
 mod memory_use;
 mod msync;
@@ -25,6 +26,7 @@ mod statistics;
 mod status_line;
 mod syncv;
 mod threads;
+mod xsync;
 
 use std::process::ExitCode;
 

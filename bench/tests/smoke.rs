@@ -30,7 +30,7 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     let (report, table, picture) = quick_run(&["all"]);
     let sections = report["sections"].as_array().unwrap();
     let titles: Vec<&str> = sections.iter().map(|section| section["title"].as_str().unwrap()).collect();
-    assert_eq!(titles.len(), 13, "{titles:?}");
+    assert_eq!(titles.len(), 15, "{titles:?}");
     for row in sections.iter().flat_map(|section| section["rows"].as_array().unwrap()) {
         assert!(row["ratio"]["value"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
         assert!(row["verdict"].is_null(), "a smoke run has no verdicts: {row}");
@@ -96,6 +96,26 @@ fn key_value_stores_race_and_hold_what_they_should() {
     let cells = |n: usize| sections[n]["rows"].as_array().unwrap().len();
     assert_eq!((cells(2), cells(3)), (5, 2));
     assert!(table.contains("kv: 10 keys, think 1 ms") && picture.contains("1 std::map on Untorn"));
+}
+
+#[test]
+fn sessions_are_measured_and_leave_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root to start sessions");
+        return;
+    }
+    let (report, table, picture) = quick_run(&["xsync"]);
+    let sections = report["sections"].as_array().unwrap();
+    assert_eq!(sections.len(), 3);
+    let rows = |n: usize| sections[n]["rows"].as_array().unwrap();
+    assert_eq!((rows(0).len(), rows(1).len()), (5, 2));
+    // The server answered in all three ways, and those who asked got their own answers.
+    for row in rows(1) {
+        assert!(row["ratio"]["value"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+        assert!(row["extras"]["answers/s"].as_f64().is_some_and(|rate| rate > 0.0), "{row}");
+    }
+    assert!(rows(2).iter().any(|row| row["cell"].as_str().unwrap().starts_with("PostMark")));
+    assert!(table.contains("key, one byte appended") && picture.contains("in a session without gate"), "{table}");
 }
 
 #[test]

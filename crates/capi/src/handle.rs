@@ -73,6 +73,8 @@ pub(crate) enum Kind {
     Ticket = 0b0111,
     Map = 0b1001,
     Heap = 0b1011,
+    Gate = 0b1101,
+    Output = 0b1111,
 }
 
 impl Kind {
@@ -85,6 +87,8 @@ impl Kind {
             Kind::Ticket => "ticket",
             Kind::Map => "map",
             Kind::Heap => "heap",
+            Kind::Gate => "gate",
+            Kind::Output => "output",
         }
     }
 }

@@ -11,7 +11,7 @@
 //! Imports run down this list only:
 //!
 //! 1. [`posix`]; [`heap_memory`], [`heap_roots`], [`heap_inspect`]
-//! 2. [`heap`], [`map`], [`txn`]
+//! 2. [`heap`], [`map`], [`txn`], [`output_gate`]
 //! 3. [`file`]: file handles
 //! 4. [`store`], [`ticket`]
 //! 5. [`status`]
@@ -31,6 +31,7 @@ mod heap_roots;
 mod log;
 mod map;
 mod options;
+mod output_gate;
 mod posix;
 mod status;
 mod store;

@@ -260,6 +260,41 @@ fn posix_calls_under_the_thread_sanitizer() {
     fs::write(&suppressions, "race:libuntorn.so\n").expect("suppressions");
     let options = format!("TSAN_OPTIONS=halt_on_error=1:suppressions={}", suppressions.display());
     run_in_scratch(&["env", "BRIEF=1", &options], &binary);
+    let binary = build.path().join("posix_names");
+    link_shared_with(&["-fsanitize=thread"], &source("posix_names"), &binary);
+    for part in ["vfork_child", "in_signal_handlers", "streams", "exchanged"] {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let (name, value) = options.split_once('=').expect("a variable");
+        run(Command::new(&binary).arg(scratch.path()).arg(part).env(name, value));
+    }
+}
+
+/// Root may do more than others: the programs do without. (Started by an ordinary user, all tests are such a run.)
+#[test]
+fn posix_calls_of_an_ordinary_user() {
+    // SAFETY: asks only.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    build_library();
+    let build = tempfile::tempdir_in("/var/tmp").expect("a build directory");
+    let open_to_all = |path: &Path| {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("a mode");
+    };
+    open_to_all(build.path());
+    // Where the user can reach it: cargo's directory may be root's.
+    let library = build.path().join("libuntorn.so.0");
+    fs::copy(library_dir().join("libuntorn.so"), &library).expect("a copy of the library");
+    for program in ["posix", "posix_names", "posix_threads", "map", "heap", "heap_plain", "malloc"] {
+        let binary = build.path().join(program);
+        link_shared(&source(program), &binary);
+        let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
+        open_to_all(scratch.path());
+        let mut command = Command::new(&binary);
+        std::os::unix::process::CommandExt::uid(&mut command, 65534);
+        std::os::unix::process::CommandExt::gid(&mut command, 65534);
+        run(command.arg(scratch.path()).env("BRIEF", "1").current_dir(scratch.path()));
+    }
 }
 
 #[test]
@@ -414,6 +449,28 @@ fn calls_are_renamed_whatever_the_system_headers_do() {
                 assert!(!names.contains(&name.as_str()), "{name} is called with {macros:?}");
             }
         }
+    }
+    // What cannot be checked at run time does not link, and the linker names the call.
+    let unchecked = build.path().join("unchecked.c");
+    for (call, arguments) in [
+        ("open_by_handle_at", "int, void *, int"),
+        ("remap_file_pages", "void *, unsigned long, int, unsigned long, int"),
+        ("lio_listio", "int, void *, int, void *"),
+        ("io_setup", "unsigned, void *"),
+        ("io_uring_queue_init", "unsigned, void *, unsigned"),
+    ] {
+        let zeros = vec!["0"; arguments.split(',').count()].join(", ");
+        let text = format!(
+            "#include <untorn_posix.h>\nint {call}({arguments});\nint main(void) {{ return {call}({zeros}); }}\n"
+        );
+        fs::write(&unchecked, text).expect("a source");
+        let linked = cc().arg(&unchecked).arg("-o").arg(build.path().join("unchecked")).output().expect("cc");
+        let said = String::from_utf8_lossy(&linked.stderr);
+        assert!(
+            !linked.status.success() && said.contains(&format!("untorn_posix_cannot_check_{call}")),
+            "{call}: {said}"
+        );
+        run(cc().arg("-DUNTORN_POSIX_ALLOW_UNCHECKED").arg("-c").arg(&unchecked).arg("-o").arg(&object));
     }
     // An include after system headers is an error.
     let late = build.path().join("late.c");

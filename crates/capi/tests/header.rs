@@ -9,7 +9,7 @@ use std::process::Command;
 use common::{build_library, crate_dir, library_dir, output_of};
 
 /// In the order in which the header should introduce things.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "error.rs",
     "log.rs",
     "text.rs",
@@ -18,6 +18,7 @@ const SOURCES: [&str; 14] = [
     "store.rs",
     "file.rs",
     "ticket.rs",
+    "output_gate.rs",
     "txn.rs",
     "map.rs",
     "heap.rs",

@@ -184,6 +184,20 @@ fn files_of_a_store_that_is_here_are_never_taken_as_they_are() {
 }
 
 #[test]
+fn salvage_is_not_the_advice_for_what_can_be_put_right() {
+    let (_dir, store) = killed();
+    let second = store.join("second name");
+    fs::hard_link(store.join("file"), &second).unwrap();
+    let check = run(&["check"], &store);
+    assert_eq!(check.code, Some(1), "{}", check.out);
+    assert!(check.out.contains("Put the causes right, then `untorn recover`"), "{}", check.out);
+    assert!(!check.out.contains("--salvage` keeps it"), "{}", check.out);
+    fs::remove_file(second).unwrap();
+    run(&["recover"], &store).ok();
+    assert_eq!(read(store.join("file")), "second commit");
+}
+
+#[test]
 fn exit_codes_tell_order_problems_and_no_look() {
     let (dir, store) = killed();
     for command in ["status", "check", "dump"] {
@@ -444,7 +458,10 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
         assert_eq!(look.code, Some(1), "{}{}", look.out, look.err);
         assert!(look.out.contains("quarantine  3 files and directories in 1 journal"), "{}", look.out);
         assert!(look.out.contains("state       3 problems"), "{}", look.out);
+        assert!(look.out.contains("PROBLEM  when the store was opened last: no space: cannot write a"), "{}", look.out);
     }
+    let eject = run(&["eject", "--yes"], &store).fails(1);
+    assert!(eject.contains("nothing was removed; once the cause is gone, eject again"), "{eject}");
     assert!(check.out.contains("not sound: commits are quarantined. Put the causes right, then `untorn recover`"));
     for said in [&recover, &status.out, &check.out] {
         for wanted in [
@@ -471,6 +488,27 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
     run(&["check"], &store).ok();
     assert_eq!(read(store.join("d/x")), "contents");
     assert_eq!(fs::metadata(store.join("a")).unwrap().len(), 100_000);
+}
+
+#[test]
+fn eject_names_the_directories_that_it_could_not_look_into() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("store");
+    let store = open(&path);
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.create("d/z", 0o600).unwrap().write_all_at(b"z", 0).unwrap();
+    txn.commit().unwrap();
+    store.close().unwrap();
+    assert!(Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&path).status().unwrap().success());
+    fs::set_permissions(path.join("d"), Permissions::from_mode(0o000)).unwrap();
+    let out = as_nobody(&["eject", "--yes"], &path).ok();
+    assert!(out.contains("cannot be looked into") && out.trim_end().ends_with(": d"), "{out}");
+    assert!(!out.contains("nothing of Untorn's is left"), "{out}");
 }
 
 #[test]

@@ -323,5 +323,5 @@ fn interrupted_in_a_store_leaves_the_old_file() {
     for store in [&alone, &dir.path().join("store")] {
         assert!(untorn::offline::inspect(store).unwrap().clean);
     }
-    assert_eq!(names(&dir.path().join("store/.untorn/journal")), ["header", "segment.0"]);
+    assert_eq!(names(&dir.path().join("store/.untorn/journal")), ["header", "pending-files.spare", "segment.0"]);
 }

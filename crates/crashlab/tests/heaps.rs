@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use untorn_crashlab::heaps::{Effort, HeapCase, Programs, Totals, again_heap};
+use untorn_crashlab::heaps::{Effort, FailedCalls, HeapCase, Programs, Totals, again_heap, fail_calls};
 
 fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
@@ -52,6 +52,33 @@ fn every_heap_survives_every_crash() {
     );
     violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
     assert!(violations.is_empty() && totals.programs > 0, "{} violations", violations.len());
+}
+
+/// A call of the system that fails, in commits, growth, checkpoints, while a heap is opened or closed: the program is told,
+/// tries again or takes its changes back, and no commit is lost, also not to a crash.
+#[test]
+fn every_heap_survives_failing_calls() {
+    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
+    println!("UNTORN_TEST_SEED={seed}");
+    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(10);
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let mut totals = FailedCalls::default();
+    let mut nth = 0;
+    while Instant::now() < deadline {
+        let until = (Instant::now() + Duration::from_millis(1000 * seconds / 8)).min(deadline);
+        // Not those of the other test: a seed gives its heaps their addresses.
+        let done = fail_calls(
+            seed * PROGRAMS_MAX + PROGRAMS_MAX / 2 + nth,
+            STEPS,
+            &[libc::EIO, libc::ENOSPC],
+            until,
+            &mut totals,
+        );
+        done.unwrap_or_else(|violation| panic!("VIOLATION {violation}"));
+        nth += 1;
+    }
+    println!("{nth} programs, {totals:?}");
+    assert!(totals.went_on > 0 && totals.recovered > 0, "{totals:?}");
 }
 
 /// Repeats a violation: `UNTORN_HEAP_CASE='seed/steps/crash,crash'`.

@@ -93,6 +93,10 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
             "not here: no enumerated program has changes that wait in an open store; \
              `a_commit_under_the_checkpoint_that_restates_its_file` fails without it",
         ),
+        invariant::STORES_SINCE_UNDO_FOUND => Some(
+            "not here: no program of one thread stores during a rollback; `a_store_during_a_rollback_is_not_forgotten` \
+             fails without it",
+        ),
         _ => None,
     }
 }

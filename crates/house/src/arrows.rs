@@ -7,9 +7,10 @@ use std::process::Command;
 
 /// What each crate may depend on, from the bottom up.
 pub const ALLOWED: &[(&str, &[&str])] = &[
+    ("untorn-derive", &[]),
     ("untorn-os", &[]),
     ("untorn-journal", &["untorn-os"]),
-    ("untorn", &["untorn-os", "untorn-journal"]),
+    ("untorn", &["untorn-derive", "untorn-os", "untorn-journal"]),
     ("untorn-capi", &["untorn-os", "untorn-journal", "untorn"]),
     (CRASHLAB, &["untorn-os", "untorn-journal", "untorn"]),
     ("untorn-terminal", &["untorn-os", "untorn-journal", "untorn"]),
@@ -17,7 +18,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
     ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-xsync", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
-    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo"]),
+    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-xsync"]),
     ("untorn-house", &[]),
 ];
 

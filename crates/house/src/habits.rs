@@ -18,6 +18,7 @@ const ONE_CONCEPT: &[&[&str]] = &[
     &["crates/untorn/src/status.rs", "crates/capi/src/status.rs", "crates/cli/src/commands/status.rs"],
     &["crates/untorn/src/store.rs", "crates/capi/src/store.rs"],
     &["crates/untorn/src/ticket.rs", "crates/capi/src/ticket.rs"],
+    &["crates/untorn/src/output_gate.rs", "crates/capi/src/output_gate.rs"],
     &["crates/untorn/src/txn.rs", "crates/capi/src/txn.rs"],
     // Subjects with a command of their own.
     &["crates/untorn/src/checkpoint.rs", "crates/cli/src/commands/checkpoint.rs"],

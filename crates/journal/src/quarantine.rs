@@ -14,8 +14,10 @@ use untorn_os::{Open, Storage, read_full_at, write_all_at};
 
 const MAGIC: &[u8; 8] = b"UNTORN-Q";
 const NAME: &str = "pending-files";
-/// The list while it is being written, and before that the room for it.
+/// The list while it is being written.
 pub(crate) const NAME_NEW: &str = "pending-files.new";
+/// Room for a list.
+pub(crate) const NAME_SPARE: &str = "pending-files.spare";
 /// Room that is set apart for a list: for a thousand files, or for some dozens with the reasons why they wait.
 const SPARE_BYTES: u64 = 8 << 10;
 /// Most bytes of a reason in the list.
@@ -114,8 +116,21 @@ impl PendingFiles {
     /// are too much, where room was set apart.
     pub fn write(&self, storage: &dyn Storage, journal: &Path) -> Result<()> {
         let (new, path) = (journal.join(NAME_NEW), journal.join(NAME));
+        // Not written again: if a flush of it failed, one more may succeed and leave it as it is on the disk.
+        remove(storage, &new)?;
         match write_list(storage, &new, &self.encode(true)) {
-            Err(Error::NoSpace { .. }) => write_list(storage, &new, &self.encode(false))?,
+            Err(e @ Error::NoSpace { .. }) => {
+                remove(storage, &new)?;
+                let spare = journal.join(NAME_SPARE);
+                match storage.rename(&spare, &new, false) {
+                    Err(missing) if missing.kind() == ErrorKind::NotFound => return Err(e),
+                    done => done.context("rename", &spare)?,
+                }
+                match write_list(storage, &new, &self.encode(true)) {
+                    Err(Error::NoSpace { .. }) => write_list(storage, &new, &self.encode(false))?,
+                    done => done?,
+                }
+            }
             done => done?,
         }
         storage.rename(&new, &path, true).context("rename to", &path)?;
@@ -124,7 +139,7 @@ impl PendingFiles {
 
     /// Sets room apart for a list.
     pub fn set_apart(storage: &dyn Storage, journal: &Path) -> std::io::Result<()> {
-        set_apart(storage, &journal.join(NAME_NEW), SPARE_BYTES)
+        set_apart(storage, &journal.join(NAME_SPARE), SPARE_BYTES)
     }
 
     /// Removes the list, durably: no file waits for this journal any more, whatever is left of it.
@@ -149,6 +164,13 @@ impl PendingFiles {
         let mut b = vec![0; size as usize];
         read_full_at(&*file, &mut b, 0).context("read", &path)?;
         PendingFiles::decode(&b, &path).map(Some)
+    }
+}
+
+fn remove(storage: &dyn Storage, path: &Path) -> Result<()> {
+    match storage.unlink(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        done => done.context("remove", path),
     }
 }
 

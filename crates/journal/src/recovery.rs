@@ -13,7 +13,7 @@ use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEp
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::locate::{Contents, DataFiles, Location, Locations, open_for_writing};
-use crate::quarantine::{NAME_NEW, PendingFiles};
+use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::record::Record;
 use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, scan};
@@ -416,8 +416,7 @@ impl Opening<'_> {
 
     /// Removes files that no record refers to. One that cannot be removed is tried again by the next opening.
     fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
-        // An unfinished list is room for the next one.
-        for name in orphans.iter().filter(|name| *name != NAME_NEW || !self.options.journal.spare) {
+        for name in orphans.iter().filter(|name| *name != NAME_SPARE || !self.options.journal.spare) {
             let _ = self.storage().unlink(&dir.join(name));
         }
     }
@@ -701,7 +700,8 @@ impl Opening<'_> {
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
         match &self.store_dir.standalone {
             Some(standalone) => strip_attribute(self.storage(), standalone, &ours),
-            None => strip_attributes(self.storage(), Path::new(""), &ours)?,
+            // What stays in a closed directory is of a state that nobody asks for any more.
+            None => drop(strip_attributes(self.storage(), Path::new(""), &ours)?),
         }
         match store {
             Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),

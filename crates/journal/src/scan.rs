@@ -11,6 +11,7 @@ use crate::format::{
     crc64,
 };
 use crate::invariant;
+use crate::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::record::{Decoder, Record, SpillCache, body_by_reference};
 use crate::spill::Spill;
 use crate::store_dir::segment_index;
@@ -229,7 +230,7 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
         if let Some(id) = crate::spill::spill_id(&name) {
             scan.spills.push(id);
             scan.orphans.push(name.to_string());
-        } else if name == crate::quarantine::NAME_NEW {
+        } else if [NAME_NEW, NAME_SPARE].contains(&&*name) {
             scan.orphans.push(name.to_string());
         }
         let Some(index) = segment_index(&name) else { continue };

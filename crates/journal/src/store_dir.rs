@@ -4,13 +4,14 @@
 //! .untorn/                0700, beside the data (or `foo.db.untorn/` for a standalone file)
 //!     lock                locked by the process that has the store open, which writes its id in it; never removed
 //!     journal/            header, segment.N, spill.X
-//!     journal.new/        an unfinished new journal; before that, room for one
+//!     journal.new/        an unfinished new journal
+//!     journal.spare/      room for one when the disk is full
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
 use crate::error::{Context, Error, Result, is_no_space};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, crc64};
-use crate::quarantine::{NAME_NEW, PendingFiles};
+use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::spare::{open_or_create, set_apart};
 use crate::sync_point;
 use std::ffi::OsString;
@@ -54,9 +55,14 @@ impl StoreDir {
         self.dir.join("journal")
     }
 
-    /// An unfinished journal, or room for one.
+    /// An unfinished journal.
     pub fn journal_new(&self) -> PathBuf {
         self.dir.join("journal.new")
+    }
+
+    /// Room for a new journal.
+    pub fn journal_spare(&self) -> PathBuf {
+        self.dir.join("journal.spare")
     }
 
     /// The directory of the quarantined journal of an epoch.
@@ -252,25 +258,26 @@ pub struct NewJournal {
 /// Sets room apart in which recovery can quarantine the journal and make another one when the disk is full: names,
 /// inodes and blocks.
 pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64) -> io::Result<()> {
-    let new = store_dir.journal_new();
+    let spare = store_dir.journal_spare();
     PendingFiles::set_apart(storage, &store_dir.journal())?;
-    match storage.mkdir(&new, 0o700) {
+    match storage.mkdir(&spare, 0o700) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
-    set_apart(storage, &new.join("header"), BLOCK_BYTES as u64 * HEADER_SLOTS)?;
-    set_apart(storage, &new.join(segment_name(0)), segment_bytes)?;
-    PendingFiles::set_apart(storage, &new)
+    set_apart(storage, &spare.join("header"), BLOCK_BYTES as u64 * HEADER_SLOTS)?;
+    set_apart(storage, &spare.join(segment_name(0)), segment_bytes)?;
+    PendingFiles::set_apart(storage, &spare)
 }
 
-/// Makes the directory of a new journal, or takes the one that is there: without what does not belong into a new one.
-fn begin_journal(storage: &dyn Storage, new: &Path) -> Result<()> {
-    match storage.mkdir(new, 0o700) {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-        made => return made.context("make", new),
+/// Takes the room that was set apart for a new journal, without what does not belong into one. False: there is none.
+fn take_spare(storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
+    let (spare, new) = (store_dir.journal_spare(), &store_dir.journal_new());
+    match storage.rename(&spare, new, false) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+        done => done.context("rename", &spare)?,
     }
     for name in storage.list(new).context("list", new)? {
-        if name == "header" || name == NAME_NEW || name.to_str() == Some(&segment_name(0)) {
+        if name == "header" || name == NAME_SPARE || name.to_str() == Some(&segment_name(0)) {
             continue;
         }
         let path = new.join(name);
@@ -279,14 +286,38 @@ fn begin_journal(storage: &dyn Storage, new: &Path) -> Result<()> {
             _ => storage.unlink(&path).context("remove", &path)?,
         }
     }
-    Ok(())
+    Ok(true)
 }
 
-/// Makes an empty journal, in the room that was set apart for one if there is any. Whatever crash interrupts it, the
+/// Makes an empty journal; on a full disk, in the room that was set apart for one. Whatever crash interrupts it, the
 /// next opening finds none or a whole one.
 pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
     let new = store_dir.journal_new();
-    begin_journal(storage, &new)?;
+    // Not taken again: if a flush of these files failed, one more may succeed and leave them as they are on the disk.
+    remove_tree(storage, &new)?;
+    let made = storage.mkdir(&new, 0o700).context("make", &new).and_then(|()| fill_journal(storage, store_dir, from));
+    match made {
+        Err(e @ Error::NoSpace { .. }) => {
+            remove_tree(storage, &new)?;
+            if !take_spare(storage, store_dir)? {
+                return Err(e);
+            }
+            fill_journal(storage, store_dir, from)?;
+        }
+        done => done?,
+    }
+    let journal = store_dir.journal();
+    storage.rename(&new, &journal, false).context("rename to", &journal)?;
+    if from.durable {
+        storage.sync_dir(&store_dir.dir, sync_point::CREATE_NAME).context("flush", &store_dir.dir)?;
+        storage.sync_dir(Path::new(""), sync_point::CREATE_STORE_NAME).context("flush", ".")?;
+    }
+    Ok(())
+}
+
+/// Makes the files of a new journal, or uses those that are there, and flushes them.
+fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
+    let new = store_dir.journal_new();
     let header = Header {
         store: from.store,
         generation: from.generation + 1,
@@ -318,12 +349,6 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
     first_segment(storage, &new, from.segment_bytes, from.durable)?;
     if from.durable {
         storage.sync_dir(&new, sync_point::CREATE_ENTRIES).context("flush", &new)?;
-    }
-    let journal = store_dir.journal();
-    storage.rename(&new, &journal, false).context("rename to", &journal)?;
-    if from.durable {
-        storage.sync_dir(&store_dir.dir, sync_point::CREATE_NAME).context("flush", &store_dir.dir)?;
-        storage.sync_dir(Path::new(""), sync_point::CREATE_STORE_NAME).context("flush", ".")?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::store_dir::{STORE_DIR, StoreDir};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use untorn_os::{Kind, Open, Storage};
 
 /// Removes creation temporaries that are `ours` from a directory and, with `below`, from those below: what a power cut
@@ -42,11 +42,13 @@ pub fn remove_temporaries(
 }
 
 /// Removes those attributes that are `ours` from the files of a directory and of those below, except
-/// those of files that have another store: one of their own, or one of a directory between.
-pub fn strip_attributes(storage: &dyn Storage, dir: &Path, ours: &dyn Fn(&Attribute) -> bool) -> Result<()> {
+/// those of files that have another store: one of their own, or one of a directory between. Returns the directories
+/// that nobody may look into, and whose files keep theirs.
+pub fn strip_attributes(storage: &dyn Storage, dir: &Path, ours: &dyn Fn(&Attribute) -> bool) -> Result<Vec<PathBuf>> {
+    let mut closed = Vec::new();
     let names: BTreeSet<OsString> = storage.list(dir).context("list", dir)?.into_iter().collect();
     if dir != Path::new("") && names.contains(OsStr::new(STORE_DIR)) {
-        return Ok(());
+        return Ok(closed);
     }
     for name in &names {
         let path = dir.join(name);
@@ -58,16 +60,16 @@ pub fn strip_attributes(storage: &dyn Storage, dir: &Path, ours: &dyn Fn(&Attrib
         }
         match storage.stat(&path).map(|m| m.kind) {
             Ok(Kind::Directory) => match strip_attributes(storage, &path, ours) {
-                // A directory on another file system, or one that cannot be opened, holds nothing of this store.
-                Err(Error::Io { source, .. })
-                    if matches!(source.kind(), ErrorKind::CrossesDevices | ErrorKind::PermissionDenied) => {}
-                done => done?,
+                // A directory on another file system holds nothing of this store.
+                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::CrossesDevices => {}
+                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::PermissionDenied => closed.push(path),
+                done => closed.append(&mut done?),
             },
             Ok(Kind::File) => strip_attribute(storage, &path, ours),
             _ => {}
         }
     }
-    Ok(())
+    Ok(closed)
 }
 
 /// Removes the attribute of one file if it is `ours`. An attribute that stays is harmless when it is not pending.

@@ -127,6 +127,9 @@ fn the_tutorial_of_heaps_shows_its_programs() {
         let shown = end.and_then(|end| shown.split_once(end)).map_or(shown, |(shown, _)| shown).trim_end();
         assert!(tutorial.contains(&format!("```\n{shown}\n```")), "the tutorial does not show {program}.cpp as it is");
     }
+    let source = text("examples/heap/scores/scores.rs");
+    let shown = source[source.find("use std").expect("the program after its head")..].trim_end();
+    assert!(tutorial.contains(&format!("```rust\n{shown}\n```")), "the tutorial does not show scores.rs as it is");
 }
 
 #[test]

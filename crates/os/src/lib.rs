@@ -27,6 +27,7 @@ mod read_write;
 mod sanitizer;
 mod storage;
 mod sync_point;
+mod thread_signals;
 mod tracker;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
@@ -37,10 +38,11 @@ pub use invariant::{Invariant, holds, value_if_holds};
 pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
 pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
 pub use memory_limit::memory_limit;
-pub use process_memory::process_memory;
+pub use process_memory::{process_memory, set_read_only};
 pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
 pub use sanitizer::sanitizer;
 pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 pub use sync_point::SyncPoint;
+pub use thread_signals::without_signals;

@@ -1,11 +1,24 @@
-//! What is mapped in this process.
+//! What is mapped in this process, and who may store to it.
 
+use rustix::mm::{self, MprotectFlags};
 use std::io;
 use std::ops::Range;
 
 /// Addresses that can be accessed, and what is there: a file's path, `[heap]`, `[stack]`, or nothing for other anonymous memory.
 pub fn process_memory() -> io::Result<Vec<(Range<u64>, String)>> {
     Ok(std::fs::read_to_string("/proc/self/maps")?.lines().filter_map(entry).collect())
+}
+
+/// Takes the right to store to whole pages from the process, or gives it back.
+///
+/// # Safety
+/// The pages are the caller's, and nobody relies on being able to store to them, or on being unable.
+pub unsafe fn set_read_only(pages: Range<usize>, on: bool) -> io::Result<()> {
+    let mut protection = MprotectFlags::READ;
+    protection.set(MprotectFlags::WRITE, !on);
+    // SAFETY: the caller's promise; contents do not change.
+    unsafe { mm::mprotect(pages.start as *mut _, pages.len(), protection)? };
+    Ok(())
 }
 
 /// `START-END PERMISSIONS OFFSET DEVICE INODE   PATH`.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use untorn_journal::{Error, Result};
+use untorn_os::without_signals;
 
 /// Without commits for this long, a durable mark is due.
 const IDLE: Duration = Duration::from_millis(100);
@@ -18,10 +19,8 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Starts the thread of a store.
 pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
     let (weak, wakeup) = (Arc::downgrade(engine), engine.wakeup.clone());
-    let thread = thread::Builder::new()
-        .name("untorn".into())
-        .spawn(move || run(&weak, &wakeup))
-        .map_err(|e| Error::io("start a thread for", &engine.path, e))?;
+    let start = || thread::Builder::new().name("untorn".into()).spawn(move || run(&weak, &wakeup));
+    let thread = without_signals(start).map_err(|e| Error::io("start a thread for", &engine.path, e))?;
     engine.wakeup.started(thread);
     Ok(())
 }

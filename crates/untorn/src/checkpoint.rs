@@ -159,11 +159,15 @@ impl<'a> Checkpoint<'a> {
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
-        let (names_wait, names_healed) = {
+        let (names_wait, reasons, names_healed) = {
             let mut journal = engine.journal.lock();
             engine.apply_waiting_names(&mut journal);
             self.dirs.append(&mut journal.dirs);
-            (journal.unapplied.first().map(|waiting| waiting.reason.clone()), journal.names_healed)
+            let unapplied = journal.unapplied.iter();
+            let reasons: BTreeMap<_, _> = unapplied
+                .flat_map(|waiting| waiting.names.files.keys().map(|id| (*id, waiting.reason.clone())))
+                .collect();
+            (journal.unapplied.first().map(|waiting| waiting.reason.clone()), reasons, journal.names_healed)
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
         let failures = *engine.flush_failures.lock();
@@ -189,6 +193,8 @@ impl<'a> Checkpoint<'a> {
                     removed.insert(part.file.id);
                 }
                 Ok(Applied::Not(e)) => {
+                    // That a file is not there whose creation waits says nothing: why the creation waits does.
+                    let e = reasons.get(&part.file.id).cloned().unwrap_or(e);
                     tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
                     state.quarantine = Some(e.clone());
                     waiting.insert(part.file.id, part.file.clone());

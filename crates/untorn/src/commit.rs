@@ -36,6 +36,14 @@ const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 /// each commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
+/// The program stands still: nobody stores to the files' mappings.
+pub(crate) struct Still<'a> {
+    /// A file of which the caller has asked, in this stillness, which pages were stored to.
+    pub looked: Option<u64>,
+    /// Ends it: what is stored was copied.
+    pub copied: &'a mut dyn FnMut(),
+}
+
 /// What a transaction brings to its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
@@ -50,13 +58,13 @@ impl Engine {
         self.submit_still(files, txn, None)
     }
 
-    /// As [`Self::submit`]. With `copied`, nobody stores to the files' mappings until that is called: then what is
-    /// stored is copied, and what takes longer comes after it.
+    /// As [`Self::submit`]. While the program stands still, what is stored is only copied; what takes longer comes
+    /// after it.
     pub(crate) fn submit_still(
         &self,
         files: &[Arc<SharedFile>],
         txn: Option<TxnPart>,
-        copied: Option<&mut dyn FnMut()>,
+        still: Option<Still<'_>>,
     ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
@@ -72,12 +80,12 @@ impl Engine {
             states = lock_all();
         }
         let mut copies = Vec::new();
-        if let Some(copied) = copied {
-            for state in &mut states {
+        if let Some(still) = still {
+            for (state, file) in states.iter_mut().zip(&in_order) {
                 state.check_commit(txn)?;
-                copies.push(state.copy_stores(self)?);
+                copies.push(state.copy_stores(self, still.looked == Some(file.id))?);
             }
-            copied();
+            (still.copied)();
         }
         let (mut inline, mut copies) = (0, copies.into_iter());
         for state in &mut states {
@@ -309,13 +317,15 @@ impl Engine {
     /// the journal is filling up.
     fn write(&self, mut batch: VecDeque<Request>) -> bool {
         let (mut singles_left, mut waited) = (0, false);
+        // Why there is no room for the next commit but that which is left for what waits.
+        let mut no_room: Option<Error> = None;
         let mut wants_checkpoint = false;
         while !batch.is_empty() {
             let plain = batch.iter().take_while(|request| request.names.is_empty()).count();
             let run = if singles_left > 0 { 1 } else { plain.max(1) };
             let requests = &batch.make_contiguous()[..run];
             let mut journal = self.journal.lock();
-            let written = self.write_run(requests, &mut journal);
+            let written = self.write_run(requests, &mut journal, no_room.is_some());
             wants_checkpoint = self.wants_checkpoint(&journal);
             let checkpoint_lsn = journal.journal.header().checkpoint_lsn;
             let has_failed = journal.journal.failure().is_some();
@@ -325,17 +335,24 @@ impl Engine {
                     if !std::mem::replace(&mut waited, true) {
                         self.commits_waited.fetch_add(run as u64, Relaxed);
                     }
-                    match self.make_room(checkpoint_lsn) {
+                    let tried = no_room.take();
+                    let is_last = tried.is_some();
+                    match tried.map_or_else(|| self.make_room(checkpoint_lsn), Err) {
                         Ok(()) => continue,
                         // The first commit of the run has no room; the others may have.
                         Err(_) if run > 1 => {
                             singles_left = run;
                             continue;
                         }
+                        Err(e) if !is_last => {
+                            no_room = Some(e);
+                            continue;
+                        }
                         Err(e) => e,
                     }
                 }
                 Ok(n) => {
+                    no_room = None;
                     (singles_left, waited) = (usize::saturating_sub(singles_left, n), false);
                     batch.drain(..n).for_each(|request| request.completion.complete(Ok(())));
                     continue;
@@ -348,7 +365,7 @@ impl Engine {
                 Err(e) => e,
             };
             singles_left = singles_left.saturating_sub(run);
-            waited = false;
+            (waited, no_room) = (false, None);
             self.fail(batch.drain(..run).collect(), &failure);
         }
         wants_checkpoint
@@ -378,8 +395,9 @@ impl Engine {
     }
 
     /// Seals as many of these requests as there is room for, writes and flushes their records, and brings the files'
-    /// states up to them. Returns how many; 0: the journal has no room before a checkpoint.
-    fn write_run(&self, requests: &[Request], journal: &mut JournalState) -> Result<usize> {
+    /// states up to them. Returns how many; 0: the journal has no room before a checkpoint. `in_reserved`: small ones may
+    /// take the room that is left for what waits.
+    fn write_run(&self, requests: &[Request], journal: &mut JournalState, in_reserved: bool) -> Result<usize> {
         if let Some(e) = journal.journal.failure() {
             return Err(e);
         }
@@ -400,7 +418,10 @@ impl Engine {
             // Nothing to write; the empty overlays end here, so that the next commit does not take them for its own.
             (last_lsn, requests.len())
         } else {
-            let committed = journal.journal.commit(&records);
+            let committed = match in_reserved {
+                true => journal.journal.commit_in_reserved(&records),
+                false => journal.journal.commit(&records),
+            };
             self.note_failure(&journal.journal);
             match committed? {
                 Committed::Records { first_lsn: first, n } => (first, n),

@@ -1,7 +1,7 @@
 //! Handles of files.
 
-use crate::concurrency::AtomicBool;
-use crate::file_state::SharedFile;
+use crate::concurrency::{AtomicBool, RwLockWriteGuard};
+use crate::file_state::{FileState, HeapMark, SharedFile, is_a_heap};
 use crate::open_store::OpenStore;
 use crate::ticket::Ticket;
 use std::io::{self, ErrorKind};
@@ -21,6 +21,8 @@ pub struct File {
     pub(crate) store: Arc<OpenStore>,
     pub(crate) shared: Arc<SharedFile>,
     read_only: bool,
+    /// The handle of a heap itself, whose file nobody else changes.
+    is_heaps_own: bool,
     commit_on_close: AtomicBool,
     closed: bool,
 }
@@ -33,13 +35,48 @@ impl File {
 
     /// A handle of a shared file that counts the handle already.
     pub(crate) fn counted(store: Arc<OpenStore>, shared: Arc<SharedFile>, read_only: bool) -> File {
-        File { store, shared, read_only, commit_on_close: AtomicBool::new(false), closed: false }
+        File { store, shared, read_only, is_heaps_own: false, commit_on_close: AtomicBool::new(false), closed: false }
     }
 
     /// Another handle of the file.
     pub fn try_clone(&self) -> Result<File> {
         self.store.check_usable()?;
-        Ok(File::new(self.store.clone(), self.shared.clone(), self.read_only))
+        let mut other = File::new(self.store.clone(), self.shared.clone(), self.read_only);
+        other.is_heaps_own = self.is_heaps_own;
+        Ok(other)
+    }
+
+    /// Becomes the handle of a heap. From now on other handles only read the file, until the mark is gone.
+    pub(crate) fn into_heaps_own(mut self) -> Result<(File, HeapMark)> {
+        let mark = HeapMark::new(&self.shared)?;
+        self.is_heaps_own = true;
+        Ok((self, mark))
+    }
+
+    /// Another handle of a heap's file, for everybody.
+    pub(crate) fn view(&self) -> File {
+        File::new(self.store.clone(), self.shared.clone(), self.read_only)
+    }
+
+    pub(crate) fn check_not_heap(&self) -> Result<()> {
+        if self.may_change() { Ok(()) } else { Err(is_a_heap(&self.path())) }
+    }
+
+    /// The file is no heap, or this is the heap's own handle.
+    fn may_change(&self) -> bool {
+        self.is_heaps_own || !self.shared.is_heap()
+    }
+
+    /// Whether the handle may store to the file, as far as handles know. Takes no lock.
+    pub(crate) fn may_store(&self) -> bool {
+        !self.read_only && self.may_change()
+    }
+
+    /// The file's state, for changing it.
+    pub(crate) fn changing(&self) -> Result<RwLockWriteGuard<'_, FileState>> {
+        self.check_write()?;
+        let state = self.shared.write();
+        if self.may_change() { Ok(state) } else { Err(is_a_heap(state.path())) }
     }
 
     /// Reads committed and uncommitted bytes alike. Returns fewer than asked for only at the end of the file.
@@ -61,6 +98,7 @@ impl File {
 
     pub(crate) fn check_write(&self) -> Result<()> {
         self.store.check_usable()?;
+        self.check_not_heap()?;
         if self.read_only { Err(Error::invalid("the handle is for reading only")) } else { Ok(()) }
     }
 
@@ -73,26 +111,22 @@ impl File {
 
     /// Changes bytes, extending the file if need be. Nothing reaches the file before a commit.
     pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
-        self.check_write()?;
-        self.shared.write().write_at(&**self.store, buf, Some(offset)).map(drop)
+        self.changing()?.write_at(&**self.store, buf, Some(offset)).map(drop)
     }
 
     /// Writes behind the last byte; returns the offset where the bytes went.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
-        self.check_write()?;
-        self.shared.write().write_at(&**self.store, buf, None)
+        self.changing()?.write_at(&**self.store, buf, None)
     }
 
     /// Sets the size, as an uncommitted change; new bytes are zero.
     pub fn set_len(&self, size: u64) -> Result<()> {
-        self.check_write()?;
-        self.shared.write().set_len(&**self.store, size)
+        self.changing()?.set_len(&**self.store, size)
     }
 
     /// Makes a range zero, as an uncommitted change; what is behind the end becomes part of the file.
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        self.check_write()?;
-        self.shared.write().zero(&**self.store, offset, len)
+        self.changing()?.zero(&**self.store, offset, len)
     }
 
     /// Size in bytes, uncommitted changes included.
@@ -123,8 +157,7 @@ impl File {
 
     /// Forgets all uncommitted changes.
     pub fn rollback(&self) -> Result<()> {
-        self.check_write()?;
-        self.shared.write().rollback()
+        self.changing()?.rollback()
     }
 
     /// Commit what is uncommitted when this handle is closed. Default: off.

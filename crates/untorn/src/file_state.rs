@@ -1,6 +1,6 @@
 //! One open file of a store: its content, its mapping, and how far its commits have come.
 
-use crate::concurrency::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::concurrency::{AtomicBool, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
 use crate::region::{Copies, Race, Region};
@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
 use untorn_journal::overlay::{Overlay, Source};
 use untorn_journal::record::FILE_BYTES_MAX;
@@ -22,7 +23,41 @@ pub(crate) struct SharedFile {
     pub id: u64,
     /// Held while a checkpoint, or a commit that gives the file a name, writes to the data file.
     pub writing: Mutex<()>,
+    /// The file is open as a heap: only the heap's own handle changes it.
+    is_heap: AtomicBool,
     state: RwLock<FileState>,
+}
+
+/// A heap's memory is its file: pointers into it, and the program's references, would see what others change.
+pub(crate) fn is_a_heap(path: &Path) -> Error {
+    Error::invalid(format!(
+        "{} is open as a heap: it is changed, committed and rolled back by the heap's own calls only (with other files by \
+         `commit_with`)",
+        path.display()
+    ))
+}
+
+/// As long as it lives, a file is a heap.
+pub(crate) struct HeapMark(Arc<SharedFile>);
+
+impl HeapMark {
+    /// Takes a file for a heap.
+    ///
+    /// # Errors
+    /// The file belongs to a transaction, whose end could change it.
+    pub(crate) fn new(file: &Arc<SharedFile>) -> Result<HeapMark> {
+        let state = file.write();
+        state.check_commit(None)?;
+        file.is_heap.store(true, SeqCst);
+        drop(state);
+        Ok(HeapMark(file.clone()))
+    }
+}
+
+impl Drop for HeapMark {
+    fn drop(&mut self) {
+        self.0.is_heap.store(false, SeqCst);
+    }
 }
 
 /// Committed contents went into the data file before a name that a commit gave to it, and no checkpoint has flushed
@@ -36,7 +71,12 @@ pub(crate) struct WrittenFirst {
 
 impl SharedFile {
     pub(crate) fn new(id: u64, state: FileState) -> Arc<SharedFile> {
-        Arc::new(SharedFile { id, writing: Mutex::new(()), state: RwLock::new(state) })
+        Arc::new(SharedFile { id, writing: Mutex::new(()), is_heap: AtomicBool::new(false), state: RwLock::new(state) })
+    }
+
+    /// Whether the file is open as a heap. It does not become one while somebody holds its state.
+    pub(crate) fn is_heap(&self) -> bool {
+        self.is_heap.load(SeqCst)
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, FileState> {
@@ -287,10 +327,11 @@ impl FileState {
     }
 
     /// Copies what the program stored to the file's mapping, for [`Self::stage_copies`]; nobody stores meanwhile.
-    pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink) -> Result<Option<Copies>> {
+    /// `looked`: the caller has just asked which pages that are.
+    pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink, looked: bool) -> Result<Option<Copies>> {
         let unit = self.unit();
         match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
-            Some(region) => region.copy_stores(&mut self.content, sink, unit).map(Some),
+            Some(region) => region.copy_stores(&mut self.content, sink, unit, looked).map(Some),
             None => Ok(None),
         }
     }

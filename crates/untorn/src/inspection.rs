@@ -346,7 +346,7 @@ fn inspect_files(
         };
         let waits = pending_files.and_then(|pending_files| pending_files.files.get(&file.id));
         match waits {
-            Some(_) if !recoverable => found.quarantine(file.display_name(), &outcome),
+            Some(_) if !recoverable => found.quarantine_now(file.display_name(), outcome.clone()),
             Some(reason) => found.quarantine(file.display_name(), reason),
             None if !recoverable => found.problems.push(outcome.clone()),
             None => {}
@@ -372,13 +372,18 @@ fn inspect_files(
 }
 
 impl Inspection {
-    /// Notes a file or directory that waits for commits in a quarantined journal.
+    /// Notes a file or directory that waits for commits in a quarantined journal, with what the last opening met.
     fn quarantine(&mut self, path: &Path, reason: &str) {
         let reason = match reason {
-            "" => "its commits could not be redone when the store was opened last",
-            reason => reason,
+            "" => "its commits could not be redone when the store was opened last".to_owned(),
+            reason => format!("when the store was opened last: {reason}"),
         };
-        let entry = Quarantined { path: path.to_owned(), reason: reason.to_owned() };
+        self.quarantine_now(path, reason);
+    }
+
+    /// The same, with what stands in the way at this moment.
+    fn quarantine_now(&mut self, path: &Path, reason: String) {
+        let entry = Quarantined { path: path.to_owned(), reason };
         self.problems.push(entry.problem());
         self.quarantined.push(entry);
     }

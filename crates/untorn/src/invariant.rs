@@ -31,6 +31,8 @@ untorn_os::invariants! {
     FOUND_ONCE,
     /// What could not be undone in memory is not committed.
     UNDONE_IS_NOT_COMMITTED,
+    /// What is stored to a page while a rollback brings the page back is found by the next commit.
+    STORES_SINCE_UNDO_FOUND,
     /// A range that is zeroed is zero in memory from that moment, so that what is stored there later stays.
     ZEROED_AT_ONCE,
     /// A new heap's size and header are one commit.

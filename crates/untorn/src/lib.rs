@@ -50,6 +50,7 @@ pub mod offline;
 mod open_files;
 mod open_store;
 mod options;
+mod output_gate;
 mod put;
 mod queue;
 mod region;
@@ -73,6 +74,9 @@ pub use map::{Map, MapOptions};
 pub use options::{
     FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,
 };
+#[doc(hidden)]
+pub use output_gate::Sink;
+pub use output_gate::{GATE_BYTES_DEFAULT, Gate, Output};
 pub use status::{MapStatus, Quarantined, Recovered, Status};
 pub use store::Store;
 pub use ticket::Ticket;

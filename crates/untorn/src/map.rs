@@ -184,7 +184,7 @@ impl File {
             let region = new_region(&state, options)?;
             state.region = Some(region);
         }
-        let (path, writable) = (state.path().to_owned(), state.writable && self.check_write().is_ok());
+        let (path, writable) = (state.path().to_owned(), state.writable && self.may_store());
         let region = state.region.as_mut().expect("made above if there was none");
         let fit = check_same(region, writable, options, end).and_then(|()| match options.populate {
             true => region.populate().context("read ahead", &path),
@@ -404,9 +404,8 @@ impl Map {
 
     /// Stores bytes to the map, checked.
     pub fn store(&self, bytes: &[u8], offset: u64) -> Result<()> {
-        let (_, shared) = self.usable()?;
-        self.file.check_write()?;
-        let mut state = shared.write();
+        self.usable()?;
+        let mut state = self.file.changing()?;
         let at = self.within(&state, offset, bytes.len() as u64)?;
         state.store_mapped(at, bytes)
     }
@@ -506,6 +505,7 @@ impl Map {
     /// as well. **No thread may store to the file's maps during this call**: a store could be lost.
     pub fn reclaim(&self) -> Result<()> {
         let (engine, shared) = self.usable()?;
+        self.file.check_not_heap()?;
         shared.read().check_alive()?;
         shared.write().stage_stores(engine)?;
         engine.checkpoint()?;

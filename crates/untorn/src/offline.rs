@@ -232,6 +232,8 @@ pub struct Report {
     pub quarantined: Vec<Quarantined>,
     /// Files that wait for commits in journals which are not here.
     pub lost_files: Vec<LostFile>,
+    /// Directories that [`eject`] could not look into: files in them keep the attribute, which is harmless.
+    pub closed_dirs: Vec<PathBuf>,
 }
 
 /// Recovers a store and closes it: data files are then plain and whole.
@@ -240,7 +242,7 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
     let status = store.status();
     store.close()?;
     let lost_files = lost_files(path).unwrap_or_default();
-    Ok(Report { recovered: status.recovered, quarantined: status.quarantined, lost_files })
+    Ok(Report { recovered: status.recovered, quarantined: status.quarantined, lost_files, closed_dirs: Vec::new() })
 }
 
 /// Recovers a store, then removes all of Untorn's: plain files remain. Refused while a file waits for
@@ -257,19 +259,26 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     if let Some(q) = status.quarantined.first() {
         return Err(Error::Conflict {
             path: q.path.clone(),
-            detail: format!("it has commits that are only in the journal, so the journal must stay ({})", why(q)),
+            detail: format!(
+                "it has commits that are only in the journal, so the journal must stay ({}). The other files are whole, and \
+                 nothing was removed; once the cause is gone, eject again. `untorn check` says what else can be done",
+                why(q)
+            ),
         });
     }
     let ours = |a: &Attribute| a.store == store.open.store_id;
-    match &store_dir.standalone {
-        Some(standalone) => strip_attribute(&*storage, standalone, &ours),
+    let closed_dirs = match &store_dir.standalone {
+        Some(standalone) => {
+            strip_attribute(&*storage, standalone, &ours);
+            Vec::new()
+        }
         None => strip_attributes(&*storage, Path::new(""), &ours)?,
-    }
+    };
     remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
     remove_store_dir(&*storage, &store_dir)?;
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
-    Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new() })
+    Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new(), closed_dirs })
 }
 
 /// Proves that the store directory can be removed, before anything is changed.
@@ -296,6 +305,10 @@ fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
     for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
         let entry = store_dir.dir.join(&name);
         if name == "lock" || entry == unfinished {
+            continue;
+        }
+        if entry == store_dir.journal_spare() {
+            remove_tree(storage, &entry)?;
             continue;
         }
         match storage.unlink(&entry) {

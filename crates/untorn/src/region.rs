@@ -14,6 +14,7 @@
 //! ```
 
 mod changes;
+mod undo;
 
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
@@ -23,7 +24,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use untorn_journal::overlay::{Overlay, read_through};
+use untorn_journal::overlay::read_through;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, Tracker, holds, value_if_holds};
 
@@ -300,12 +301,16 @@ impl Region {
 
     /// Drops the copies of these pages, as the content has changed there.
     fn outdate(&mut self, range: &Range<u64>) {
-        let page = self.page();
-        for at in self.pages_of(range).step_by(page as usize) {
-            if self.pages.get_mut(&at).and_then(Option::take).is_some() {
-                self.copies_bytes -= page;
-            }
+        let (page, range) = (self.page(), self.pages_of(range));
+        let mut gone = 0;
+        if (range.end - range.start) / page < self.pages.len() as u64 {
+            let copies = range.step_by(page as usize).filter_map(|at| self.pages.get_mut(&at).and_then(Option::take));
+            gone += copies.count() as u64;
+        } else {
+            let within = self.pages.iter_mut().filter(|(at, _)| range.contains(at));
+            gone += within.filter_map(|(_, copy)| copy.take()).count() as u64;
         }
+        self.copies_bytes -= gone * page;
     }
 
     /// How many more pieces of the mapping there may be.
@@ -419,58 +424,6 @@ impl Region {
         }
         bytes.fill(0);
         self.store(content, tail.start, &bytes)
-    }
-
-    /// Forgets the write set and what was stored since the last commit. After an error memory may still show
-    /// some of it; no commit goes through until this is done again and succeeds.
-    pub(crate) fn discard(&mut self, content: &mut Content) -> Result<()> {
-        let found = self.find_stores(content);
-        let mut undone = std::mem::take(&mut self.found);
-        let (zeros, bytes) = changed_ranges(&[&content.write_set], &(0..self.accessible));
-        zeros.iter().chain(bytes.iter()).for_each(|range| undone.insert(range.clone()));
-        content.discard();
-        self.undo(content, undone, found)
-    }
-
-    /// Takes the changes of an overlay, which is no part of the content any more, out of memory, too.
-    pub(crate) fn undo_overlay(&mut self, content: &Content, overlay: &Overlay) -> Result<()> {
-        let (zeros, mut undone) = changed_ranges(&[overlay], &(0..self.accessible));
-        zeros.iter().for_each(|range| undone.insert(range.clone()));
-        self.undo(content, undone, Ok(()))
-    }
-
-    /// Takes changes out of memory that the caller has just taken out of the overlays, and those that could not be
-    /// taken out of memory before.
-    fn undo(&mut self, content: &Content, mut undone: RangeSet<u64>, found: Result<()>) -> Result<()> {
-        if let Some((owed, _)) = self.owed.take() {
-            owed.into_iter().for_each(|range| undone.insert(range));
-        }
-        let done = found.and_then(|()| self.restore(content, &undone));
-        self.owed = done.as_ref().err().map(|e| (undone, e.clone()));
-        done
-    }
-
-    fn restore(&mut self, content: &Content, undone: &RangeSet<u64>) -> Result<()> {
-        // Of a store that is closed memory stays as it is: the file may be somebody else's by now.
-        self.data()?;
-        let end = self.accessible.min(self.round_up(content.size()));
-        self.reach(content, content.size())?;
-        for range in undone.iter() {
-            let range = range.start..range.end.min(end);
-            if range.is_empty() {
-                continue;
-            }
-            let inner = self.pages_in(&range);
-            if inner.end - inner.start > STORED_MAX {
-                // Stored, all of it would be private: more, perhaps, than there is memory.
-                self.store_content(content, range.start..inner.start)?;
-                self.load(content, inner.clone())?;
-                self.store_content(content, inner.end..range.end)?;
-            } else {
-                self.store_content(content, range)?;
-            }
-        }
-        Ok(())
     }
 
     /// Drops private pages that no overlay knows. The caller has just staged all stores, and nobody stores.

@@ -1,7 +1,7 @@
 //! The handle of an open store, and every way to open one.
 
 use crate::checkpoint::Checkpoint;
-use crate::commit::TxnPart;
+use crate::commit::{Still, TxnPart};
 use crate::completion::Completion;
 use crate::error_paths::check_outside;
 use crate::file::File;
@@ -132,9 +132,9 @@ impl Store {
         self.open.submit(&self.distinct(files)?, None)
     }
 
-    /// As [`Self::submit`], for files that nobody stores to until `copied` is called.
-    pub(crate) fn submit_still(&self, files: &[&File], copied: &mut dyn FnMut()) -> Result<Arc<Completion>> {
-        self.open.submit_still(&self.distinct(files)?, None, Some(copied))
+    /// As [`Self::submit`], for files that nobody stores to now.
+    pub(crate) fn submit_still(&self, files: &[&File], still: Still<'_>) -> Result<Arc<Completion>> {
+        self.open.submit_still(&self.distinct(files)?, None, Some(still))
     }
 
     /// Commits the changes of many files as one, without waiting.
@@ -150,6 +150,7 @@ impl Store {
                 "a file belongs to another store; files that commit together live in one store",
             ));
         }
+        files.iter().try_for_each(|file| file.check_not_heap())?;
         let mut known = HashSet::new();
         Ok(files.iter().filter(|f| known.insert(f.shared.id)).map(|f| f.shared.clone()).collect())
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use untorn_journal::Result;
 
 /// A commit on its way. Which changes it covers was settled when the ticket was made. Dropping the
-/// ticket neither cancels the commit nor waits for it.
+/// ticket neither cancels the commit nor waits for it. A clone is of the same commit.
+#[derive(Clone)]
 #[must_use = "a dropped ticket does not tell whether its commit went through"]
 pub struct Ticket {
     pub(crate) completion: Arc<Completion>,

@@ -3,7 +3,7 @@
 use crate::commit::TxnPart;
 use crate::completion::Completion;
 use crate::file::File;
-use crate::file_state::{FileState, Life, SharedFile};
+use crate::file_state::{FileState, Life, SharedFile, is_a_heap};
 use crate::name_op::NameOp;
 use crate::names::{NameChanges, Names};
 use crate::open_store::OpenStore;
@@ -49,6 +49,9 @@ impl Txn {
             return Err(Error::invalid("the file belongs to another store"));
         }
         let mut state = file.shared.write();
+        if file.shared.is_heap() {
+            return Err(is_a_heap(state.path()));
+        }
         if state.txn == Some(self.id) {
             return Ok(());
         }

@@ -165,6 +165,25 @@ fn an_operation_changes_few_lines() {
 }
 
 #[test]
+fn a_commit_of_a_heap_finds_the_stores_to_a_mapped_file_beside_it() {
+    let dir = directory();
+    let store = Store::open(dir.path()).expect("open");
+    let heap = HeapOptions::new().create(true).open_in(&store, "heap").expect("create");
+    let other = store.open_or_create("other").expect("create");
+    other.set_len(8192).expect("size");
+    let map = other.map().expect("map");
+    map.msync().expect("msync");
+    for round in 1..=3 {
+        // SAFETY: inside the map, and nobody else is here.
+        unsafe { map.as_mut_ptr().add(5000).write_volatile(round) };
+        words(&heap).insert(1, value(&heap, &[round]));
+        heap.commit_with(&[&other]).expect("commit");
+        store.checkpoint().expect("checkpoint");
+        assert_eq!(plain(dir.path().join("other"))[5000], round);
+    }
+}
+
+#[test]
 fn roots_know_what_they_point_to() {
     let dir = directory();
     let path = dir.path().join("heap");

@@ -278,6 +278,7 @@ fn damaged(dir: &Path, blocks: &[Vec<usize>], seed: u64) {
         if rng.bool() {
             metadata[32..40].copy_from_slice(&absurd(rng).to_le_bytes());
         }
+        mapping::unprotect(&heap);
         // SAFETY: inside the heap; what it does to the allocator is what this is about.
         unsafe { base.add(segment * SEGMENT).copy_from(NonNull::from(&metadata[0]), METADATA) };
         exercise(&heap, &blocks[kind], false, rng);

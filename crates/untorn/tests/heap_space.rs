@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::ptr::NonNull;
-use untorn::heap::{Heap, HeapVec};
+use untorn::heap::{Heap, HeapVec, Storable};
 use untorn::offline::check_heap;
 
 /// Bytes that the file takes on the disk.
@@ -129,15 +129,13 @@ const CHILD: &str = "UNTORN_TEST_HEAP";
 const STEPS: usize = 400;
 const SLOTS: usize = 24;
 
-untorn::storable! {
-    /// A table of blocks, each filled with a byte: what a run of steps makes of it is the same wherever it stops.
-    #[derive(Clone, Copy, Default)]
-    #[repr(C)]
-    struct Slot {
-        block: usize,
-        bytes: usize,
-        byte: u8,
-    }
+/// A table of blocks, each filled with a byte: what a run of steps makes of it is the same wherever it stops.
+#[derive(Clone, Copy, Default, Storable)]
+#[repr(C)]
+struct Slot {
+    block: usize,
+    bytes: usize,
+    byte: u8,
 }
 
 #[allow(clippy::mut_from_ref, reason = "one thread uses it")]

@@ -4,37 +4,37 @@ mod common;
 
 use common::*;
 use std::collections::BTreeMap;
-use untorn::heap::{Heap, HeapBTreeMap, HeapBox, HeapMap, HeapString, HeapVec};
+use untorn::heap::{Heap, HeapBTreeMap, HeapBox, HeapMap, HeapString, HeapVec, Storable};
 
-untorn::storable! {
-    /// What the tests keep.
-    #[repr(C)]
-    struct Library<'h> {
-        names: HeapMap<'h, HeapString<'h>, u32>,
-        empty: HeapMap<'h, u64, u64>,
-        shelves: HeapVec<'h, Shelf<'h>>,
-        first: Option<HeapBox<'h, Link<'h>>>,
-        point: Point,
-    }
-
-    #[repr(C)]
-    struct Link<'h> {
-        value: u64,
-        next: Option<HeapBox<'h, Link<'h>>>,
-    }
-
-    #[derive(Debug, PartialEq)]
-    #[repr(C)]
-    enum Shelf<'h> {
-        Named(HeapString<'h>),
-        Numbered { number: u32, wide: bool },
-        Empty,
-    }
-
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    #[repr(C)]
-    struct Point(u32, u32);
+/// What the tests keep.
+#[derive(Storable)]
+#[repr(C)]
+struct Library<'h> {
+    names: HeapMap<'h, HeapString<'h>, u32>,
+    empty: HeapMap<'h, u64, u64>,
+    shelves: HeapVec<'h, Shelf<'h>>,
+    first: Option<HeapBox<'h, Link<'h>>>,
+    point: Point,
 }
+
+#[derive(Storable)]
+#[repr(C)]
+struct Link<'h> {
+    value: u64,
+    next: Option<HeapBox<'h, Link<'h>>>,
+}
+
+#[derive(Debug, PartialEq, Storable)]
+#[repr(C)]
+enum Shelf<'h> {
+    Named(HeapString<'h>),
+    Numbered { number: u32, wide: bool },
+    Empty,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Storable)]
+#[repr(C)]
+struct Point(u32, u32);
 
 #[test]
 fn collections_are_found_again() {

@@ -1,4 +1,4 @@
-//! The cache of `examples/heap/lru`, killed again and again: what it has printed is in it.
+//! The cache of `examples/heap/lru`, killed again and again: what it has printed is in it. And the program of the tutorial.
 
 mod common;
 
@@ -13,19 +13,19 @@ use std::time::Duration;
 const CAPACITY: usize = 20;
 
 /// Builds the example with the profile of this test, which has everything that it needs.
-fn example() -> PathBuf {
+fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test's own path");
     let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
     let profile = if cfg!(debug_assertions) { "test" } else { "release" };
     // `make test` has built everything.
     if std::env::var_os("UNTORN_PREBUILT").is_some() {
-        return profile_dir.join("examples/lru");
+        return profile_dir.join("examples").join(name);
     }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "untorn", "--example", "lru", "--profile", profile, "--target-dir"]);
+    cargo.args(["build", "--quiet", "--package", "untorn", "--example", name, "--profile", profile, "--target-dir"]);
     let built = cargo.arg(profile_dir.parent().expect("target/PROFILE")).current_dir(env!("CARGO_MANIFEST_DIR"));
     assert!(built.status().expect("cargo").success());
-    profile_dir.join("examples/lru")
+    profile_dir.join("examples").join(name)
 }
 
 /// A cache in memory, the one used last first.
@@ -63,7 +63,7 @@ fn start(example: &Path, heap: &Path) -> Child {
 fn what_the_cache_has_answered_it_still_has_after_a_kill() {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
-    let (dir, example) = (directory(), example());
+    let (dir, example) = (directory(), example("lru"));
     let heap = dir.path().join("heap");
     let mut model = Model::default();
     let mut lines_printed = 0;
@@ -115,4 +115,27 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
 fn line(rng: &mut Rng) -> String {
     let key = format!("key{}", rng.u32(..40));
     if rng.u32(..3) == 0 { format!("get {key}") } else { format!("put {key} {}", "v".repeat(rng.usize(1..200))) }
+}
+
+/// The tutorial's program in Rust: what it has printed is kept when it is killed.
+#[test]
+fn the_tutorials_scores_are_kept() {
+    let program = example("scores");
+    let dir = directory();
+    let mut total = 0;
+    for round in 1..=3 {
+        let mut command = Command::new(&program);
+        command.arg(dir.path().join("players.heap")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the program");
+        let mut out = BufReader::new(child.stdout.take().expect("its output"));
+        for (points, games) in [(3, 2 * round - 1), (4, 2 * round)] {
+            total += points;
+            writeln!(child.stdin.as_mut().expect("its input"), "anna {points}").expect("a line");
+            let mut line = String::new();
+            out.read_line(&mut line).expect("a line");
+            assert_eq!(line.trim_end(), format!("{total} points in {games} games"));
+        }
+        child.kill().expect("killed");
+        child.wait().expect("its end");
+    }
 }

@@ -223,7 +223,7 @@ fn links_inside_untorn_are_not_followed() {
         symlink(&outside, &inside).unwrap();
         let before = picture(outer.path());
         // Room that is set apart is not needed to open the store.
-        let is_room = name.starts_with(".untorn/journal.new") || name.ends_with("pending-files.new");
+        let is_room = name.starts_with(".untorn/journal.spare") || name.ends_with("pending-files.spare");
         assert!(Store::open(&dir).is_err() || is_room, "{} as a link must be refused", name.display());
         let about_outside = |lines: Vec<String>| -> Vec<String> {
             lines.into_iter().filter(|line| line.contains("/outside")).collect()

@@ -149,7 +149,8 @@ fn shout(mib: u64) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
-/// A server that has a line in its log when it answers it. `bye` ends the connection without a word, after a line, and
+/// A server that has a line in its log when it answers it. `get` changes nothing, `touch` makes a file without a word,
+/// `large` is answered by so many bytes. `bye` ends the connection without a word, after a line, and
 /// `stop` ends the server. When it listens, it says so.
 fn serve(port: u16, log: &str) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
@@ -165,6 +166,14 @@ fn serve(port: u16, log: &str) -> io::Result<()> {
                 }
                 if line.starts_with("get ") {
                     writeln!(&stream, "nothing changed")?;
+                    continue;
+                }
+                if let Some(path) = line.strip_prefix("touch ") {
+                    File::create(path)?;
+                    continue;
+                }
+                if let Some(bytes) = line.strip_prefix("large ") {
+                    (&stream).write_all(&vec![b'!'; bytes.parse().expect("a number")])?;
                     continue;
                 }
                 log.write_all(format!("{line}\n").as_bytes())?;

@@ -19,6 +19,10 @@ pub struct Cares {
     pub own_terminals: bool,
     /// Shared maps are judged by how the file was opened, not by their first protection.
     pub maps_by_descriptor: bool,
+    /// The program's end is heard at once, by a signal; nobody looks for it again and again.
+    pub end_heard: bool,
+    /// What clients ask reaches the session while a commit is on its way.
+    pub requests_at_once: bool,
     /// Ports are open to the outside only when the session listens there.
     pub listen_late: bool,
 }
@@ -35,6 +39,8 @@ impl Cares {
         own_terminals: true,
         maps_by_descriptor: true,
         listen_late: true,
+        requests_at_once: true,
+        end_heard: true,
     };
 
     /// All but the one of this name.
@@ -50,6 +56,8 @@ impl Cares {
             "own_terminals" => &mut cares.own_terminals,
             "maps_by_descriptor" => &mut cares.maps_by_descriptor,
             "listen_late" => &mut cares.listen_late,
+            "end_heard" => &mut cares.end_heard,
+            "requests_at_once" => &mut cares.requests_at_once,
             _ => return None,
         };
         *care = false;

@@ -6,17 +6,21 @@
 //! the outside is relayed by the supervisor, after a commit of the volume ([`committer`], [`relay`]). See
 //! `docs/XSYNC.md`.
 
+mod answers;
 pub mod apply_changes;
 mod capabilities;
 pub mod cares;
 pub mod committer;
+mod connection;
 mod control;
 pub mod host_view;
+mod journal_blocks;
 pub mod listen;
 mod loop_device;
 mod outer_terminal;
 mod private_mounts;
 pub mod relay;
+mod requests;
 pub mod run_session;
 mod session_init;
 pub mod session_report;

@@ -1,18 +1,18 @@
 //! Ports of the session that the outside may connect to: each connection is relayed, its answers after a commit.
 
+use crate::answers::{Answers, Ended};
 use crate::cares::Cares;
 use crate::committer::Committer;
-use crate::relay::{self, End, Reader};
+use crate::requests::{Requests, Session};
 use crate::session_report::Counters;
 use anyhow::{Context, Result};
-use rustix::net::sockopt::{set_ipv6_v6only, set_socket_linger, set_socket_reuseaddr, set_tcp_nodelay};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, bind, listen, shutdown, socket_with};
+use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, listen, shutdown, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -20,8 +20,6 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Threads of connections keep their bytes elsewhere.
-const STACK_BYTES: usize = 64 << 10;
 /// `TCP_LISTEN` as `/proc/net/tcp` writes it.
 const LISTENS: &str = "0A";
 
@@ -43,19 +41,16 @@ impl Port {
     }
 
     /// Relays connections as soon as the session listens at the port.
-    pub fn open(&self, served: Served) -> Result<()> {
+    pub fn open(&self, served: Arc<Served>) -> Result<()> {
         let (socket, number) = (self.socket.clone(), self.number);
         let work = move || {
             if served.cares.listen_late && !wait_until_it_listens(&served, number) {
                 return;
             }
-            if let Err(e) = listen(&socket, BACKLOG) {
-                eprintln!("untorn-xsync: cannot listen at port {number}: {e}");
-                return;
-            }
-            // Ends when the socket is shut down.
-            while let Ok(client) = accept_with(&socket, SocketFlags::CLOEXEC) {
-                served.clone().connection(client, number);
+            let opened =
+                listen(&socket, BACKLOG).context("listen").and_then(|()| served.requests.serve(socket, number));
+            if let Err(e) = opened {
+                eprintln!("untorn-xsync: cannot listen at port {number}: {e:#}");
             }
         };
         thread::Builder::new().spawn(work).map(drop).context("a thread for a port")
@@ -69,7 +64,7 @@ impl Port {
 
 fn bound(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     set_socket_reuseaddr(&socket, true)?;
     if address.is_ipv6() {
         set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
@@ -78,19 +73,65 @@ fn bound(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// What connections need of the session.
-#[derive(Clone, Debug)]
+/// The relays of all connections of a session: one thread for what clients ask, one for what servers answer.
+#[derive(Debug)]
 pub struct Served {
-    /// The session's first process.
-    pub init: Pid,
-    /// Cares.
-    pub cares: Cares,
-    /// Gone when the session is over.
-    pub committer: Weak<Committer>,
-    /// What is counted.
-    pub counters: Arc<Counters>,
-    /// Threads that bring something out, to be waited for.
-    pub relays: Arc<Mutex<Vec<JoinHandle<End>>>>,
+    init: Pid,
+    cares: Cares,
+    committer: Weak<Committer>,
+    requests: Requests,
+    answers: Answers,
+}
+
+/// The threads of [`Served`].
+#[derive(Debug)]
+pub struct Threads {
+    served: Arc<Served>,
+    requests: JoinHandle<Result<()>>,
+    answers: JoinHandle<Result<Ended>>,
+}
+
+impl Served {
+    /// Starts the relays, without a port yet.
+    pub fn begin(init: Pid, cares: Cares, committer: &Arc<Committer>, counters: &Arc<Counters>) -> Result<Threads> {
+        let network = File::open(format!("/proc/{}/ns/net", init.as_raw_pid())).context("the session's network")?;
+        let (requests, answers) = (Requests::new()?, Answers::new()?);
+        let served = Arc::new(Served { init, cares, committer: Arc::downgrade(committer), requests, answers });
+        let (serves, session) = (
+            served.clone(),
+            Session { network, cares, committer: served.committer.clone(), counters: counters.clone() },
+        );
+        let requests = move || serves.requests.relay(&session, |connection| serves.answers.add(connection));
+        let (serves, committer, counters) = (served.clone(), committer.clone(), counters.clone());
+        let answers = move || {
+            let end = serves.answers.relay(&committer, &counters);
+            if !matches!(end, Ok(Ended::Empty)) {
+                // Nothing that the program does from now on can be promised.
+                let _ = kill_process(serves.init, Signal::KILL);
+            }
+            end
+        };
+        let thread = || thread::Builder::new();
+        let requests = thread().spawn(requests).context("a thread for requests")?;
+        let answers = thread().spawn(answers).context("a thread for answers")?;
+        Ok(Threads { served, requests, answers })
+    }
+}
+
+impl Threads {
+    /// What ports need.
+    pub fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// When the session has ended: waits until all that it has answered has left.
+    pub fn end(self) -> Result<()> {
+        self.served.requests.end();
+        let requests = self.requests.join().expect("a relay does not panic");
+        self.served.answers.end();
+        self.answers.join().expect("a relay does not panic")?;
+        requests
+    }
 }
 
 /// A client who connects before the server listens would be reset. False if the session ended before.
@@ -115,72 +156,6 @@ fn has_listener(table: &str, port: u16) -> bool {
         let (local, state) = (fields.next().unwrap_or_default(), fields.nth(1).unwrap_or_default());
         state == LISTENS && local.ends_with(&format!(":{port:04X}"))
     })
-}
-
-impl Served {
-    /// Relays one connection, in threads of its own.
-    fn connection(self, client: OwnedFd, port: u16) {
-        let relays = self.relays.clone();
-        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
-            // Whoever connects when the session is over is reset.
-            let Some(committer) = self.committer.upgrade() else { return reset(&client, End::Closed) };
-            let end = self.relayed(&client, port, &committer);
-            // The end of a connection is an answer, too.
-            match (&end, committer.commit()) {
-                (End::Closed, Ok(())) => {
-                    let _ = shutdown(&client, Shutdown::Write);
-                    end
-                }
-                _ => {
-                    if committer.has_failed() {
-                        let _ = kill_process(self.init, Signal::KILL);
-                    }
-                    reset(&client, end)
-                }
-            }
-        });
-        let mut relays = relays.lock().unwrap_or_else(|e| e.into_inner());
-        relays.retain(|relay| !relay.is_finished());
-        relays.extend(thread);
-    }
-
-    fn relayed(&self, client: &OwnedFd, port: u16, committer: &Committer) -> End {
-        let inner = match self.connect(port) {
-            Ok(inner) => OwnedFd::from(inner),
-            Err(e) => return End::Failed(e),
-        };
-        let _ = set_tcp_nodelay(client, true);
-        let _ = set_tcp_nodelay(&inner, true);
-        let (Ok(from), Ok(to)) = (client.try_clone(), inner.try_clone()) else { return End::Unread };
-        let counters = self.counters.clone();
-        // Not waited for: a client may say nothing for ever.
-        let inbound = thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
-            let _ = relay::bring_in(from.as_fd(), &to, &counters);
-            let _ = shutdown(&to, Shutdown::Write);
-        });
-        if let Err(e) = inbound {
-            return End::Failed(anyhow::Error::new(e).context("a thread for a connection"));
-        }
-        relay::bring_out(&inner, client.as_fd(), Reader::Waiting, committer, &self.counters)
-    }
-
-    /// Connects within the session's network, which this thread then belongs to.
-    fn connect(&self, port: u16) -> Result<TcpStream> {
-        let namespace =
-            File::open(format!("/proc/{}/ns/net", self.init.as_raw_pid())).context("the session's network")?;
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-            .context("the session's network")?;
-        let to = |ip: IpAddr| TcpStream::connect(SocketAddr::new(ip, port));
-        to(Ipv4Addr::LOCALHOST.into())
-            .or_else(|_| to(Ipv6Addr::LOCALHOST.into()))
-            .context("the session does not listen")
-    }
-}
-
-/// Closes a connection so that the client knows that it failed.
-fn reset(client: &OwnedFd, end: End) -> End {
-    let _ = set_socket_linger(client, Some(Duration::ZERO));
-    end
 }
 
 #[cfg(test)]

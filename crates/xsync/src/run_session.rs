@@ -10,7 +10,7 @@ use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Ended, Job};
 use crate::syscall_filter::Maps;
-use crate::volume::{BYTES_DEFAULT, Image, Volume};
+use crate::volume::{BYTES_DEFAULT, Image, Use, Volume};
 use crate::volume_name;
 use crate::work_dirs::{DATA, Phase, WorkDirs, check_dirs};
 use anyhow::{Context, Result, bail};
@@ -165,7 +165,8 @@ impl Wanted {
             }
             None => {
                 let (new, path) = volume_name::names(&self.place, &work.dirs)?;
-                let mut volume = mounted(Image::create(&new, self.bytes)?)?;
+                let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
+                let mut volume = mounted(Image::create(&new, self.bytes, use_for)?)?;
                 let made = work.make_layers(&at).and_then(|()| work.write(&at)).and_then(|()| make_data(&at));
                 made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
                     let _ = fs::remove_file(&new);
@@ -197,7 +198,7 @@ fn make_data(volume: &Path) -> Result<()> {
 
 fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
     if !path.exists() {
-        return Image::create(path, bytes.unwrap_or(BYTES_DEFAULT));
+        return Image::create(path, bytes.unwrap_or(BYTES_DEFAULT), Use::Servers);
     }
     let image = Image::open(path)?;
     if let Some(bytes) = bytes {

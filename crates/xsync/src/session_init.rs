@@ -10,7 +10,7 @@ use crate::host_view::View;
 use crate::session_root;
 use crate::syscall_filter::{self, Maps};
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, setsid};
@@ -98,7 +98,7 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
     std::mem::forget(slave);
     close_all_but(&[control.as_fd().as_raw_fd(), children.as_raw_fd()]);
     control.send(&News::Running(missing), None).map_err(could_not)?;
-    watch(child, control, &children).map_err(could_not)
+    watch(child, control, &children, cares).map_err(could_not)
 }
 
 /// Lets the kernel end this process, and with it the session, when the supervisor ends. If it ended before, the socket
@@ -236,10 +236,12 @@ fn close_all_but(kept: &[i32]) {
 }
 
 /// Passes on signals, reaps whatever ends, and reports what becomes of the program.
-fn watch(program: Pid, control: &Control, children: &OwnedFd) -> Result<()> {
+fn watch(program: Pid, control: &Control, children: &OwnedFd, cares: Cares) -> Result<()> {
+    const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    let time = if cares.end_heard { None } else { Some(&LOOK_EVERY) };
     loop {
         let mut ready = [PollFd::new(control, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
-        match poll(&mut ready, None) {
+        match poll(&mut ready, time) {
             Err(Errno::INTR) => continue,
             done => done.context("waiting for the program")?,
         };

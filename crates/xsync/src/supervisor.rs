@@ -4,7 +4,7 @@ use crate::cares::Cares;
 use crate::committer::Committer;
 use crate::control::{Control, News, Order};
 use crate::host_view::View;
-use crate::listen::{Port, Served};
+use crate::listen::{Port, Served, Threads};
 use crate::outer_terminal::OuterTerminal;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -93,7 +93,8 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         cares: job.cares,
         report: job.report,
         ports: job.ports,
-        relays: Arc::default(),
+        relays: Vec::new(),
+        served: None,
         answers: None,
         master: Arc::new(OnceLock::new()),
     };
@@ -171,7 +172,8 @@ struct Running {
     cares: Cares,
     report: Report,
     ports: Arc<Vec<Port>>,
-    relays: Arc<Mutex<Vec<JoinHandle<End>>>>,
+    relays: Vec<JoinHandle<End>>,
+    served: Option<Threads>,
     answers: Option<JoinHandle<()>>,
     master: Arc<OnceLock<OwnedFd>>,
 }
@@ -223,13 +225,17 @@ impl Running {
             }
             end
         });
-        self.relays.lock().unwrap_or_else(|e| e.into_inner()).push(relay);
+        self.relays.push(relay);
     }
 
-    fn open_ports(&self, init: Pid) -> Result<()> {
-        let (committer, counters) = (Arc::downgrade(&self.committer), self.counters.clone());
-        let served = Served { init, cares: self.cares, committer, counters, relays: self.relays.clone() };
-        self.ports.iter().try_for_each(|port| port.open(served.clone()))
+    fn open_ports(&mut self, init: Pid) -> Result<()> {
+        if self.ports.is_empty() {
+            return Ok(());
+        }
+        let threads = Served::begin(init, self.cares, &self.committer, &self.counters)?;
+        self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
+        self.served = Some(threads);
+        Ok(())
     }
 
     /// Not waited for: it may wait for somebody who never says anything again.
@@ -310,8 +316,10 @@ impl Running {
     fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
         self.ports.iter().for_each(Port::close);
         let mut trouble = None;
-        let next = |relays: &Mutex<Vec<JoinHandle<End>>>| relays.lock().unwrap_or_else(|e| e.into_inner()).pop();
-        while let Some(relay) = next(&self.relays) {
+        if let Some(threads) = self.served.take() {
+            trouble = threads.end().err();
+        }
+        for relay in self.relays.drain(..) {
             match relay.join().expect("a relay does not panic") {
                 End::Closed | End::Unread | End::Held => {}
                 End::Failed(e) => trouble = Some(e),

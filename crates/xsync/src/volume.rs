@@ -1,6 +1,7 @@
 //! The session's volume: an ext4 file system with data in its journal, in a file or on a block device.
 
 use crate::cares::Cares;
+use crate::journal_blocks;
 use crate::loop_device::{Disk, wait_until_detached};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statfs};
@@ -21,6 +22,8 @@ pub const BYTES_MIN: u64 = 32 * MIB;
 /// The journal holds what was written since the last commits reached their places.
 const JOURNAL_MIB_MAX: u64 = 256;
 const JOURNAL_MIB_MIN: u64 = 8;
+/// Of a journal, written at least before it is used: enough for sessions that commit little.
+const JOURNAL_WRITTEN_MIB_MIN: u64 = 16;
 /// Says that a file system was made for sessions.
 const LABEL: &[u8] = b"untorn-xsync";
 const SUPERBLOCK_AT: u64 = 1024;
@@ -29,11 +32,22 @@ const MAGIC: (usize, [u8; 2]) = (0x38, [0x53, 0xEF]);
 const STATE_AT: usize = 0x3A;
 const HAS_ERRORS: u8 = 2;
 const LABEL_AT: usize = 0x78;
+/// `s_log_block_size`: of 1 KiB, as a power of two.
+const BLOCK_SIZE_AT: usize = 0x18;
 /// `f_type` of file systems in memory.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6];
 /// FS_IOC_SETFLAGS of `<linux/fs.h>`, and the flag: overwritten in place, where a file system would copy.
 const SETFLAGS: libc::Ioctl = 0x4008_6602;
 const NO_COPY_ON_WRITE: libc::c_long = 0x0080_0000;
+
+/// What a new volume is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// One session, and thrown away: ready soon.
+    OneSession,
+    /// Many commits that somebody waits for.
+    Servers,
+}
 
 /// An image of a volume, locked: no other session uses it.
 #[derive(Debug)]
@@ -44,7 +58,7 @@ pub struct Image {
 
 impl Image {
     /// Makes a volume that does not exist yet, its room allocated.
-    pub fn create(path: &Path, bytes: u64) -> Result<Image> {
+    pub fn create(path: &Path, bytes: u64, use_for: Use) -> Result<Image> {
         if bytes < BYTES_MIN {
             bail!("a volume of {} MiB is too small: at least {} MiB", bytes / MIB, BYTES_MIN / MIB);
         }
@@ -52,14 +66,14 @@ impl Image {
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.with_context(|| format!("cannot create the volume {}", path.display()))?;
         let image = Image { file, path: path.to_owned() };
-        let made = image.make(bytes);
+        let made = image.make(bytes, use_for);
         if made.is_err() {
             let _ = std::fs::remove_file(path);
         }
         made.map(|()| image)
     }
 
-    fn make(&self, bytes: u64) -> Result<()> {
+    fn make(&self, bytes: u64, use_for: Use) -> Result<()> {
         self.lock()?;
         let kind = statfs(&self.path).with_context(|| format!("cannot ask about {}", self.path.display()))?.f_type;
         if IN_MEMORY.contains(&(kind as i64)) {
@@ -70,8 +84,24 @@ impl Image {
         unsafe { libc::ioctl(self.file.as_raw_fd(), SETFLAGS, &NO_COPY_ON_WRITE) };
         self.allocate(bytes)?;
         make_file_system(&self.path, bytes)?;
+        self.write_journal(use_for)?;
         self.file.sync_all().with_context(|| format!("cannot flush {}", self.path.display()))?;
         sync_parent(&self.path)
+    }
+
+    /// Commits to a journal that was never written wait for the file system that holds the image.
+    fn write_journal(&self, use_for: Use) -> Result<()> {
+        let superblock = self.superblock()?;
+        let shift = u32::from_le_bytes(superblock[BLOCK_SIZE_AT..BLOCK_SIZE_AT + 4].try_into().expect("four bytes"));
+        let (code, said) = run("debugfs", &["-R".as_ref(), "blocks <8>".as_ref(), self.path.as_os_str()])?;
+        // What debugfs says of itself is on its standard error.
+        let list = said.lines().rfind(|line| line.starts_with(|c: char| c.is_ascii_digit())).unwrap_or_default();
+        ensure!(code == 0, "debugfs could not look at {}: {said}", self.path.display());
+        let bytes_max = match use_for {
+            Use::OneSession => JOURNAL_WRITTEN_MIB_MIN * MIB,
+            Use::Servers => u64::MAX,
+        };
+        journal_blocks::write_back(&self.file, list, 1024 << shift, bytes_max)
     }
 
     fn allocate(&self, bytes: u64) -> Result<()> {

@@ -105,6 +105,77 @@ fn five_hundred_clients_are_answered() {
     assert_eq!(fs::read_to_string(place.work().join("log")).unwrap().lines().count(), 1000);
 }
 
+/// What it does not take waits for it alone.
+#[test]
+fn a_client_that_does_not_read_holds_up_nobody() {
+    const BYTES: usize = 32 << 20;
+    let Some(place) = Place::new() else { return };
+    let port = free_port();
+    let mut child = Session::start(&mut server(&place, port));
+    go(&mut child);
+    let (mut slow, mut quick) = (BufReader::new(connect(port)), BufReader::new(connect(port)));
+    slow.get_mut().write_all(format!("large {BYTES}\n").as_bytes()).unwrap();
+    slow.get_mut().peek(&mut [0]).unwrap();
+    for n in 0..50 {
+        assert_eq!(ask(&mut quick, &n.to_string()).unwrap(), format!("ok {n}\n"));
+    }
+    let mut large = vec![0; BYTES];
+    slow.read_exact(&mut large).unwrap();
+    assert!(large.iter().all(|byte| *byte == b'!'));
+    assert_eq!(ask(&mut slow, "and then").unwrap(), "ok and then\n");
+    stop(child, port);
+}
+
+/// The other way round: a server that does not read, here because nobody reads its answers.
+#[test]
+fn a_server_that_does_not_read_gets_all_of_it_later() {
+    let Some(place) = Place::new() else { return };
+    let port = free_port();
+    let mut child = Session::start(&mut server(&place, port));
+    go(&mut child);
+    let stream = connect(port);
+    let mut to = stream.try_clone().unwrap();
+    let line = "x".repeat(4000);
+    const LINES: usize = 10_000;
+    let text = line.clone();
+    let asking = std::thread::spawn(move || {
+        (0..LINES).for_each(|n| to.write_all(format!("{n} {text}\n").as_bytes()).unwrap());
+    });
+    let mut answers = BufReader::new(stream).lines();
+    for n in 0..LINES {
+        if n == 0 {
+            // Until everything between here and the server is full.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(answers.next().unwrap().unwrap(), format!("ok {n} {line}"));
+    }
+    asking.join().unwrap();
+    stop(child, port);
+}
+
+/// A client that leaves in the middle of its answer, and servers that end: the connection ends on both sides.
+#[test]
+fn connections_that_break_are_let_go() {
+    let Some(place) = Place::new() else { return };
+    let port = free_port();
+    let mut child = Session::start(&mut server(&place, port));
+    go(&mut child);
+    let descriptors = || fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap().count();
+    let mut first = BufReader::new(connect(port));
+    assert_eq!(ask(&mut first, "first").unwrap(), "ok first\n");
+    let before = descriptors();
+    for _ in 0..50 {
+        let mut client = connect(port);
+        client.write_all(b"large 1000000\n").unwrap();
+        client.read_exact(&mut [0; 100]).unwrap();
+    }
+    // They are closed when both sides have heard of it.
+    while descriptors() > before {
+        assert_eq!(ask(&mut first, "still here").unwrap(), "ok still here\n");
+    }
+    stop(child, port);
+}
+
 #[test]
 fn a_port_that_is_taken_is_refused_before_anything_begins() {
     let Some(place) = Place::new() else { return };

@@ -11,15 +11,17 @@ use common::example;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Exploration, Program, Recorded, Recording, explain, record};
 use untorn_xsync::cares::Cares;
+use untorn_xsync::volume::Use;
 
 /// Of a volume in these tests.
 const BYTES: u64 = 40 << 20;
@@ -44,6 +46,7 @@ fn part() {
             ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
             ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
             ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
+            ["requests", care] => requests_during_a_commit(care),
             ["in-place", care] => in_place(care),
             ["failing", what, n] => failing(what, n.parse()?),
             _ => bail!("no such job: {job}"),
@@ -162,6 +165,18 @@ fn writes_that_fail_later_end_the_session_too() {
     assert!(said.iter().any(|line| line.starts_with("ended by code 0") && line.contains("second")), "{said:?}");
 }
 
+/// While a commit waits for the disk, what clients ask reaches the server; without the care it does not.
+#[test]
+fn a_commit_does_not_hold_up_requests() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let said = watched("requests all");
+    assert!(said.iter().any(|line| line == "asked before the answer"), "{said:?}");
+    let said = watched("requests requests_at_once");
+    assert!(said.iter().any(|line| line == "asked after the answer"), "{said:?}");
+}
+
 // What follows happens in workers.
 
 /// A directory that a session sees, with the program in it.
@@ -183,7 +198,7 @@ fn session(care: &str, volume: &Path, seed: u64, acks: &Path) -> Result<Command>
 
 fn fresh() -> Result<Image> {
     let path = watch::directory("fresh")?.join("volume.img");
-    drop(untorn_xsync::volume::Image::create(&path, BYTES)?);
+    drop(untorn_xsync::volume::Image::create(&path, BYTES, Use::Servers)?);
     Ok(Image::load(&File::open(path)?)?)
 }
 
@@ -203,27 +218,66 @@ fn on_the_device(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: None }, seed, states)
 }
 
+/// A session with a server that has its log on the volume, and the server's port.
+fn start_server(care: &str, volume: &Path) -> Result<(Child, u16)> {
+    let dir = work()?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(volume).arg("allow").arg(dir.join("probe"));
+    command.args(["serve", &port.to_string(), "/data/log"]).env("UNTORN_XSYNC_LISTEN", port.to_string());
+    Ok((command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?, port))
+}
+
+fn connect(port: u16) -> std::io::Result<TcpStream> {
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
+            done => return done,
+        }
+    }
+}
+
+/// The first process of a session: what it sees is seen from outside by the way that is open to root.
+fn first_process(supervisor: &Child) -> Result<String> {
+    let pid = supervisor.id();
+    Ok(fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?.trim().to_owned())
+}
+
+/// One client waits for its answer, whose commit takes seconds; what another one asks for happens meanwhile.
+fn requests_during_a_commit(care: &str) -> Result<()> {
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    let (mut child, port) = start_server(care, device.path())?;
+    let (mut waiting, mut asking) = (connect(port)?, connect(port)?);
+    let root = PathBuf::from(format!("/proc/{}/root", first_process(&child)?));
+    recorder.flush_time(Duration::from_millis(1500))?;
+    waiting.write_all(b"first\n")?;
+    while fs::read_to_string(root.join("data/log")).unwrap_or_default() != "first\n" {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The answer is on its way to the relay, which then commits.
+    std::thread::sleep(Duration::from_millis(100));
+    asking.write_all(b"touch /dev/shm/asked\n")?;
+    while !root.join("dev/shm/asked").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    waiting.set_nonblocking(true)?;
+    let answered = std::io::Read::read(&mut waiting, &mut [0; 100]).is_ok();
+    say(if answered { "asked after the answer" } else { "asked before the answer" });
+    recorder.flush_time(Duration::ZERO)?;
+    asking.write_all(b"stop\n")?;
+    anyhow::ensure!(child.wait()?.success(), "the session failed");
+    Ok(())
+}
+
 fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
     recorder.flush_time(Duration::from_micros(300))?;
     recorder.mark("begin")?;
-    let (dir, mut acks) = (work()?, Acks::open(&recorder.acks())?);
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let mut command = Command::new(example("careless"));
-    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe")).args([
-        "serve",
-        &port.to_string(),
-        "/data/log",
-    ]);
-    command.env("UNTORN_XSYNC_LISTEN", port.to_string()).current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut child = command.spawn()?;
-    let stream = loop {
-        match std::net::TcpStream::connect(("127.0.0.1", port)) {
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
-            done => break done?,
-        }
-    };
+    let mut acks = Acks::open(&recorder.acks())?;
+    let (mut child, port) = start_server(care, device.path())?;
+    let stream = connect(port)?;
     let mut answers = BufReader::new(stream.try_clone()?);
     for n in 0..CHANGES {
         (&stream).write_all(format!("{n:08}\n").as_bytes())?;
@@ -261,7 +315,7 @@ fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
     struct Session(u64);
     impl Program for Session {
         fn prepare(&self, dir: &Path) -> Result<()> {
-            untorn_xsync::volume::Image::create(&dir.join("volume.img"), BYTES).map(drop)
+            untorn_xsync::volume::Image::create(&dir.join("volume.img"), BYTES, Use::Servers).map(drop)
         }
         fn run(&self, dir: &Path, acks: &Path) -> Result<()> {
             let output = session("all", &dir.join("volume.img"), self.0, acks)?.output()?;
@@ -427,13 +481,11 @@ fn in_place(care: &str) -> Result<()> {
     let mut from = BufReader::new(child.stdout.take().expect("piped"));
     let mut shown = String::new();
     from.read_line(&mut shown)?;
-    // From outside, by the way that is open to root.
-    let pid = child.id();
-    let inits = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let first = first_process(&child)?;
     recorder.fail(Trouble::Writes, 0)?;
     let mut flushed = Vec::new();
     for n in 1..=9 {
-        let file = File::open(format!("/proc/{}/root/data/f{n}", inits.trim()))?;
+        let file = File::open(format!("/proc/{first}/root/data/f{n}"))?;
         let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
         // SAFETY: writes the pages of a file that is open, and not the journal.
         flushed.push(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) });

@@ -232,6 +232,39 @@ fn signals_reach_the_program() {
     assert_eq!((child.wait().unwrap().code(), rest.as_str()), (Some(9), "got it\n"));
 }
 
+/// Who waits for the program's end does not look for it again and again.
+#[test]
+fn a_session_that_waits_sleeps() {
+    let Some(place) = Place::new() else { return };
+    for (care, sleeps) in [("all", true), ("end_heard", false)] {
+        let mut command = place.careless(care, None, "allow", &["sh", "-c", "echo ready; read line"]);
+        let mut child = Session::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let first = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+        let pids = [child.id().to_string(), first.trim().to_owned()];
+        let before = wakeups(&pids);
+        let quiet = (0..15).any(|_| {
+            let before = wakeups(&pids);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            wakeups(&pids) == before
+        });
+        assert_eq!(quiet, sleeps, "{care}: {} wakeups", wakeups(&pids) - before);
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().code().is_some());
+    }
+}
+
+/// How often the threads of these processes have slept so far.
+fn wakeups(pids: &[String]) -> u64 {
+    let tasks = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten());
+    let status = tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default());
+    let count = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:").map(str::to_owned));
+        line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    status.map(count).sum()
+}
+
 #[test]
 fn somebody_who_asks_is_told() {
     let Some(place) = Place::new() else { return };

@@ -2,29 +2,29 @@
 //! `lru HEAP CAPACITY`, then lines on standard input: `put KEY VALUE`, `get KEY`, `list`.
 
 use std::io::{BufRead, BufReader, Write};
-use untorn::heap::{Heap, HeapMap, HeapString, HeapVec, InHeap, RootOptions};
+use untorn::heap::{Heap, HeapMap, HeapString, HeapVec, InHeap, RootOptions, Storable};
 
 /// The version of the layout of all types below and of the crate's table: raise it whenever one of them changes.
 const VERSION: u32 = 2;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-untorn::storable! {
-    /// Entries are linked by their places, from the most to the least recently used.
-    struct Cache<'h> {
-        /// Places of entries, by their keys.
-        places: HeapMap<'h, HeapString<'h>, u32>,
-        entries: HeapVec<'h, Entry<'h>>,
-        first: u32,
-        last: u32,
-    }
+/// Entries are linked by their places, from the most to the least recently used.
+#[derive(Storable)]
+struct Cache<'h> {
+    /// Places of entries, by their keys.
+    places: HeapMap<'h, HeapString<'h>, u32>,
+    entries: HeapVec<'h, Entry<'h>>,
+    first: u32,
+    last: u32,
+}
 
-    struct Entry<'h> {
-        key: HeapString<'h>,
-        value: HeapVec<'h, u8>,
-        before: u32,
-        after: u32,
-    }
+#[derive(Storable)]
+struct Entry<'h> {
+    key: HeapString<'h>,
+    value: HeapVec<'h, u8>,
+    before: u32,
+    after: u32,
 }
 
 impl<'h> Cache<'h> {

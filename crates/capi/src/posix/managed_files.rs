@@ -58,6 +58,9 @@ pub(super) struct Table {
     files: HashMap<Key, Arc<Managed>>,
     /// The newest last.
     pub windows: Vec<Window>,
+    /// Addresses that the program has mapped once more than the kernel knows: maps of one range of a file had the same
+    /// addresses, and the file is not managed any more.
+    doubled: Vec<Range<usize>>,
     /// Locks that the program has taken by `flock` on files that are not managed, by descriptor.
     pub locks: HashMap<c_int, c_int>,
 }
@@ -65,6 +68,8 @@ pub(super) struct Table {
 static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
 /// The number of files in the table, including those of a parent process.
 static FILES: AtomicUsize = AtomicUsize::new(0);
+/// The number of ranges in the table that are doubled.
+static DOUBLED: AtomicUsize = AtomicUsize::new(0);
 /// Held while a file starts or stops being managed. Taken before the table's lock.
 static MANAGING: Mutex<()> = Mutex::new(());
 /// The process that manages files. 0: none ever was.
@@ -454,6 +459,32 @@ fn take_windows(addresses: Range<usize>) -> Vec<Window> {
     kept.reverse();
     table.windows = kept;
     taken
+}
+
+/// Notes that the program has mapped these addresses once more than the kernel knows.
+pub(super) fn double(addresses: Range<usize>) {
+    let mut table = write();
+    table.doubled.push(addresses);
+    DOUBLED.store(table.doubled.len(), Release);
+}
+
+/// Whether addresses were mapped more often than the kernel knows.
+pub(super) fn is_doubled(addresses: &Range<usize>) -> bool {
+    DOUBLED.load(Acquire) > 0 && read().doubled.iter().any(|range| overlap(range, addresses).is_some())
+}
+
+/// Ends one map of a range of addresses of files that are not managed any more. Returns what no other map shows.
+pub(super) fn halve(addresses: Range<usize>) -> Vec<Range<usize>> {
+    let mut table = write();
+    let (mut left, mut kept) = (vec![addresses], Vec::new());
+    for range in std::mem::take(&mut table.doubled) {
+        let here: Vec<_> = left.iter().filter_map(|left| overlap(left, &range)).collect();
+        left = subtract(left, &range);
+        kept.extend(here.iter().fold(vec![range], subtract));
+    }
+    table.doubled = kept;
+    DOUBLED.store(table.doubled.len(), Release);
+    left
 }
 
 /// Extends the window that shows exactly this range, within the reserved addresses of its file.

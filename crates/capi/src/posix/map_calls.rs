@@ -7,7 +7,9 @@ use std::sync::Arc;
 use libc::off_t;
 use untorn::MapOptions;
 
-use super::managed_files::{Window, add, extend, find, is_borrower, is_reserved, learn, mapped_in, path_of, unmap};
+use super::managed_files::{
+    Window, add, extend, find, halve, is_borrower, is_doubled, is_reserved, learn, mapped_in, path_of, unmap,
+};
 use super::managing::{manage, undo};
 use super::patterns;
 use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat};
@@ -157,6 +159,13 @@ pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_in
         Some(pages) if is_reserved(&pages) || !mapped_in(&pages).is_empty() => {
             reported("munmap", -1, || unmap(pages).map(|_| 0))
         }
+        Some(pages) if is_doubled(&pages) => {
+            let unmap = |range: Range<usize>| {
+                // SAFETY: no other map of the program's shows these addresses; else the caller's promise.
+                unsafe { libc::munmap(address.with_addr(range.start), range.len()) }
+            };
+            halve(pages).into_iter().map(unmap).fold(0, c_int::min)
+        }
         // SAFETY: the caller's promise.
         _ => unsafe { libc::munmap(address, len) },
     }
@@ -175,6 +184,10 @@ pub unsafe extern "C" fn untorn_mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     let old = pages(address, old_len.max(1));
+    if old.as_ref().is_some_and(is_doubled) {
+        let detail = "two maps of a file that lost its name have these addresses: they are neither resized nor moved";
+        return reported("mremap", libc::MAP_FAILED, || Err(failure(libc::ENOMEM, detail)));
+    }
     let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
         // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
         return unsafe { libc::mremap(address, old_len, new_len, flags, to) };

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use untorn::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
 use untorn::{File, MapOptions};
 
-use super::managed_files::{Managed, Managing, find_by_key, forget, lock, renew_maps, subtract, windows_of};
+use super::managed_files::{Managed, Managing, double, find_by_key, forget, lock, renew_maps, subtract, windows_of};
 use super::managing::manage_locked;
 use super::patterns;
 use super::posix_descriptor::{Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system};
@@ -194,6 +194,12 @@ impl<'m> Suspended<'m> {
         if let Some(place) = &place {
             let mut unused = vec![place.reserved.clone()];
             for window in &windows {
+                // The kernel knows one map of each address.
+                let mut again = vec![window.addresses.clone()];
+                for hole in &unused {
+                    again = subtract(again, hole);
+                }
+                again.into_iter().for_each(double);
                 let (start, len) = (window.addresses.start, window.addresses.len());
                 let both = libc::PROT_READ | libc::PROT_WRITE;
                 let at = (start - place.reserved.start) as libc::off_t;

@@ -1,6 +1,7 @@
 /* Threads: each thread has its own errors; handles are closed during calls of other threads; many threads commit. */
 #include "check.h"
 #include <pthread.h>
+#include <signal.h>
 
 enum { THREADS = 4, ROUNDS = 200 };
 
@@ -88,8 +89,25 @@ static void *append_to_shared(void *file) {
     return NULL;
 }
 
+/* A signal that all threads of the program block, as for sigwait(), waits for the program: the library's thread, which was
+ * started before, does not take it, which would end the process. */
+static void signals_are_the_programs(void) {
+    untorn_store *other = open_store("signals", NULL);
+    untorn_file *file = untorn_open_at(other, "file", UNTORN_CREATE, 0644);
+    CHECK(file && untorn_pwrite(file, "data", 4, 0) == 4 && untorn_commit(file) == 0);
+    usleep(150000); /* the library's thread runs */
+    sigset_t set, before;
+    CHECK(sigemptyset(&set) == 0 && sigaddset(&set, SIGUSR2) == 0);
+    CHECK(pthread_sigmask(SIG_BLOCK, &set, &before) == 0 && sigismember(&before, SIGTERM) == 0);
+    CHECK(kill(getpid(), SIGUSR2) == 0);
+    int signal = 0;
+    CHECK(sigwait(&set, &signal) == 0 && signal == SIGUSR2 && pthread_sigmask(SIG_SETMASK, &before, NULL) == 0);
+    CHECK(untorn_close(file) == 0 && untorn_store_close(other) == 0);
+}
+
 int main(int argc, char **argv) {
     enter_scratch(argc, argv);
+    signals_are_the_programs();
     errors_belong_to_threads();
     untorn_options options = {.size = sizeof options, .failure_class = UNTORN_CLASS_PROCESS, .journal_bytes = 1 << 20};
     store = open_store("store", &options);

@@ -33,6 +33,39 @@ static void tickets(untorn_store *store) {
     CHECK(untorn_close(file) == 0);
 }
 
+/* Output leaves when the commit that it tells of is durable, in order, and not after one that failed. */
+static void gate(untorn_store *store) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    untorn_gate *gate = untorn_gate_open(0);
+    CHECK(gate);
+    untorn_output *output = untorn_gate_output(gate, ends[1]);
+    CHECK(output && close(ends[1]) == 0);
+    untorn_file *file = create(store, "gate");
+    for (int i = 0; i < 5; i++) {
+        write_text(file, "some", 0);
+        untorn_ticket *ticket = untorn_commit_async(file);
+        CHECK(ticket && untorn_output_write(output, "told", 4, ticket) == 0);
+        CHECK(untorn_ticket_free(ticket) == 0);
+        CHECK(untorn_output_write(output, "\n", 1, NULL) == 0);
+    }
+    CHECK(untorn_gate_drain(gate) == 0);
+    FAILS(untorn_output_write(output, NULL, 1, NULL), EFAULT, UNTORN_E_NULL);
+    CHECK(untorn_output_write(output, NULL, 0, NULL) == 0);
+    CHECK(!untorn_gate_output(gate, -1) && errno == EINVAL);
+    CHECK(!untorn_gate_output(gate, 12345) && errno == EBADF);
+    CHECK(untorn_output_close(output) == 0 && untorn_gate_free(gate) == 0);
+    BAD_HANDLE(untorn_output_write(output, "x", 1, NULL));
+    BAD_HANDLE(untorn_output_close(output));
+    BAD_HANDLE(untorn_gate_drain(gate));
+    BAD_HANDLE(untorn_gate_free(gate));
+    char said[100] = {0};
+    ssize_t got = 0;
+    for (ssize_t n; (n = read(ends[0], said + got, sizeof said - 1 - (size_t)got)) > 0;) got += n;
+    CHECK(strcmp(said, "told\ntold\ntold\ntold\ntold\n") == 0);
+    CHECK(close(ends[0]) == 0 && untorn_close(file) == 0);
+}
+
 static void syncv(untorn_store *store) {
     untorn_file *files[3] = {create(store, "s0"), create(store, "s1"), create(store, "s2")};
     for (int i = 0; i < 3; i++) write_text(files[i], "one", 0);
@@ -159,6 +192,7 @@ int main(int argc, char **argv) {
     enter_scratch(argc, argv);
     untorn_store *store = open_store("store", NULL);
     tickets(store);
+    gate(store);
     syncv(store);
     files_in_a_transaction(store);
     names(store);

@@ -34,7 +34,8 @@ template <class T> constexpr bool moves_only = std::is_nothrow_move_constructibl
                                                std::is_nothrow_move_assignable_v<T> &&
                                                !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T>;
 static_assert(moves_only<untorn::store> && moves_only<untorn::file> && moves_only<untorn::map> &&
-              moves_only<untorn::txn> && moves_only<untorn::ticket>);
+              moves_only<untorn::txn> && moves_only<untorn::ticket> && moves_only<untorn::gate> &&
+              moves_only<untorn::output>);
 
 static void files_and_transactions() {
     untorn::store store("store");
@@ -64,6 +65,20 @@ static void files_and_transactions() {
     ticket.wait();
     CHECK(ticket.poll());
     untorn::sync_async({a, b}).wait();
+    {
+        int ends[2];
+        char said[9] = {};
+        CHECK(pipe(ends) == 0);
+        untorn::gate gate;
+        untorn::output output = gate.add(ends[1]);
+        output.write("told", 4, a.sync_async());
+        output.write("more", 4);
+        gate.drain();
+        CHECK(read(ends[0], said, 8) == 8 && std::strcmp(said, "toldmore") == 0);
+        close(ends[0]);
+        close(ends[1]);
+        fails(EBADF, UNTORN_E_IO, [&] { gate.add(12345); });
+    }
     CHECK(store.status().commits >= 4 && store.status_json().find("\"store_id\"") != std::string::npos);
     fails(ENOENT, UNTORN_E_IO, [&] { store.open("missing"); });
     fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::sync({}); });

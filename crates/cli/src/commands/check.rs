@@ -101,6 +101,8 @@ fn text(found: &Inspection, sound: bool) -> String {
     if found.owner.is_some() {
         text += "note     the store is in use; this was its state a moment ago\n";
     }
+    let cannot_be_applied =
+        |problem: &str| found.files_pending.iter().any(|file| !file.recoverable && file.outcome == problem);
     text + &if sound {
         "sound\n".to_owned()
     } else if found.problems.is_empty() {
@@ -112,6 +114,12 @@ fn text(found: &Inspection, sound: bool) -> String {
             .to_owned()
     } else if let Some(advice) = recover::adoption_advice(&found.path) {
         format!("not sound. {advice}\n")
+    } else if found.quarantined.len() + found.problems.iter().filter(|problem| cannot_be_applied(problem)).count()
+        == found.problems.len()
+    {
+        "not sound: commits cannot be applied. Put the causes right, then `untorn recover`, or open the store; for what \
+         cannot be put right, `untorn recover --salvage --dry-run` shows what can be kept\n"
+            .to_owned()
     } else {
         "not sound; `untorn recover --salvage --dry-run` shows what can be kept, `untorn recover --salvage` keeps it\n"
             .to_owned()

@@ -30,7 +30,16 @@ impl Eject {
         let progress = Progress::new("recovering");
         let report = offline::eject(&self.path, &|done, all| progress.show(done, all))?;
         let recovered = recover::text(&report.recovered);
-        Ok(Output::text(format!("{recovered}{}: nothing of Untorn's is left\n", self.path.display())))
+        let path = self.path.display();
+        if report.closed_dirs.is_empty() {
+            return Ok(Output::text(format!("{recovered}{path}: nothing of Untorn's is left\n")));
+        }
+        let dirs: Vec<_> = report.closed_dirs.iter().map(|dir| dir.display().to_string()).collect();
+        Ok(Output::text(format!(
+            "{recovered}{path}: the journal is gone. These directories cannot be looked into; files in them keep the \
+             attribute `user.untorn`, which does no harm: {}\n",
+            dirs.join(", ")
+        )))
     }
 
     fn confirmed(&self) -> Result<bool, Failure> {

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
 const BLKFLSBUF: libc::Ioctl = 0x1261;
+/// cachestat(2), which has the same number on all architectures but alpha.
+const CACHESTAT: libc::c_long = 451;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
@@ -70,10 +72,26 @@ impl Loop {
         &self.path
     }
 
-    /// Forgets what is cached of the device: its file was changed beneath it.
-    pub fn forget_cache(&self) -> io::Result<()> {
+    /// Writes back and forgets what is cached of the device. Returns whether nothing of it is left: the kernel passes over
+    /// a page that something holds at that moment, and where it does not count them, nobody knows.
+    pub fn forget_cache(&self) -> io::Result<bool> {
         // SAFETY: this request takes no argument.
-        checked(unsafe { libc::ioctl(self.device.as_raw_fd(), BLKFLSBUF, 0) }).map(|_| ())
+        checked(unsafe { libc::ioctl(self.device.as_raw_fd(), BLKFLSBUF, 0) })?;
+        let (range, mut pages) = ([0u64; 2], [0u64; 5]);
+        // SAFETY: the kernel reads a `cachestat_range`, two numbers, and writes a `cachestat`, five.
+        let done = unsafe { libc::syscall(CACHESTAT, self.device.as_raw_fd(), &range, &mut pages, 0) };
+        Ok(done == 0 && pages[0] == 0)
+    }
+
+    /// This device of a file, or another in its place: nothing is cached of it, whatever its file held before. Returns
+    /// also whether it is another. It must not be mounted.
+    pub fn emptied(self, file: &File) -> io::Result<(Loop, bool)> {
+        if self.forget_cache()? {
+            return Ok((self, false));
+        }
+        // What is held stays with the old device.
+        drop(self);
+        Ok((Loop::attach(file, false)?, true))
     }
 }
 
@@ -83,9 +101,48 @@ fn checked(answer: libc::c_int) -> io::Result<libc::c_int> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::device::{memory_file, watch};
+    use std::os::unix::fs::FileExt;
+
     #[test]
     fn the_layout_is_the_kernels() {
-        assert_eq!(size_of::<super::Info>(), 232);
-        assert_eq!(size_of::<super::Config>(), 304);
+        assert_eq!(size_of::<Info>(), 232);
+        assert_eq!(size_of::<Config>(), 304);
+    }
+
+    #[test]
+    fn what_a_file_held_before_is_not_shown_even_if_something_holds_its_page() {
+        if let Some(why) = watch::missing(&[]) {
+            return println!("skipped: {why}");
+        }
+        const PAGE: usize = 4096;
+        let file = memory_file("test").unwrap();
+        file.write_all_at(&[1; 4 * PAGE], 0).unwrap();
+        let device = Loop::attach(&file, false).unwrap();
+        let shown = |device: &Loop, at: usize| {
+            let mut byte = [0];
+            device.device.read_exact_at(&mut byte, at as u64).unwrap();
+            byte[0]
+        };
+        // SAFETY: a new mapping of one page, which is only read.
+        let held = unsafe {
+            let fd = device.device.as_raw_fd();
+            libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, fd, PAGE as libc::off_t)
+        };
+        assert_ne!(held, libc::MAP_FAILED);
+        // SAFETY: mapped above.
+        assert_eq!(unsafe { held.cast::<u8>().read_volatile() }, 1);
+
+        file.write_all_at(&[2; 4 * PAGE], 0).unwrap();
+        assert!(!device.forget_cache().unwrap());
+        assert_eq!((shown(&device, 0), shown(&device, PAGE)), (2, 1), "the page that is held is an old one");
+        let (device, is_another) = device.emptied(&file).unwrap();
+        assert_eq!((shown(&device, 0), shown(&device, PAGE), is_another), (2, 2, true));
+        // SAFETY: mapped above, and not used after this.
+        assert_eq!(unsafe { libc::munmap(held, PAGE) }, 0);
+        file.write_all_at(&[3; 4 * PAGE], 0).unwrap();
+        let (device, _) = device.emptied(&file).unwrap();
+        assert_eq!(shown(&device, PAGE), 3);
     }
 }

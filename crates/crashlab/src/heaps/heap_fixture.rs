@@ -4,27 +4,29 @@ use super::heap_model::{Block, Change, HeapModel, bytes};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use untorn::Error;
-use untorn::heap::{Heap, HeapBox, HeapMap, HeapVec};
+use untorn::heap::{Heap, HeapBox, HeapMap, HeapVec, Storable};
 
-untorn::storable! {
-    /// A block, as the heap gave it out.
-    struct Raw {
-        address: NonNull<u8>,
-        bytes: usize,
-    }
+/// A block, as the heap gave it out.
+#[derive(Storable)]
+struct Raw {
+    #[storable(pointer)]
+    address: NonNull<u8>,
+    bytes: usize,
+}
 
-    struct Link<'h> {
-        value: u64,
-        next: Option<HeapBox<'h, Link<'h>>>,
-    }
+#[derive(Storable)]
+struct Link<'h> {
+    value: u64,
+    next: Option<HeapBox<'h, Link<'h>>>,
+}
 
-    /// All structures as they lie in the heap, at the root `world`.
-    struct Contents<'h> {
-        serial: u64,
-        blocks: HeapMap<'h, u64, Raw>,
-        table: HeapMap<'h, u64, HeapVec<'h, u8>>,
-        chain: Option<HeapBox<'h, Link<'h>>>,
-    }
+/// All structures as they lie in the heap, at the root `world`.
+#[derive(Storable)]
+struct Contents<'h> {
+    serial: u64,
+    blocks: HeapMap<'h, u64, Raw>,
+    table: HeapMap<'h, u64, HeapVec<'h, u8>>,
+    chain: Option<HeapBox<'h, Link<'h>>>,
 }
 
 /// The structures of an open heap. One thread uses them.

@@ -127,7 +127,7 @@ impl fmt::Display for HeapViolation {
 
 /// A commit.
 #[derive(Clone)]
-struct State {
+pub(super) struct State {
     model: Arc<HeapModel>,
     note: u64,
     /// Of all bytes of the heap; none: there is nothing in it yet, wherever it is.
@@ -136,9 +136,9 @@ struct State {
 
 /// Commits that may be the last after a crash, packed into the number that snapshots carry.
 #[derive(Clone, Copy, Debug)]
-struct Window {
-    acknowledged: usize,
-    begun: usize,
+pub(super) struct Window {
+    pub(super) acknowledged: usize,
+    pub(super) begun: usize,
 }
 
 impl Window {
@@ -151,22 +151,32 @@ impl Window {
     }
 }
 
+/// The program's store said no, which is right where a call of the system failed.
+pub(super) const REFUSED: &str = "refused";
+
 fn text(what: &str) -> impl Fn(Error) -> String + '_ {
-    move |e| format!("{what}: {e}")
+    move |e| format!("{REFUSED}, {what}: {} ({})", e, e.kind())
+}
+
+/// Where a program runs.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) setup: Setup,
+    class: FailureClass,
 }
 
 /// The program in its process.
-struct Session<'d> {
+pub(super) struct Session<'d> {
     disk: &'d SimDisk,
     // Killed before the rest is dropped: dropping would close, which is no part of the program.
     life: KillOnDrop,
-    heap: Heap,
-    note_file: File,
+    pub(super) heap: Heap,
+    pub(super) note_file: File,
     store: Store,
     model: HeapModel,
     note: u64,
-    commits: Vec<State>,
-    window: Window,
+    pub(super) commits: Vec<State>,
+    pub(super) window: Window,
     tickets: Vec<(Ticket, usize)>,
 }
 
@@ -182,14 +192,20 @@ fn sum(heap: &Heap) -> u64 {
 
 impl<'d> Session<'d> {
     /// Opens the heap, recovering it, and finds which commit it holds.
-    fn open(disk: &'d SimDisk, setup: &Setup, mut commits: Vec<State>, window: Window) -> Result<Session<'d>, String> {
+    pub(super) fn open(
+        disk: &'d SimDisk,
+        place: &Place,
+        mut commits: Vec<State>,
+        window: Window,
+    ) -> Result<Session<'d>, String> {
         let life = KillOnDrop(disk.spawn());
-        let options = store_options(setup, FailureClass::Power);
+        let setup = &place.setup;
+        let options = store_options(setup, place.class);
         let store =
             options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(text("the store"))?;
         let quarantined = store.status().quarantined;
         if !quarantined.is_empty() {
-            return Err(format!("files are quarantined: {quarantined:?}"));
+            return Err(format!("{REFUSED}, files are quarantined: {quarantined:?}"));
         }
         let tracker = if setup.direct { Tracker::Scan } else { Tracker::PageMap };
         let mut options = HeapOptions::new().address_space(ADDRESS_SPACE).tracker(tracker);
@@ -202,10 +218,15 @@ impl<'d> Session<'d> {
         let mut bytes = [0; NOTE_BYTES];
         note_file.read_at(&mut bytes, 0).map_err(text("the note"))?;
         let (sum, is_empty) = (sum(&heap), heap.roots().is_empty());
-        let same =
-            |state: &State| bytes[..] == note_bytes(state.note) && state.sum.map_or(is_empty, |wanted| wanted == sum);
-        let Some(number) = (window.acknowledged..=window.begun).find(|n| same(&commits[*n])) else {
-            return Err(match commits.iter().position(same) {
+        // Of a commit that failed, and may be durable all the same, only the structures are known.
+        let holds = |number: usize| match commits[number].sum {
+            Some(wanted) => wanted == sum,
+            None if number == 0 => is_empty,
+            None => HeapFixture::of(&heap).is_ok_and(|fixture| fixture.compare(&commits[number].model).is_ok()),
+        };
+        let same = |number: &usize| bytes[..] == note_bytes(commits[*number].note) && holds(*number);
+        let Some(number) = (window.acknowledged..=window.begun).find(same) else {
+            return Err(match (0..commits.len()).find(same) {
                 Some(number) => format!("{window:?}, and it holds commit {number}"),
                 None => format!("{window:?}, and it holds no commit whole"),
             });
@@ -224,7 +245,7 @@ impl<'d> Session<'d> {
         HeapFixture::of(&self.heap).map_err(text("the structures"))
     }
 
-    fn compare(&self) -> Result<(), String> {
+    pub(super) fn compare(&self) -> Result<(), String> {
         self.fixture()?.compare(&self.model)
     }
 
@@ -233,7 +254,7 @@ impl<'d> Session<'d> {
     }
 
     /// The model is as of the last commit that has begun.
-    fn back(&mut self) {
+    pub(super) fn back(&mut self) {
         let last = self.commits.last().expect("the start");
         self.model = (*last.model).clone();
         self.note = last.note;
@@ -248,16 +269,16 @@ impl<'d> Session<'d> {
     }
 
     /// The commit that has begun is settled: a commit gives back what is free, and then the heap holds these bytes.
-    fn settled(&mut self) {
+    pub(super) fn settled(&mut self) {
         self.commits.last_mut().expect("the commit").sum = Some(sum(&self.heap));
     }
 
-    fn done(&mut self, number: usize) {
+    pub(super) fn done(&mut self, number: usize) {
         self.window.acknowledged = self.window.acknowledged.max(number);
         self.mark();
     }
 
-    fn wait(&mut self) -> Result<(), String> {
+    pub(super) fn wait(&mut self) -> Result<(), String> {
         for (ticket, number) in std::mem::take(&mut self.tickets) {
             ticket.wait().map_err(text("an asynchronous commit"))?;
             self.done(number);
@@ -272,7 +293,7 @@ impl<'d> Session<'d> {
         if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
     }
 
-    fn commit(&mut self) -> Result<(), String> {
+    pub(super) fn commit(&mut self) -> Result<(), String> {
         let number = self.begin();
         self.heap.commit().map_err(text("a commit"))?;
         self.settled();
@@ -280,7 +301,7 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    fn step(&mut self, rng: &mut Rng) -> Result<(), String> {
+    pub(super) fn step(&mut self, rng: &mut Rng) -> Result<(), String> {
         match rng.u32(..100) {
             0..10 => self.commit()?,
             10..14 => {
@@ -318,7 +339,7 @@ impl<'d> Session<'d> {
     }
 
     /// The process ends; what is not committed is discarded.
-    fn end(mut self, close: bool) -> Result<(Vec<State>, Window), String> {
+    pub(super) fn end(mut self, close: bool) -> Result<(Vec<State>, Window), String> {
         self.wait()?;
         let Session { life, heap, note_file, store, commits, window, .. } = self;
         if close {
@@ -331,7 +352,7 @@ impl<'d> Session<'d> {
     }
 
     /// Commits and closes; then the file holds the allocations of this program, and no other.
-    fn finish(mut self) -> Result<Vec<State>, String> {
+    pub(super) fn finish(mut self) -> Result<Vec<State>, String> {
         self.commit()?;
         self.compare()?;
         let (blocks, others) = self.fixture()?.allocations();
@@ -350,7 +371,7 @@ impl<'d> Session<'d> {
 }
 
 /// A moment of a run, and the commits as they were numbered then.
-type Moment = (Snapshot, Arc<Vec<State>>);
+pub(super) type Moment = (Snapshot, Arc<Vec<State>>);
 
 /// Programs that are crashed one after the other.
 pub struct Programs {
@@ -370,13 +391,13 @@ impl Programs {
         self.totals
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.effort.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
     /// Runs the program of a seed to its end, without a crash.
     pub fn play(&mut self, seed: u64, steps: usize) -> Result<(), HeapViolation> {
-        let (_, commits) = run(&setup_of(seed), seed, steps)
+        let (_, commits) = run(&place_of(seed), seed, steps)
             .map_err(|what| HeapViolation { case: HeapCase { seed, steps, crashes: Vec::new() }, what })?;
         self.count(&commits);
         Ok(())
@@ -395,8 +416,8 @@ impl Programs {
     }
 
     fn crash_all(&mut self, seed: u64, steps: usize, crashes: &mut Vec<Trouble>) -> Result<(), String> {
-        let setup = setup_of(seed);
-        let (moments, commits) = run(&setup, seed, steps)?;
+        let place = place_of(seed);
+        let (moments, commits) = run(&place, seed, steps)?;
         self.count(&commits);
         for moment in &moments {
             let cuts = moment.cuts(self.effort.cuts_max, mix(seed ^ moment.call()));
@@ -410,8 +431,11 @@ impl Programs {
                 *crashes = vec![Trouble::Crash(moment.call(), how)];
                 self.totals.checked += 1;
                 let chance = mix(seed ^ mix(moment.call()) ^ self.totals.checked);
+                if how != How::Killed && is_refused_as_unknown(&place, moment, how)? {
+                    continue;
+                }
                 let second = chance.is_multiple_of(self.effort.second_every);
-                let recovery = recover(&setup, moment, how, &commits, second)?;
+                let recovery = recover(&place, moment, how, &commits, second)?;
                 if second {
                     let (moment, commits) = &recovery[(chance >> 16) as usize % recovery.len()];
                     let cuts = moment.cuts(24, chance);
@@ -420,7 +444,9 @@ impl Programs {
                     crashes.push(Trouble::Crash(moment.call(), how));
                     self.totals.second += 1;
                     self.totals.checked += 1;
-                    recover(&setup, moment, how, commits, false)?;
+                    if how == How::Killed || !is_refused_as_unknown(&place, moment, how)? {
+                        recover(&place, moment, how, commits, false)?;
+                    }
                 }
             }
         }
@@ -437,41 +463,54 @@ impl Programs {
     }
 }
 
-/// Repeats one case, and returns what is wrong.
-pub fn again_heap(case: &HeapCase) -> Result<(), String> {
-    let setup = setup_of(case.seed);
-    let (moments, commits) = run(&setup, case.seed, case.steps)?;
-    let commits = Arc::new(commits);
-    let mut moments: Vec<Moment> = moments.into_iter().map(|moment| (moment, commits.clone())).collect();
-    for crash in &case.crashes {
-        let Trouble::Crash(call, how) = *crash else { return Err(format!("{crash} is no crash")) };
-        let found = moments.iter().find(|(moment, _)| moment.call() == call);
-        let (moment, commits) = found.ok_or(crate::enumerate::NO_SUCH_CALL)?;
-        moments = recover(&setup, moment, how, commits, true)?;
-    }
-    Ok(())
+/// One program of four is in class `process`.
+pub(super) fn place_of(seed: u64) -> Place {
+    let all: Vec<_> = Setup::all(Start::Plain, (seed / 8) as usize).collect();
+    let class = if mix(seed).is_multiple_of(4) { FailureClass::Process } else { FailureClass::Power };
+    Place { setup: all[seed as usize % all.len()], class }
 }
 
-fn setup_of(seed: u64) -> Setup {
-    let all: Vec<_> = Setup::all(Start::Plain, (seed / 8) as usize).collect();
-    all[seed as usize % all.len()]
+/// Whether the store refuses to open after a power cut, because it was in class `process`. One that opens must have the
+/// last commit, as in class `power`: it was closed, or not yet used.
+pub(super) fn is_refused_as_unknown(place: &Place, moment: &Snapshot, how: How) -> Result<bool, String> {
+    if place.class == FailureClass::Power {
+        return Ok(false);
+    }
+    let disk = crash(moment, how);
+    let life = KillOnDrop(disk.spawn());
+    let options = store_options(&place.setup, place.class);
+    match options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new()) {
+        Err(Error::UnknownState { .. }) => Ok(true),
+        Err(e) => Err(text("the store")(e)),
+        Ok(_) => Ok(false),
+    }
+}
+
+/// A disk with a note, on which nothing was recorded or failed yet.
+pub(super) fn disk_of(place: &Place, seed: u64) -> SimDisk {
+    let disk = SimDisk::new(Options { memory: true, seed, ..place.setup.disk(0) });
+    disk.put(NOTE, &[0; NOTE_BYTES]).expect("an empty disk");
+    disk.settle();
+    disk
+}
+
+/// The commit before the first one: nothing.
+pub(super) fn nothing() -> (Vec<State>, Window) {
+    (vec![State { model: Arc::default(), note: 0, sum: None }], Window { acknowledged: 0, begun: 0 })
 }
 
 /// Runs a program to its end: its moments, and its commits.
-fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<State>), String> {
-    let disk = SimDisk::new(Options { memory: true, seed, ..setup.disk(0) });
-    disk.put(NOTE, &[0; NOTE_BYTES]).expect("an empty disk");
-    disk.settle();
+pub(super) fn run(place: &Place, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<State>), String> {
+    let disk = disk_of(place, seed);
     disk.record();
     let mut rng = Rng::with_seed(seed);
-    let mut commits = vec![State { model: Arc::default(), note: 0, sum: None }];
-    let mut window = Window { acknowledged: 0, begun: 0 };
-    let mut session = Session::open(&disk, setup, commits, window)?;
+    let (mut commits, mut window) = nothing();
+    let mut session = Session::open(&disk, place, commits, window)?;
     for _ in 0..steps {
         match rng.u32(..40) {
             n @ (0 | 1) => {
                 (commits, window) = session.end(n == 0)?;
-                session = Session::open(&disk, setup, commits, window)?;
+                session = Session::open(&disk, place, commits, window)?;
             }
             _ => session.step(&mut rng)?,
         }
@@ -481,7 +520,13 @@ fn run(setup: &Setup, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<Sta
 }
 
 /// Recovers after a crash, and continues for a while. Returns the moments of all that, if they are to be recorded.
-fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record: bool) -> Result<Vec<Moment>, String> {
+pub(super) fn recover(
+    place: &Place,
+    moment: &Snapshot,
+    how: How,
+    commits: &[State],
+    record: bool,
+) -> Result<Vec<Moment>, String> {
     let disk = crash(moment, how);
     let mut moments = Vec::new();
     let mut keep = |commits: &[State]| {
@@ -491,7 +536,7 @@ fn recover(setup: &Setup, moment: &Snapshot, how: How, commits: &[State], record
     if record {
         disk.record();
     }
-    let mut session = Session::open(&disk, setup, commits.to_vec(), Window::unpack(moment.mark()))?;
+    let mut session = Session::open(&disk, place, commits.to_vec(), Window::unpack(moment.mark()))?;
     if record {
         keep(commits);
         disk.record();

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapOptions};
 use untorn::{Error, FailureClass, Store};
+use untorn_os::set_read_only;
 
 const CHUNK_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES: usize = 4 << 20;
@@ -181,8 +182,11 @@ pub(crate) fn what_was_overwritten_is_not_committed() -> Result<(), String> {
         with_heap(&disk, |heap| {
             allocate_apart(heap, &mut Vec::new(), 100, 1)?;
             heap.commit().map_err(failed)?;
+            let base = heap.memory().0.as_ptr();
+            // SAFETY: pages of the heap; more may be stored to than before.
+            unsafe { set_read_only(base as usize..base as usize + CHUNK_BYTES, false) }.expect("its protection");
             // SAFETY: mapped. That nobody may store there is what is tried.
-            unsafe { heap.memory().0.add(offset).write(0xa5) };
+            unsafe { base.add(offset).write(0xa5) };
             match heap.commit() {
                 // SAFETY: what was allocated since is not used.
                 Err(Error::Corrupt { .. }) => unsafe { heap.rollback() }.map_err(failed),

@@ -135,6 +135,58 @@ fn recovery_on_a_full_disk_survives_every_crash() {
     assert!(crashes > 100 && lost > 0, "{crashes} crashes, {lost} of them lost something");
 }
 
+/// A new file waits for room, and its record fills what the journal has: what would make room is committed all the same.
+#[test]
+fn an_open_store_makes_room_on_a_full_disk_while_a_new_file_waits() {
+    let (mut waited, mut made_room) = (0, 0);
+    for kib in (4..120).step_by(4) {
+        let when = format!("a new file of {kib} KiB");
+        let disk =
+            SimDisk::new(Options { profile: Profile::AnyPosix, model: Model::SectorAtomic, ..Options::default() });
+        // Contents go into the journal, and the disk has no room for more segments.
+        let options = options(FailureClass::Power).sizes(512 << 10, 16 << 10, 128 << 10);
+        let store = open_on(&disk, options).unwrap();
+        let large = store.open_or_create("large").unwrap();
+        for at in 0..8 {
+            large.write_all_at(&[b'l'; 8 << 10], at << 13).unwrap();
+            large.commit().unwrap();
+            store.checkpoint().unwrap();
+        }
+        disk.fill_up(true, false);
+        // The journal takes the record, and nothing is left for the file.
+        let committed = (0..200).any(|_| {
+            let mut txn = store.begin();
+            let written = txn.create("new", 0o600).and_then(|new| new.write_all_at(&vec![b'n'; kib << 10], 0));
+            let done = written.is_ok() && txn.commit().is_ok();
+            disk.set_options(|options| {
+                options.capacity_bytes = options.capacity_bytes.map(|bytes| bytes + if done { 0 } else { 1024 });
+            });
+            done
+        });
+        if !committed || store.checkpoint().is_ok() {
+            continue;
+        }
+        waited += 1;
+        large.set_len(10).unwrap();
+        if large.commit().is_err() {
+            // Not even a block is left.
+            continue;
+        }
+        made_room += 1;
+        drop(large);
+        let mut txn = store.begin();
+        txn.unlink("large").unwrap();
+        txn.commit().unwrap_or_else(|e| panic!("{when}: {e}"));
+        let _ = store.checkpoint();
+        assert!(disk.get("large").is_err(), "{when}: the disk has its room");
+        disk.set_options(|options| options.capacity_bytes = None);
+        store.checkpoint().unwrap_or_else(|e| panic!("{when}: {e}"));
+        assert_eq!(disk.get("new").unwrap(), vec![b'n'; kib << 10], "{when}");
+        close(store, &when);
+    }
+    assert!(waited >= 20 && made_room + 6 >= waited, "{made_room} of {waited}");
+}
+
 /// A part of what is quarantined can be redone, and the list of the rest finds no room: what was redone takes no commits,
 /// over which the next opening would redo it again.
 #[test]

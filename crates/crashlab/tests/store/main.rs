@@ -14,6 +14,7 @@ mod interplay;
 mod journal_flushes;
 mod large_commits;
 mod names;
+mod output_gate;
 mod quarantine;
 mod recovery;
 mod refused_commits;

@@ -26,16 +26,19 @@ fn contents(disk: &SimDisk) -> Result<[u8; 6]> {
 
 /// What `rename` does: both stores are closed, the name changes, and the file goes on. Each crash leaves one of the
 /// contents, whole, and no older one than was acknowledged. An error: the first that could not be read.
-fn renamed_while_open(disk: &SimDisk) -> Result<()> {
+fn renamed_while_open(disk: &SimDisk, from: &str) -> Result<()> {
     let old = open(disk, "db")?;
     commit(&old, b"before")?;
-    let new = open(disk, "db.new")?;
+    let new = open(disk, from)?;
     commit(&new, b"middle")?;
     disk.record();
     new.store().close()?;
     old.store().close()?;
-    disk.rename("db.new", "db").expect("a healthy disk");
+    disk.rename(from, "db").expect("a healthy disk");
     flush_names_on(&*disk.process(), Path::new("db"))?;
+    if let Some((dir, _)) = from.split_once('/') {
+        disk.process().sync_dir(Path::new(dir), sync_point::RELOCATED).expect("a healthy disk");
+    }
     let file = open(disk, "db")?;
     commit(&file, b"latest")?;
     let last = disk.snapshot();
@@ -52,12 +55,21 @@ fn renamed_while_open(disk: &SimDisk) -> Result<()> {
 #[test]
 fn a_file_renamed_while_open_keeps_its_new_name() {
     for profile in PROFILES {
-        renamed_while_open(&roomy::disk(profile)).unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        renamed_while_open(&roomy::disk(profile), "db.new").unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        // From another directory.
+        let disk = roomy::disk(profile);
+        disk.process().mkdir(Path::new("other"), 0o755).expect("a healthy disk");
+        disk.settle();
+        renamed_while_open(&disk, "other/db").unwrap_or_else(|e| panic!("{profile:?}, from a directory: {e}"));
     }
-    let disk = roomy::disk(Profile::AnyPosix);
-    disk.skip(sync_point::RELOCATED);
-    let missed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| renamed_while_open(&disk)));
-    assert!(!matches!(missed, Ok(Ok(()))), "the flush is needed");
+    for from in ["db.new", "other/db"] {
+        let disk = roomy::disk(Profile::AnyPosix);
+        disk.process().mkdir(Path::new("other"), 0o755).expect("a healthy disk");
+        disk.settle();
+        disk.skip(sync_point::RELOCATED);
+        let missed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| renamed_while_open(&disk, from)));
+        assert!(!matches!(missed, Ok(Ok(()))), "{from}: the flush is needed");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Records that restate what waits to be applied, and the room in the segments that commits leave for them.
 
-use super::{Journal, Segment};
+use super::{Committed, Journal, Segment};
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES;
 use crate::record::Record;
@@ -10,6 +10,18 @@ impl Journal {
     /// Commits leave room for this record, which restates what waits to be applied; none: nothing waits.
     pub fn reserve(&mut self, record: Option<&Record>) {
         self.reserved = record.map_or(0, |record| self.room_for(record).next_multiple_of(BLOCK_BYTES as u64));
+    }
+
+    /// As [`Self::commit`], for small records: they may take the room that is left for what waits. On a disk that is full
+    /// of what waits they may be what makes room.
+    pub fn commit_in_reserved(&mut self, records: &[Record]) -> Result<Committed> {
+        if records.iter().any(|record| self.room_for(record) > BLOCK_BYTES as u64) {
+            return Ok(Committed::Full);
+        }
+        let reserved = std::mem::take(&mut self.reserved);
+        let done = self.commit(records);
+        self.reserved = reserved;
+        done
     }
 
     /// Whether every commit that is not truncated yet is only in the log because it was restated.

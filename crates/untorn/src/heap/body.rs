@@ -1,10 +1,12 @@
 //! A heap's memory and its file.
 
 use super::check::HeapImage;
-use super::layout::{CHUNK_BYTES, SEGMENT_BYTES};
+use super::layout::{CHUNK_BYTES, INSIDES, SEGMENT_BYTES};
 use super::metadata::{Number, Refused};
+use super::own_pages::{self, header_page};
 use super::space::Backing;
 use crate::file::File;
+use crate::file_state::HeapMark;
 use crate::invariant;
 use crate::map::Map;
 use std::ops::Range;
@@ -15,7 +17,12 @@ use untorn_os::{holds, memory_limit};
 pub(super) struct Body {
     // Before the file: a map ends before its file is closed.
     pub map: Map,
+    /// For everybody: it only reads.
+    pub view: File,
+    /// The heap's own handle.
     pub file: File,
+    /// Other handles of the file only read it.
+    pub mark: HeapMark,
     /// Nobody stores during a commit but under a guard: the program's promise.
     pub quiet: bool,
     /// For debugging: whoever allocates or frees holds a guard.
@@ -30,12 +37,22 @@ pub(super) struct Body {
 
 impl Backing for Body {
     fn resize(&self, segments: usize) -> Result<()> {
+        let groups = (self.map.len() as usize / SEGMENT_BYTES).div_ceil(INSIDES);
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
+        (groups..segments.div_ceil(INSIDES)).for_each(|group| self.lock_header(group));
         if holds(invariant::HEAP_GROWS_WHOLE) { Ok(()) } else { self.map.msync() }
     }
 
     fn release(&self, offset: usize, bytes: usize) -> Result<()> {
         self.file.zero(offset as u64, bytes as u64)
+    }
+
+    fn unlock_header(&self, group: usize) -> Result<()> {
+        own_pages::unlock(&self.map, header_page(group))
+    }
+
+    fn lock_header(&self, group: usize) {
+        own_pages::lock(&self.map, header_page(group));
     }
 
     fn check_memory(&self, bytes: u64) -> Result<()> {

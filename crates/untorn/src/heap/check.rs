@@ -6,15 +6,12 @@
 //!
 //! Memory: some bytes for a chunk, and three bits for a block.
 
-use super::heap_pointer::HeapPointers;
+use super::heap_report::{HeapChunk, HeapClass, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 use super::layout::*;
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use untorn_journal::Result;
 
-/// Problems that are told in full.
-const PROBLEMS_MOST: usize = 100;
 /// Leaks that are told one by one.
 const LEAKS_MOST: usize = 20;
 /// Bytes of an allocation that are read at once.
@@ -27,139 +24,6 @@ pub(crate) trait HeapImage {
     fn bytes(&self) -> Result<u64>;
     /// Fills the buffer, which lies within the heap.
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
-}
-
-/// What a look at a heap found.
-#[derive(Clone, Debug, Default, Serialize)]
-#[non_exhaustive]
-pub struct HeapReport {
-    /// The heap's file.
-    pub path: PathBuf,
-    /// Where the heap is mapped.
-    pub address: u64,
-    /// Bytes of address space that it can grow to.
-    pub address_space_bytes: u64,
-    /// Bytes of the file; those that nobody uses take no room on the disk.
-    pub heap_bytes: u64,
-    /// Bytes of the heap's own metadata.
-    pub metadata_bytes: u64,
-    /// Bytes of chunks that are free for anything.
-    pub free_bytes: u64,
-    /// Sizes of blocks that there are chunks for.
-    pub classes: Vec<HeapClass>,
-    /// Allocations of whole chunks.
-    pub large: HeapLarge,
-    /// Allocations of whole segments.
-    pub huge: HeapLarge,
-    /// The named roots.
-    pub roots: Vec<HeapRoot>,
-    /// What no root reaches. `None`: it was not looked for.
-    pub leaks: Option<HeapLeaks>,
-    /// Pointers that lead out of the heap. `None`: they were not looked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pointers: Option<HeapPointers>,
-    /// Damage. Empty: sound.
-    pub problems: Vec<String>,
-    /// Problems beyond those.
-    pub problems_more: u64,
-    /// Every chunk of 64 KiB, in order.
-    #[serde(skip)]
-    pub chunks: Vec<HeapChunk>,
-}
-
-impl HeapReport {
-    /// No damage was found.
-    pub fn is_sound(&self) -> bool {
-        self.problems.is_empty()
-    }
-
-    fn problem(&mut self, what: String) {
-        match self.problems.len() < PROBLEMS_MOST {
-            true => self.problems.push(what),
-            false => self.problems_more += 1,
-        }
-    }
-}
-
-/// Blocks of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct HeapClass {
-    /// Bytes of a block.
-    pub block_bytes: u64,
-    /// Chunks that hold such blocks.
-    pub chunks: u64,
-    /// Blocks in them.
-    pub blocks: u64,
-    /// Blocks in use.
-    pub used: u64,
-}
-
-/// Allocations that are larger than any block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct HeapLarge {
-    /// How many.
-    pub count: u64,
-    /// Bytes that they take.
-    pub bytes: u64,
-    /// Bytes that were asked for.
-    pub asked_bytes: u64,
-}
-
-/// A root.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HeapRoot {
-    /// Its name.
-    pub name: String,
-    /// The type's name, cut off after 104 bytes.
-    pub type_name: String,
-    /// The program's own number of its layout.
-    pub version: u32,
-    /// The type's size in bytes.
-    pub size: u64,
-    /// The type's alignment.
-    pub align: u32,
-    /// Where it is.
-    pub address: u64,
-}
-
-/// Allocations that no root reaches.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct HeapLeaks {
-    /// How many.
-    pub count: u64,
-    /// Bytes that they take.
-    pub bytes: u64,
-    /// The largest of them.
-    pub largest: Vec<HeapLeak>,
-}
-
-/// One of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct HeapLeak {
-    /// Where it is.
-    pub address: u64,
-    /// Bytes that it takes.
-    pub bytes: u64,
-}
-
-/// What a chunk of 64 KiB is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeapChunk {
-    /// The heap's own.
-    Metadata,
-    /// Nothing.
-    Free,
-    /// Blocks of one size.
-    Blocks {
-        /// Blocks in use.
-        used: u16,
-        /// Blocks.
-        of: u16,
-    },
-    /// A part of an allocation of whole chunks.
-    Large,
-    /// A part of an allocation of whole segments.
-    Huge,
 }
 
 /// What the walk remembers of a chunk.
@@ -248,7 +112,7 @@ impl<'a> Checker<'a> {
         checker.reached = vec![0; checker.used.len()];
         checker.waiting = vec![0; checker.used.len()];
         if segments > 0 {
-            checker.walk_roots()?;
+            checker.walk_roots(&Checker::root_problems)?;
         }
         Ok(checker)
     }
@@ -271,6 +135,13 @@ impl<'a> Checker<'a> {
             queue: VecDeque::new(),
             insides: Vec::new(),
         }
+    }
+
+    /// Looks at the table of roots alone, and not at what is allocated; says what is wrong.
+    pub(crate) fn problems_of_roots(image: &dyn HeapImage, header: &Header) -> Result<Vec<String>> {
+        let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
+        checker.walk_roots(&Checker::root_form_problems)?;
+        Ok(checker.report.problems)
     }
 
     /// Looks at the metadata of some segments alone, but of none that is marked as inside of an allocation; says what
@@ -434,7 +305,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn walk_roots(&mut self) -> Result<()> {
+    fn walk_roots(&mut self, problems: &dyn Fn(&Checker<'a>, &RootEntry) -> Vec<String>) -> Result<()> {
         let mut bytes = vec![0; ROOTS * size_of::<RootEntry>()];
         self.image.read(&mut bytes, ROOTS_AT as u64)?;
         let mut places = BTreeMap::new();
@@ -444,7 +315,7 @@ impl<'a> Checker<'a> {
             }
             let entry = RootEntry::read(bytes);
             let name = text(&entry.name);
-            for problem in self.root_problems(&entry) {
+            for problem in problems(self, &entry) {
                 self.report.problem(format!("root {index}, {name:?}: {problem}"));
             }
             if let Some(other) = places.insert(entry.name, index) {
@@ -463,7 +334,8 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    fn root_problems(&self, entry: &RootEntry) -> Vec<String> {
+    /// What no library writes into an entry, whatever is allocated.
+    fn root_form_problems(&self, entry: &RootEntry) -> Vec<String> {
         let mut problems = Vec::new();
         let mut unless = |right: bool, what: &str| {
             if !right {
@@ -480,14 +352,22 @@ impl<'a> Checker<'a> {
         let same = entry.fingerprint == fingerprint(type_name, entry.size, entry.align, entry.version);
         unless(!whole || same, "its fingerprint is not that of its type");
         let offset = entry.pointer.wrapping_sub(self.base);
+        unless(offset < self.report.heap_bytes, "it points out of the heap");
+        problems
+    }
+
+    fn root_problems(&self, entry: &RootEntry) -> Vec<String> {
+        let mut problems = self.root_form_problems(entry);
+        let offset = entry.pointer.wrapping_sub(self.base);
         match self.find(offset) {
             Some(found) => {
                 let (start, bytes) = self.bounds(found);
-                let end = offset.checked_add(entry.size);
-                unless(end.is_some_and(|end| end <= start + bytes), "it reaches beyond its allocation");
+                if offset.checked_add(entry.size).is_none_or(|end| end > start + bytes) {
+                    problems.push("it reaches beyond its allocation".to_owned());
+                }
             }
-            None if offset >= self.report.heap_bytes => unless(false, "it points out of the heap"),
-            None => unless(false, "it points to memory that is not allocated"),
+            None if offset >= self.report.heap_bytes => {}
+            None => problems.push("it points to memory that is not allocated".to_owned()),
         }
         problems
     }
@@ -654,14 +534,6 @@ impl Chunk {
             Kind::Blocks(class) => blocks(class as usize),
             Kind::Whole(_) => 1,
         }
-    }
-}
-
-impl HeapLarge {
-    fn add(&mut self, asked_bytes: u64, chunks: usize) {
-        self.count += 1;
-        self.asked_bytes += asked_bytes;
-        self.bytes += (chunks * CHUNK_BYTES) as u64;
     }
 }
 

@@ -1,8 +1,9 @@
 //! A heap in plain memory, for tests of what damage does to it: its allocator and its checker, without a file.
 
 use super::arena::Arena;
-use super::check::{Checker, HeapImage, HeapReport};
+use super::check::{Checker, HeapImage};
 use super::chunk_table::{ChunkTable, NOBODY};
+use super::heap_report::HeapReport;
 use super::layout::*;
 use super::metadata::{Metadata, Refused};
 use super::space::{Backing, Space, size_of_use};

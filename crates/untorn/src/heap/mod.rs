@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`. The trait
-//! [`Storable`] and the macro [`crate::storable!`] see to that.
+//! [`Storable`](trait@Storable) and its derive macro see to that.
 
 mod arena;
 mod body;
@@ -28,6 +28,7 @@ mod guard;
 mod heap_btree_map;
 mod heap_map;
 mod heap_pointer;
+mod heap_report;
 mod heap_string;
 mod in_heap;
 mod in_memory;
@@ -35,6 +36,7 @@ mod layout;
 mod metadata;
 mod open;
 mod open_heap;
+mod own_pages;
 pub(crate) mod pointers;
 mod registry;
 mod root;
@@ -44,11 +46,11 @@ mod storable;
 mod thread_local;
 mod verify;
 
-pub use check::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use guard::Mutating;
 pub use heap_btree_map::{HeapBTreeMap, Iter as HeapBTreeMapIter};
 pub use heap_map::{FixedHash, HeapMap};
 pub use heap_pointer::{HeapPointer, HeapPointers};
+pub use heap_report::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 pub use heap_string::HeapString;
 pub use in_heap::{HeapBox, HeapVec, InHeap};
 pub use in_memory::fuzz_heap;
@@ -57,4 +59,5 @@ pub use open_heap::Heap;
 pub use registry::WeakHeap;
 pub use root::{RootInfo, RootOptions, RootShape};
 pub use stats::HeapStats;
-pub use storable::{Storable, is_storable};
+pub use storable::{RawPointer, Storable, is_pointer, is_storable};
+pub use untorn_derive::Storable;

@@ -3,6 +3,7 @@
 use super::body::{Body, segments_of};
 use super::layout::*;
 use super::open_heap::Heap;
+use super::own_pages;
 use super::registry;
 use crate::file::File;
 use crate::invariant;
@@ -145,6 +146,7 @@ impl HeapOptions {
     }
 
     fn open_file(&self, file: File) -> Result<Heap> {
+        let (file, mark) = file.into_heaps_own()?;
         let map = if file.len()? == 0 { self.create_in(&file)? } else { self.map_existing(&file)? };
         let (base, segments) = (map.as_ptr() as usize, segments_of(&map));
         // SAFETY: the header is mapped, and was looked at or made just now.
@@ -153,13 +155,16 @@ impl HeapOptions {
         let limit = memory_limit().filter(|_| self.map.dirty_max_given().is_none());
         let body = Body {
             map,
+            view: file.view(),
             file,
+            mark,
             quiet: self.quiet,
             debug_guards: self.debug_guards,
             debug_races: self.debug_races,
             debug_pointers: self.debug_pointers,
             memory_bytes: limit.map_or(u64::MAX, |limit| limit.bytes),
         };
+        own_pages::lock_all(&body.map);
         Ok(Heap::new(base, segments, space / SEGMENT_BYTES, body))
     }
 

@@ -1,10 +1,13 @@
 //! The handle of an open heap.
 
 use super::body::{Body, segments_of};
-use super::check::{Checker, HeapReport};
+use super::check::Checker;
 use super::guard::{Mutating, Quiet};
+use super::heap_report::HeapReport;
 use super::in_heap::InHeap;
+use super::own_pages;
 use super::registry::{self, Live, LockedSlot, WeakHeap};
+use crate::commit;
 use crate::completion::Completion;
 use crate::concurrency::MutexGuard;
 use crate::file::File;
@@ -147,13 +150,15 @@ impl Heap {
         let mut all = vec![&body.file];
         all.extend(files);
         let still = self.still()?;
-        self.verify(&still)?;
+        let looked = self.verify(&still)?;
         let mut still = Some(still);
-        let completion = body.file.store().submit_still(&all, &mut || {
+        let mut copied = || {
             if !body.debug_races {
                 still = None;
             }
-        })?;
+        };
+        let looked = looked.then_some(body.file.shared.id);
+        let completion = body.file.store().submit_still(&all, commit::Still { looked, copied: &mut copied })?;
         let raced = if body.debug_races { body.map.check_races() } else { Ok(()) };
         Ok((completion, raced))
     }
@@ -167,7 +172,9 @@ impl Heap {
         }
         let drop_clean = || {
             let _still = self.still()?;
-            body.map.drop_clean_pages()
+            let dropped = body.map.drop_clean_pages();
+            own_pages::lock_all(&body.map);
+            dropped
         };
         let reclaimed = drop_clean().and_then(|()| match body.map.wants_reclaim() {
             (true, _) => {
@@ -193,12 +200,14 @@ impl Heap {
     /// As [`Heap::rollback`], which says what the caller promises.
     pub(super) fn roll_back(&self) -> Result<()> {
         let mut still = self.still()?;
-        let done = self.shared.body.map.rollback();
+        let body = &self.shared.body;
+        let done = own_pages::unlock_all(&body.map).and_then(|()| body.map.rollback());
+        own_pages::lock_all(&body.map);
         let Still { live, slots, .. } = &mut still;
         if let Some(live) = &mut **live
             && holds(invariant::HEAP_FORGETS)
         {
-            live.space.forget(segments_of(&self.shared.body.map));
+            live.space.forget(segments_of(&body.map));
             slots.iter_mut().flat_map(|slot| slot.as_mut()).for_each(|slot| slot.arena.forget());
         }
         done
@@ -210,7 +219,9 @@ impl Heap {
     /// No thread stores to the heap during the call, but under a guard of [`Heap::mutate`]: a store could be lost.
     pub unsafe fn reclaim(&self) -> Result<()> {
         let _still = self.still()?;
-        self.shared.body.map.reclaim()
+        let reclaimed = self.shared.body.map.reclaim();
+        own_pages::lock_all(&self.shared.body.map);
+        reclaimed
     }
 
     /// Looks at every chunk, block and root, then at what the roots reach: what they do not has leaked. Sees what is
@@ -286,9 +297,11 @@ impl Heap {
         &self.shared.body
     }
 
-    /// The file that the heap is in.
+    /// The file that the heap is in, to read it, and to name it. As long as the heap is open, no handle of the file
+    /// changes, commits or rolls back: that would change the heap's memory behind the program's references.
+    #[expect(clippy::misnamed_getters, reason = "its own handle is nobody else's")]
     pub fn file(&self) -> &File {
-        &self.shared.body.file
+        &self.shared.body.view
     }
 
     /// Where the heap is mapped, and how many bytes of it there are.
@@ -303,8 +316,10 @@ impl Heap {
         let Some(Shared { registration, body, .. }) = Arc::into_inner(self.shared) else { return Ok(()) };
         drop(registration);
         match Arc::into_inner(body) {
-            Some(Body { map, file, .. }) => {
+            Some(Body { map, view, file, mark, .. }) => {
                 map.unmap()?;
+                drop(mark);
+                view.close()?;
                 file.close()
             }
             // In a forked child: the registry's entry is the parent's, and keeps the body.

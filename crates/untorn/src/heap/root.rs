@@ -3,6 +3,7 @@
 use super::in_heap::InHeap;
 use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry, text};
 use super::open_heap::Heap;
+use super::own_pages::{self, ROOT_PAGES};
 use super::storable::Storable;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -114,19 +115,19 @@ impl Heap {
     /// #     unsafe { (*accounts.as_ptr()).push(OldAccount { cents: 250 }) };
     /// #     heap.commit()?;
     /// # }
-    /// use untorn::heap::{Heap, HeapVec, RootOptions};
+    /// use untorn::heap::{Heap, HeapVec, RootOptions, Storable};
     ///
-    /// untorn::storable! {
-    ///     #[repr(C)]
-    ///     struct OldAccount {
-    ///         cents: u32,
-    ///     }
+    /// #[derive(Storable)]
+    /// #[repr(C)]
+    /// struct OldAccount {
+    ///     cents: u32,
+    /// }
     ///
-    ///     #[repr(C)]
-    ///     struct Account {
-    ///         cents: i64,
-    ///         limit: i64,
-    ///     }
+    /// #[derive(Storable)]
+    /// #[repr(C)]
+    /// struct Account {
+    ///     cents: i64,
+    ///     limit: i64,
     /// }
     ///
     /// const VERSION: RootOptions = RootOptions::new().version(2);
@@ -281,6 +282,10 @@ impl Heap {
             if !self.holds(to, shape.layout.size() as u64) {
                 return Err(Error::invalid(format!("the root {name:?} would point out of the heap")));
             }
+            if !(to.as_ptr() as usize).is_multiple_of(shape.layout.align()) {
+                let align = shape.layout.align();
+                return Err(Error::invalid(format!("the root {name:?} would not be aligned to {align} bytes: {to:p}")));
+            }
             let most = shape.type_name.len().min(new.type_name.len());
             let cut = (0..=most).rev().find(|at| shape.type_name.is_char_boundary(*at)).unwrap_or(0);
             new.name[..name.len()].copy_from_slice(name.as_bytes());
@@ -293,20 +298,16 @@ impl Heap {
         }
         // SAFETY: as above.
         let free = || (0..ROOTS).map(|i| unsafe { self.entries().add(i) }).find(|e| unsafe { e.as_ref().name[0] == 0 });
-        match (old, to) {
-            (Some(entry), _) => {
-                // SAFETY: an entry of the table, which the guard keeps from being committed half-written.
-                unsafe { entry.write(new) };
-                Ok(())
-            }
-            (None, None) => Ok(()),
-            (None, Some(_)) => {
-                let entry = free().ok_or_else(|| Error::invalid(format!("a heap has at most {ROOTS} roots")))?;
-                // SAFETY: as above.
-                unsafe { entry.write(new) };
-                Ok(())
-            }
-        }
+        let entry = match (old, to) {
+            (Some(entry), _) => entry,
+            (None, None) => return Ok(()),
+            (None, Some(_)) => free().ok_or_else(|| Error::invalid(format!("a heap has at most {ROOTS} roots")))?,
+        };
+        own_pages::unlock(&self.body().map, ROOT_PAGES)?;
+        // SAFETY: an entry of the table, which the guard keeps from being committed half-written.
+        unsafe { entry.write(new) };
+        own_pages::lock(&self.body().map, ROOT_PAGES);
+        Ok(())
     }
 
     /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other

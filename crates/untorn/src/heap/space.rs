@@ -27,6 +27,20 @@ pub(crate) trait Backing {
     fn release(&self, offset: usize, bytes: usize) -> untorn_journal::Result<()>;
     /// So many bytes may be stored to.
     fn check_memory(&self, bytes: u64) -> untorn_journal::Result<()>;
+    /// The page of the header of so manyth group of segments may be stored to.
+    fn unlock_header(&self, _group: usize) -> untorn_journal::Result<()> {
+        Ok(())
+    }
+    /// And may not any more.
+    fn lock_header(&self, _group: usize) {}
+}
+
+/// Works while the page of a header may be stored to.
+fn with_header<T>(ground: &dyn Backing, group: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    ground.unlock_header(group).map_err(Refused::Grow)?;
+    let done = work();
+    ground.lock_header(group);
+    done
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -241,8 +255,11 @@ impl Space {
             while self.look_further()? {}
             ground.check_memory(self.used_bytes() + (more * SEGMENT_BYTES) as u64).map_err(Refused::Grow)?;
         }
-        ground.resize(new).map_err(Refused::Grow)?;
-        self.metadata().set_header(Header { segments: new as u64, ..header });
+        with_header(ground, 0, || {
+            ground.resize(new).map_err(Refused::Grow)?;
+            self.metadata().set_header(Header { segments: new as u64, ..header });
+            Ok(())
+        })?;
         for segment in self.all()..new {
             self.segments.push(Segment::default());
             self.unread += 1;
@@ -310,6 +327,7 @@ impl Space {
             self.grow(start + segments - self.all(), ground)?;
             run = start..start + segments;
         }
+        self.set_inside(run.start + 1..run.end, true, ground)?;
         for segment in run.clone() {
             self.set_free(segment, 0);
         }
@@ -317,10 +335,20 @@ impl Space {
             self.segments[segment].known = Known::Inside;
             self.table.leave(segment);
         }
-        self.metadata().set_inside(run.start + 1..run.end, true);
         let first = (run.start * CHUNKS) as Number + 1;
         self.metadata().set_use(first, Use::Huge(segments), bytes);
         Ok(self.metadata().address(first))
+    }
+
+    /// Marks segments, all of one group, as inside of an allocation or not.
+    fn set_inside(&self, segments: Range<usize>, inside: bool, ground: &dyn Backing) -> Result<()> {
+        if segments.is_empty() {
+            return Ok(());
+        }
+        with_header(ground, segments.start / INSIDES, || {
+            self.metadata().set_inside(segments.clone(), inside);
+            Ok(())
+        })
     }
 
     /// Where an allocation is of which no other arena owns the chunk: its chunk, its use, and the block's number.
@@ -369,9 +397,9 @@ impl Space {
                 let chunks = if holds(invariant::INSIDES_ZEROED) { segments * CHUNKS - 1 } else { 1 };
                 let released = ground.release(number as usize * CHUNK_BYTES, chunks * CHUNK_BYTES);
                 released.map_err(Refused::Grow)?;
-                self.metadata().set_use(number, Use::Free, 0);
                 let first = split(number).0;
-                self.metadata().set_inside(first + 1..first + segments, false);
+                self.set_inside(first + 1..first + segments, false, ground)?;
+                self.metadata().set_use(number, Use::Free, 0);
                 for segment in first..first + segments {
                     self.enter(segment, ALL_FREE);
                 }
@@ -440,8 +468,11 @@ impl Space {
             return Err(Refused::Corrupt(format!("the header was overwritten: {header:?}")));
         }
         let new = end + stays;
-        ground.resize(new).map_err(Refused::Grow)?;
-        self.metadata().set_header(Header { segments: new as u64, ..header });
+        with_header(ground, 0, || {
+            ground.resize(new).map_err(Refused::Grow)?;
+            self.metadata().set_header(Header { segments: new as u64, ..header });
+            Ok(())
+        })?;
         for segment in new..self.all() {
             self.set_free(segment, 0);
             self.table.leave(segment);

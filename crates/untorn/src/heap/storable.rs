@@ -8,15 +8,108 @@ use std::ptr::NonNull;
 
 /// A type that may be stored in a heap: another process reads it, at the same address.
 ///
-/// Numbers are, and arrays, tuples, options and results of what is; collections of this crate; pointers, which only
-/// `unsafe` code follows. A type of the program's own becomes so by [`crate::storable!`], which checks its fields.
-/// References, `Box`, `String`, `Vec`, trait objects and functions are not: they point into the process.
+/// Numbers are, and arrays, tuples, options and results of what is, and the collections of this crate. A struct or enum
+/// of the program's own becomes so by `#[derive(Storable)]`, which asks the same of each field and of each parameter of
+/// the type:
+///
+/// ```
+/// use untorn::heap::{HeapString, HeapVec, Storable};
+///
+/// #[derive(Storable)]
+/// struct List<'h> {
+///     name: HeapString<'h>,
+///     items: HeapVec<'h, Item<'h, u32>>,
+/// }
+///
+/// #[derive(Storable)]
+/// enum Item<'h, N> {
+///     Text(HeapString<'h>),
+///     Number { value: N },
+///     Nothing,
+/// }
+///
+/// #[derive(Storable)]
+/// struct Table<T, const N: usize>
+/// where
+///     T: Copy,
+/// {
+///     cells: [T; N],
+///     next: Option<untorn::heap::HeapBox<'static, Self>>,
+/// }
+/// ```
+///
+/// References, `Box`, `String`, `Vec`, trait objects and functions are refused, as they point into the process:
+///
+/// ```compile_fail,E0277
+/// #[derive(untorn::heap::Storable)]
+/// struct Note {
+///     text: String,
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(untorn::heap::Storable)]
+/// struct Notes<'h> {
+///     all: untorn::heap::HeapVec<'h, Vec<String>>,
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(untorn::heap::Storable)]
+/// enum Name {
+///     Known(&'static str),
+///     Unknown,
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(untorn::heap::Storable)]
+/// struct Pair<A>(A, Box<dyn Fn()>);
+/// ```
 ///
 /// ```compile_fail,E0277
 /// # let dir = tempfile::tempdir().unwrap();
 /// let heap = untorn::heap::Heap::open_or_create(dir.path().join("heap"))?;
 /// heap.root_or("names", |alloc| untorn::heap::HeapVec::<String>::new_in(alloc))?;
 /// # Ok::<(), untorn::Error>(())
+/// ```
+///
+/// So are raw pointers,
+///
+/// ```compile_fail,E0277
+/// #[derive(untorn::heap::Storable)]
+/// struct Link {
+///     next: *mut Link,
+/// }
+/// ```
+///
+/// but for a field that the program marks because it leads into the heap, always; only `unsafe` code follows it:
+///
+/// ```
+/// #[derive(untorn::heap::Storable)]
+/// struct Link {
+///     value: u64,
+///     #[storable(pointer)]
+///     next: Option<std::ptr::NonNull<Link>>,
+/// }
+/// ```
+///
+/// The mark is for pointers alone; and of a union nobody knows which field is in use:
+///
+/// ```compile_fail,E0277
+/// #[derive(untorn::heap::Storable)]
+/// struct Note {
+///     #[storable(pointer)]
+///     text: &'static str,
+/// }
+/// ```
+///
+/// ```compile_fail
+/// #[derive(untorn::heap::Storable)]
+/// union Number {
+///     small: u32,
+///     large: u64,
+/// }
 /// ```
 ///
 /// # Safety
@@ -26,7 +119,8 @@ use std::ptr::NonNull;
     message = "`{Self}` cannot be stored in a heap: another process would not find what it points to",
     label = "points out of the heap, or is not known not to",
     note = "use `HeapVec`, `HeapBox`, `HeapString`, `HeapMap` or `HeapBTreeMap` instead of the standard library's types",
-    note = "put the definition of a type of your own into `untorn::storable! {{ … }}`"
+    note = "put `#[derive(untorn::heap::Storable)]` before a type of your own, and `#[storable(pointer)]` before a field that \
+            is a raw pointer into the heap"
 )]
 pub unsafe trait Storable {}
 
@@ -83,12 +177,6 @@ storable_around!(
     [T],
 );
 
-// SAFETY: only `unsafe` code follows it.
-unsafe impl<T> Storable for *mut T {}
-// SAFETY: as above.
-unsafe impl<T> Storable for *const T {}
-// SAFETY: as above.
-unsafe impl<T> Storable for NonNull<T> {}
 // SAFETY: nothing is in it.
 unsafe impl<T: ?Sized> Storable for PhantomData<T> {}
 // SAFETY: nothing but its elements.
@@ -122,98 +210,20 @@ storable_tuples!((A)(A, B)(A, B, C)(A, B, C, D)(A, B, C, D, E)(A, B, C, D, E, F)
 #[doc(hidden)]
 pub const fn is_storable<T: Storable + ?Sized>() {}
 
-/// Defines structs and enums that may be stored in a heap ([`heap::Storable`](crate::heap::Storable)): each field must
-/// be storable itself. A type may have one lifetime, that of the handle of its heap, and no other parameters.
-///
-/// ```
-/// use untorn::heap::{HeapString, HeapVec};
-///
-/// untorn::storable! {
-///     /// A list.
-///     #[repr(C)]
-///     pub struct List<'h> {
-///         pub name: HeapString<'h>,
-///         pub items: HeapVec<'h, Item<'h>>,
-///     }
-///
-///     #[repr(C)]
-///     pub enum Item<'h> {
-///         Text(HeapString<'h>),
-///         Number { value: i64 },
-///         Nothing,
-///     }
-/// }
-/// ```
-///
-/// What points out of the heap is refused:
-///
-/// ```compile_fail,E0277
-/// untorn::storable! {
-///     struct Note {
-///         text: String,
-///     }
-/// }
-/// ```
-#[macro_export]
-macro_rules! storable {
-    () => {};
-    (
-        $(#[$meta:meta])* $vis:vis struct $name:ident $(<$life:lifetime>)? {
-            $($(#[$field_meta:meta])* $field_vis:vis $field:ident : $type:ty),* $(,)?
-        }
-        $($rest:tt)*
-    ) => {
-        $(#[$meta])* $vis struct $name $(<$life>)? { $($(#[$field_meta])* $field_vis $field: $type),* }
-        $crate::storable!(@check $name [$($life)?] [$($type;)*]);
-        $crate::storable! { $($rest)* }
-    };
-    (
-        $(#[$meta:meta])* $vis:vis struct $name:ident $(<$life:lifetime>)? (
-            $($(#[$field_meta:meta])* $field_vis:vis $type:ty),* $(,)?
-        );
-        $($rest:tt)*
-    ) => {
-        $(#[$meta])* $vis struct $name $(<$life>)? ($($(#[$field_meta])* $field_vis $type),*);
-        $crate::storable!(@check $name [$($life)?] [$($type;)*]);
-        $crate::storable! { $($rest)* }
-    };
-    (
-        $(#[$meta:meta])* $vis:vis enum $name:ident $(<$life:lifetime>)? {
-            $(
-                $(#[$variant_meta:meta])* $variant:ident
-                $(( $($(#[$place_meta:meta])* $place:ty),* $(,)? ))?
-                $({ $($(#[$field_meta:meta])* $field:ident : $type:ty),* $(,)? })?
-                $(= $number:expr)?
-            ),* $(,)?
-        }
-        $($rest:tt)*
-    ) => {
-        $(#[$meta])* $vis enum $name $(<$life>)? {
-            $(
-                $(#[$variant_meta])* $variant
-                $(( $($(#[$place_meta])* $place),* ))?
-                $({ $($(#[$field_meta])* $field: $type),* })?
-                $(= $number)?
-            ),*
-        }
-        $crate::storable!(@check $name [$($life)?] [$($($($place;)*)? $($($type;)*)?)*]);
-        $crate::storable! { $($rest)* }
-    };
-    (@check $name:ident [] [$($type:ty;)*]) => {
-        // SAFETY: each field is storable.
-        unsafe impl $crate::heap::Storable for $name {}
-        const _: () = {
-            $($crate::heap::is_storable::<$type>();)*
-        };
-    };
-    (@check $name:ident [$life:lifetime] [$($type:ty;)*]) => {
-        // SAFETY: each field is storable.
-        unsafe impl<$life> $crate::heap::Storable for $name<$life> {}
-        const _: () = {
-            const fn check<$life>() {
-                $($crate::heap::is_storable::<$type>();)*
-            }
-            check();
-        };
-    };
-}
+/// A raw pointer, or several: only `unsafe` code follows it.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no raw pointer: `#[storable(pointer)]` is for `*const`, `*mut` and `NonNull`, and these in `Option` \
+               or arrays"
+)]
+pub trait RawPointer {}
+
+impl<T> RawPointer for *const T {}
+impl<T> RawPointer for *mut T {}
+impl<T> RawPointer for NonNull<T> {}
+impl<P: RawPointer> RawPointer for Option<P> {}
+impl<P: RawPointer, const N: usize> RawPointer for [P; N] {}
+
+/// Nothing; it compiles for raw pointers only.
+#[doc(hidden)]
+pub const fn is_pointer<T: RawPointer>() {}

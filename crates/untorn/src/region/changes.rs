@@ -7,10 +7,10 @@ use bytes::Bytes;
 use std::ops::Range;
 use untorn_journal::overlay::{Overlay, Source, read_through};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Piece, Tracker, holds, value_if_holds};
+use untorn_os::{Invariant, Piece, Tracker, holds, value_if_holds};
 
 /// Pages that are copied and compared at once: both sides stay in the processor's cache.
-const LOT_PAGES: usize = 32;
+pub(super) const LOT_PAGES: usize = 32;
 /// Compared first, as most of a page is unchanged.
 const BLOCK_BYTES: usize = 512;
 
@@ -103,13 +103,22 @@ impl Region {
     }
 
     /// Copies the pages that were stored to, all as they are at this moment. The caller has the program stand still
-    /// for this, and for no longer.
-    pub(crate) fn copy_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
+    /// for this, and for no longer. `looked`: the caller has just asked for these pages, and the program stood still
+    /// since.
+    pub(crate) fn copy_stores(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        looked: bool,
+    ) -> Result<Copies> {
         self.check_owed()?;
-        let mut found = Vec::new();
-        let asked = self.mapping.changed(0..self.accessible, &mut found);
-        found.iter().for_each(|range| self.found.insert(range.clone()));
-        asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
+        if !looked {
+            let mut found = Vec::new();
+            let asked = self.mapping.changed(0..self.accessible, &mut found);
+            found.iter().for_each(|range| self.found.insert(range.clone()));
+            asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
+        }
         let page = self.page();
         let count = |region: &Region| region.found.iter().map(|r| (r.end - r.start) / page).sum::<u64>() as usize;
         if count(self) > UNSURE_MOST {
@@ -202,7 +211,9 @@ impl Region {
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
         let done = *first..*last + self.page();
         let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
-        self.compare(content, pages, &copies, |at, copy, base| stage.compare(at, copy, base))?;
+        self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
+            stage.compare(at, copy, base)
+        })?;
         let copies = if holds(invariant::ONE_COPY) { copies } else { self.copies(content, pages)? };
         self.keep(pages, &copies, &stage.ranges);
         self.copies = copies;
@@ -212,7 +223,7 @@ impl Region {
     }
 
     /// Copies pages out, once.
-    fn copies(&mut self, content: &Content, pages: &[u64]) -> Result<Vec<u8>> {
+    pub(super) fn copies(&mut self, content: &Content, pages: &[u64]) -> Result<Vec<u8>> {
         let page = self.page() as usize;
         let mut copies = std::mem::take(&mut self.copies);
         copies.resize(pages.len() * page, 0);
@@ -226,9 +237,11 @@ impl Region {
         self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
     }
 
-    /// Calls `each` with every page's offset, its copy, and the content there.
-    fn compare(
+    /// Calls `each` with every page's offset, its copy, and the content there. The invariant is the reason for the
+    /// overlays in the content.
+    pub(super) fn compare(
         &self,
+        care: Invariant,
         content: &Content,
         pages: &[u64],
         copies: &[u8],
@@ -236,9 +249,8 @@ impl Region {
     ) -> Result<()> {
         let page = self.page();
         let copy = |n: usize| &copies[n * page as usize..][..page as usize];
-        let overlays = value_if_holds(invariant::COMPARE_WITH_VIEW, content.overlays());
-        let known =
-            |at: &u64| self.pages.get(at).filter(|_| holds(invariant::COMPARE_WITH_VIEW)).and_then(Option::as_deref);
+        let overlays = value_if_holds(care, content.overlays());
+        let known = |at: &u64| self.pages.get(at).filter(|_| holds(care)).and_then(Option::as_deref);
         let mut base = Vec::new();
         let mut i = 0;
         while i < pages.len() {
@@ -287,7 +299,7 @@ impl Region {
         for pages in pages.chunks(LOT_PAGES) {
             let copies = self.copies(content, pages)?;
             let mut race = None;
-            self.compare(content, pages, &copies, |at, copy, base| {
+            self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
                 let differs = copy.iter().zip(base).position(|(a, b)| a != b).map(|n| at + n as u64);
                 race = race.or(differs.filter(|offset| *offset < content.size()));
             })?;

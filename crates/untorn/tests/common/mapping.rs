@@ -110,3 +110,10 @@ pub fn assert_committed(dir: &Path, store: &Store, map: &Map, offset: usize, byt
     assert_eq!(&plain(dir.join("f"))[offset..offset + bytes.len()], bytes);
     assert_eq!(peek(map, offset, bytes.len()), bytes);
 }
+
+/// Takes the protection of a heap's own pages away, as `mprotect` in a program might.
+pub fn unprotect(heap: &untorn::heap::Heap) {
+    // SAFETY: pages of the heap; more may be stored to than before.
+    let done = unsafe { libc::mprotect(heap.memory().0.as_ptr().cast(), 64 << 10, libc::PROT_READ | libc::PROT_WRITE) };
+    assert_eq!(done, 0);
+}

@@ -12,4 +12,5 @@ mod permissions;
 mod rollback;
 mod sharing;
 mod system_calls;
+mod tracking;
 mod transactions;

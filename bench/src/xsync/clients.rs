@@ -1,0 +1,97 @@
+//! Clients of a server, each with one question at a time.
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// How long a server may take until it listens.
+const START_TIME_MAX: Duration = Duration::from_secs(20);
+/// A question and its answer, both of this length.
+pub const MESSAGE_BYTES: usize = 32;
+/// Begins a question whose answer changes nothing.
+pub const READS: u8 = b'r';
+/// Begins a question that is logged before it is answered.
+pub const WRITES: u8 = b'w';
+/// Ends the server.
+pub const STOP: u8 = b's';
+
+struct Client {
+    stream: TcpStream,
+    asked: Instant,
+    got: usize,
+}
+
+/// Connects as soon as somebody listens.
+pub fn connect(port: u16) -> Result<TcpStream> {
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused && start.elapsed() < START_TIME_MAX => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done.context("the server does not listen"),
+        }
+    }
+}
+
+/// Tells a server to end.
+pub fn stop(port: u16) -> Result<()> {
+    let mut message = [b'.'; MESSAGE_BYTES];
+    message[0] = STOP;
+    Ok(connect(port)?.write_all(&message)?)
+}
+
+/// So many clients ask for so long: how long each answer took.
+pub fn ask(port: u16, clients: usize, kind: u8, time: Duration) -> Result<Vec<Duration>> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut all = Vec::new();
+    let mut question = [b'.'; MESSAGE_BYTES];
+    question[0] = kind;
+    for n in 0..clients {
+        let stream = connect(port)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        epoll::add(&epoll, &stream, epoll::EventData::new_u64(n as u64), epoll::EventFlags::IN)?;
+        all.push(Client { stream, asked: Instant::now(), got: 0 });
+    }
+    let (start, mut times, mut answer) = (Instant::now(), Vec::new(), [0; MESSAGE_BYTES]);
+    for client in &mut all {
+        client.asked = Instant::now();
+        client.stream.write_all(&question)?;
+    }
+    let mut open = clients;
+    let mut events = Vec::with_capacity(512);
+    while open > 0 {
+        events.clear();
+        match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Err(Errno::INTR) => continue,
+            done => done?,
+        };
+        for event in &events {
+            let client = &mut all[event.data.u64() as usize];
+            match client.stream.read(&mut answer[client.got..]) {
+                Ok(0) => bail!("the server has closed a connection"),
+                Ok(bytes) => client.got += bytes,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+                Err(e) => return Err(e.into()),
+            }
+            if client.got < MESSAGE_BYTES {
+                continue;
+            }
+            ensure!(answer[0] == kind, "a wrong answer");
+            client.got = 0;
+            let now = Instant::now();
+            times.push(now - client.asked);
+            if start.elapsed() >= time {
+                open -= 1;
+                continue;
+            }
+            client.asked = now;
+            client.stream.write_all(&question)?;
+        }
+    }
+    Ok(times)
+}

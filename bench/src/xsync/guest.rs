@@ -1,0 +1,88 @@
+//! What runs in a session, or outside of one for comparison: a server, and a program at a terminal.
+
+use super::clients::{MESSAGE_BYTES, STOP, WRITES};
+use anyhow::{Context, Result};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::termios::{OptionalActions, isatty, tcgetattr, tcsetattr};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+
+const PORT: u64 = u64::MAX;
+
+/// Answers questions until one says that it shall end. What is to be logged is written, and flushed if asked for,
+/// before it is answered: once for each question, as a simple server does it.
+pub fn serve(port: u16, log: &Path, flush: bool) -> Result<()> {
+    let mut log = OpenOptions::new().append(true).create(true).open(log).context("the server's log")?;
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).context("the server's port")?;
+    listener.set_nonblocking(true)?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&epoll, &listener, epoll::EventData::new_u64(PORT), epoll::EventFlags::IN)?;
+    let mut clients: HashMap<u64, TcpStream> = HashMap::new();
+    let (mut next, mut events, mut question) = (0, Vec::with_capacity(512), [0; MESSAGE_BYTES]);
+    loop {
+        events.clear();
+        match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Err(Errno::INTR) => continue,
+            done => done?,
+        };
+        for event in &events {
+            let number = event.data.u64();
+            if number == PORT {
+                while let Ok((stream, _)) = listener.accept() {
+                    stream.set_nodelay(true)?;
+                    stream.set_nonblocking(true)?;
+                    epoll::add(&epoll, &stream, epoll::EventData::new_u64(next), epoll::EventFlags::IN)?;
+                    clients.insert(next, stream);
+                    next += 1;
+                }
+                continue;
+            }
+            let Some(client) = clients.get_mut(&number) else { continue };
+            // Questions are short: they come whole.
+            match client.read(&mut question) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+                Ok(MESSAGE_BYTES) => {}
+                _ => {
+                    clients.remove(&number);
+                    continue;
+                }
+            }
+            if question[0] == STOP {
+                return Ok(());
+            }
+            if question[0] == WRITES {
+                log.write_all(&question)?;
+                if flush {
+                    log.sync_data()?;
+                }
+            }
+            let _ = client.write_all(&question);
+        }
+    }
+}
+
+/// Answers each key with the same letter, after it has written it to the log, if there is one. `q` ends it.
+pub fn echo_keys(log: Option<&Path>) -> Result<()> {
+    let mut log = log.map(|path| OpenOptions::new().append(true).create(true).open(path)).transpose()?;
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout());
+    if isatty(rustix::stdio::stdin()) {
+        let mut raw = tcgetattr(rustix::stdio::stdin())?;
+        raw.make_raw();
+        tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw)?;
+    }
+    let mut key = [0];
+    output.write_all(b"!")?;
+    output.flush()?;
+    while input.read(&mut key)? == 1 && key[0] != b'q' {
+        if let Some(log) = &mut log {
+            File::write_all(log, &key)?;
+        }
+        output.write_all(&key)?;
+        output.flush()?;
+    }
+    Ok(())
+}

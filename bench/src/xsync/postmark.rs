@@ -1,0 +1,66 @@
+//! Small files made, read, appended to and removed, as PostMark has it: mail and news of many people.
+
+use anyhow::{Context, Result};
+use fastrand::Rng;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+const BYTES_MIN: usize = 500;
+const BYTES_MAX: usize = 9_800;
+/// PostMark's own spread of files over directories.
+const DIRECTORIES: u64 = 10;
+
+/// Makes so many files, does so many transactions, and removes what is left. A transaction reads a file or appends to
+/// one, and makes one or removes one.
+pub fn run(dir: &Path, files: u64, transactions: u64) -> Result<()> {
+    let mut random = Rng::with_seed(42);
+    let text = vec![b'm'; BYTES_MAX];
+    for n in 0..DIRECTORIES {
+        fs::create_dir_all(dir.join(format!("d{n}"))).context("a directory of the mail")?;
+    }
+    let path = |n: u64| -> PathBuf { dir.join(format!("d{}/{n}", n % DIRECTORIES)) };
+    let mut next = 0;
+    let mut create = |random: &mut Rng| -> Result<u64> {
+        let number = next;
+        next += 1;
+        let mut file = File::create_new(path(number)).context("a new mail")?;
+        file.write_all(&text[..random.usize(BYTES_MIN..BYTES_MAX)])?;
+        Ok(number)
+    };
+    let mut there: Vec<u64> = (0..files).map(|_| create(&mut random)).collect::<Result<_>>()?;
+    let mut content = Vec::new();
+    for _ in 0..transactions {
+        let number = there[random.usize(..there.len())];
+        if random.bool() {
+            content.clear();
+            File::open(path(number)).context("a mail")?.read_to_end(&mut content)?;
+        } else {
+            let mut file = OpenOptions::new().append(true).open(path(number)).context("a mail")?;
+            file.write_all(&text[..random.usize(BYTES_MIN..BYTES_MAX)])?;
+        }
+        if random.bool() || there.len() < 2 {
+            there.push(create(&mut random)?);
+        } else {
+            let gone = there.swap_remove(random.usize(..there.len()));
+            fs::remove_file(path(gone)).context("a mail to be removed")?;
+        }
+    }
+    for number in there {
+        fs::remove_file(path(number)).context("a mail to be removed")?;
+    }
+    for n in 0..DIRECTORIES {
+        fs::remove_dir(dir.join(format!("d{n}"))).context("a directory of the mail")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn it_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        super::run(dir.path(), 50, 200).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

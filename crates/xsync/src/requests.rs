@@ -1,0 +1,225 @@
+//! The relay of what clients send to servers in the session: it waits for no commit.
+
+use crate::cares::Cares;
+use crate::committer::Committer;
+use crate::connection::{Connection, Source, send_some};
+use crate::session_report::Counters;
+use anyhow::{Context, Result};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::{Errno, read, write};
+use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, connect, shutdown, socket_with};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::collections::HashMap;
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// What is read of one client at a time.
+const READ_BYTES_MAX: usize = 256 << 10;
+/// Events that are looked at together.
+const EVENTS_MAX: usize = 512;
+/// Connections of one port that are accepted before requests are looked at again.
+const ACCEPTED_MAX: usize = 64;
+
+/// The way into the relay for other threads.
+#[derive(Debug)]
+pub struct Requests {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    ended: AtomicBool,
+    ports: Mutex<Vec<(Arc<OwnedFd>, u16)>>,
+}
+
+/// What the relay needs of the session.
+pub struct Session {
+    /// The session's network.
+    pub network: File,
+    /// Cares.
+    pub cares: Cares,
+    /// Gone when the session is over.
+    pub committer: Weak<Committer>,
+    /// What is counted.
+    pub counters: Arc<Counters>,
+}
+
+struct Inbound {
+    connection: Arc<Connection>,
+    /// What the server has not taken yet; the client is not read meanwhile.
+    waiting: Vec<u8>,
+}
+
+impl Requests {
+    /// Without a port yet.
+    pub fn new() -> Result<Requests> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("a relay")?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("a relay")?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(Source::Wake.to_number()), epoll::EventFlags::IN)?;
+        Ok(Requests { epoll, wake, ended: AtomicBool::new(false), ports: Mutex::default() })
+    }
+
+    /// Connections to this socket, which listens, go to the port of this number in the session.
+    pub fn serve(&self, socket: Arc<OwnedFd>, number: u16) -> Result<()> {
+        let mut ports = self.ports.lock().unwrap_or_else(|e| e.into_inner());
+        let source = Source::Port(ports.len() as u64);
+        ports.push((socket.clone(), number));
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(source.to_number()), epoll::EventFlags::IN)
+            .context("a relay")
+    }
+
+    /// Lets the relay end.
+    pub fn end(&self) {
+        self.ended.store(true, SeqCst);
+        let _ = write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Relays until [`Requests::end`]; each new connection is passed to `answers`, too. The thread then belongs to the
+    /// session's network.
+    pub fn relay(&self, session: &Session, answers: impl Fn(&Arc<Connection>)) -> Result<()> {
+        move_into_link_name_space(session.network.as_fd(), Some(LinkNameSpaceType::Network))
+            .context("the session's network")?;
+        let mut relay = Relay { requests: self, session, connections: HashMap::new(), next: 0 };
+        let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; READ_BYTES_MAX]);
+        while !self.ended.load(SeqCst) {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+                Err(Errno::INTR) => continue,
+                done => done.context("a relay")?,
+            };
+            for event in &events {
+                match Source::from_number(event.data.u64()) {
+                    Source::Client(number) => relay.read_client(number, &mut buffer),
+                    Source::Inner(number) => relay.write_inner(number),
+                    Source::Port(port) => relay.accept(port as usize, &answers),
+                    Source::Wake => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Relay<'a> {
+    requests: &'a Requests,
+    session: &'a Session,
+    connections: HashMap<u64, Inbound>,
+    next: u64,
+}
+
+impl Relay<'_> {
+    fn accept(&mut self, port: usize, answers: &impl Fn(&Arc<Connection>)) {
+        let (socket, number) = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner())[port].clone();
+        for _ in 0..ACCEPTED_MAX {
+            let client = match accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(client) => client,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    // Whoever waits is served when somebody else has gone.
+                    std::thread::sleep(Duration::from_millis(1));
+                    return;
+                }
+                Err(_) => return,
+            };
+            match connected(number) {
+                Ok(inner) => self.begin(client, inner, answers),
+                // Whoever connects when nobody listens is reset.
+                Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
+            }
+        }
+    }
+
+    fn begin(&mut self, client: OwnedFd, inner: OwnedFd, answers: &impl Fn(&Arc<Connection>)) {
+        let _ = set_tcp_nodelay(&client, true);
+        let _ = set_tcp_nodelay(&inner, true);
+        let connection = Arc::new(Connection { number: self.next, client, inner });
+        self.next += 1;
+        answers(&connection);
+        self.listen_to(Source::Client(connection.number), &connection.client, epoll::EventFlags::IN);
+        self.connections.insert(connection.number, Inbound { connection, waiting: Vec::new() });
+    }
+
+    fn listen_to(&self, source: Source, socket: &OwnedFd, to: epoll::EventFlags) {
+        // Fails without memory only; the connection then stands still until its client leaves.
+        let _ = epoll::add(&self.requests.epoll, socket, epoll::EventData::new_u64(source.to_number()), to);
+    }
+
+    fn ignore(&self, socket: &OwnedFd) {
+        let _ = epoll::delete(&self.requests.epoll, socket);
+    }
+
+    fn read_client(&mut self, number: u64, buffer: &mut [u8]) {
+        let Some(inbound) = self.connections.get_mut(&number) else { return };
+        let connection = inbound.connection.clone();
+        match read(&connection.client, &mut *buffer) {
+            Ok(0) => {
+                let _ = shutdown(&connection.inner, Shutdown::Write);
+                self.forget(&connection);
+            }
+            Ok(bytes) => {
+                self.session.counters.came_in.fetch_add(bytes as u64, SeqCst);
+                if !self.session.cares.requests_at_once {
+                    let _ = self.session.committer.upgrade().map(|committer| committer.commit());
+                }
+                inbound.waiting.extend_from_slice(&buffer[..bytes]);
+                if !self.pass_on(number) {
+                    self.ignore(&connection.client);
+                    self.listen_to(Source::Inner(number), &connection.inner, epoll::EventFlags::OUT);
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => {
+                connection.reset();
+                self.forget(&connection);
+            }
+        }
+    }
+
+    /// The server takes more now.
+    fn write_inner(&mut self, number: u64) {
+        if self.pass_on(number)
+            && let Some(inbound) = self.connections.get(&number)
+        {
+            self.ignore(&inbound.connection.inner);
+            self.listen_to(Source::Client(number), &inbound.connection.client, epoll::EventFlags::IN);
+        }
+    }
+
+    /// Passes on what waits; whether nothing waits any more.
+    fn pass_on(&mut self, number: u64) -> bool {
+        let Some(inbound) = self.connections.get_mut(&number) else { return true };
+        match send_some(&inbound.connection.inner, &inbound.waiting) {
+            Ok(sent) => {
+                inbound.waiting.drain(..sent);
+                inbound.waiting.is_empty()
+            }
+            // The server does not read any more; what it has said so far is on its way.
+            Err(_) => {
+                let connection = inbound.connection.clone();
+                self.forget(&connection);
+                true
+            }
+        }
+    }
+
+    fn forget(&mut self, connection: &Connection) {
+        self.ignore(&connection.client);
+        self.ignore(&connection.inner);
+        self.connections.remove(&connection.number);
+    }
+}
+
+/// A connection to a port of this thread's network, perhaps on its way.
+fn connected(port: u16) -> rustix::io::Result<OwnedFd> {
+    let to = |ip: IpAddr| {
+        let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+        match connect(&socket, &SocketAddr::new(ip, port)) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            Err(e) => Err(e),
+        }
+    };
+    to(Ipv4Addr::LOCALHOST.into()).or_else(|_| to(Ipv6Addr::LOCALHOST.into()))
+}
