@@ -7,18 +7,20 @@
 //! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
 //! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
 
+mod headers;
 mod reserved;
+mod segments;
 
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{
-    BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
+    BLOCK_BYTES, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
 };
 use crate::invariant;
 use crate::overlay::Source;
 use crate::record::{Op, Record};
 use crate::scan::ScannedSegment;
 use crate::spill::{Spill, append_summed};
-use crate::store_dir::{create_segment, segment_name};
+use crate::store_dir::segment_name;
 use crate::sync_point;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -95,18 +97,6 @@ pub struct HeaderWrite {
     file: Arc<dyn File>,
     path: PathBuf,
     sync: Option<SyncPoint>,
-}
-
-impl HeaderWrite {
-    /// Writes the slot that the last header does not use, and makes it durable.
-    pub fn write(&self) -> Result<()> {
-        let at = BLOCK_BYTES as u64 * (self.header.generation % HEADER_SLOTS);
-        write_all_at(&*self.file, &self.header.encode(), at).context("write", &self.path)?;
-        match self.sync {
-            Some(point) => self.file.sync_data(point).context("flush", &self.path),
-            None => Ok(()),
-        }
-    }
 }
 
 /// How a group of commits went.
@@ -221,17 +211,6 @@ impl Journal {
             journal.position = journal.segments[0].bytes;
         }
         Ok(journal)
-    }
-
-    /// Continues behind records that are not applied: the header that lists their epochs is durable before the first
-    /// record behind them, and what they refer to stays until the log is truncated behind them.
-    pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<()> {
-        let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
-        write.write()?;
-        self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
-        self.finish_truncate(write);
-        self.last_commit = self.last_lsn();
-        Ok(())
     }
 
     /// The store.
@@ -502,79 +481,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Switches to a free segment with that much room, making one if the journal may grow.
-    fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
-        // Only before the first record: later a checkpoint may be writing another header.
-        if self.header.clean && self.position == 0 && self.last_lsn() == self.header.checkpoint_lsn {
-            // The header says that there are no new records without a change in this segment: no longer true.
-            let write = self.header_write(self.next_header(), sync_point::HEADER_UNCLEAN);
-            self.header_uncertain = true;
-            write.write()?;
-            self.header_uncertain = false;
-            self.finish_truncate(write);
-        }
-        let checkpoint_lsn = self.header.checkpoint_lsn;
-        let current = self.current;
-        if self.position > 0
-            && self.segments[current].last_lsn <= checkpoint_lsn
-            && self.segments[current].bytes >= bytes
-        {
-            self.position = 0;
-            return Ok(true);
-        }
-        let free = (0..self.segments.len())
-            .filter(|at| *at != current)
-            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
-            .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
-        if let Some(at) = free {
-            self.current = at;
-            self.position = 0;
-            return Ok(true);
-        }
-        let allocated = self.allocated_bytes();
-        // Growing fourfold keeps the flushes that growth costs few.
-        let wanted =
-            (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
-        let left = self.options.journal_bytes.saturating_sub(allocated);
-        let size = wanted.min(left - left % BLOCK_BYTES as u64);
-        if size < bytes {
-            return self.replace_small_segments(bytes);
-        }
-        match self.add_segment(size) {
-            Ok(at) => {
-                self.current = at;
-                self.position = 0;
-                Ok(true)
-            }
-            // Something to checkpoint may free a segment; without it, this is the caller's answer.
-            Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
-            Err(e) => Err(e),
-        }
-    }
-
-    fn add_segment(&mut self, bytes: u64) -> Result<usize> {
-        let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
-        let durable = self.options.durable;
-        let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
-        let file = match create() {
-            // What is left of an attempt that failed, and could not even be removed.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
-                let path = self.dir.join(segment_name(index));
-                self.storage.unlink(&path).context("remove", &path)?;
-                create()?
-            }
-            created => created?,
-        };
-        if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
-            // The next try makes it under the same name.
-            let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
-            return Err(Error::io("flush", &self.dir, e));
-        }
-        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
-        Ok(self.segments.len() - 1)
-    }
-
     /// Writes a durable mark if the last commit still lacks one: a record which says that everything
     /// before it was flushed, so that later damage to the last group is told from a torn end. The mark
     /// itself is not flushed.
@@ -592,107 +498,5 @@ impl Journal {
         self.write_group()?;
         self.mark_due = false;
         Ok(true)
-    }
-
-    /// The target of a checkpoint that begins now: everything committed so far.
-    pub fn begin_checkpoint(&self) -> CheckpointTarget {
-        CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
-    }
-
-    /// Begins to truncate the log behind the target's last record. The data files were flushed before.
-    /// The caller writes the header and then calls [`Journal::finish_truncate`].
-    pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
-        self.header_write(self.truncated_header(target), sync_point::HEADER)
-    }
-
-    /// The next header, with the log truncated behind the target's last record.
-    fn truncated_header(&self, target: CheckpointTarget) -> Header {
-        let mut header = self.next_header();
-        header.checkpoint_lsn = target.checkpoint_lsn;
-        header.listed.retain(|listed| listed.last_lsn > target.checkpoint_lsn || !holds(invariant::LIST_CLIPPED));
-        if target.checkpoint_lsn + 1 >= header.open_lsn {
-            header.open_lsn = target.checkpoint_lsn + 1;
-            header.link = target.crc;
-        }
-        header
-    }
-
-    fn next_header(&self) -> Header {
-        let mut header = self.header.clone();
-        header.generation += if holds(invariant::OTHER_SLOT) { 1 } else { HEADER_SLOTS };
-        header.epoch = self.epoch;
-        header.clean = false;
-        header
-    }
-
-    fn header_write(&self, header: Header, point: SyncPoint) -> HeaderWrite {
-        self.header_write_with(header, self.options.durable.then_some(point))
-    }
-
-    /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
-    /// back the one before, which knows nothing of this boot.
-    fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
-        let over_durable = header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS;
-        if sync.is_none() && over_durable && holds(invariant::DURABLE_HEADER) {
-            header.generation += 1;
-        }
-        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
-    }
-
-    /// Ends what [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
-    /// files of the records before it are free.
-    pub fn finish_truncate(&mut self, written: HeaderWrite) {
-        if written.sync.is_some() {
-            self.durable_generation = written.header.generation;
-        }
-        self.header = written.header;
-        let checkpoint_lsn = self.header.checkpoint_lsn;
-        let truncated =
-            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
-        truncated.for_each(|e| e.spill.clear_referenced());
-    }
-
-    /// Names the boot durably, before the first commit of class `process`.
-    pub fn record_boot(&mut self, boot: [u8; 16]) -> Result<()> {
-        if self.header.boot == Some(boot) {
-            return Ok(());
-        }
-        let mut header = self.next_header();
-        header.clean = self.header.clean;
-        header.boot = Some(boot);
-        let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
-        // A failed write may be on the disk all the same: closing has to write a header without the boot.
-        self.header_uncertain = true;
-        write.write()?;
-        self.header_uncertain = false;
-        self.finish_truncate(write);
-        Ok(())
-    }
-
-    /// Writes a clean header: the journal is empty, as everything is in the data files. If they were
-    /// not flushed, the header goes on naming the boot.
-    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
-        let target = self.begin_checkpoint();
-        let mut header = self.truncated_header(target);
-        if flushed {
-            header.boot = None;
-        }
-        let current = &self.segments[self.current];
-        header.start_segment = current.index;
-        header.start_crc = current.first_block_crc.unwrap_or(0);
-        header.clean = current.first_block_crc.is_some();
-        // Also in class `process`: a header without a boot says that all was flushed.
-        let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
-        write.write()?;
-        self.finish_truncate(write);
-        Ok(())
-    }
-
-    /// Whether the header does not describe the journal as it is: closing has work to do.
-    pub fn is_dirty(&self) -> bool {
-        self.next_lsn - 1 > self.header.checkpoint_lsn
-            || self.header.boot.is_some()
-            || self.header_uncertain
-            || !self.header.clean
     }
 }
