@@ -4,10 +4,10 @@
 //! only then writes: names, and then the contents (redo), or no contents where they can be carried over.
 //! It may crash anywhere and be done again.
 
+mod damaged_journal;
 mod next_epoch;
 mod quarantined;
 mod redo;
-mod salvage;
 
 use crate::carry::{Carried, carry};
 use crate::error::{Context, Error, Result};

@@ -40,9 +40,9 @@ pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
     let disk = carried()?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     let segments = disk.tree().into_iter().filter(|(path, _)| path.starts_with(".untorn/journal"));
-    let found = segments
+    let mut found = segments
         .filter_map(|(path, entry)| Some((path, entry.contents.windows(3000).position(|bytes| bytes == [8; 3000])?)));
-    let (path, at) = found.last().ok_or("no such bytes in the journal")?;
+    let (path, at) = found.next_back().ok_or("no such bytes in the journal")?;
     disk.overwrite(path, at as u64 + 1000, &[1]).map_err(|e| e.to_string())?;
     disk.settle();
     match contents(&store, "a") {
