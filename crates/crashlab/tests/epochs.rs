@@ -141,3 +141,45 @@ fn a_file_that_was_carried_over_keeps_its_name_from_copies() {
     assert_eq!(store.open_file("a").unwrap_err().kind(), "needs-its-journal");
     assert_eq!(shown(&store, "c"), [10; 2000]);
 }
+
+#[test]
+fn a_store_on_a_full_copy_on_write_disk_is_read_and_commits_wait() {
+    let disk = killed_after(3);
+    disk.set_options(|options| (options.copy_on_write, options.capacity_bytes) = (true, Some(0)));
+    let store = open(&disk);
+    assert!(store.status().recovered.notes[0].contains("make room"), "{:?}", store.status().recovered);
+    assert_eq!(shown(&store, "a"), [12; 2000]);
+    let file = store.open_file("b").unwrap();
+    file.write_all_at(&[77; 2000], 0).unwrap();
+    for _ in 0..2 {
+        assert_eq!(file.commit().unwrap_err().kind(), "no-space");
+    }
+    assert_eq!(store.checkpoint().unwrap_err().kind(), "no-space");
+    assert_eq!(disk.get("a").unwrap(), [1; 2000]);
+    disk.set_capacity(None);
+    file.commit().unwrap();
+    assert_eq!(disk.get("a").unwrap(), [12; 2000], "by the checkpoint that wrote the header");
+    disk.kill();
+    let store = open(&disk);
+    assert_eq!((shown(&store, "a"), shown(&store, "b")), (vec![12; 2000], vec![77; 2000]));
+    assert_eq!(store.status().quarantined.len(), 0);
+}
+
+/// On a disk without any room another program moves a file away; when there is room the others go on.
+#[test]
+fn what_waits_is_restated_behind_the_list_that_was_due() {
+    let disk = killed_after(3);
+    disk.set_options(|options| (options.copy_on_write, options.capacity_bytes) = (true, Some(0)));
+    let store = open(&disk);
+    disk.rename("a", "elsewhere").unwrap();
+    disk.set_capacity(None);
+    let file = store.open_file("b").unwrap();
+    for n in 0..20 {
+        file.write_all_at(&[77 + n; 2000], 0).unwrap();
+        file.commit().unwrap();
+    }
+    disk.kill();
+    disk.rename("elsewhere", "a").unwrap();
+    let store = open(&disk);
+    assert_eq!((shown(&store, "a"), shown(&store, "b")), (vec![12; 2000], vec![96; 2000]));
+}

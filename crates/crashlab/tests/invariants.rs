@@ -65,6 +65,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LIST_BOUNDED
         | invariant::LISTED_SEGMENTS_STAY
         | invariant::LISTED_SPILLS_STAY => Some("epochs_upon_epochs_are_kept"),
+        invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
         invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
         invariant::RESTATED_LEAVES_LOG => Some("what_waits_outlives_its_segment"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),

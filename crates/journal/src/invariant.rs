@@ -17,6 +17,8 @@ untorn_os::invariants! {
     LIST_CLIPPED,
     /// A header with a new link is written at each opening after a crash, even if nothing new was accepted.
     LISTED_ANEW,
+    /// No record is written before the header that lists the epochs before it.
+    LISTED_FIRST,
     /// When the header's list is full, everything is applied before the store goes on.
     LIST_BOUNDED,
     /// A segment with records that are not applied is not written again.

@@ -131,6 +131,9 @@ pub struct Journal {
     durable_generation: u64,
     /// The header on the disk may be another one than the one in memory.
     header_uncertain: bool,
+    /// The header that lists the epochs which are not applied could not be written: the next one, whichever it is, comes
+    /// before the first record.
+    list_due: bool,
     spills: Vec<LiveSpill>,
     /// Spilled bodies of records that are sealed, but not written.
     bodies: Vec<(Arc<Spill>, u64)>,
@@ -169,6 +172,7 @@ impl Journal {
             durable_lsn: header.open_lsn - 1,
             durable_generation: header.generation,
             header_uncertain: false,
+            list_due: false,
             header,
             header_file,
             segments: Vec::new(),
@@ -288,6 +292,10 @@ impl Journal {
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
         if let Some(e) = self.failure() {
             return Err(e);
+        }
+        if self.list_due && holds(invariant::LISTED_FIRST) {
+            // A checkpoint writes a header, and there is one writer of headers at a time.
+            return Ok(Committed::Full);
         }
         self.flush_spills(records)?;
         let first_lsn = self.next_lsn;

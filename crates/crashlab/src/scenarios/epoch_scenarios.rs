@@ -73,3 +73,35 @@ pub(crate) fn what_waits_outlives_its_segment() -> Result<(), String> {
         false => Err("`a` has something else".into()),
     }
 }
+
+/// A store is opened on a full disk that has no room for overwriting either; room comes free, and a commit goes through.
+/// Whatever crash follows, that commit and those in the journal stay.
+pub(crate) fn commits_wait_for_the_list_of_epochs() -> Result<(), String> {
+    let disk = carried()?;
+    disk.record();
+    disk.set_options(|options| (options.copy_on_write, options.capacity_bytes) = (true, Some(0)));
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let is = |store: &Store, name, byte| Ok::<_, String>(contents(store, name).map_err(failed)? == [byte; 3000]);
+    if !is(&store, "a", 8)? || !is(&store, "b", 9)? {
+        return Err("what is in the journal is not shown".into());
+    }
+    disk.set_capacity(None);
+    let file = store.open_file("b").map_err(failed)?;
+    file.write_all_at(&[3; 3000], 0).and_then(|()| file.commit()).map_err(failed)?;
+    disk.set_mark(1);
+    // The last snapshot is of this moment.
+    for snapshot in disk.recorded() {
+        let cuts = snapshot.cuts(8, snapshot.call());
+        let crashed = cuts.into_iter().map(|cut| snapshot.power_cut(cut).disk).chain([snapshot.killed()]);
+        for disk in crashed {
+            disk.set_capacity(None);
+            let store = open(&disk, FailureClass::Power).map_err(failed)?;
+            let old = snapshot.mark() == 0 && is(&store, "b", 9)?;
+            if !is(&store, "a", 8)? || !(old || is(&store, "b", 3)?) {
+                return Err(format!("after a crash before call {} a commit is not shown", snapshot.call()));
+            }
+            store.close().map_err(failed)?;
+        }
+    }
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! Headers of the journal: each truncates the log, lists epochs, names a boot, or says that all is closed.
 
 use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header};
 use crate::invariant;
 use crate::spill::Spill;
@@ -23,14 +23,28 @@ impl HeaderWrite {
 
 impl Journal {
     /// Continues behind records that are not applied: the header that lists their epochs is durable before the first
-    /// record behind them, and what they refer to stays until the log is truncated behind them.
-    pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<()> {
-        let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
-        write.write()?;
+    /// record behind them, and what they refer to stays until the log is truncated behind them. False: the disk has no
+    /// room for that header, and commits wait for a checkpoint.
+    pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<bool> {
         self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
-        self.finish_truncate(write);
         self.last_commit = self.last_lsn();
-        Ok(())
+        self.list_due = true;
+        self.list()
+    }
+
+    /// Writes the header that lists the epochs which are not applied, if it is due. False: there is no room for it.
+    pub(super) fn list(&mut self) -> Result<bool> {
+        if !self.list_due {
+            return Ok(true);
+        }
+        let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
+        match write.write() {
+            // What was written and cannot be flushed may be in the cache only.
+            Err(e @ Error::NoSpace { .. }) if !e.is_failed_flush() => return Ok(false),
+            written => written?,
+        }
+        self.finish_truncate(write);
+        Ok(true)
     }
 
     /// The target of a checkpoint that begins now: everything committed so far.
@@ -85,6 +99,7 @@ impl Journal {
             self.durable_generation = written.header.generation;
         }
         self.header = written.header;
+        self.list_due = false;
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let truncated =
             self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));

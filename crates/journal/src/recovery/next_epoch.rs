@@ -22,8 +22,12 @@ impl Opening<'_> {
         }
         let mut journal =
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
-        if holds(invariant::LISTED_ANEW) || !nothing_new {
-            journal.go_on(scanned.live_spills.clone())?;
+        if (holds(invariant::LISTED_ANEW) || !nothing_new) && !journal.go_on(scanned.live_spills.clone())? {
+            let note = "no room for the journal's header: files are read from the journal, and commits wait for a \
+                        checkpoint; make room on the disk";
+            self.recovered.notes.push(note.into());
+            // The header on the disk may need what is an orphan to the next one.
+            return Ok(journal);
         }
         let is_live = |name: &String| {
             let live = scanned.live_spills.iter().any(|(spill, _)| spill_name(spill.id) == *name);
