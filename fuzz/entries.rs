@@ -176,11 +176,19 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         journal_bytes: 64 << 10,
         segment_bytes_first: 8 << 10,
         inline_bytes_max: 4 << 10,
+        in_memory_max: 0,
         spare: false,
     };
     let progress = |_, _| {};
-    let options =
-        OpenOptions { journal, create: true, wait: false, accept_unknown: false, salvage: false, progress: &progress };
+    let options = OpenOptions {
+        journal,
+        create: true,
+        wait: false,
+        accept_unknown: false,
+        salvage: false,
+        redo: true,
+        progress: &progress,
+    };
     open(storage, &StoreDir::of_directory(), &options)
 }
 
@@ -354,7 +362,9 @@ pub fn samples() -> Vec<Sample> {
         store: [7; 16],
         generation: 9,
         checkpoint_lsn: 41,
-        checkpoint_crc: 1,
+        listed: Vec::new(),
+        open_lsn: 42,
+        link: 1,
         clean: false,
         start_segment: 0,
         start_crc: 77,

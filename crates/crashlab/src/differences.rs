@@ -1,7 +1,37 @@
 //! How files differ from what the model allows, in words.
 
+use crate::fixture::plain_files;
 use crate::reference_model::{Files, Model, Node, numbers};
+use crate::simulation::SimDisk;
+use std::path::Path;
 use untorn::{Error, FileOptions, Store};
+
+/// Every file as the store shows it: names are those on the disk, contents may wait in the journal.
+pub(crate) fn shown_files(store: &Store, disk: &SimDisk) -> Result<Files, String> {
+    shown_files_of(store, disk, |_| true)
+}
+
+/// As [`shown_files`], for the files of these names.
+pub(crate) fn shown_files_of(store: &Store, disk: &SimDisk, is_meant: impl Fn(&Path) -> bool) -> Result<Files, String> {
+    let mut files = plain_files(disk);
+    files.retain(|name, _| is_meant(name));
+    for (name, node) in &mut files {
+        if let Node::File(contents, _) = node
+            && !name.to_string_lossy().ends_with(".untorn")
+        {
+            *contents = read_shown(store, name)?;
+        }
+    }
+    Ok(files)
+}
+
+fn read_shown(store: &Store, name: &Path) -> Result<Vec<u8>, String> {
+    let text = |e: Error| format!("{} cannot be read through the store: {e}", name.display());
+    let file = store.open_file_with(name, &FileOptions::default().read_only(true)).map_err(text)?;
+    let mut found = vec![0; file.len().map_err(text)? as usize];
+    let n = file.read_at(&mut found, 0).map_err(text)?;
+    if n == found.len() { Ok(found) } else { Err(format!("{} ends early", name.display())) }
+}
 
 /// Reads every file through the store.
 pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> {
@@ -12,11 +42,8 @@ pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> 
         if name.to_string_lossy().ends_with(".untorn") {
             continue;
         }
-        let text = |e: Error| format!("{} cannot be read through the store: {e}", name.display());
-        let file = store.open_file_with(name, &FileOptions::default().read_only(true)).map_err(text)?;
-        let mut found = vec![0; file.len().map_err(text)? as usize];
-        let n = file.read_at(&mut found, 0).map_err(text)?;
-        if n != found.len() || found != *contents {
+        let found = read_shown(store, name)?;
+        if found != *contents {
             return Err(format!("{} through the store: {}", name.display(), difference(contents, &found)));
         }
     }

@@ -1,6 +1,7 @@
 //! The crash laboratory: a disk in memory whose power can be cut at every call, behind the same
 //! traits ([`untorn_os::Storage`], [`untorn_os::File`]) as the real one.
 
+pub mod crash_loops;
 pub mod device;
 mod differences;
 pub mod enumerate;

@@ -1,6 +1,6 @@
 //! Opens a store after a crash and says whether what it holds is allowed.
 
-use crate::differences::{compare_views, mixture};
+use crate::differences::{compare_views, mixture, shown_files};
 use crate::fixture::{ELSEWHERE, Expect, find_state, plain_files, store_options};
 use crate::program::{How, Setup};
 use crate::reference_model::{COMMITS_MAX, Files, Model, Node};
@@ -80,7 +80,7 @@ impl Oracle<'_> {
             process.kill();
             return Err(format!("files are quarantined after the crash: {quarantined:?}"));
         }
-        let files = plain_files(disk);
+        let files = shown_files(&store, disk)?;
         let is_again = expect.allowed >> AGAIN & 1 == 1 && self.again == Some(&files);
         let found = is_again.then_some(AGAIN).or_else(|| find_state(self.reference, expect.allowed, &files));
         let Some(number) = found else {

@@ -1,7 +1,7 @@
 //! Runs a program on a simulated disk, step by step beside the reference model.
 
-use crate::differences::mixture;
-use crate::fixture::{ELSEWHERE, MANY, find_state, many_name, plain_files, store_options};
+use crate::differences::{mixture, shown_files};
+use crate::fixture::{ELSEWHERE, MANY, find_state, many_name, store_options};
 use crate::program::{Op, Start};
 use crate::reference_model::{Files, Node};
 use crate::runner::{KillOnDrop, Runner, Step, Stop, wrong};
@@ -179,7 +179,14 @@ impl Runner<'_> {
             process.kill();
             return if self.faults { Err(Stop::GaveUp) } else { wrong(what) };
         }
-        let (allowed, found) = (self.reference.allowed(), plain_files(self.disk));
+        let mut shown = shown_files(&store, self.disk);
+        if shown.is_err() && self.faults {
+            // The fault that was planned.
+            self.troubled = true;
+            shown = shown_files(&store, self.disk);
+        }
+        let shown = shown.or_else(wrong);
+        let (allowed, found) = (self.reference.allowed(), shown?);
         match find_state(&self.reference, allowed, &found) {
             Some(number) => self.reference.settle(number),
             None => return wrong(mixture(&self.reference, allowed, &found)),

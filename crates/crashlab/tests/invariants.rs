@@ -58,6 +58,16 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::HALF_CREATED => Some("what_is_half_made_has_no_second_name"),
         invariant::CONTENTS_BEFORE_NAME => Some("a_name_shows_what_is_committed"),
         invariant::NEWEST_OVER_OLDER => Some("a_checkpoint_leaves_newer_contents"),
+        invariant::OPEN_LINK
+        | invariant::OPEN_EPOCH_ACCEPTED
+        | invariant::LIST_CLIPPED
+        | invariant::LISTED_ANEW
+        | invariant::LIST_BOUNDED
+        | invariant::LISTED_SEGMENTS_STAY
+        | invariant::LISTED_SPILLS_STAY => Some("epochs_upon_epochs_are_kept"),
+        invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
+        invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
+        invariant::RESTATED_LEAVES_LOG => Some("what_waits_outlives_its_segment"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),
         invariant::HEAP_IS_QUIET => Some("a_commit_of_a_heap_waits_for_a_change"),

@@ -26,6 +26,7 @@ fn known(step: &str) -> &'static [&'static str] {
         "HEADER_BOOT" => &["closed,posix,sector,tight,buffered/0/other,one/"],
         "SPILL_CONTENTS" | "SPILL_NAME" => &["closed,posix,sector,tight,direct/0/large/"],
         "HEADER_UNCLEAN" => &["plain,ext4,garbage,growing,buffered/0//"],
+        "HEADER_LISTED" => &["closed,posix,sector,tight,direct/0/one/"],
         "SEGMENT_NAME" => &["pending,posix,sector,roomy,direct/0/one/"],
         _ => &[],
     }

@@ -102,6 +102,8 @@ fn verify(path: &Path, seed: u64, acknowledged: u64, alphabet: Alphabet) {
     let n = last_commit(&store);
     assert!(n >= acknowledged, "seed {seed}: commit {acknowledged} was acknowledged, and {n} is there");
     let tree = tree_after(seed, n, alphabet);
+    // Opening made the names, and served what was read so far from the journal.
+    store.checkpoint().expect("a checkpoint");
     let compare = |when: &str| {
         if let Some(how) = tree.difference_from(path, alphabet).expect("the store's directory") {
             panic!("seed {seed}, commit {n}, {when}: {how}");

@@ -306,6 +306,7 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<
         // Shrink first: that never needs space, and what lies beyond is not wanted in any case.
         file.set_len(size).context("truncate", path)?;
     }
+    overlay.log_segments().iter().for_each(|segment| segment.read_ahead());
     let mut chunk = Vec::new();
     for (range, source) in overlay.ranges() {
         let end = range.end.min(size);
@@ -323,7 +324,7 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<
                 let bytes = source.slice(&(range.start..end)).expect("bytes in memory");
                 write_all_at(file, &bytes, range.start).context("write", path)?;
             }
-            Source::Spill { .. } => {
+            Source::Spill { .. } | Source::Log { .. } => {
                 let mut at = range.start;
                 chunk.resize(CHUNK_BYTES.min((end - at) as usize), 0);
                 while at < end {

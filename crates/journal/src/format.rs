@@ -9,7 +9,7 @@ use std::path::Path;
 use untorn_os::{holds, value_if_holds};
 
 /// Version of everything below. Readers refuse a newer one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Unit of the journal: every commit group starts on a fresh block.
 pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
 
@@ -19,6 +19,13 @@ pub const HEADER_MAGIC: &[u8; 8] = b"UNTORN-H";
 pub const HEADER_SLOTS: u64 = 2;
 /// Where a header slot keeps its checksum, over everything before it.
 pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
+/// Where a header slot keeps its list of epochs.
+pub const EPOCHS_AT: usize = 112;
+/// Bytes of an entry of that list.
+pub const EPOCH_BYTES: usize = 32;
+/// Epochs that a header lists at most. An opening that would have to list more redoes all of them first. Each takes a
+/// segment, and segments grow: small stores stay small.
+pub const EPOCHS_MAX: usize = 4;
 
 /// First bytes of a record.
 pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";
@@ -85,6 +92,20 @@ fn set_bytes(b: &mut [u8], at: usize, bytes: &[u8]) {
     b[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
+/// An epoch whose records are in the journal and were not applied when the store was opened again. Exactly these of its
+/// records are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListedEpoch {
+    /// The epoch.
+    pub epoch: u64,
+    /// LSN of its first record that is accepted.
+    pub first_lsn: u64,
+    /// LSN of the last.
+    pub last_lsn: u64,
+    /// Checksum of the last, from which the others are found: each record repeats the checksum of the one before.
+    pub last_crc: u64,
+}
+
 /// The contents of a header slot. The valid slot with the higher generation counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -94,8 +115,13 @@ pub struct Header {
     pub generation: u64,
     /// Every commit up to this one is in the data files, flushed: redo starts after it.
     pub checkpoint_lsn: u64,
-    /// Checksum of record `checkpoint_lsn`, which the next record repeats.
-    pub checkpoint_crc: u64,
+    /// Epochs before the open one that have records after `checkpoint_lsn`, oldest first.
+    pub listed: Vec<ListedEpoch>,
+    /// LSN of the first record of the open epoch that counts.
+    pub open_lsn: u64,
+    /// What that record repeats as the checksum of its predecessor: a random number, drawn anew for each opening, or
+    /// the checksum of record `checkpoint_lsn` if that is of the open epoch.
+    pub link: u64,
     /// Nothing was pending when this header was written, and nothing is unless block 0 of segment
     /// `start_segment` has changed since.
     pub clean: bool,
@@ -125,12 +151,21 @@ impl Header {
         set_bytes(&mut b, 16, &self.generation.to_le_bytes());
         set_bytes(&mut b, 24, &self.store);
         set_bytes(&mut b, 40, &self.checkpoint_lsn.to_le_bytes());
-        set_bytes(&mut b, 48, &self.checkpoint_crc.to_le_bytes());
+        set_bytes(&mut b, 48, &self.link.to_le_bytes());
         set_bytes(&mut b, 56, &self.epoch.to_le_bytes());
         set_bytes(&mut b, 64, &self.boot.unwrap_or_default());
         set_bytes(&mut b, 80, &self.start_crc.to_le_bytes());
         set_bytes(&mut b, 88, &self.start_segment.to_le_bytes());
         set_bytes(&mut b, 92, &self.key.0.to_le_bytes());
+        set_bytes(&mut b, 100, &(self.listed.len() as u32).to_le_bytes());
+        set_bytes(&mut b, 104, &self.open_lsn.to_le_bytes());
+        for (n, listed) in self.listed.iter().enumerate() {
+            let at = EPOCHS_AT + n * EPOCH_BYTES;
+            set_bytes(&mut b, at, &listed.epoch.to_le_bytes());
+            set_bytes(&mut b, at + 8, &listed.first_lsn.to_le_bytes());
+            set_bytes(&mut b, at + 16, &listed.last_lsn.to_le_bytes());
+            set_bytes(&mut b, at + 24, &listed.last_crc.to_le_bytes());
+        }
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
@@ -146,12 +181,25 @@ impl Header {
             return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
         }
         let flags = u32_at(b, 12);
+        let count = if version == 1 { 0 } else { u32_at(b, 100) as usize };
+        if count > EPOCHS_MAX {
+            return Err(Error::corrupt(path, format!("its header lists {count} epochs; {EPOCHS_MAX} is the most")));
+        }
+        let listed = b[EPOCHS_AT..].chunks(EPOCH_BYTES).take(count).map(|entry| ListedEpoch {
+            epoch: u64_at(entry, 0),
+            first_lsn: u64_at(entry, 8),
+            last_lsn: u64_at(entry, 16),
+            last_crc: u64_at(entry, 24),
+        });
         Ok(Some(Header {
             store: b[24..40].try_into().expect("sixteen bytes"),
             generation: u64_at(b, 16),
             checkpoint_lsn: u64_at(b, 40),
-            checkpoint_crc: u64_at(b, 48),
-            clean: flags & FLAG_CLEAN != 0,
+            listed: listed.collect(),
+            open_lsn: if version == 1 { u64_at(b, 40).saturating_add(1) } else { u64_at(b, 104) },
+            link: u64_at(b, 48),
+            // A writer makes a header of its own version durable first.
+            clean: flags & FLAG_CLEAN != 0 && version == VERSION,
             start_segment: u32_at(b, 88),
             start_crc: u64_at(b, 80),
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
@@ -342,7 +390,9 @@ mod tests {
             store: [7; 16],
             generation: 9,
             checkpoint_lsn: 41,
-            checkpoint_crc: 0xdead_beef,
+            listed: vec![ListedEpoch { epoch: 1, first_lsn: 42, last_lsn: 43, last_crc: 2 }; 2],
+            open_lsn: 44,
+            link: 0xdead_beef,
             clean: true,
             start_segment: 3,
             start_crc: 77,
@@ -370,7 +420,9 @@ mod tests {
         set_bytes(&mut b, 8, &(VERSION + 1).to_le_bytes());
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
-        assert!(matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found: 2, .. })));
+        assert!(
+            matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found, .. }) if found == VERSION + 1)
+        );
     }
 
     #[test]

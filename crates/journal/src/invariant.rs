@@ -9,6 +9,26 @@ untorn_os::invariants! {
     CHAIN,
     /// A record is accepted only if the ones before it are of the same epoch.
     EPOCH,
+    /// The open epoch goes on behind the link that the header names, not behind the last listed record.
+    OPEN_LINK,
+    /// The records of the open epoch are accepted, too, to its first gap.
+    OPEN_EPOCH_ACCEPTED,
+    /// An epoch whose records are applied leaves the header's list.
+    LIST_CLIPPED,
+    /// A header with a new link is written at each opening after a crash, even if nothing new was accepted.
+    LISTED_ANEW,
+    /// No record is written before the header that lists the epochs before it.
+    LISTED_FIRST,
+    /// When the header's list is full, everything is applied before the store goes on.
+    LIST_BOUNDED,
+    /// A segment with records that are not applied is not written again.
+    LISTED_SEGMENTS_STAY,
+    /// A spill file that a record of any listed epoch refers to is no orphan.
+    LISTED_SPILLS_STAY,
+    /// What is restated is read from the journal before the segments that it lies in are used again.
+    RESTATED_LEAVES_LOG,
+    /// Bytes that are read from the journal have the checksum that they had when they were accepted.
+    LOG_VERIFIED,
     /// A recovered journal goes on behind a random number, where no dropped record can follow.
     FRESH_START,
     /// A broken record is damage, not a torn end, if a later one says that it was durable.

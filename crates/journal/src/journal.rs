@@ -7,23 +7,25 @@
 //! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
 //! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
 
+mod headers;
 mod reserved;
+mod segments;
 
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{
-    BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
+    BLOCK_BYTES, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
 };
 use crate::invariant;
 use crate::overlay::Source;
 use crate::record::{Op, Record};
 use crate::scan::ScannedSegment;
 use crate::spill::{Spill, append_summed};
-use crate::store_dir::{create_segment, segment_name};
+use crate::store_dir::segment_name;
 use crate::sync_point;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, write_all_at};
+use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
 
 /// Sizes and promises of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub struct Options {
     pub segment_bytes_first: u64,
     /// A commit with more bytes than this is spilled.
     pub inline_bytes_max: u64,
+    /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
+    pub in_memory_max: u64,
     /// Set room apart for quarantining the journal on a full disk.
     pub spare: bool,
 }
@@ -95,18 +99,6 @@ pub struct HeaderWrite {
     sync: Option<SyncPoint>,
 }
 
-impl HeaderWrite {
-    /// Writes the slot that the last header does not use, and makes it durable.
-    pub fn write(&self) -> Result<()> {
-        let at = BLOCK_BYTES as u64 * (self.header.generation % HEADER_SLOTS);
-        write_all_at(&*self.file, &self.header.encode(), at).context("write", &self.path)?;
-        match self.sync {
-            Some(point) => self.file.sync_data(point).context("flush", &self.path),
-            None => Ok(()),
-        }
-    }
-}
-
 /// How a group of commits went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
@@ -137,8 +129,11 @@ pub struct Journal {
     durable_lsn: u64,
     /// Generation of the newest header that was flushed.
     durable_generation: u64,
-    /// The header on the disk may name a boot though the one in memory does not.
-    boot_uncertain: bool,
+    /// The header on the disk may be another one than the one in memory.
+    header_uncertain: bool,
+    /// The header that lists the epochs which are not applied could not be written: the next one, whichever it is, comes
+    /// before the first record.
+    list_due: bool,
     spills: Vec<LiveSpill>,
     /// Spilled bodies of records that are sealed, but not written.
     bodies: Vec<(Arc<Spill>, u64)>,
@@ -157,7 +152,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Continues behind a clean header; every segment is free.
+    /// Continues behind a header: in the segment that a clean one names, or in any that is free.
     pub fn new(
         storage: Arc<dyn Storage>,
         dir: PathBuf,
@@ -172,11 +167,12 @@ impl Journal {
         let start = header.start_segment;
         let mut journal = Journal {
             epoch: u64::from_le_bytes(epoch).max(1),
-            next_lsn: header.checkpoint_lsn + 1,
-            previous_crc: header.checkpoint_crc,
-            durable_lsn: header.checkpoint_lsn,
+            next_lsn: header.open_lsn,
+            previous_crc: header.link,
+            durable_lsn: header.open_lsn - 1,
             durable_generation: header.generation,
-            boot_uncertain: false,
+            header_uncertain: false,
+            list_due: false,
             header,
             header_file,
             segments: Vec::new(),
@@ -202,11 +198,21 @@ impl Journal {
             let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
             let file = journal.storage.open(&path, how).context("open", &path)?;
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
-            journal.segments.push(Segment { index: s.index, bytes: s.bytes, file, last_lsn: 0, first_block_crc });
+            let (index, bytes) = (s.index, s.bytes);
+            let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
+            journal.segments.push(Segment { index, bytes, file, last_lsn, first_block_crc });
         }
-        match journal.segments.iter().position(|s| s.index == start && s.bytes > 0) {
-            Some(at) => journal.current = at,
-            None => journal.current = journal.add_segment(options.segment_bytes_first)?,
+        let checkpoint_lsn = journal.header.checkpoint_lsn;
+        let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;
+        if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {
+            journal.current = at;
+        } else if journal.header.listed.is_empty() {
+            journal.current = journal.add_segment(options.segment_bytes_first)?;
+        } else if let Some(at) = journal.segments.iter().position(is_free) {
+            journal.current = at;
+        } else {
+            // Full: commits make a segment, or wait for a checkpoint. Reads need neither.
+            journal.position = journal.segments[0].bytes;
         }
         Ok(journal)
     }
@@ -286,6 +292,10 @@ impl Journal {
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
         if let Some(e) = self.failure() {
             return Err(e);
+        }
+        if self.list_due && holds(invariant::LISTED_FIRST) {
+            // A checkpoint writes a header, and there is one writer of headers at a time.
+            return Ok(Committed::Full);
         }
         self.flush_spills(records)?;
         let first_lsn = self.next_lsn;
@@ -479,77 +489,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Switches to a free segment with that much room, making one if the journal may grow.
-    fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
-        // Only before the first record: later a checkpoint may be writing another header.
-        if self.header.clean && self.position == 0 && self.last_lsn() == self.header.checkpoint_lsn {
-            // The header says that there are no new records without a change in this segment: no longer true.
-            let write = self.header_write(self.next_header(), sync_point::HEADER_UNCLEAN);
-            write.write()?;
-            self.finish_truncate(write);
-        }
-        let checkpoint_lsn = self.header.checkpoint_lsn;
-        let current = self.current;
-        if self.position > 0
-            && self.segments[current].last_lsn <= checkpoint_lsn
-            && self.segments[current].bytes >= bytes
-        {
-            self.position = 0;
-            return Ok(true);
-        }
-        let free = (0..self.segments.len())
-            .filter(|at| *at != current)
-            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
-            .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
-        if let Some(at) = free {
-            self.current = at;
-            self.position = 0;
-            return Ok(true);
-        }
-        let allocated = self.allocated_bytes();
-        // Growing fourfold keeps the flushes that growth costs few.
-        let wanted =
-            (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
-        let left = self.options.journal_bytes.saturating_sub(allocated);
-        let size = wanted.min(left - left % BLOCK_BYTES as u64);
-        if size < bytes {
-            return self.replace_small_segments(bytes);
-        }
-        match self.add_segment(size) {
-            Ok(at) => {
-                self.current = at;
-                self.position = 0;
-                Ok(true)
-            }
-            // Something to checkpoint may free a segment; without it, this is the caller's answer.
-            Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
-            Err(e) => Err(e),
-        }
-    }
-
-    fn add_segment(&mut self, bytes: u64) -> Result<usize> {
-        let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
-        let durable = self.options.durable;
-        let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
-        let file = match create() {
-            // What is left of an attempt that failed, and could not even be removed.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
-                let path = self.dir.join(segment_name(index));
-                self.storage.unlink(&path).context("remove", &path)?;
-                create()?
-            }
-            created => created?,
-        };
-        if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
-            // The next try makes it under the same name.
-            let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
-            return Err(Error::io("flush", &self.dir, e));
-        }
-        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
-        Ok(self.segments.len() - 1)
-    }
-
     /// Writes a durable mark if the last commit still lacks one: a record which says that everything
     /// before it was flushed, so that later damage to the last group is told from a torn end. The mark
     /// itself is not flushed.
@@ -567,100 +506,5 @@ impl Journal {
         self.write_group()?;
         self.mark_due = false;
         Ok(true)
-    }
-
-    /// The target of a checkpoint that begins now: everything committed so far.
-    pub fn begin_checkpoint(&self) -> CheckpointTarget {
-        CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
-    }
-
-    /// Begins to truncate the log behind the target's last record. The data files were flushed before.
-    /// The caller writes the header and then calls [`Journal::finish_truncate`].
-    pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
-        let mut header = self.next_header();
-        header.checkpoint_lsn = target.checkpoint_lsn;
-        header.checkpoint_crc = target.crc;
-        self.header_write(header, sync_point::HEADER)
-    }
-
-    fn next_header(&self) -> Header {
-        let mut header = self.header.clone();
-        header.generation += if holds(invariant::OTHER_SLOT) { 1 } else { HEADER_SLOTS };
-        header.epoch = self.epoch;
-        header.clean = false;
-        header
-    }
-
-    fn header_write(&self, header: Header, point: SyncPoint) -> HeaderWrite {
-        self.header_write_with(header, self.options.durable.then_some(point))
-    }
-
-    /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
-    /// back the one before, which knows nothing of this boot.
-    fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
-        let over_durable = header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS;
-        if sync.is_none() && over_durable && holds(invariant::DURABLE_HEADER) {
-            header.generation += 1;
-        }
-        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
-    }
-
-    /// Ends what [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
-    /// files of the records before it are free.
-    pub fn finish_truncate(&mut self, written: HeaderWrite) {
-        if written.sync.is_some() {
-            self.durable_generation = written.header.generation;
-        }
-        self.header = written.header;
-        let checkpoint_lsn = self.header.checkpoint_lsn;
-        let truncated =
-            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
-        truncated.for_each(|e| e.spill.clear_referenced());
-    }
-
-    /// Names the boot durably, before the first commit of class `process`.
-    pub fn record_boot(&mut self, boot: [u8; 16]) -> Result<()> {
-        if self.header.boot == Some(boot) {
-            return Ok(());
-        }
-        let mut header = self.next_header();
-        header.clean = self.header.clean;
-        header.boot = Some(boot);
-        let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
-        // A failed write may be on the disk all the same: closing has to write a header without it.
-        self.boot_uncertain = true;
-        write.write()?;
-        self.boot_uncertain = false;
-        self.finish_truncate(write);
-        Ok(())
-    }
-
-    /// Writes a clean header: the journal is empty, as everything is in the data files. If they were
-    /// not flushed, the header goes on naming the boot.
-    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
-        let target = self.begin_checkpoint();
-        let mut header = self.next_header();
-        header.checkpoint_lsn = target.checkpoint_lsn;
-        header.checkpoint_crc = target.crc;
-        if flushed {
-            header.boot = None;
-        }
-        let current = &self.segments[self.current];
-        header.start_segment = current.index;
-        header.start_crc = current.first_block_crc.unwrap_or(0);
-        header.clean = current.first_block_crc.is_some();
-        // Also in class `process`: a header without a boot says that all was flushed.
-        let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
-        write.write()?;
-        self.finish_truncate(write);
-        Ok(())
-    }
-
-    /// Whether the header does not describe the journal as it is: closing has work to do.
-    pub fn is_dirty(&self) -> bool {
-        self.next_lsn - 1 > self.header.checkpoint_lsn
-            || self.header.boot.is_some()
-            || self.boot_uncertain
-            || !self.header.clean
     }
 }

@@ -7,6 +7,7 @@
 //! `scan` (reading), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
+pub mod carry;
 pub mod create;
 mod error;
 pub mod final_state;
@@ -15,6 +16,7 @@ pub mod format;
 pub mod invariant;
 pub mod journal;
 pub mod locate;
+pub mod log_reader;
 pub mod overlay;
 pub mod quarantine;
 pub mod record;

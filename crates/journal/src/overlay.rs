@@ -7,6 +7,7 @@
 
 use crate::error::{Context, Result};
 use crate::invariant;
+use crate::log_reader::LogSegment;
 use crate::spill::{Spill, SpillSpace};
 use bytes::Bytes;
 use rangemap::{RangeMap, RangeSet};
@@ -46,6 +47,19 @@ pub enum Source {
         /// Checksum of the range as it was written.
         crc: u64,
     },
+    /// A piece of a record that is not applied, in a segment of the journal.
+    Log {
+        /// The segment.
+        segment: Arc<LogSegment>,
+        /// Offset in it of the first byte.
+        at: u64,
+        /// File offset of that byte.
+        origin: u64,
+        /// Length of the piece, in bytes.
+        len: u64,
+        /// Checksum of the piece.
+        crc: u64,
+    },
 }
 
 impl PartialEq for Source {
@@ -59,6 +73,10 @@ impl PartialEq for Source {
             (
                 Source::Spill { spill: a, at: i, origin: x, len: m, .. },
                 Source::Spill { spill: b, at: j, origin: y, len: n, .. },
+            ) => Arc::ptr_eq(a, b) && (i, x, m) == (j, y, n),
+            (
+                Source::Log { segment: a, at: i, origin: x, len: m, .. },
+                Source::Log { segment: b, at: j, origin: y, len: n, .. },
             ) => Arc::ptr_eq(a, b) && (i, x, m) == (j, y, n),
             _ => false,
         }
@@ -91,6 +109,11 @@ impl Source {
                 Ok(())
             }
             Source::Spill { spill, at, origin, .. } => spill.read(buf, at + (from - origin)),
+            Source::Log { segment, at, origin, len, crc } => {
+                let piece = segment.read(*at, *len, *crc)?;
+                buf.copy_from_slice(&piece[(from - origin) as usize..][..buf.len()]);
+                Ok(())
+            }
         }
     }
 }
@@ -211,6 +234,39 @@ impl Overlay {
             }
         }
         found
+    }
+
+    /// The segments of the journal that the overlay's ranges lie in, each once.
+    pub fn log_segments(&self) -> Vec<Arc<LogSegment>> {
+        let mut found: Vec<Arc<LogSegment>> = Vec::new();
+        for (_, source) in self.ranges.iter() {
+            if let Source::Log { segment, .. } = source
+                && !found.iter().any(|e| Arc::ptr_eq(e, segment))
+            {
+                found.push(segment.clone());
+            }
+        }
+        found
+    }
+
+    /// Whether any range lies in a segment of the journal.
+    pub fn lies_in_log(&self) -> bool {
+        self.ranges.iter().any(|(_, source)| matches!(source, Source::Log { .. }))
+    }
+
+    /// The overlay with every range that lies in a segment of the journal in memory.
+    pub fn without_log(&self) -> Result<Overlay> {
+        let mut overlay = Overlay { size: self.size, ..Overlay::default() };
+        for (range, source) in self.ranges.iter() {
+            let mut source = source.clone();
+            if let Source::Log { .. } = source {
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                source.copy_to(&mut bytes, range.start)?;
+                source = Source::Bytes { bytes: bytes.into(), origin: range.start };
+            }
+            overlay.insert(range.clone(), source);
+        }
+        Ok(overlay)
     }
 
     /// The ranges of a spill file that the overlay refers to.

@@ -96,7 +96,9 @@ impl Record {
             .ops
             .iter()
             .map(|op| match op {
-                Op::Write { range, source: Source::Bytes { .. }, .. } => 21 + (range.end - range.start),
+                Op::Write { range, source: Source::Bytes { .. } | Source::Log { .. }, .. } => {
+                    21 + (range.end - range.start)
+                }
                 Op::Rename { to: path, .. }
                 | Op::Mkdir { path, .. }
                 | Op::Rmdir { path }
@@ -166,7 +168,7 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
         Op::Write { file, range, source } => {
             let (offset, len) = (range.start.to_le_bytes(), (range.end - range.start).to_le_bytes());
             let code = match source {
-                Source::Bytes { .. } => WRITE,
+                Source::Bytes { .. } | Source::Log { .. } => WRITE,
                 Source::Zero => ZERO,
                 Source::Spill { .. } => WRITE_SPILLED,
             };
@@ -177,6 +179,11 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
             match source {
                 Source::Bytes { bytes, origin } => {
                     out.append(&bytes[(range.start - origin) as usize..(range.end - origin) as usize]);
+                }
+                Source::Log { .. } => {
+                    let mut bytes = vec![0; (range.end - range.start) as usize];
+                    source.copy_to(&mut bytes, range.start)?;
+                    out.append(&bytes);
                 }
                 Source::Zero => {}
                 Source::Spill { spill, at, origin, len: whole, crc } => {
@@ -263,6 +270,8 @@ pub struct Decoder<'a> {
 pub struct SpillCache {
     open: Box<dyn Fn(u64) -> Result<Arc<Spill>>>,
     known: HashMap<u64, Arc<Spill>>,
+    /// Those that were asked for since the last [`SpillCache::take_used`].
+    used: Vec<Arc<Spill>>,
     /// Check the contents of spill files against their checksums while decoding.
     pub verify: bool,
 }
@@ -271,8 +280,9 @@ impl SpillCache {
     /// Spill files in a journal's directory.
     pub fn new(storage: Arc<dyn Storage>, journal: PathBuf) -> SpillCache {
         SpillCache {
-            open: Box::new(move |id| Spill::open(&*storage, &journal, id)),
+            open: Box::new(move |id| Spill::open(&storage, &journal, id)),
             known: HashMap::new(),
+            used: Vec::new(),
             verify: true,
         }
     }
@@ -282,18 +292,27 @@ impl SpillCache {
         SpillCache {
             open: Box::new(|_| Err(Error::invalid("there are no spills here"))),
             known: HashMap::new(),
+            used: Vec::new(),
             verify: true,
         }
     }
 
     /// The spill file of that number.
     pub fn get(&mut self, id: u64) -> Result<Arc<Spill>> {
-        if let Some(spill) = self.known.get(&id) {
-            return Ok(spill.clone());
-        }
-        let spill = (self.open)(id)?;
+        let spill = match self.known.get(&id) {
+            Some(spill) => spill.clone(),
+            None => (self.open)(id)?,
+        };
         self.known.insert(id, spill.clone());
+        if self.used.last().is_none_or(|last| last.id != id) {
+            self.used.push(spill.clone());
+        }
         Ok(spill)
+    }
+
+    /// The spill files that were asked for since this was called last.
+    pub(crate) fn take_used(&mut self) -> Vec<Arc<Spill>> {
+        std::mem::take(&mut self.used)
     }
 }
 
@@ -433,7 +452,7 @@ impl fmt::Display for Op {
         match self {
             Op::Write { file, range, source } => {
                 let what = match source {
-                    Source::Bytes { .. } => "write".to_owned(),
+                    Source::Bytes { .. } | Source::Log { .. } => "write".to_owned(),
                     Source::Zero => "zero".to_owned(),
                     Source::Spill { spill, at, .. } => format!("write from {spill:?} at {at}"),
                 };

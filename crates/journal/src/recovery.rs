@@ -1,29 +1,30 @@
-//! Opens a store: locks it, recovers what a crash left (redo), and begins a new epoch.
+//! Opens a store: locks it, recovers what a crash left, and begins a new epoch.
 //!
 //! Recovery reads the journal past the page cache, computes the final state, checks every file, and
-//! only then writes. It may crash anywhere and be done again.
+//! only then writes: names, and then the contents (redo), or no contents where they can be carried over.
+//! It may crash anywhere and be done again.
 
-use crate::apply::{DirLeft, apply_overlay};
-use crate::create::sync_names;
+mod damaged_journal;
+mod next_epoch;
+mod quarantined;
+mod redo;
+
+use crate::carry::{Carried, carry};
 use crate::error::{Context, Error, Result};
-use crate::final_state::{FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, Header, Key, StoreId};
+use crate::final_state::FinalState;
+use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEpoch, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
-use crate::locate::{Contents, DataFiles, Location, Locations, open_for_writing};
+use crate::locate::{Location, Locations, open_for_writing};
 use crate::quarantine::{NAME_SPARE, PendingFiles};
-use crate::record::Record;
-use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, scan};
-use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree};
-use crate::strip::{remove_temporaries, strip_attribute, strip_attributes};
+use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare};
 use crate::sync_point;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{File, Storage, SyncPoint, holds};
+use untorn_os::{File, Storage, holds};
 
 /// More files than this are flushed by one `syncfs` instead of one by one.
 const FLUSH_ONE_BY_ONE_MAX: usize = 16;
@@ -45,6 +46,8 @@ pub struct OpenOptions<'a> {
     pub accept_unknown: bool,
     /// Redo the accepted commits of a damaged journal, and archive that journal.
     pub salvage: bool,
+    /// Apply everything before the store is served.
+    pub redo: bool,
     /// Bytes read and applied so far, of how many.
     pub progress: &'a dyn Fn(u64, u64),
 }
@@ -54,9 +57,9 @@ pub struct OpenOptions<'a> {
 pub struct Recovered {
     /// Commits that were found in the journal.
     pub commits: u64,
-    /// Files that were brought up to them.
+    /// Files that show them.
     pub files: u64,
-    /// Bytes written to them.
+    /// Bytes that these files lacked.
     pub bytes: u64,
     /// An unfinished record at the end was dropped.
     pub torn_tail: bool,
@@ -87,6 +90,8 @@ pub struct Opened {
     pub recovered: Recovered,
     /// Files that could not be redone.
     pub quarantined: Vec<Quarantined>,
+    /// What is committed and not applied.
+    pub carried: Carried,
     /// Room is set apart for quarantining the journal on a full disk.
     pub has_spare: bool,
 }
@@ -100,6 +105,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         options,
         recovered: Recovered::default(),
         quarantined: Vec::new(),
+        carried: Carried::default(),
         archived_header: None,
     };
     if store_lock.unclean {
@@ -114,11 +120,18 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         }
         done => done?,
     };
-    let Opening { recovered, quarantined, .. } = opening;
+    let Opening { recovered, quarantined, carried, .. } = opening;
     // Without room, the store goes on without it; checkpoints try again.
     let has_spare =
         !options.journal.spare || make_spare(&**storage, store_dir, options.journal.segment_bytes_first).is_ok();
-    Ok(Opened { journal, store_lock, recovered, quarantined, has_spare })
+    Ok(Opened { journal, store_lock, recovered, quarantined, carried, has_spare })
+}
+
+/// The list of epochs in a header that begins a new epoch behind these records.
+fn listed_after(scanned: &Scan) -> Vec<ListedEpoch> {
+    let mut listed = scanned.header.listed.clone();
+    listed.extend(scanned.epochs.iter().filter(|epoch| epoch.first_lsn >= scanned.header.open_lsn));
+    listed
 }
 
 struct Opening<'a> {
@@ -127,6 +140,7 @@ struct Opening<'a> {
     options: &'a OpenOptions<'a>,
     recovered: Recovered,
     quarantined: Vec<Quarantined>,
+    carried: Carried,
     /// The header of an archived journal: the store keeps its identity.
     archived_header: Option<Header>,
 }
@@ -137,6 +151,10 @@ struct Redone {
     locations: Locations,
     /// Directories that could not be redone, and why; or that a file needs which could not be redone.
     dirs_left: BTreeMap<PathBuf, String>,
+    /// Names are applied, and contents are not.
+    names_only: bool,
+    /// A file was in the middle of an exchange of names.
+    from_temporary: bool,
 }
 
 impl Redone {
@@ -192,7 +210,7 @@ impl Opening<'_> {
             key: Key(u64::from_le_bytes(key)),
             store: [0; 16],
             checkpoint_lsn: 0,
-            checkpoint_crc: 0,
+            link: 0,
             generation: 0,
             segment_bytes: self.options.journal.segment_bytes_first,
             durable: true,
@@ -203,14 +221,14 @@ impl Opening<'_> {
             if header.generation >= new.generation {
                 new.store = header.store;
                 new.checkpoint_lsn = pending.last_lsn;
-                new.checkpoint_crc = pending.last_crc;
+                new.link = pending.last_crc;
                 new.generation = header.generation;
             }
         }
         if let Some(header) = &self.archived_header {
             new.store = header.store;
             new.checkpoint_lsn = header.checkpoint_lsn;
-            new.checkpoint_crc = header.checkpoint_crc;
+            new.link = header.link;
             new.generation = header.generation;
         }
         if new.generation == 0 {
@@ -218,23 +236,9 @@ impl Opening<'_> {
             self.storage().random(&mut new.store).context("draw an identity for", &journal)?;
             let mut salt = [0; 8];
             self.storage().random(&mut salt).context("draw a salt for", &journal)?;
-            new.checkpoint_crc = u64::from_le_bytes(salt);
+            new.link = u64::from_le_bytes(salt);
         }
         create_journal(self.storage(), self.store_dir, &new)
-    }
-
-    /// Quarantines the current journal: renames it after its epoch.
-    fn quarantine_journal(&self, pending: &PendingFiles) -> Result<()> {
-        let (journal, quarantined) = (self.store_dir.journal(), self.store_dir.quarantined_journal(pending.epoch));
-        self.storage().rename(&journal, &quarantined, false).context("rename to", &quarantined)?;
-        self.storage().sync_dir(&self.store_dir.dir, sync_point::QUARANTINE_NAME).context("flush", &self.store_dir.dir)
-    }
-
-    /// Sets room apart for the next list of a quarantined journal, if there is any.
-    fn set_list_apart(&self, quarantined: &Path) {
-        if self.options.journal.spare {
-            let _ = PendingFiles::set_apart(self.storage(), quarantined);
-        }
     }
 
     /// An error by which what class `process` had not flushed may be lost is remembered by the store.
@@ -273,15 +277,43 @@ impl Opening<'_> {
         let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
         // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
-        let scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
-        if let Some(e) = scanned.corrupt {
+        let mut scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
+        if let Some(e) = scanned.corrupt.take() {
             return Err(e);
         }
         if scanned.clean_shutdown {
             self.remove_orphans(&dir, &scanned.orphans);
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
-        let redone = self.redo(&dir, &scanned, None, flush)?;
+        let listed = listed_after(&scanned);
+        // What the page cache holds of an epoch of class `process` is not in the journal's hands.
+        let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
+        let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
+        let before = self.recovered.clone();
+        let redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
+        if redone.names_only
+            && let Some(carried) = carry(
+                self.storage(),
+                redone.state.clone(),
+                &redone.locations,
+                &scanned,
+                &dir,
+                self.options.journal.in_memory_max,
+            )?
+        {
+            self.carried = carried;
+            if redone.from_temporary {
+                self.carried.dirs.insert(dir.clone());
+            }
+            return self.list_epochs(dir, scanned, listed);
+        }
+        let redone = match redone.names_only {
+            true => {
+                self.recovered = before;
+                self.redo(&dir, &scanned, None, flush, false)?
+            }
+            false => redone,
+        };
         if boot.is_some()
             && let Some(e) = redone.locations.values().filter_map(|o| o.as_ref().err()).find(|e| e.is_failed_flush())
         {
@@ -296,7 +328,7 @@ impl Opening<'_> {
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
             }
             self.clear_pending_of(&redone, scanned.header.store, true)?;
-            let epoch = scanned.epoch.unwrap_or(scanned.header.epoch);
+            let epoch = scanned.last_epoch();
             let pending = PendingFiles {
                 last_lsn: scanned.last_lsn,
                 last_crc: scanned.last_crc,
@@ -314,195 +346,11 @@ impl Opening<'_> {
         self.begin_epoch(dir, scanned, &redone, flush)
     }
 
-    /// Begins a new epoch after everything was redone: the journal is empty.
-    fn begin_epoch(&mut self, dir: PathBuf, scanned: Scan, redone: &Redone, flushed: bool) -> Result<Journal> {
-        let dirty =
-            scanned.last_lsn > scanned.header.checkpoint_lsn || !scanned.header.clean || scanned.header.boot.is_some();
-        let dirty = dirty || scanned.start_changed;
-        let mut header =
-            Header { checkpoint_lsn: scanned.last_lsn, checkpoint_crc: scanned.last_crc, ..scanned.header };
-        if dirty && holds(invariant::FRESH_START) {
-            // A record that was dropped because a part of it never reached the disk must not come back to
-            // life when a later commit happens to write that part: nothing follows the old checksum now.
-            let mut salt = [0; 8];
-            self.storage().random(&mut salt).context("draw a salt for", &dir)?;
-            header.checkpoint_crc = u64::from_le_bytes(salt);
-        }
-        let mut journal =
-            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
-        self.clear_pending_of(redone, journal.store(), flushed)?;
-        if dirty {
-            journal.write_clean_header(flushed)?;
-        }
-        self.remove_orphans(&dir, &scanned.orphans);
-        Ok(journal)
-    }
-
     /// Removes files that no record refers to. One that cannot be removed is tried again by the next opening.
     fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
         for name in orphans.iter().filter(|name| *name != NAME_SPARE || !self.options.journal.spare) {
             let _ = self.storage().unlink(&dir.join(name));
         }
-    }
-
-    fn recover_quarantined(&mut self) -> Result<()> {
-        let quarantined = self.store_dir.quarantined_journals(self.storage())?;
-        if quarantined.is_empty() {
-            return Ok(());
-        }
-        let store = read_header(self.storage(), &self.store_dir.journal())?.store;
-        for dir in quarantined {
-            let Some(mut pending) = PendingFiles::read(self.storage(), &dir)? else {
-                // No file waits for it any more: a crash interrupted its removal.
-                // A killed process may have removed the list in the page cache only, and it must not come back alone.
-                self.storage().sync_dir(&dir, sync_point::QUARANTINE_CONTENTS).context("flush", &dir)?;
-                remove_tree(self.storage(), &dir)?;
-                continue;
-            };
-            let mut scanned = scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress)?;
-            if scanned.corrupt.is_none() && scanned.last_lsn < pending.last_lsn {
-                let what =
-                    format!("it ends with commit {}, and {} was in it before", scanned.last_lsn, pending.last_lsn);
-                scanned.corrupt = Some(Error::corrupt(&dir, what));
-            }
-            if let Some(e) = scanned.corrupt.take() {
-                if !self.options.salvage {
-                    return Err(e);
-                }
-                self.archive(&dir, pending.epoch, &e, &[])?;
-                continue;
-            }
-            if scanned.header.store != store {
-                return Err(Error::Foreign { path: dir, detail: "this journal belongs to another store".into() });
-            }
-            let before = self.quarantined.len();
-            let redone = self.redo(&dir, &scanned, Some(&pending), true)?;
-            let not_redone = redone.not_redone();
-            if redone.is_whole() {
-                self.clear_pending_of(&redone, store, true)?;
-                PendingFiles::remove(self.storage(), &dir)?;
-                remove_tree(self.storage(), &dir)?;
-            } else if self.options.salvage {
-                let why = self.quarantined[before].reason.clone();
-                let kept = self.keep_contents(&redone, &dir)?;
-                // The contents are the only copy of their commits from here on.
-                self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &dir)?;
-                self.strip_files(&redone);
-                self.quarantined.truncate(before);
-                self.archive(&dir, pending.epoch, &why, &kept)?;
-            } else if not_redone != pending.files || redone.dirs_left != pending.dirs {
-                let before = std::mem::replace(&mut pending.files, not_redone);
-                let dirs_before = std::mem::replace(&mut pending.dirs, redone.dirs_left.clone());
-                self.clear_pending_of(&redone, store, true)?;
-                match pending.write(self.storage(), &dir) {
-                    Err(e @ Error::NoSpace { .. }) => {
-                        // What was redone just now is in the list still: the next opening redoes it over later commits.
-                        let redone_now = before.keys().filter(|id| !pending.files.contains_key(id));
-                        let dirs_now = dirs_before.keys().filter(|dir| !pending.dirs.contains_key(*dir));
-                        let files = redone_now.filter_map(|id| redone.state.files.get(id));
-                        let files = files.map(|file| (file.display_name().to_owned(), file.id));
-                        let all = files.chain(dirs_now.map(|dir| (dir.clone(), 0)));
-                        self.quarantined.extend(all.map(|(path, id)| Quarantined { path, id, reason: e.clone() }));
-                    }
-                    done => done?,
-                }
-                self.set_list_apart(&dir);
-            }
-        }
-        Ok(())
-    }
-
-    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: what is listed there.
-    fn redo(&mut self, dir: &Path, scanned: &Scan, only: Option<&PendingFiles>, flush: bool) -> Result<Redone> {
-        let mut state = FinalState::default();
-        for accepted in &scanned.accepted {
-            self.check_standalone(&accepted.record, dir)?;
-            state.add_record(&accepted.record, accepted.lsn)?;
-        }
-        if let Some(pending) = only {
-            state.retain(&pending.file_ids(), &pending.dir_paths());
-        }
-        let named = state.files.values().filter(|file| file.name.is_some()).count();
-        let one_by_one = flush_one_by_one(self.storage(), named);
-        let redo = Redo {
-            storage: self.storage(),
-            checkpoint_lsn: scanned.last_lsn,
-            durable: flush,
-            flush: (flush && one_by_one).then_some(sync_point::CHECKPOINT_DATA),
-            done: RefCell::default(),
-        };
-        let data_files = DataFiles {
-            storage: self.storage(),
-            store: scanned.header.store,
-            epoch: scanned.epoch.unwrap_or(0),
-            newest_lsn: Some(scanned.last_lsn),
-            rename_dir: dir.to_owned(),
-            durable: flush,
-            contents: Some(&redo),
-        };
-        let mut locations = data_files.find(&state);
-        let temporary =
-            |o: &Result<Location>| matches!(o, Ok(Location::At(at)) if at.starts_with(&data_files.rename_dir));
-        let from_temporary = locations.values().any(temporary);
-        let left = data_files.apply_names(&state, &mut locations);
-        let mut bytes = 0;
-        let all: u64 = state.files.values().map(|f| f.overlay.changed_bytes()).sum();
-        if flush && !one_by_one && state.files.values().any(|f| f.created.is_some() && !f.overlay.is_empty()) {
-            self.storage().sync_file_system(sync_point::ATTRIBUTE_MANY).context("flush", &self.store_dir.dir)?;
-        }
-        for file in state.files.values() {
-            let Some(Ok(Location::At(at))) = locations.get(&file.id) else { continue };
-            // The disk may refuse it: this file waits, the others go on.
-            if !redo.done.borrow().contains(&file.id)
-                && let Err(e) = data_files
-                    .open(file, at)
-                    .and_then(|handle| redo.redo_file(file, &*handle, at, sync_point::ATTRIBUTE))
-            {
-                locations.insert(file.id, Err(e));
-            }
-            bytes += file.overlay.changed_bytes();
-            (self.options.progress)(bytes, all);
-        }
-        if flush && !one_by_one {
-            self.storage().sync_file_system(sync_point::CHECKPOINT_MANY).context("flush", &self.store_dir.dir)?;
-        } else if flush {
-            for touched in state.touched_dirs().into_iter().chain(from_temporary.then(|| dir.to_owned())) {
-                sync_names(self.storage(), &touched, sync_point::CHECKPOINT_NAMES)?;
-            }
-        }
-        let mut dirs_left = BTreeMap::new();
-        for file in state.files.values() {
-            if let Some(Err(reason)) = locations.get(&file.id) {
-                let path = file.display_name().to_owned();
-                self.quarantined.push(Quarantined { path, id: file.id, reason: reason.clone() });
-                let needed =
-                    |name: &PathBuf| state.dirs.keys().filter(|dir| name.starts_with(dir)).cloned().collect::<Vec<_>>();
-                dirs_left.extend(file.names.iter().flat_map(needed).map(|dir| (dir, String::new())));
-            }
-        }
-        for DirLeft { path, reason, .. } in left.iter().filter(|dir| !dir.given_up) {
-            dirs_left.insert(path.clone(), reason.to_string());
-            self.quarantined.push(Quarantined { path: path.clone(), id: 0, reason: reason.clone() });
-        }
-        let r = &mut self.recovered;
-        r.commits += scanned.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64;
-        r.files += locations.values().filter(|o| o.is_ok()).count() as u64;
-        r.bytes += bytes;
-        r.torn_tail |= scanned.torn_tail;
-        r.notes.extend(left.iter().filter(|dir| dir.given_up).map(|dir| dir.reason.to_string()));
-        Ok(Redone { state, locations, dirs_left })
-    }
-
-    /// The journal of a standalone file may touch that file only.
-    fn check_standalone(&self, record: &Record, dir: &Path) -> Result<()> {
-        let Some(standalone) = &self.store_dir.standalone else { return Ok(()) };
-        if record.files.iter().all(|f| f.path == *standalone) && record.ops.iter().all(|op| !op.names_a_directory()) {
-            return Ok(());
-        }
-        Err(Error::Foreign {
-            path: dir.to_owned(),
-            detail: format!("this journal is not that of {}", standalone.display()),
-        })
     }
 
     /// Clears the pending flag of these files, which are complete without the journal, before the journal is given
@@ -527,151 +375,6 @@ impl Opening<'_> {
                 file.sync_all(sync_point::CLEARED).context("flush the attribute of", at)?;
             }
         }
-        Ok(())
-    }
-
-    /// `--salvage`: redoes what is accepted before the damage, then archives the journal.
-    fn salvage_current(&mut self, why: &Error) -> Result<()> {
-        let dir = self.store_dir.journal();
-        let (mut epoch, mut kept) = (0, Vec::new());
-        match scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress) {
-            Ok(scanned) => {
-                self.archived_header = Some(Header {
-                    checkpoint_lsn: scanned.last_lsn,
-                    checkpoint_crc: scanned.last_crc,
-                    ..scanned.header.clone()
-                });
-                epoch = scanned.epoch.unwrap_or(scanned.header.epoch);
-                let before = self.quarantined.len();
-                let redone = self.redo(&dir, &scanned, None, true)?;
-                self.quarantined.truncate(before);
-                kept = self.keep_contents(&redone, &dir)?;
-                if !matches!(why, Error::UnknownState { .. }) {
-                    self.strip_files(&redone);
-                }
-                // All files, as names may have reached the disk without their records, and a
-                // crash before the next journal is there lets that one begin another store.
-                self.strip(Some(scanned.header.store))?;
-            }
-            Err(e) => {
-                self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
-                // It is unknown which store the files belong to: all are taken as they are, whatever their attribute.
-                self.strip(None)?;
-            }
-        }
-        // A file with an attribute that a power cut brought back could not be opened.
-        self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
-        self.archive(&dir, epoch, why, &kept)?;
-        self.finish_creation()
-    }
-
-    /// Writes what the commits of files that could not be redone make of these files beside the journal, which is
-    /// about to be archived. The caller flushes.
-    fn keep_contents(&self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
-        write_contents(self.storage(), &redone.state, &redone.locations, dir)
-    }
-
-    /// Archives a journal: moves it out of the store directory, where the user can look at it.
-    fn archive(&mut self, dir: &Path, epoch: u64, why: &Error, kept: &[PathBuf]) -> Result<()> {
-        let mut unique = [0; 4];
-        self.storage().random(&mut unique).context("draw a name in", dir)?;
-        let to = PathBuf::from(format!("untorn-salvage.{epoch:016x}.{:08x}", u32::from_le_bytes(unique)));
-        self.storage().rename(dir, &to, false).context("rename to", &to)?;
-        for synced in [self.store_dir.dir.as_path(), Path::new("")] {
-            self.storage().sync_dir(synced, sync_point::QUARANTINE_NAME).context("flush", synced)?;
-        }
-        self.recovered.notes.push(format!("the journal was archived in {}: {why}", to.display()));
-        for name in kept {
-            let contents = to.join(SALVAGED).join(name);
-            self.recovered.notes.push(format!(
-                "{} was left as it is; what its commits make of it is in {}",
-                name.display(),
-                contents.display()
-            ));
-        }
-        self.recovered.salvaged.push(to);
-        Ok(())
-    }
-
-    /// Takes the files of a salvaged journal as they are: removes their attributes.
-    fn strip_files(&self, redone: &Redone) {
-        for name in redone.state.files.values().flat_map(|file| &file.names) {
-            strip_attribute(self.storage(), name, &|_| true);
-        }
-    }
-
-    /// Takes the files of this store, or of an unknown one, as they are: removes their attributes, except
-    /// those of files that wait for a quarantined journal.
-    fn strip(&self, store: Option<StoreId>) -> Result<()> {
-        let mut waiting = BTreeSet::new();
-        for dir in self.store_dir.quarantined_journals(self.storage())? {
-            waiting
-                .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
-        }
-        let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
-        match &self.store_dir.standalone {
-            Some(standalone) => strip_attribute(self.storage(), standalone, &ours),
-            // What stays in a closed directory is of a state that nobody asks for any more.
-            None => drop(strip_attributes(self.storage(), Path::new(""), &ours)?),
-        }
-        match store {
-            Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),
-            None => Ok(()),
-        }
-    }
-}
-
-/// How recovery brings files up to their final state.
-struct Redo<'a> {
-    storage: &'a dyn Storage,
-    checkpoint_lsn: u64,
-    /// Whether to wait for the disk.
-    durable: bool,
-    /// Flushes each file through the descriptor that it was written through. None: all are flushed at the end.
-    flush: Option<SyncPoint>,
-    /// Files that were brought up before they got their names.
-    done: RefCell<BTreeSet<u64>>,
-}
-
-impl Redo<'_> {
-    /// Brings one file up to its final state; with a sync point, flushes it through the same descriptor.
-    fn redo_file(&self, file: &FileState, handle: &dyn File, at: &Path, attribute: SyncPoint) -> Result<()> {
-        if self.durable {
-            // A flush may have failed before the crash.
-            handle.forget_cached().context("drop the cache of", at)?;
-        }
-        // A crash must not leave contents in a file that nothing tells from a foreign one.
-        let is_new = file.created.is_some() && !file.overlay.is_empty();
-        let flushed = match attribute {
-            sync_point::ATTRIBUTE_NEW => self.durable && !self.storage.keeps_order(),
-            _ => self.flush.is_some(),
-        };
-        if is_new && flushed {
-            handle.sync_all(attribute).context("flush the attribute of", at)?;
-        }
-        apply_overlay(handle, &file.overlay, at)?;
-        if let Some(mode) = file.final_mode()
-            && handle.meta().context("stat", at)?.mode != mode
-        {
-            // Writing took setuid and setgid bits away.
-            handle.set_mode(mode).context("change the mode of", at)?;
-        }
-        set_checkpoint_lsn(handle, self.checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;
-        match self.flush {
-            Some(point) => handle.sync_all(point).context("flush", at),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Contents for Redo<'_> {
-    fn are_missing(&self, file: &FileState) -> bool {
-        !file.overlay.is_empty() && !self.done.borrow().contains(&file.id)
-    }
-
-    fn write(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
-        self.redo_file(file, &**handle, file.display_name(), sync_point::ATTRIBUTE_NEW)?;
-        self.done.borrow_mut().insert(file.id);
         Ok(())
     }
 }

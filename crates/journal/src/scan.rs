@@ -1,16 +1,19 @@
 //! Reads a journal: its header, every valid record, and which of them are accepted.
 //!
 //! A record is *valid* by itself: its checksum is right and it stands where it says. It is *accepted*
-//! only when it follows its predecessor. The accepted run ends at the first gap. Whether that gap is
-//! the torn end of the journal or damage is decided by what lies beyond it.
+//! if it belongs to an epoch that the header lists, exactly as far as the list says, or follows its
+//! predecessor in the open epoch, to the first gap. Whether that gap is the torn end of the journal or
+//! damage is decided by what lies beyond it.
 
 use crate::error::{Context, Error, Result};
 use crate::format::{
-    BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, crc64,
+    BLOCK_BYTES, HEADER_SLOTS, Header, ListedEpoch, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind,
+    crc64,
 };
 use crate::invariant;
 use crate::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::record::{Decoder, Record, SpillCache, body_by_reference};
+use crate::spill::Spill;
 use crate::store_dir::segment_index;
 use crate::sync_point;
 use bytes::Bytes;
@@ -62,6 +65,10 @@ pub struct ScannedSegment {
     pub first_block_crc: u64,
     /// The open file.
     pub file: Arc<dyn File>,
+    /// LSN of the last accepted record in it; 0: there is none.
+    pub last_lsn: u64,
+    /// What was read; empty if nothing was.
+    pub contents: Bytes,
 }
 
 /// The contents of a journal.
@@ -80,8 +87,10 @@ pub struct Scan {
     pub last_lsn: u64,
     /// Its checksum.
     pub last_crc: u64,
-    /// The epoch of the accepted records.
-    pub epoch: Option<u64>,
+    /// Spill files that accepted records refer to, with the last LSN that does.
+    pub live_spills: Vec<(Arc<Spill>, u64)>,
+    /// The epochs with accepted records, oldest first.
+    pub epochs: Vec<ListedEpoch>,
     /// There are remains of records that never became whole.
     pub torn_tail: bool,
     /// The block whose checksum is in a clean header has changed: something was written after that header.
@@ -94,6 +103,18 @@ pub struct Scan {
     pub orphans: Vec<String>,
     /// The journal was shut down clean and nothing was written since: segments were not read.
     pub clean_shutdown: bool,
+}
+
+impl Scan {
+    /// How many commits are accepted.
+    pub fn commits(&self) -> u64 {
+        self.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64
+    }
+
+    /// The epoch of the last accepted record, or that of the header if none was accepted.
+    pub fn last_epoch(&self) -> u64 {
+        self.epochs.last().map_or(self.header.epoch, |last| last.epoch)
+    }
 }
 
 /// Reads the newest valid header slot of a journal.
@@ -173,13 +194,14 @@ pub fn scan(
     let header = read_header(&**storage, journal)?;
     let mut scan = Scan {
         last_lsn: header.checkpoint_lsn,
-        last_crc: header.checkpoint_crc,
+        last_crc: header.link,
+        live_spills: Vec::new(),
         header,
         segments: Vec::new(),
         valid: Vec::new(),
         accepted: Vec::new(),
         accepted_heads: Vec::new(),
-        epoch: None,
+        epochs: Vec::new(),
         torn_tail: false,
         start_changed: false,
         corrupt: None,
@@ -192,12 +214,13 @@ pub fn scan(
         scan.clean_shutdown = true;
         return Ok(scan);
     }
-    let contents = read_segments(&mut scan, mode, journal, progress)?;
-    for (segment, bytes) in contents.iter().enumerate() {
-        find_valid_records(bytes, segment, &mut scan);
+    read_segments(&mut scan, mode, journal, progress)?;
+    for segment in 0..scan.segments.len() {
+        let bytes = scan.segments[segment].contents.clone();
+        find_valid_records(&bytes, segment, &mut scan);
     }
     scan.valid.sort_by_key(|v| v.head.lsn);
-    follow_chain(storage, journal, &contents, &mut scan);
+    accept(storage, journal, &mut scan);
     Ok(scan)
 }
 
@@ -222,7 +245,14 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
             return Err(Error::corrupt(path, format!("a segment of {bytes} bytes was not written by Untorn")));
         }
         let bytes = bytes - bytes % BLOCK_BYTES as u64;
-        scan.segments.push(ScannedSegment { index, bytes, first_block_crc: 0, file });
+        scan.segments.push(ScannedSegment {
+            index,
+            bytes,
+            first_block_crc: 0,
+            file,
+            last_lsn: 0,
+            contents: Bytes::new(),
+        });
     }
     scan.segments.sort_by_key(|s| s.index);
     Ok(())
@@ -251,7 +281,7 @@ fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> 
     Ok(segment.first_block_crc == crc)
 }
 
-fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn Fn(u64, u64)) -> Result<Vec<Bytes>> {
+fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn Fn(u64, u64)) -> Result<()> {
     let all = scan.segments.iter().map(|s| s.bytes).sum();
     if mode == ReadMode::PastCache {
         for segment in &scan.segments {
@@ -259,18 +289,17 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
         }
     }
     let mut done = 0;
-    let mut contents = Vec::new();
     for segment in &mut scan.segments {
         let mut buf = AlignedBuf::zeroed(segment.bytes as usize);
         read_blocks(&*segment.file, mode, &mut buf, 0).context("read", journal)?;
         segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);
         done += segment.bytes;
         progress(done, all);
-        contents.push(Bytes::from_owner(buf));
+        segment.contents = Bytes::from_owner(buf);
     }
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
     scan.start_changed = start.is_none_or(|s| s.first_block_crc != scan.header.start_crc);
-    Ok(contents)
+    Ok(())
 }
 
 /// Every valid record of a segment that is newer than the header. A group starts on a block; within
@@ -291,37 +320,134 @@ fn find_valid_records(bytes: &Bytes, segment: usize, scan: &mut Scan) {
     }
 }
 
-/// Accepts records along the chain of checksums from the header, then checks what lies beyond its end.
-fn follow_chain(storage: &Arc<dyn Storage>, journal: &Path, contents: &[Bytes], scan: &mut Scan) {
-    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+/// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last.
+fn accept(storage: &Arc<dyn Storage>, journal: &Path, scan: &mut Scan) {
     let mut by_lsn: HashMap<u64, Vec<ValidRecord>> = HashMap::new();
     for v in &scan.valid {
         by_lsn.entry(v.head.lsn).or_default().push(*v);
     }
-    loop {
-        let next_lsn = scan.last_lsn + 1;
-        let follows = |v: &&ValidRecord| {
-            (v.head.previous_crc == scan.last_crc || !holds(invariant::CHAIN))
-                && (scan.epoch.is_none_or(|epoch| epoch == v.head.epoch) || !holds(invariant::EPOCH))
-        };
-        let Some(v) = by_lsn.get(&next_lsn).and_then(|found| found.iter().find(follows)).copied() else { break };
-        if v.head.kind == RecordKind::Commit {
-            match decode(&v, &contents[v.segment], &mut spills) {
-                Ok(record) => scan.accepted.push(AcceptedRecord { lsn: next_lsn, record }),
-                Err(e) => {
-                    scan.corrupt =
-                        Some(Error::corrupt(segment_path(journal, scan, &v), format!("commit {next_lsn}: {e}")));
-                    return;
-                }
-            }
-        }
-        scan.epoch = Some(v.head.epoch);
-        scan.last_lsn = next_lsn;
-        scan.last_crc = v.crc;
-        scan.accepted_heads.push(v);
+    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    let accepted = accept_listed(journal, &by_lsn, &mut spills, scan)
+        .and_then(|()| accept_open(journal, &by_lsn, &mut spills, scan));
+    if let Err(e) = accepted {
+        scan.corrupt = Some(e);
+        return;
     }
     scan.torn_tail = scan.valid.iter().any(|v| v.head.lsn > scan.last_lsn);
     check_for_damage(journal, scan);
+}
+
+/// Accepts exactly the records of the epochs that the header lists, each found by the checksum that the one after it
+/// repeats.
+fn accept_listed(
+    journal: &Path,
+    by_lsn: &HashMap<u64, Vec<ValidRecord>>,
+    spills: &mut SpillCache,
+    scan: &mut Scan,
+) -> Result<()> {
+    let header = scan.header.clone();
+    for listed in &header.listed {
+        let wrong = |detail: String| Error::corrupt(journal.join("header"), detail);
+        if listed.last_lsn <= header.checkpoint_lsn && holds(invariant::LIST_CLIPPED) {
+            return Err(wrong(format!("it lists an epoch whose last commit, {}, is applied", listed.last_lsn)));
+        }
+        let first = listed.first_lsn.max(header.checkpoint_lsn + 1);
+        if first != scan.last_lsn + 1 || listed.last_lsn < first {
+            return Err(wrong(format!("its list of epochs does not go on behind commit {}", scan.last_lsn)));
+        }
+        let (mut run, mut crc) = (Vec::new(), listed.last_crc);
+        for lsn in (first..=listed.last_lsn).rev() {
+            let is_next = |v: &&ValidRecord| v.crc == crc && v.head.epoch == listed.epoch;
+            let Some(v) = by_lsn.get(&lsn).and_then(|found| found.iter().find(is_next)) else {
+                accept_before_damage(journal, listed, first..lsn, by_lsn, spills, scan)?;
+                let detail = format!(
+                    "commit {lsn} is missing or damaged, though it was accepted when the store was opened before"
+                );
+                return Err(Error::corrupt(journal, detail));
+            };
+            crc = v.head.previous_crc;
+            run.push(*v);
+        }
+        run.into_iter().rev().try_for_each(|v| accept_record(journal, v, spills, scan))?;
+    }
+    if scan.last_lsn + 1 != header.open_lsn {
+        let detail = format!("its open epoch begins with commit {}, and not behind {}", header.open_lsn, scan.last_lsn);
+        return Err(Error::corrupt(journal.join("header"), detail));
+    }
+    Ok(())
+}
+
+/// Accepts, for whoever salvages, the records of a listed epoch before one that is damaged.
+fn accept_before_damage(
+    journal: &Path,
+    listed: &ListedEpoch,
+    before: std::ops::Range<u64>,
+    by_lsn: &HashMap<u64, Vec<ValidRecord>>,
+    spills: &mut SpillCache,
+    scan: &mut Scan,
+) -> Result<()> {
+    let mut previous = None;
+    for lsn in before {
+        let is_next = |v: &&ValidRecord| {
+            v.head.epoch == listed.epoch && previous.is_none_or(|previous| v.head.previous_crc == previous)
+        };
+        let Some(v) = by_lsn.get(&lsn).and_then(|found| found.iter().find(is_next)) else { break };
+        previous = Some(v.crc);
+        accept_record(journal, *v, spills, scan)?;
+    }
+    Ok(())
+}
+
+/// Accepts records of the open epoch along the chain of checksums from the header, to the first gap.
+fn accept_open(
+    journal: &Path,
+    by_lsn: &HashMap<u64, Vec<ValidRecord>>,
+    spills: &mut SpillCache,
+    scan: &mut Scan,
+) -> Result<()> {
+    let mut epoch = None;
+    if !scan.header.listed.is_empty() && !holds(invariant::OPEN_EPOCH_ACCEPTED) {
+        return Ok(());
+    }
+    if holds(invariant::OPEN_LINK) {
+        scan.last_crc = scan.header.link;
+    }
+    loop {
+        let follows = |v: &&ValidRecord| {
+            (v.head.previous_crc == scan.last_crc || !holds(invariant::CHAIN))
+                && (epoch.is_none_or(|epoch| epoch == v.head.epoch) || !holds(invariant::EPOCH))
+        };
+        let next = by_lsn.get(&(scan.last_lsn + 1)).and_then(|found| found.iter().find(follows)).copied();
+        let Some(v) = next else { return Ok(()) };
+        accept_record(journal, v, spills, scan)?;
+        epoch = Some(v.head.epoch);
+    }
+}
+
+/// Accepts the next record.
+fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
+    let ValidRecord { head, crc, segment } = v;
+    let lsn = head.lsn;
+    if head.kind == RecordKind::Commit {
+        let decoded = decode(&v, &scan.segments[segment].contents, spills);
+        let wrong = |e: Error| Error::corrupt(segment_path(journal, scan, &v), format!("commit {lsn}: {e}"));
+        let record = decoded.map_err(wrong)?;
+        scan.accepted.push(AcceptedRecord { lsn, record });
+        for spill in spills.take_used() {
+            match scan.live_spills.iter_mut().find(|(known, _)| known.id == spill.id) {
+                Some((_, last_lsn)) => *last_lsn = lsn,
+                None => scan.live_spills.push((spill, lsn)),
+            }
+        }
+    }
+    match scan.epochs.last_mut() {
+        Some(last) if last.epoch == head.epoch => (last.last_lsn, last.last_crc) = (lsn, crc),
+        _ => scan.epochs.push(ListedEpoch { epoch: head.epoch, first_lsn: lsn, last_lsn: lsn, last_crc: crc }),
+    }
+    scan.segments[segment].last_lsn = scan.segments[segment].last_lsn.max(lsn);
+    (scan.last_lsn, scan.last_crc) = (lsn, crc);
+    scan.accepted_heads.push(v);
+    Ok(())
 }
 
 fn decode(v: &ValidRecord, segment: &Bytes, spills: &mut SpillCache) -> Result<Record> {

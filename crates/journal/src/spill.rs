@@ -29,7 +29,7 @@ pub struct Spill {
     len: AtomicU64,
     durable_len: AtomicU64,
     /// The storage and path by which it is removed.
-    location: Option<(Arc<dyn Storage>, PathBuf)>,
+    location: (Arc<dyn Storage>, PathBuf),
     /// A record of the journal refers to it, or may do so.
     referenced: AtomicBool,
 }
@@ -59,18 +59,20 @@ impl Spill {
         let id = u64::from_le_bytes(id);
         let path = journal.join(spill_name(id));
         let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
-        Ok(Arc::new(Spill::new(id, file, 0, Some((storage.clone(), path)))))
+        Ok(Arc::new(Spill::new(id, file, 0, (storage.clone(), path))))
     }
 
-    /// Opens a spill file that a record refers to.
-    pub fn open(storage: &dyn Storage, journal: &Path, id: u64) -> Result<Arc<Spill>> {
+    /// Opens a spill file that a record refers to: it stays until the journal says that none does.
+    pub fn open(storage: &Arc<dyn Storage>, journal: &Path, id: u64) -> Result<Arc<Spill>> {
         let path = journal.join(spill_name(id));
         let file = storage.open(&path, Open::READ).context("open", &path)?;
         let len = file.meta().context("stat", &path)?.size;
-        Ok(Arc::new(Spill::new(id, file, len, None)))
+        let spill = Spill::new(id, file, len, (storage.clone(), path));
+        spill.set_referenced();
+        Ok(Arc::new(spill))
     }
 
-    fn new(id: u64, file: Arc<dyn File>, len: u64, location: Option<(Arc<dyn Storage>, PathBuf)>) -> Spill {
+    fn new(id: u64, file: Arc<dyn File>, len: u64, location: (Arc<dyn Storage>, PathBuf)) -> Spill {
         let (len, durable_len) = (AtomicU64::new(len), AtomicU64::new(len));
         Spill { id, file, len, durable_len, location, referenced: AtomicBool::new(false) }
     }
@@ -153,9 +155,8 @@ impl Spill {
 
 impl Drop for Spill {
     fn drop(&mut self) {
-        if let Some((storage, path)) = &self.location
-            && !self.referenced.load(SeqCst)
-        {
+        let (storage, path) = &self.location;
+        if !self.referenced.load(SeqCst) {
             // A spill file that cannot be removed now is an orphan, which the next recovery removes.
             let _ = storage.unlink(path);
         }

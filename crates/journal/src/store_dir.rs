@@ -243,8 +243,8 @@ pub struct NewJournal {
     pub store: StoreId,
     /// LSN of the last commit of the journal before it.
     pub checkpoint_lsn: u64,
-    /// Checksum of that commit's record.
-    pub checkpoint_crc: u64,
+    /// What the first record repeats as the checksum of its predecessor.
+    pub link: u64,
     /// Generation of that journal's header.
     pub generation: u64,
     /// The secret of its records' checksums.
@@ -322,7 +322,9 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
         store: from.store,
         generation: from.generation + 1,
         checkpoint_lsn: from.checkpoint_lsn,
-        checkpoint_crc: from.checkpoint_crc,
+        listed: Vec::new(),
+        open_lsn: from.checkpoint_lsn + 1,
+        link: from.link,
         clean: true,
         start_segment: 0,
         start_crc: crc64(&[0; BLOCK_BYTES]),

@@ -39,6 +39,8 @@ untorn_os::sync_points! {
     CLEARED,
     /// The header that truncates the log.
     HEADER,
+    /// The header that lists the epochs which are not applied, before the first record behind them.
+    HEADER_LISTED,
     /// The header that is no longer clean, before a first record that does not fit where a clean
     /// header says that new records begin.
     HEADER_UNCLEAN,

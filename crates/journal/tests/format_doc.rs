@@ -88,6 +88,9 @@ fn constants() {
         ("BLOCK_BYTES", BLOCK_BYTES as u64),
         ("HEADER_SLOTS", HEADER_SLOTS),
         ("HEADER_CRC_AT", HEADER_CRC_AT as u64),
+        ("EPOCHS_AT", EPOCHS_AT as u64),
+        ("EPOCH_BYTES", EPOCH_BYTES as u64),
+        ("EPOCHS_MAX", EPOCHS_MAX as u64),
         ("RECORD_HEAD_BYTES", RECORD_HEAD_BYTES as u64),
         ("RECORD_HEAD_CRC_AT", RECORD_HEAD_CRC_AT as u64),
         ("RECORD_CRC_AT", RECORD_CRC_AT as u64),
@@ -133,7 +136,9 @@ fn header_slot() {
         store: [0x11; 16],
         generation: 2,
         checkpoint_lsn: 3,
-        checkpoint_crc: 4,
+        listed: vec![ListedEpoch { epoch: 9, first_lsn: 10, last_lsn: 11, last_crc: 12 }],
+        open_lsn: 13,
+        link: 4,
         clean: false,
         start_segment: 5,
         start_crc: 6,
@@ -147,16 +152,31 @@ fn header_slot() {
         ("generation", &[2, 0, 0, 0, 0, 0, 0, 0]),
         ("store", &[0x11; 16]),
         ("checkpoint_lsn", &[3, 0, 0, 0, 0, 0, 0, 0]),
-        ("checkpoint_crc", &[4, 0, 0, 0, 0, 0, 0, 0]),
+        ("link", &[4, 0, 0, 0, 0, 0, 0, 0]),
         ("epoch", &[7, 0, 0, 0, 0, 0, 0, 0]),
         ("boot", &[0x22; 16]),
         ("start_crc", &[6, 0, 0, 0, 0, 0, 0, 0]),
         ("start_segment", &[5, 0, 0, 0]),
         ("key", &[8, 0, 0, 0, 0, 0, 0, 0]),
+        ("listed", &[1, 0, 0, 0]),
+        ("open_lsn", &[13, 0, 0, 0, 0, 0, 0, 0]),
+        ("epochs", &written[EPOCHS_AT..EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES]),
         ("crc", &crc),
     ];
     fields.push(("flags", &[2, 0, 0, 0]));
     describes("header-slot", &written, 0, &fields);
+
+    describes(
+        "listed-epoch",
+        &written[EPOCHS_AT..EPOCHS_AT + EPOCH_BYTES],
+        0,
+        &[
+            ("epoch", &[9, 0, 0, 0, 0, 0, 0, 0]),
+            ("first_lsn", &[10, 0, 0, 0, 0, 0, 0, 0]),
+            ("last_lsn", &[11, 0, 0, 0, 0, 0, 0, 0]),
+            ("last_crc", &[12, 0, 0, 0, 0, 0, 0, 0]),
+        ],
+    );
 
     let clean = Header { clean: true, boot: None, ..header }.encode();
     assert_eq!(clean[12..16], [1, 0, 0, 0]);

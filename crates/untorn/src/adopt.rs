@@ -89,7 +89,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
     let data_files = DataFiles {
         storage: &**storage,
         store: scanned.header.store,
-        epoch: scanned.epoch.unwrap_or(scanned.header.epoch),
+        epoch: scanned.last_epoch(),
         newest_lsn: Some(scanned.last_lsn),
         rename_dir: journal.to_owned(),
         durable: true,

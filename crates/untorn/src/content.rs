@@ -160,6 +160,14 @@ impl Content {
         }
     }
 
+    /// Takes what is committed and lies in segments of the journal into memory: these are about to be used again.
+    pub(crate) fn leave_log(&mut self) -> Result<()> {
+        if let Some(applying) = self.applying.as_mut().filter(|overlay| overlay.lies_in_log()) {
+            *applying = Arc::new(applying.without_log()?);
+        }
+        Ok(())
+    }
+
     /// Forgets uncommitted changes, and the spill file that they were to go to.
     pub(crate) fn discard(&mut self) {
         self.write_set = Overlay::default();

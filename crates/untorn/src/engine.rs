@@ -40,6 +40,8 @@ pub(crate) struct Engine {
     pub recovered: Recovered,
     /// Files that recovery could not bring to their last commit.
     pub quarantined: Vec<Quarantined>,
+    /// Identities of files that had commits in the journal when the store was opened.
+    pub carried: BTreeSet<u64>,
     /// Held during a checkpoint: one at a time.
     pub checkpoint_turn: Mutex<()>,
     pub journal: Mutex<JournalState>,

@@ -100,7 +100,7 @@ impl Engine {
                 untorn_journal::format::hex(&a.store)
             ));
         }
-        if a.epoch == self.epoch {
+        if a.epoch == self.epoch || self.carried.contains(&a.file) {
             return needs("it is a copy of a file that is in use in this store, or was moved here".into());
         }
         if a.path_crc != Attribute::path_crc_of(path) {
@@ -143,7 +143,8 @@ impl Engine {
         files.close_descriptors(self.storage.open_files_max());
         let (path, writable) = {
             let state = shared.read();
-            (state.path().to_owned(), state.writable)
+            // A checkpoint writes to what has commits, whatever its mode lets the program do.
+            (state.path().to_owned(), state.writable || state.attribute_set)
         };
         let open = || match writable {
             true => open_for_writing(&*self.storage, &path),
@@ -165,7 +166,7 @@ impl Engine {
         if !is_same {
             return Err(Error::Conflict { path, detail: "somebody replaced the file while it was in use".into() });
         }
-        if state.writable && !file.try_claim().context("claim", &path)? {
+        if writable && !file.try_claim().context("claim", &path)? {
             return Err(Error::Busy { path, pid: None });
         }
         state.content.data = Some(file);

@@ -381,7 +381,7 @@ impl Inspection {
         self.quarantine_now(path, reason);
     }
 
-    /// The same, with what stands in the way at this moment.
+    /// Lists something as quarantined, with what stands in the way at this moment.
     fn quarantine_now(&mut self, path: &Path, reason: String) {
         let entry = Quarantined { path: path.to_owned(), reason };
         self.problems.push(entry.problem());

@@ -23,6 +23,7 @@
 
 mod adopt;
 mod background;
+mod carried;
 mod checkpoint;
 mod commit;
 mod committed_names;

@@ -34,6 +34,7 @@ fn open_options(options: &RecoverOptions) -> StoreOptions {
         .wait(options.wait)
         .accept_unknown(options.accept_unknown)
         .salvage(options.salvage)
+        .redo(true)
         .background(false)
 }
 

@@ -45,9 +45,11 @@ impl OpenStore {
             wait: options.wait,
             accept_unknown: options.accept_unknown,
             salvage: options.salvage,
+            // What cannot be written could not be restated: whole pages are in the log only.
+            redo: options.redo || options.full_page,
             progress,
         };
-        let Opened { journal, store_lock, recovered, quarantined, has_spare } =
+        let Opened { journal, store_lock, recovered, quarantined, carried, has_spare } =
             open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
@@ -71,6 +73,7 @@ impl OpenStore {
             generation: process_generation(),
             recovered,
             quarantined,
+            carried: carried.files.iter().map(|file| file.state.id).collect(),
             checkpoint_turn: Mutex::new(()),
             journal: Mutex::new(JournalState::new(journal)),
             closing: Mutex::new(()),
@@ -91,6 +94,7 @@ impl OpenStore {
             checkpoint_failed: AtomicBool::new(false),
             has_spare: AtomicBool::new(has_spare),
         });
+        engine.take_over(carried);
         if options.background {
             background::start(&engine)?;
         }

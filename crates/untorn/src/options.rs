@@ -41,6 +41,7 @@ pub struct StoreOptions {
     pub(crate) wait: bool,
     pub(crate) accept_unknown: bool,
     pub(crate) salvage: bool,
+    pub(crate) redo: bool,
     pub(crate) background: bool,
     pub(crate) progress: Option<Progress>,
 }
@@ -66,6 +67,7 @@ impl Default for StoreOptions {
                 journal_bytes: 0,
                 segment_bytes_first: 16 << 10,
                 inline_bytes_max: 0,
+                in_memory_max: 64,
                 spare: true,
             },
             full_page: false,
@@ -73,6 +75,7 @@ impl Default for StoreOptions {
             wait: false,
             accept_unknown: false,
             salvage: false,
+            redo: false,
             background: true,
             progress: None,
         };
@@ -132,6 +135,12 @@ impl StoreOptions {
         self
     }
 
+    /// Apply everything that a crash left in the journal before the store is served.
+    pub(crate) fn redo(mut self, on: bool) -> Self {
+        self.redo = on;
+        self
+    }
+
     /// Called during a long recovery with bytes done and bytes in all.
     pub fn progress(mut self, f: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(f));
@@ -154,6 +163,7 @@ impl StoreOptions {
         self.journal.journal_bytes = journal_bytes;
         self.journal.segment_bytes_first = segment_bytes_first;
         self.journal.inline_bytes_max = inline_bytes_max;
+        self.journal.in_memory_max = 0;
         self
     }
 

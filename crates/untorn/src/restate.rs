@@ -25,6 +25,9 @@ impl Engine {
             return Ok(false);
         }
         let (record, files) = self.restated(journal, waiting)?;
+        for file in files.iter().filter(|_| holds(invariant::RESTATED_LEAVES_LOG)) {
+            file.write().content.leave_log()?;
+        }
         let restated = journal.journal.restate(&record);
         self.note_failure(&journal.journal);
         let Some(lsn) = restated? else { return Ok(false) };

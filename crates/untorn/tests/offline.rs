@@ -17,7 +17,7 @@ fn inspecting_a_clean_store_finds_it_clean() {
     let before = picture(dir.path());
     let found = inspect(dir.path()).unwrap();
     assert!(found.clean && !found.unknown_state && !found.torn_tail, "{found:?}");
-    assert_eq!((found.owner, found.format_version), (None, 1));
+    assert_eq!((found.owner, found.format_version), (None, untorn_journal::format::VERSION));
     assert!(found.problems.is_empty() && found.files_pending.is_empty(), "{found:?}");
     assert_eq!(picture(dir.path()), before, "looking changes nothing");
 }

@@ -5,11 +5,11 @@ use super::concerned::Concerned;
 use super::name_program::{draw_refusal, draw_transaction};
 use super::name_run::{Mark, Run, check_shown, open_store, other, text};
 use super::name_tree::{NameChange, NameTree};
-use crate::differences::mixture;
+use crate::differences::{mixture, shown_files_of};
 use crate::fixture::plain_files;
 use crate::oracle::check_leftovers;
 use crate::program::How;
-use crate::reference_model::{Files, Model as Reference};
+use crate::reference_model::Model as Reference;
 use crate::runner::KillOnDrop;
 use crate::simulation::{Refusal, SimDisk, Snapshot};
 use fastrand::Rng;
@@ -159,8 +159,7 @@ impl Run<'_> {
         if let Some(other) = quarantined.iter().find(|quarantined| !concerned.has(&quarantined.path)) {
             return Err(format!("this has nothing to do with what is in quarantine: {other:?}"));
         }
-        let mut found: Files = plain_files(&disk);
-        found.retain(|name, _| !concerned.has(name) && !concerned.leaves(name));
+        let found = shown_files_of(&store, &disk, |name| !concerned.has(name) && !concerned.leaves(name))?;
         let spared = |tree: &NameTree| tree.without(|name| concerned.has(name));
         let before = allowed.clone();
         allowed.retain(|tree| spared(tree).is_same(&found, self.effort.alphabet));

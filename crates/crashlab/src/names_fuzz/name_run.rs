@@ -4,7 +4,7 @@ use super::name_effort::{NameEffort, NameTotals};
 use super::name_player::NamePlayer;
 use super::name_program::{NameProgram, NameStep};
 use super::name_tree::{Entry, NameChange, NameTree};
-use crate::differences::{compare_views, mixture};
+use crate::differences::{compare_views, mixture, shown_files};
 use crate::fixture::{plain_files, store_options};
 use crate::program::How;
 use crate::reference_model::Model as Reference;
@@ -130,7 +130,7 @@ impl<'p> Run<'p> {
         if !quarantined.is_empty() {
             return Err(format!("files are quarantined: {quarantined:?}"));
         }
-        let files = plain_files(&disk);
+        let files = shown_files(&store, &disk)?;
         let Some(last) = commits.iter().rposition(|tree| tree.is_same(&files, effort.alphabet)) else {
             let mut what = String::new();
             for tree in commits.iter().rev().take(2) {

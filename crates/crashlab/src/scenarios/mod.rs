@@ -1,5 +1,6 @@
 //! Scenarios that no program of the enumeration contains: damage, permission bits, and a second thread. Each says what is wrong.
 
+mod epoch_scenarios;
 mod heap_scenarios;
 mod name_scenarios;
 mod opening;
@@ -20,6 +21,10 @@ pub const SCENARIOS: &[Scenario] = &[
     ("what_is_half_made_has_no_second_name", store_scenarios::what_is_half_made_has_no_second_name),
     ("a_name_shows_what_is_committed", store_scenarios::a_name_shows_what_is_committed),
     ("a_checkpoint_leaves_newer_contents", store_scenarios::a_checkpoint_leaves_newer_contents),
+    ("epochs_upon_epochs_are_kept", epoch_scenarios::epochs_upon_epochs_are_kept),
+    ("commits_wait_for_the_list_of_epochs", epoch_scenarios::commits_wait_for_the_list_of_epochs),
+    ("damage_in_the_journal_is_not_shown", epoch_scenarios::damage_in_the_journal_is_not_shown),
+    ("what_waits_outlives_its_segment", epoch_scenarios::what_waits_outlives_its_segment),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),
     ("a_commit_of_a_heap_waits_for_a_change", heap_scenarios::a_commit_of_a_heap_waits_for_a_change),

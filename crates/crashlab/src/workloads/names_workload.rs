@@ -61,6 +61,8 @@ impl OverNames {
         if !quarantined.is_empty() {
             return Err(format!("files were set aside: {quarantined:?}"));
         }
+        // Opening made the names; contents may still wait in the journal.
+        store.checkpoint().map_err(|e| format!("what was committed cannot be applied: {e}"))?;
         let mut differs = String::new();
         for number in (window.least..=window.most).rev() {
             match self.states[number].difference_from(&dir.join(STORE), ALPHABET) {

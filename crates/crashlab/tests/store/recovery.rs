@@ -11,6 +11,13 @@ fn a_header_that_a_killed_owner_left_in_the_cache_is_flushed_before_it_is_believ
     survives("closed,btrfs,garbage,tight,direct/0/one,swap/");
 }
 
+/// The flush of the header before the first commit failed, and the store was closed. The next opening believed that header,
+/// which was in the cache only, and wrote another one over the one on the disk.
+#[test]
+fn a_header_whose_flush_failed_is_written_again() {
+    survives("closed,ext4,garbage,growing,direct/0/zero,close/");
+}
+
 /// The first half of a record was on the disk, the second was not, and the record was dropped. The next
 /// epoch's commit wrote the same bytes in the second half's place, and the dropped record was whole.
 #[test]

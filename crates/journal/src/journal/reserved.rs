@@ -35,6 +35,10 @@ impl Journal {
         if let Some(e) = self.failure() {
             return Err(e);
         }
+        // The checkpoint that restates has not begun to write its header.
+        if !self.list()? {
+            return Ok(None);
+        }
         let reserved = std::mem::take(&mut self.reserved);
         let written = self.write_restated(record);
         self.reserved = reserved;

@@ -1,0 +1,129 @@
+//! Opening without replay: accepted records are carried over into the next epoch, not applied.
+//!
+//! ```text
+//! find, apply names     as when everything is redone: names are what other programs see
+//! refer                 overlays refer to the bytes in the segments, where they lie
+//! list                  the header lists the epochs of the records, durably, with a fresh link for the next one
+//! ```
+//!
+//! What is carried over is what an open store has after its last commit: names are applied, contents wait in overlays for
+//! a checkpoint. Nothing of it was flushed, and nothing need be before the log is truncated.
+
+use crate::error::{Context, Result};
+use crate::final_state::{FileState, FinalState};
+use crate::format::crc64;
+use crate::locate::{Location, Locations, open_for_writing};
+use crate::log_reader::{LogSegment, PIECE_BYTES_MAX};
+use crate::overlay::{Overlay, Source};
+use crate::scan::Scan;
+use crate::store_dir::segment_name;
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{Meta, Open, Storage};
+
+/// What was read of a segment, and through which it is read from now on.
+type Log = (Bytes, Arc<LogSegment>);
+
+/// A data file that lacks commits which are in the journal, or whose attribute names them.
+pub struct CarriedFile {
+    /// What the commits amount to. The overlay lies over the data file.
+    pub state: FileState,
+    /// The data file's metadata, after its names were applied.
+    pub meta: Meta,
+    /// This user may write to it without changing its mode.
+    pub writable: bool,
+}
+
+/// What a store has in its journal when it is opened again, and does not apply.
+#[derive(Default)]
+pub struct Carried {
+    /// Files that have names.
+    pub files: Vec<CarriedFile>,
+    /// Directories whose entries changed, and may not have been flushed.
+    pub dirs: BTreeSet<PathBuf>,
+}
+
+/// Takes the files of a final state, whose names are applied, as they are. None: one of them is not where it should be.
+pub fn carry(
+    storage: &dyn Storage,
+    state: FinalState,
+    locations: &Locations,
+    scan: &Scan,
+    journal: &Path,
+    in_memory_max: u64,
+) -> Result<Option<Carried>> {
+    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs() };
+    let mut metas = Vec::new();
+    for file in state.files.values() {
+        match locations.get(&file.id) {
+            Some(Ok(Location::At(at))) if file.name.as_ref() == Some(at) => {
+                let opened = match storage.open(at, Open::WRITE) {
+                    Ok(handle) => Ok((handle, true)),
+                    Err(_) => open_for_writing(storage, at).map(|handle| (handle, false)),
+                };
+                // Recovery says what is the matter with it.
+                let Ok((handle, writable)) = opened else { return Ok(None) };
+                metas.push((handle.meta().context("look at", at)?, writable));
+            }
+            Some(Ok(Location::Absent)) if file.name.is_none() => {}
+            _ => return Ok(None),
+        }
+    }
+    let mut logs = Vec::new();
+    for segment in scan.segments.iter().filter(|segment| segment.last_lsn > 0) {
+        let path = journal.join(segment_name(segment.index));
+        logs.push((segment.contents.clone(), LogSegment::open(storage, &path, segment.bytes)?));
+    }
+    let mut metas = metas.into_iter();
+    for mut file in state.files.into_values().filter(|file| file.name.is_some()) {
+        let (meta, writable) = metas.next().expect("one for each file with a name");
+        file.overlay = refer(&file.overlay, &logs, in_memory_max);
+        carried.files.push(CarriedFile { state: file, meta, writable });
+    }
+    Ok(Some(carried))
+}
+
+/// The overlay with its bytes where they lie in the segments. Short ranges, and those of a record that is in a spill
+/// file, are copied: a reference is no smaller.
+fn refer(overlay: &Overlay, logs: &[Log], in_memory_max: u64) -> Overlay {
+    let mut referring = Overlay::default();
+    referring.size = overlay.size;
+    for (range, source) in overlay.ranges() {
+        let Some(bytes) = source.slice(range) else {
+            referring.insert(range.clone(), source.clone());
+            continue;
+        };
+        match position(&bytes, logs) {
+            Some((segment, at)) if bytes.len() as u64 > in_memory_max => {
+                insert_pieces(&mut referring, range, &bytes, segment, at);
+            }
+            _ => {
+                let copy = Source::Bytes { bytes: Bytes::copy_from_slice(&bytes), origin: range.start };
+                referring.insert(range.clone(), copy);
+            }
+        }
+    }
+    referring
+}
+
+fn insert_pieces(overlay: &mut Overlay, range: &Range<u64>, bytes: &Bytes, segment: &Arc<LogSegment>, at: u64) {
+    for (n, piece) in bytes.chunks(PIECE_BYTES_MAX as usize).enumerate() {
+        let from = n as u64 * PIECE_BYTES_MAX;
+        let (origin, len) = (range.start + from, piece.len() as u64);
+        let (segment, at, crc) = (segment.clone(), at + from, crc64(piece));
+        overlay.insert(origin..origin + len, Source::Log { segment, at, origin, len, crc });
+    }
+}
+
+/// The segment that bytes are a part of as it was read, and their offset in it.
+fn position<'s>(bytes: &Bytes, logs: &'s [Log]) -> Option<(&'s Arc<LogSegment>, u64)> {
+    let start = bytes.as_ptr() as usize;
+    logs.iter().find_map(|(contents, segment)| {
+        let first = contents.as_ptr() as usize;
+        let is_in = (first..first + contents.len()).contains(&start);
+        is_in.then(|| (segment, (start - first) as u64))
+    })
+}

@@ -1,0 +1,152 @@
+//! Headers of the journal: each truncates the log, lists epochs, names a boot, or says that all is closed.
+
+use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
+use crate::error::{Context, Error, Result};
+use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header};
+use crate::invariant;
+use crate::spill::Spill;
+use crate::sync_point;
+use std::sync::Arc;
+use untorn_os::{SyncPoint, holds, write_all_at};
+
+impl HeaderWrite {
+    /// Writes the slot that the last header does not use, and makes it durable.
+    pub fn write(&self) -> Result<()> {
+        let at = BLOCK_BYTES as u64 * (self.header.generation % HEADER_SLOTS);
+        write_all_at(&*self.file, &self.header.encode(), at).context("write", &self.path)?;
+        match self.sync {
+            Some(point) => self.file.sync_data(point).context("flush", &self.path),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Journal {
+    /// Continues behind records that are not applied: the header that lists their epochs is durable before the first
+    /// record behind them, and what they refer to stays until the log is truncated behind them. False: the disk has no
+    /// room for that header, and commits wait for a checkpoint.
+    pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<bool> {
+        self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
+        self.last_commit = self.last_lsn();
+        self.list_due = true;
+        self.list()
+    }
+
+    /// Writes the header that lists the epochs which are not applied, if it is due. False: there is no room for it.
+    pub(super) fn list(&mut self) -> Result<bool> {
+        if !self.list_due {
+            return Ok(true);
+        }
+        let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
+        match write.write() {
+            // What was written and cannot be flushed may be in the cache only.
+            Err(e @ Error::NoSpace { .. }) if !e.is_failed_flush() => return Ok(false),
+            written => written?,
+        }
+        self.finish_truncate(write);
+        Ok(true)
+    }
+
+    /// The target of a checkpoint that begins now: everything committed so far.
+    pub fn begin_checkpoint(&self) -> CheckpointTarget {
+        CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
+    }
+
+    /// Begins to truncate the log behind the target's last record. The data files were flushed before.
+    /// The caller writes the header and then calls [`Journal::finish_truncate`].
+    pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
+        self.header_write(self.truncated_header(target), sync_point::HEADER)
+    }
+
+    /// The next header, with the log truncated behind the target's last record.
+    fn truncated_header(&self, target: CheckpointTarget) -> Header {
+        let mut header = self.next_header();
+        header.checkpoint_lsn = target.checkpoint_lsn;
+        header.listed.retain(|listed| listed.last_lsn > target.checkpoint_lsn || !holds(invariant::LIST_CLIPPED));
+        if target.checkpoint_lsn + 1 >= header.open_lsn {
+            header.open_lsn = target.checkpoint_lsn + 1;
+            header.link = target.crc;
+        }
+        header
+    }
+
+    pub(super) fn next_header(&self) -> Header {
+        let mut header = self.header.clone();
+        header.generation += if holds(invariant::OTHER_SLOT) { 1 } else { HEADER_SLOTS };
+        header.epoch = self.epoch;
+        header.clean = false;
+        header
+    }
+
+    pub(super) fn header_write(&self, header: Header, point: SyncPoint) -> HeaderWrite {
+        self.header_write_with(header, self.options.durable.then_some(point))
+    }
+
+    /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
+    /// back the one before, which knows nothing of this boot.
+    fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
+        let over_durable = header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS;
+        if sync.is_none() && over_durable && holds(invariant::DURABLE_HEADER) {
+            header.generation += 1;
+        }
+        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
+    }
+
+    /// Ends what [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
+    /// files of the records before it are free.
+    pub fn finish_truncate(&mut self, written: HeaderWrite) {
+        if written.sync.is_some() {
+            self.durable_generation = written.header.generation;
+        }
+        self.header = written.header;
+        self.list_due = false;
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let truncated =
+            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
+        truncated.for_each(|e| e.spill.clear_referenced());
+    }
+
+    /// Names the boot durably, before the first commit of class `process`.
+    pub fn record_boot(&mut self, boot: [u8; 16]) -> Result<()> {
+        if self.header.boot == Some(boot) {
+            return Ok(());
+        }
+        let mut header = self.next_header();
+        header.clean = self.header.clean;
+        header.boot = Some(boot);
+        let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
+        // A failed write may be on the disk all the same: closing has to write a header without the boot.
+        self.header_uncertain = true;
+        write.write()?;
+        self.header_uncertain = false;
+        self.finish_truncate(write);
+        Ok(())
+    }
+
+    /// Writes a clean header: the journal is empty, as everything is in the data files. If they were
+    /// not flushed, the header goes on naming the boot.
+    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
+        let target = self.begin_checkpoint();
+        let mut header = self.truncated_header(target);
+        if flushed {
+            header.boot = None;
+        }
+        let current = &self.segments[self.current];
+        header.start_segment = current.index;
+        header.start_crc = current.first_block_crc.unwrap_or(0);
+        header.clean = current.first_block_crc.is_some();
+        // Also in class `process`: a header without a boot says that all was flushed.
+        let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
+        write.write()?;
+        self.finish_truncate(write);
+        Ok(())
+    }
+
+    /// Whether the header does not describe the journal as it is: closing has work to do.
+    pub fn is_dirty(&self) -> bool {
+        self.next_lsn - 1 > self.header.checkpoint_lsn
+            || self.header.boot.is_some()
+            || self.header_uncertain
+            || !self.header.clean
+    }
+}

@@ -1,0 +1,83 @@
+//! Segments of the journal: which one commits go to next, and how one is made.
+
+use super::{Journal, Segment};
+use crate::error::{Context, Error, Result};
+use crate::format::{BLOCK_BYTES, crc64};
+use crate::store_dir::{create_segment, segment_name};
+use crate::sync_point;
+use std::io;
+
+impl Journal {
+    /// Switches to a free segment with that much room, making one if the journal may grow.
+    pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
+        // Only before the first record: later a checkpoint may be writing another header.
+        if self.header.clean && self.position == 0 && self.last_lsn() == self.header.checkpoint_lsn {
+            // The header says that there are no new records without a change in this segment: no longer true.
+            let write = self.header_write(self.next_header(), sync_point::HEADER_UNCLEAN);
+            self.header_uncertain = true;
+            write.write()?;
+            self.header_uncertain = false;
+            self.finish_truncate(write);
+        }
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let current = self.current;
+        if self.position > 0
+            && self.segments[current].last_lsn <= checkpoint_lsn
+            && self.segments[current].bytes >= bytes
+        {
+            self.position = 0;
+            return Ok(true);
+        }
+        let free = (0..self.segments.len())
+            .filter(|at| *at != current)
+            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
+            .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
+        if let Some(at) = free {
+            self.current = at;
+            self.position = 0;
+            return Ok(true);
+        }
+        let allocated = self.allocated_bytes();
+        // Growing fourfold keeps the flushes that growth costs few.
+        let wanted =
+            (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
+        let left = self.options.journal_bytes.saturating_sub(allocated);
+        let size = wanted.min(left - left % BLOCK_BYTES as u64);
+        if size < bytes {
+            return self.replace_small_segments(bytes);
+        }
+        match self.add_segment(size) {
+            Ok(at) => {
+                self.current = at;
+                self.position = 0;
+                Ok(true)
+            }
+            // Something to checkpoint may free a segment; without it, this is the caller's answer.
+            Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(super) fn add_segment(&mut self, bytes: u64) -> Result<usize> {
+        let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
+        let durable = self.options.durable;
+        let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
+        let file = match create() {
+            // What is left of an attempt that failed, and could not even be removed.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+                let path = self.dir.join(segment_name(index));
+                self.storage.unlink(&path).context("remove", &path)?;
+                create()?
+            }
+            created => created?,
+        };
+        if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
+            // The next try makes it under the same name.
+            let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
+            return Err(Error::io("flush", &self.dir, e));
+        }
+        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
+        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
+        Ok(self.segments.len() - 1)
+    }
+}

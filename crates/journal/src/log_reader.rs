@@ -1,0 +1,79 @@
+//! Bytes of commits, read from the journal's segments where they lie.
+//!
+//! After a crash the accepted records are served without being applied: an overlay refers to the bytes in the segment,
+//! piece by piece, each with a checksum that was made when the record was accepted, and that is checked at each reading.
+//! A segment is not written again as long as something refers to it.
+
+use crate::error::{Context, Error, Result};
+use crate::format::crc64;
+use crate::invariant;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Open, Storage, holds, read_full_at, read_full_past_cache_at};
+
+/// Most bytes of a piece: what is read and checked for one of its bytes.
+pub const PIECE_BYTES_MAX: u64 = 16 << 10;
+
+/// Bytes that are read at once, ahead of those that are asked for.
+const AHEAD_BYTES: usize = 1 << 20;
+
+/// A segment with records that are not applied.
+pub struct LogSegment {
+    file: Arc<dyn File>,
+    path: PathBuf,
+    bytes: u64,
+    read_ahead: AtomicBool,
+}
+
+impl fmt::Debug for LogSegment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
+
+impl LogSegment {
+    /// Opens a segment for reading what lies in it.
+    pub fn open(storage: &dyn Storage, path: &Path, bytes: u64) -> Result<Arc<LogSegment>> {
+        let file = storage.open(path, Open::READ).context("open", path)?;
+        Ok(Arc::new(LogSegment { file, path: path.to_owned(), bytes, read_ahead: AtomicBool::new(false) }))
+    }
+
+    /// Reads a piece, which has that checksum.
+    pub fn read(&self, at: u64, len: u64, crc: u64) -> Result<Vec<u8>> {
+        let mut piece = vec![0; len as usize];
+        let n = read_full_at(&*self.file, &mut piece, at).context("read", &self.path)?;
+        if (n == piece.len() && crc64(&piece) == crc) || !holds(invariant::LOG_VERIFIED) {
+            return Ok(piece);
+        }
+        // The page cache may show what a failed flush never brought to the disk. The records were read past it.
+        let start = at - at % BLOCK_BYTES as u64;
+        let mut blocks = AlignedBuf::zeroed((at + len - start).next_multiple_of(BLOCK_BYTES as u64) as usize);
+        read_full_past_cache_at(&*self.file, &mut blocks, start).context("read", &self.path)?;
+        piece.copy_from_slice(&blocks[(at - start) as usize..][..len as usize]);
+        if crc64(&piece) == crc {
+            return Ok(piece);
+        }
+        Err(Error::corrupt(
+            &self.path,
+            format!("{len} bytes at {at} have another checksum than when the journal was opened"),
+        ))
+    }
+
+    /// Reads the whole segment once, in order, so that pieces that are wanted in another order are in the page cache.
+    pub fn read_ahead(&self) {
+        if self.read_ahead.swap(true, SeqCst) {
+            return;
+        }
+        let mut buf = vec![0; AHEAD_BYTES.min(self.bytes as usize)];
+        let mut at = 0;
+        while at < self.bytes {
+            // Whoever needs these bytes meets the error again.
+            match read_full_at(&*self.file, &mut buf, at) {
+                Ok(n) if n > 0 => at += n as u64,
+                _ => return,
+            }
+        }
+    }
+}
