@@ -272,3 +272,37 @@ fn blocks_that_threads_pass_on() {
     }
     assert!(heap.check(&|_, _| {}).expect("check").is_sound());
 }
+
+/// A thread that ends in the middle of a change: no commit waits for it, and none takes what may be half done.
+#[test]
+fn a_thread_that_ends_with_a_guard_spoils_the_commit() {
+    let dir = directory();
+    let heaps = ["one", "other"].map(|name| HeapOptions::new().create(true).open(dir.path().join(name)).unwrap());
+    let counters = heaps.each_ref().map(|heap| counters(heap)[0]);
+    for heap in &heaps {
+        heap.commit().unwrap();
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // More than one guard, and one of them twice.
+            for heap in [&heaps[0], &heaps[1], &heaps[0]] {
+                std::mem::forget(heap.mutate());
+            }
+            counters.iter().for_each(|counter| counter.store(1, SeqCst));
+        });
+    });
+    for (heap, counter) in heaps.iter().zip(counters) {
+        let refused = heap.commit().unwrap_err().to_string();
+        assert!(refused.starts_with("a thread ended while it held a mutation guard"), "{refused}");
+        assert!(heap.commit_async().is_err() && counter.load(SeqCst) == 1, "nothing was taken back by itself");
+        // SAFETY: nobody uses what was changed.
+        unsafe { heap.rollback() }.unwrap();
+        assert_eq!(counter.load(SeqCst), 0);
+        drop(heap.mutate());
+        counter.store(2, SeqCst);
+        heap.commit().unwrap();
+    }
+    for heap in heaps {
+        heap.close().unwrap();
+    }
+}

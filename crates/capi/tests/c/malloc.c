@@ -286,7 +286,8 @@ static void null_and_stale(void) {
 static void forked(void) {
     untorn_heap *heap = open_heap("forked", NULL);
     void *base = untorn_heap_base(heap);
-    CHECK(untorn_heap_malloc(heap, 1) && untorn_heap_allocate_at(base, 8, 1));
+    /* By its address the heap is looked up anew: the thread remembers what it used last. */
+    CHECK(untorn_heap_allocate_at(base, 8, 1) && untorn_heap_malloc(heap, 1));
     pid_t pid = fork();
     if (pid == 0) {
         alarm(10);

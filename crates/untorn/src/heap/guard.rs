@@ -7,12 +7,42 @@ use crate::invariant;
 use parking_lot::lock_api::RawRwLock as _;
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use untorn_os::holds;
 
 #[cfg(not(feature = "shuttle"))]
 thread_local! {
     /// Guards that a thread holds besides the last guard that it took.
-    static OTHERS: RefCell<Vec<(usize, usize)>> = const { RefCell::new(Vec::new()) };
+    static OTHERS: Others = const { Others(RefCell::new(Vec::new())) };
+}
+
+/// Every thread that takes a guard makes one, and drops it when it ends.
+#[cfg(not(feature = "shuttle"))]
+struct Others(RefCell<Vec<(usize, usize)>>);
+
+#[cfg(not(feature = "shuttle"))]
+impl std::ops::Deref for Others {
+    type Target = RefCell<Vec<(usize, usize)>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+#[cfg(not(feature = "shuttle"))]
+impl Drop for Others {
+    /// A thread that ends with guards would have every commit wait for ever.
+    fn drop(&mut self) {
+        let last = LOCAL.with(|local| local.guard.replace((0, 0)));
+        for (key, _) in self.take().into_iter().chain([last]).filter(|(_, depth)| *depth > 0) {
+            // SAFETY: the key is the address of a guard, which stays where it is for ever.
+            let guard = unsafe { &*std::ptr::with_exposed_provenance::<Guard>(key) };
+            guard.abandoned.store(true, Release);
+            // SAFETY: taken by this thread in `enter`.
+            unsafe { guard.lock.unlock_shared() };
+        }
+    }
 }
 
 #[cfg(feature = "shuttle")]
@@ -23,11 +53,13 @@ shuttle::thread_local! {
 /// The heap's lock. It stays where it is for ever.
 pub(crate) struct Guard {
     lock: RawRwLock,
+    /// A thread ended while it held the guard: what it was changing may be half done.
+    abandoned: AtomicBool,
 }
 
 impl Guard {
     pub(crate) fn new() -> Guard {
-        Guard { lock: new_raw_lock() }
+        Guard { lock: new_raw_lock(), abandoned: AtomicBool::new(false) }
     }
 
     /// Whether this thread holds it.
@@ -37,7 +69,7 @@ impl Guard {
     }
 
     fn key(&self) -> usize {
-        std::ptr::from_ref(self) as usize
+        std::ptr::from_ref(self).expose_provenance()
     }
 
     /// How often this thread holds it.
@@ -103,6 +135,16 @@ impl Guard {
             self.lock.lock_exclusive();
         }
         Quiet { guard: self, thread: PhantomData }
+    }
+
+    /// Whether a thread ended while it held the guard, since that was last forgiven.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Acquire)
+    }
+
+    /// What the thread that ended was changing is undone, or the heap is another one.
+    pub(crate) fn forgive(&self) {
+        self.abandoned.store(false, Release);
     }
 
     /// Whether no thread holds the guard. A thread that takes it afterwards sees what this thread did before.

@@ -106,7 +106,8 @@ impl Heap {
     /// commit is compared, written and flushed.
     ///
     /// # Errors
-    /// Those of [`crate::Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself.
+    /// Those of [`crate::Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself, or a thread has ended
+    /// with one since the last rollback.
     pub fn commit(&self) -> Result<()> {
         self.commit_with(&[])
     }
@@ -150,6 +151,12 @@ impl Heap {
         let mut all = vec![&body.file];
         all.extend(files);
         let still = self.still()?;
+        if self.shared.registration.0.entry.guard.is_abandoned() {
+            return Err(Error::invalid(
+                "a thread ended while it held a mutation guard: what it was changing may be half done. This commit was \
+                 not made; a rollback undoes what was changed since the last commit, and ends this condition",
+            ));
+        }
         let looked = self.verify(&still)?;
         let mut still = Some(still);
         let mut copied = || {
@@ -209,6 +216,9 @@ impl Heap {
         {
             live.space.forget(segments_of(&body.map));
             slots.iter_mut().flat_map(|slot| slot.as_mut()).for_each(|slot| slot.arena.forget());
+        }
+        if done.is_ok() {
+            self.shared.registration.0.entry.guard.forgive();
         }
         done
     }

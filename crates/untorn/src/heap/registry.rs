@@ -142,6 +142,7 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     }
     *entry.live.lock() = Some(Live { opening, space: Space::new(table, segments), body });
     entry.unguarded.store(false, Relaxed);
+    entry.guard.forgive();
     entry.opening.store(opening, Release);
     let heap = WeakHeap { entry, opening, process: process_generation() };
     REGISTRY.write().open.push((base, heap));
@@ -200,7 +201,9 @@ impl WeakHeap {
     pub fn at(base: *const u8) -> Result<WeakHeap> {
         #[cold]
         fn look_up(base: usize) -> Result<WeakHeap> {
-            REGISTRY.read().find(base).ok_or(Error::Closed)
+            let registry = REGISTRY.read();
+            let is_parents = registry.open.iter().any(|(at, _)| *at == base);
+            registry.find(base).ok_or(if is_parents { Error::Forked } else { Error::Closed })
         }
         WeakHeap::remembered(base as usize, look_up)
     }
