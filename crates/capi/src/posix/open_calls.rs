@@ -14,10 +14,13 @@ use super::managed_files::{
 };
 use super::managing::manage;
 use super::patterns;
-use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, lstat, path_at, stat};
+use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, lstat, path_at, refusal, stat};
 use super::relocation::{has_store, set_aside};
 use super::report::{errno, reported, set_errno};
 use crate::error::{Failure, Result, guard};
+
+/// The longest name of a managed file: that of its store ends in `.untorn`.
+const NAME_BYTES_MAX: usize = libc::NAME_MAX as usize - ".untorn".len();
 
 /// Makes a call on the managed file of a descriptor; a descriptor of another file is refused.
 fn on_managed_only(name: &str, fd: c_int, call: impl FnOnce(&Arc<Managed>) -> Result<()>) -> c_int {
@@ -58,10 +61,26 @@ pub(super) fn recover_unmanaged(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Deals with what is left of an older file of that name, before the name is created.
-fn clear_name(path: &Path) -> Result<()> {
-    if lstat(path).is_none() && has_store(path) {
+/// Before a name is created: deals with what is left of an older file of that name, and refuses a name that leaves no
+/// room for its store's.
+fn clear_name(path: &Path, flags: c_int) -> Result<()> {
+    if lstat(path).is_some() {
+        return Ok(());
+    }
+    if has_store(path) {
         set_aside(path)?;
+    }
+    let name_bytes = path.file_name().map_or(0, OsStr::len);
+    let fits = name_bytes <= NAME_BYTES_MAX || name_bytes > libc::NAME_MAX as usize;
+    if !fits && flags & libc::O_ACCMODE != libc::O_RDONLY && patterns::match_path(path) {
+        return Err(refusal(
+            libc::ENAMETOOLONG,
+            format!(
+                "{}: the name of a managed file has at most {NAME_BYTES_MAX} bytes, because its store is called \
+                 <name>.untorn. Nothing was created",
+                path.display()
+            ),
+        ));
     }
     Ok(())
 }
@@ -89,7 +108,7 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     let Some(section) = enter("open") else { return -1 };
     // SAFETY: the caller's promise.
     if let Some(path) = unsafe { path_at(dir, path) }.filter(|_| flags & libc::O_CREAT != 0)
-        && reported("open", -1, || clear_name(&path).map(|()| 0)) < 0
+        && reported("open", -1, || clear_name(&path, flags).map(|()| 0)) < 0
     {
         return -1;
     }

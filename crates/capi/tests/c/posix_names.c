@@ -181,6 +181,19 @@ static void exchanged(void) {
 }
 
 /* Unlinked while it is open: an ordinary file without a name, and the name is free. */
+/* A name that leaves no room for its store's creates nothing. */
+static void long_names(void) {
+    char name[256];
+    memset(name, 'n', sizeof name);
+    strcpy(name + 246, ".db");
+    FAILS_WITH(open(name, O_RDWR | O_CREAT, 0644), ENAMETOOLONG);
+    CHECK(!exists(name));
+    strcpy(name + 245, ".db");
+    int fd;
+    char *at = create(name, "as long as can be", &fd);
+    CHECK(untorn_fd_is_managed(fd) == 1 && munmap(at, page) == 0 && close(fd) == 0 && unlink(name) == 0);
+}
+
 static void unlinked(void) {
     int fd, again;
     char *at = create("unlinked.db", "synced", &fd);
@@ -748,7 +761,7 @@ static const struct part {
     void (*run)(void);
 } PARTS[] = {
     {"reorganize", reorganize}, {"reorganize_killed", reorganize_killed}, {"replace_open", replace_open},
-    {"becomes_named", becomes_named}, {"exchanged", exchanged}, {"unlinked", unlinked},
+    {"becomes_named", becomes_named}, {"exchanged", exchanged}, {"unlinked", unlinked}, {"long_names", long_names},
     {"removed_after_a_crash", removed_after_a_crash}, {"directories", directories}, {"relatives", relatives},
     {"refused", refused}, {"streams", streams}, {"everything_else", everything_else},
     {"ends_without_closing", ends_without_closing}, {"vfork_child", vfork_child}, {"record_locks", record_locks},
