@@ -210,11 +210,11 @@ fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
 /// Applies what the session changed, and throws the volume away, or keeps it.
 fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     apply_all(volume.at(), &work)?;
-    let path = volume.path().to_owned();
-    let image = volume.unmount()?;
     if work.throw_away && !keep {
-        return image.remove();
+        return volume.throw_away();
     }
+    let path = volume.path().to_owned();
+    volume.unmount()?;
     if work.throw_away {
         eprintln!("untorn-xsync: the volume is kept: {}", path.display());
     }

@@ -215,7 +215,8 @@ fn a_session_killed_while_it_applies_is_resumed() {
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_260_101_u64);
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the moments)");
     let mut applying = 0;
-    for round in 0..8_u64 {
+    let rounds = std::env::var("UNTORN_XSYNC_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(8_u64);
+    for round in 0..rounds {
         let place = Place::anywhere();
         shell(&before, &place.work());
         // Ends when the program has: what follows is the apply.
