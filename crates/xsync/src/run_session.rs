@@ -213,6 +213,7 @@ fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     if work.throw_away && !keep {
         return volume.throw_away();
     }
+    WorkDirs::remove_layers(volume.at())?;
     let path = volume.path().to_owned();
     volume.unmount()?;
     if work.throw_away {
@@ -296,9 +297,10 @@ pub fn discard(path: &Path) -> Result<()> {
     }
     if !work.throw_away {
         WorkDirs::forget(volume.at())?;
+        WorkDirs::remove_layers(volume.at())?;
+        return volume.unmount().map(drop);
     }
-    let image = volume.unmount()?;
-    if work.throw_away { image.remove() } else { Ok(()) }
+    volume.throw_away()
 }
 
 fn left_over(path: &Path, scratch: &Path) -> Result<Volume> {
