@@ -223,6 +223,7 @@ fn redis_has_every_answer_of_many_clients() {
             stream.get_mut().write_all(format!("GET client{client}\r\n").as_bytes()).unwrap();
             stream.read_line(&mut line).unwrap();
         }
+        assert!(line != "$-1\r\n", "client {client} was told {told}, and nothing is there");
         line.clear();
         stream.read_line(&mut line).unwrap();
         let kept: u64 = line.trim().parse().unwrap();
