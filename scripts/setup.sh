@@ -4,6 +4,7 @@
 #
 #     setup.sh          for building and testing
 #     setup.sh bench    also the key-value stores that `untorn-bench kv` measures Untorn against
+#     setup.sh programs also what `make xsync-programs` runs in sessions
 set -euo pipefail
 
 fail() {
@@ -68,5 +69,12 @@ if [ "${1:-}" = bench ]; then
     mapfile -t wanted < <(for package in "${stores[@]}"; do
         dpkg-query --show --showformat='${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed' || echo "$package"
     done)
+    [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
+fi
+if [ "${1:-}" = programs ]; then
+    packages=(vim bsdutils postgresql postgresql-contrib)
+    programs=(vim script pgbench pg_amcheck)
+    PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)
+    mapfile -t wanted < <(missing)
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
 fi

@@ -240,11 +240,12 @@ fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
 /// Applies what the session changed, and throws the volume away, or keeps it.
 fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     apply_all(volume.at(), &work)?;
-    let path = volume.path().to_owned();
-    let image = volume.unmount()?;
     if work.throw_away && !keep {
-        return image.remove();
+        return volume.throw_away();
     }
+    WorkDirs::remove_layers(volume.at())?;
+    let path = volume.path().to_owned();
+    volume.unmount()?;
     if work.throw_away {
         eprintln!("untorn-xsync: the volume is kept: {}", path.display());
     }
@@ -328,9 +329,10 @@ pub fn discard(path: &Path) -> Result<()> {
     }
     if !work.throw_away {
         WorkDirs::forget(volume.at())?;
+        WorkDirs::remove_layers(volume.at())?;
+        return volume.unmount().map(drop);
     }
-    let image = volume.unmount()?;
-    if work.throw_away { image.remove() } else { Ok(()) }
+    volume.throw_away()
 }
 
 fn left_over(path: &Path, scratch: &Path) -> Result<Volume> {

@@ -39,6 +39,9 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6];
 /// FS_IOC_SETFLAGS of `<linux/fs.h>`, and the flag: overwritten in place, where a file system would copy.
 const SETFLAGS: libc::Ioctl = 0x4008_6602;
 const NO_COPY_ON_WRITE: libc::c_long = 0x0080_0000;
+/// FS_IOC_SHUTDOWN, and the flag: nothing more is written, the journal included.
+const SHUTDOWN: libc::Ioctl = 0x8004_587D;
+const WITHOUT_THE_JOURNAL: u32 = 2;
 
 /// What a new volume is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,6 +241,14 @@ impl Volume {
     /// The block device that is mounted.
     pub fn disk(&self) -> &Disk {
         &self.disk
+    }
+
+    /// Unmounts it, and removes it. What is not committed is not written first: nobody will read it.
+    pub fn throw_away(self) -> Result<()> {
+        // Where the kernel does not know the request, all of it is written, and removed as well.
+        // SAFETY: the request reads one number, which outlives the call.
+        unsafe { libc::ioctl(self.root.as_raw_fd(), SHUTDOWN, &WITHOUT_THE_JOURNAL) };
+        self.unmount()?.remove()
     }
 
     /// Unmounts it, so that everything is in the image.

@@ -63,7 +63,11 @@ impl WorkDirs {
     /// The volume holds no changes any more.
     pub fn forget(volume: &Path) -> Result<()> {
         fs::remove_file(volume.join(LIST)).context("the volume's list of directories")?;
-        File::open(volume)?.sync_all().context("the volume cannot be flushed")?;
+        File::open(volume)?.sync_all().context("the volume cannot be flushed")
+    }
+
+    /// Removes what is left of the layers of a volume that is kept.
+    pub fn remove_layers(volume: &Path) -> Result<()> {
         match fs::remove_dir_all(volume.join(LAYERS)) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(e).context("the volume's layers"),
             _ => Ok(()),

@@ -8,6 +8,7 @@ pub mod told;
 use std::ffi::OsStr;
 use std::fs;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -174,4 +175,23 @@ impl Drop for Session {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// `FS_IOC_SHUTDOWN` of `<linux/fs.h>`, and its flag: nothing more reaches the disk, the journal included.
+const SHUTDOWN: libc::Ioctl = 0x8004_587D;
+const WITHOUT_A_COMMIT: u32 = 2;
+
+/// The session's volume keeps what was committed, and forgets all else, as if the power had gone; then everything ends.
+pub fn power_cut(session: &mut Session, dir: &str) {
+    let tasks = fs::read_dir(format!("/proc/{}/task", session.id())).unwrap().flatten();
+    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let children: String = children.collect();
+    let first = children.split_whitespace().next().expect("a session has processes");
+    let volume = fs::File::open(format!("/proc/{first}/root/{dir}")).unwrap();
+    // SAFETY: the request reads one number, which outlives the call.
+    let done = unsafe { libc::ioctl(volume.as_raw_fd(), SHUTDOWN, &WITHOUT_A_COMMIT) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    drop(volume);
+    let _ = session.kill();
+    session.wait().unwrap();
 }
