@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
 use untorn_xsync::run_session::{Wanted, discard, resume};
+use untorn_xsync::session_network::Net;
 use untorn_xsync::status_socket;
 use untorn_xsync::syscall_filter::Maps;
 
@@ -64,6 +65,9 @@ struct Xsync {
     /// A port that the outside may connect to, as soon as the program listens there; may be given several times.
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
     listen: Vec<SocketAddr>,
+    /// Whether the program reaches addresses outside.
+    #[arg(long, value_enum, default_value_t)]
+    net: Net,
     /// Writable maps that are shared with files.
     #[arg(long, value_enum, default_value_t)]
     maps: Maps,
@@ -136,6 +140,7 @@ impl Xsync {
             keep: self.keep,
             export: self.export,
             listen: self.listen,
+            net: self.net,
             maps: self.maps,
             explain: self.explain,
             summary: self.summary,

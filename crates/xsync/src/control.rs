@@ -1,5 +1,6 @@
 //! What the supervisor and the session's first process say to each other, each message in one packet.
 
+use crate::session_network::Takes;
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::net::{
@@ -21,6 +22,10 @@ pub enum News {
     Filter,
     /// Comes with the master of the session's terminal.
     Terminal,
+    /// Comes with the session's network.
+    Network,
+    /// Comes with a socket that takes what goes to addresses outside.
+    WayOut(Takes),
     /// The program runs. What could not be shown of the host.
     Running(Vec<String>),
     /// The program was stopped, by Ctrl-Z or otherwise.

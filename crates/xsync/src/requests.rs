@@ -7,14 +7,13 @@ use crate::session_report::Counters;
 use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::{Errno, read, write};
-use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
+use rustix::net::sockopt::{set_socket_linger, set_socket_oobinline, set_tcp_nodelay};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, connect, shutdown, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::HashMap;
-use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -32,12 +31,14 @@ pub struct Requests {
     wake: OwnedFd,
     ended: AtomicBool,
     ports: Mutex<Vec<(Arc<OwnedFd>, u16)>>,
+    arrived: Mutex<Vec<Arc<Connection>>>,
+    next: AtomicU64,
 }
 
 /// What the relay needs of the session.
 pub struct Session {
     /// The session's network.
-    pub network: File,
+    pub network: OwnedFd,
     /// Cares.
     pub cares: Cares,
     /// Gone when the session is over.
@@ -58,7 +59,14 @@ impl Requests {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("a relay")?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("a relay")?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(Source::Wake.to_number()), epoll::EventFlags::IN)?;
-        Ok(Requests { epoll, wake, ended: AtomicBool::new(false), ports: Mutex::default() })
+        Ok(Requests {
+            epoll,
+            wake,
+            ended: AtomicBool::new(false),
+            ports: Mutex::default(),
+            arrived: Mutex::default(),
+            next: AtomicU64::new(0),
+        })
     }
 
     /// Connections to this socket, which listens, go to the port of this number in the session.
@@ -68,6 +76,22 @@ impl Requests {
         ports.push((socket.clone(), number));
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(source.to_number()), epoll::EventFlags::IN)
             .context("a relay")
+    }
+
+    /// A new connection, between these.
+    pub fn connection(&self, client: OwnedFd, inner: OwnedFd) -> Arc<Connection> {
+        let _ = set_tcp_nodelay(&client, true);
+        let _ = set_tcp_nodelay(&inner, true);
+        // Urgent bytes are bytes like others here.
+        let _ = set_socket_oobinline(&client, true);
+        let _ = set_socket_oobinline(&inner, true);
+        Arc::new(Connection { number: self.next.fetch_add(1, SeqCst), client, inner })
+    }
+
+    /// Relays what the outside says in this connection.
+    pub fn add(&self, connection: Arc<Connection>) {
+        self.arrived.lock().unwrap_or_else(|e| e.into_inner()).push(connection);
+        let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 
     /// Lets the relay end.
@@ -81,7 +105,7 @@ impl Requests {
     pub fn relay(&self, session: &Session, answers: impl Fn(&Arc<Connection>)) -> Result<()> {
         move_into_link_name_space(session.network.as_fd(), Some(LinkNameSpaceType::Network))
             .context("the session's network")?;
-        let mut relay = Relay { requests: self, session, connections: HashMap::new(), next: 0 };
+        let mut relay = Relay { requests: self, session, connections: HashMap::new() };
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; READ_BYTES_MAX]);
         while !self.ended.load(SeqCst) {
             events.clear();
@@ -94,7 +118,7 @@ impl Requests {
                     Source::Client(number) => relay.read_client(number, &mut buffer),
                     Source::Inner(number) => relay.write_inner(number),
                     Source::Port(port) => relay.accept(port as usize, &answers),
-                    Source::Wake => {}
+                    Source::Wake => relay.take_arrived(),
                 }
             }
         }
@@ -106,7 +130,6 @@ struct Relay<'a> {
     requests: &'a Requests,
     session: &'a Session,
     connections: HashMap<u64, Inbound>,
-    next: u64,
 }
 
 impl Relay<'_> {
@@ -132,11 +155,18 @@ impl Relay<'_> {
     }
 
     fn begin(&mut self, client: OwnedFd, inner: OwnedFd, answers: &impl Fn(&Arc<Connection>)) {
-        let _ = set_tcp_nodelay(&client, true);
-        let _ = set_tcp_nodelay(&inner, true);
-        let connection = Arc::new(Connection { number: self.next, client, inner });
-        self.next += 1;
+        let connection = self.requests.connection(client, inner);
         answers(&connection);
+        self.begin_to_read(connection);
+    }
+
+    fn take_arrived(&mut self) {
+        let _ = read(&self.requests.wake, &mut [0; 8]);
+        let arrived = std::mem::take(&mut *self.requests.arrived.lock().unwrap_or_else(|e| e.into_inner()));
+        arrived.into_iter().for_each(|connection| self.begin_to_read(connection));
+    }
+
+    fn begin_to_read(&mut self, connection: Arc<Connection>) {
         self.listen_to(Source::Client(connection.number), &connection.client, epoll::EventFlags::IN);
         self.connections.insert(connection.number, Inbound { connection, waiting: Vec::new() });
     }

@@ -6,6 +6,7 @@ use crate::committer::{Committer, check_mount};
 use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::private_mounts::{check_root, private_mounts};
+use crate::session_network::{Net, explain_net};
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Ended, Job};
@@ -40,6 +41,8 @@ pub struct Wanted {
     pub export: Option<PathBuf>,
     /// Addresses of this machine where the session's ports can be reached.
     pub listen: Vec<SocketAddr>,
+    /// Whether the program reaches addresses outside.
+    pub net: Net,
     /// What is done about shared maps.
     pub maps: Maps,
     /// Say what the session sees.
@@ -64,6 +67,7 @@ impl Wanted {
             keep: false,
             export: None,
             listen: Vec::new(),
+            net: Net::default(),
             maps: Maps::default(),
             explain: false,
             summary: false,
@@ -89,7 +93,7 @@ impl Wanted {
         let volume = self.volume(&scratch, &work)?;
         let view = self.view(&scratch, &volume, &work, &cwd)?;
         if self.explain {
-            eprint!("{}", view.explain());
+            eprint!("{}{}", view.explain(), explain_net(self.net));
         }
         let committer = Committer::new(&volume, &scratch, self.cares)?;
         committer.commit()?;
@@ -100,7 +104,15 @@ impl Wanted {
             volume: volume.path().display().to_string(),
             ..Report::default()
         };
-        let job = Job { command: self.command.clone(), view, maps: self.maps, cares: self.cares, ports, report };
+        let job = Job {
+            command: self.command.clone(),
+            view,
+            maps: self.maps,
+            cares: self.cares,
+            net: self.net,
+            ports,
+            report,
+        };
         let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
         committer.close()?;
         if self.summary {
@@ -185,10 +197,16 @@ impl Wanted {
             shown: mounts_of_the_host(scratch)?,
             written,
             data,
-            also: hidden.then(|| cwd.to_owned()).into_iter().collect(),
+            also: hidden.then(|| cwd.to_owned()).into_iter().chain(resolver_dir()).collect(),
             cwd: cwd.to_owned(),
         })
     }
+}
+
+/// Where the resolver's settings are, if that is a directory that the session has another of.
+fn resolver_dir() -> Option<PathBuf> {
+    let dir = fs::canonicalize("/etc/resolv.conf").ok()?.parent()?.to_owned();
+    OWN.iter().any(|own| dir.starts_with(own)).then_some(dir)
 }
 
 /// The directory that the session sees of a volume.

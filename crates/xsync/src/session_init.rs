@@ -7,6 +7,7 @@ use crate::capabilities;
 use crate::cares::Cares;
 use crate::control::{Control, News, Order};
 use crate::host_view::View;
+use crate::session_network::{self, HostNetwork};
 use crate::session_root;
 use crate::syscall_filter::{self, Maps};
 use anyhow::{Context, Result};
@@ -65,6 +66,8 @@ pub struct Session {
     pub streams: [Stream; 3],
     /// The session has a terminal like this.
     pub terminal: Option<TerminalLike>,
+    /// There is a way out.
+    pub network: Option<HostNetwork>,
     /// Signals that the program shall not find blocked.
     pub signals: libc::sigset_t,
 }
@@ -84,14 +87,20 @@ pub fn run(session: Session, control: Control) -> ! {
 
 fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error, u8)> {
     let could_not = |e| (e, COULD_NOT);
-    let Session { view, maps, cares, command, streams, terminal, signals } = session;
+    let Session { view, maps, cares, command, streams, terminal, network, signals } = session;
     end_with_the_supervisor().map_err(could_not)?;
     let of_the_host = terminal.as_ref().filter(|_| !cares.own_terminals).map(|like| open_terminal(like, control));
-    let missing = session_root::enter(&view, cares).map_err(could_not)?;
+    let mut missing = session_root::enter(&view, cares).map_err(could_not)?;
     let slave = of_the_host.or_else(|| terminal.as_ref().map(|like| open_terminal(like, control)));
     let slave = slave.transpose().map_err(could_not)?;
     begin_session(slave.as_ref()).map_err(could_not)?;
     raise_loopback().map_err(could_not)?;
+    show_network(control).map_err(could_not)?;
+    if let Some(network) = &network
+        && let Err(e) = session_network::open(network, control)
+    {
+        missing.push(format!("the program cannot reach addresses outside: {e:#}"));
+    }
     confine(maps, cares, control).map_err(could_not)?;
     let children = children().map_err(could_not)?;
     let child = start(&command, streams, slave.as_ref(), signals)?;
@@ -143,6 +152,12 @@ fn raise_loopback() -> Result<()> {
         return Err(io::Error::last_os_error()).context("the session's loopback");
     }
     Ok(())
+}
+
+/// The supervisor needs it even if this process has ended when it does.
+fn show_network(control: &Control) -> Result<()> {
+    let network = File::open("/proc/self/ns/net").context("the session's network")?;
+    control.send(&News::Network, Some(network.as_fd()))
 }
 
 fn confine(maps: Maps, cares: Cares, control: &Control) -> Result<()> {

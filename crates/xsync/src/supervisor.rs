@@ -6,8 +6,10 @@ use crate::control::{Control, News, Order};
 use crate::host_view::View;
 use crate::listen::{Port, Served, Threads};
 use crate::outer_terminal::OuterTerminal;
+use crate::outgoing::Outgoing;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
+use crate::session_network::{HostNetwork, Net, Takes};
 use crate::session_report::{Counters, Report};
 use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
@@ -41,6 +43,8 @@ pub struct Job {
     pub maps: Maps,
     /// Cares.
     pub cares: Cares,
+    /// Whether there is a way out.
+    pub net: Net,
     /// Ports that the outside may connect to, when the session listens.
     pub ports: Arc<Vec<Port>>,
     /// The report, without what is counted.
@@ -81,6 +85,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         command: job.command,
         streams: streams.theirs,
         terminal: outer.as_ref().map(|outer| outer.like()).transpose()?,
+        network: (job.net == Net::Gated).then(HostNetwork::look),
         signals,
     };
     let init = begin(session, theirs)?;
@@ -94,6 +99,9 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         report: job.report,
         ports: job.ports,
         relays: Vec::new(),
+        network: None,
+        ways_out: Vec::new(),
+        outgoing: None,
         served: None,
         answers: None,
         master: Arc::new(OnceLock::new()),
@@ -173,6 +181,9 @@ struct Running {
     report: Report,
     ports: Arc<Vec<Port>>,
     relays: Vec<JoinHandle<End>>,
+    network: Option<OwnedFd>,
+    ways_out: Vec<OwnedFd>,
+    outgoing: Option<Outgoing>,
     served: Option<Threads>,
     answers: Option<JoinHandle<()>>,
     master: Arc<OnceLock<OwnedFd>>,
@@ -201,6 +212,9 @@ impl Running {
             match (news, descriptor) {
                 (News::Filter, Some(listener)) => self.answer(listener),
                 (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
+                (News::Network, network) => self.network = network,
+                (News::WayOut(Takes::Connections), Some(socket)) => self.ways_out.push(socket),
+                (News::WayOut(Takes::Datagrams), Some(_)) => {}
                 (News::Running(missing), _) => {
                     missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
                     self.open_ports(init)?;
@@ -229,11 +243,14 @@ impl Running {
     }
 
     fn open_ports(&mut self, init: Pid) -> Result<()> {
-        if self.ports.is_empty() {
+        if self.ports.is_empty() && self.ways_out.is_empty() {
             return Ok(());
         }
-        let threads = Served::begin(init, self.cares, &self.committer, &self.counters)?;
+        let network = self.network.take().context("the session's network")?;
+        let threads = Served::begin(init, network, self.cares, &self.committer, &self.counters)?;
         self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
+        let sockets = std::mem::take(&mut self.ways_out);
+        self.outgoing = Some(Outgoing::begin(sockets, threads.served(), &self.committer, &self.counters)?);
         self.served = Some(threads);
         Ok(())
     }
@@ -315,9 +332,9 @@ impl Running {
 
     fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
         self.ports.iter().for_each(Port::close);
-        let mut trouble = None;
+        let mut trouble = self.outgoing.take().and_then(|outgoing| outgoing.end().err());
         if let Some(threads) = self.served.take() {
-            trouble = threads.end().err();
+            trouble = threads.end().err().or(trouble);
         }
         for relay in self.relays.drain(..) {
             match relay.join().expect("a relay does not panic") {
