@@ -36,6 +36,7 @@ fn main() {
         ["serve", port, log] => serve(port.parse().expect("a port"), log),
         ["tell", kind, address, log, count] => tell(kind, address, log, count.parse().expect("a number")),
         ["crowd", address, count] => crowd(address, count.parse().expect("a number")),
+        ["flows", address, count] => flows(address, count.parse().expect("a number")),
         ["urgent", address] => urgent(address),
         ["ping", address] => ping(address.parse().expect("an address")),
         ["daemon", text] => daemon(text),
@@ -213,6 +214,14 @@ fn tell(kind: &str, address: &str, log: &str, count: u64) -> io::Result<()> {
         }
         return Ok(());
     }
+    if kind == "connect" {
+        // That somebody connects is all that is said.
+        for n in 0..count {
+            line(n)?;
+            TcpStream::connect(address)?.read_exact(&mut answer[..1])?;
+        }
+        return Ok(());
+    }
     let mut stream = TcpStream::connect(address)?;
     for n in 0..count {
         stream.write_all(line(n)?.as_bytes())?;
@@ -233,6 +242,16 @@ fn crowd(address: &str, count: usize) -> io::Result<()> {
         let mut answer = [0; 9];
         stream.read_exact(&mut answer)?;
         assert_eq!(answer, format!("{n:08}\n").as_bytes());
+    }
+    Ok(())
+}
+
+/// Datagrams of so many sockets, each answered.
+fn flows(address: &str, count: usize) -> io::Result<()> {
+    for _ in 0..count {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.send_to(b"?", address)?;
+        socket.recv(&mut [0])?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ pub mod cares;
 pub mod committer;
 mod connection;
 mod control;
+mod datagrams;
 pub mod host_view;
 mod journal_blocks;
 pub mod listen;

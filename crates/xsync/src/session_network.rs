@@ -24,7 +24,7 @@ pub enum Net {
 /// For people: what becomes of what the program says to others.
 pub fn explain_net(net: Net) -> String {
     let how = match net {
-        Net::Gated => "TCP leaves after a commit, answers pass at once; UDP, ICMP and all else: nothing leaves",
+        Net::Gated => "TCP and UDP leave after a commit, answers pass at once; all else is refused",
         Net::None => "none, besides clients of --listen",
     };
     format!("  {:<40} {how}\n", "addresses outside")
@@ -99,6 +99,8 @@ pub fn open(host: &HostNetwork, control: &Control) -> Result<()> {
     for (ip, takes) in [
         (IpAddr::from(Ipv4Addr::UNSPECIFIED), Takes::Connections),
         (IpAddr::from(Ipv6Addr::UNSPECIFIED), Takes::Connections),
+        (IpAddr::from(Ipv4Addr::UNSPECIFIED), Takes::Datagrams),
+        (IpAddr::from(Ipv6Addr::UNSPECIFIED), Takes::Datagrams),
     ] {
         if ip.is_ipv4() || !host.prefixes6.is_empty() {
             let socket = taking(SocketAddr::new(ip, PORT), takes).context("a socket for what goes out")?;
@@ -117,8 +119,11 @@ fn taking(address: SocketAddr, takes: Takes) -> Result<OwnedFd> {
     }
     be_transparent(&socket, address.ip())?;
     bind(&socket, &address)?;
-    if takes == Takes::Connections {
-        listen(&socket, BACKLOG)?;
+    match (takes, address.ip()) {
+        (Takes::Connections, _) => listen(&socket, BACKLOG)?,
+        // Whom a datagram is for is asked for.
+        (_, IpAddr::V4(_)) => set_option(&socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR, 1)?,
+        (_, IpAddr::V6(_)) => set_option(&socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR, 1)?,
     }
     Ok(socket)
 }

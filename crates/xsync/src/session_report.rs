@@ -13,6 +13,8 @@ pub struct Counters {
     pub shared_maps: AtomicU64,
     /// Connections of the session to addresses outside.
     pub connections: AtomicU64,
+    /// Datagrams of the session that went to addresses outside.
+    pub datagrams: AtomicU64,
     /// Bytes that came in.
     pub came_in: AtomicU64,
     /// Bytes that went out.
@@ -82,6 +84,9 @@ pub struct Report {
     /// Connections that the session made to addresses outside.
     #[serde(default)]
     pub connections_out: u64,
+    /// Datagrams that the session sent to addresses outside.
+    #[serde(default)]
+    pub datagrams_out: u64,
     /// Bytes that are held.
     pub bytes_held: u64,
     /// Milliseconds since the oldest of them came.
@@ -98,6 +103,7 @@ impl Report {
         self.bytes_out = counters.went_out.load(SeqCst);
         self.bytes_in = counters.came_in.load(SeqCst);
         self.connections_out = counters.connections.load(SeqCst);
+        self.datagrams_out = counters.datagrams.load(SeqCst);
         self.shared_maps = counters.shared_maps.load(SeqCst);
         self.bytes_held = held;
         self.oldest_held_ms = oldest.as_millis() as u64;
@@ -115,6 +121,7 @@ impl fmt::Display for Report {
             bytes_out,
             bytes_in,
             connections_out,
+            datagrams_out,
             bytes_held,
             oldest_held_ms,
             shared_maps,
@@ -128,6 +135,11 @@ impl fmt::Display for Report {
             0 => {}
             1 => write!(f, "; 1 connection to the outside")?,
             _ => write!(f, "; {connections_out} connections to the outside")?,
+        }
+        match datagrams_out {
+            0 => {}
+            1 => write!(f, "; 1 datagram to the outside")?,
+            _ => write!(f, "; {datagrams_out} datagrams to the outside")?,
         }
         match shared_maps {
             0 => Ok(()),

@@ -3,6 +3,7 @@
 use crate::cares::Cares;
 use crate::committer::Committer;
 use crate::control::{Control, News, Order};
+use crate::datagrams::Datagrams;
 use crate::host_view::View;
 use crate::listen::{Port, Served, Threads};
 use crate::outer_terminal::OuterTerminal;
@@ -101,7 +102,9 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         relays: Vec::new(),
         network: None,
         ways_out: Vec::new(),
+        takes_datagrams: Vec::new(),
         outgoing: None,
+        datagrams: None,
         served: None,
         answers: None,
         master: Arc::new(OnceLock::new()),
@@ -183,7 +186,9 @@ struct Running {
     relays: Vec<JoinHandle<End>>,
     network: Option<OwnedFd>,
     ways_out: Vec<OwnedFd>,
+    takes_datagrams: Vec<OwnedFd>,
     outgoing: Option<Outgoing>,
+    datagrams: Option<Datagrams>,
     served: Option<Threads>,
     answers: Option<JoinHandle<()>>,
     master: Arc<OnceLock<OwnedFd>>,
@@ -214,7 +219,7 @@ impl Running {
                 (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
                 (News::Network, network) => self.network = network,
                 (News::WayOut(Takes::Connections), Some(socket)) => self.ways_out.push(socket),
-                (News::WayOut(Takes::Datagrams), Some(_)) => {}
+                (News::WayOut(Takes::Datagrams), Some(socket)) => self.takes_datagrams.push(socket),
                 (News::Running(missing), _) => {
                     missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
                     self.open_ports(init)?;
@@ -247,6 +252,10 @@ impl Running {
             return Ok(());
         }
         let network = self.network.take().context("the session's network")?;
+        if !self.takes_datagrams.is_empty() {
+            let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
+            self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
+        }
         let threads = Served::begin(init, network, self.cares, &self.committer, &self.counters)?;
         self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
         let sockets = std::mem::take(&mut self.ways_out);
@@ -333,6 +342,8 @@ impl Running {
     fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
         self.ports.iter().for_each(Port::close);
         let mut trouble = self.outgoing.take().and_then(|outgoing| outgoing.end().err());
+        let sent = self.datagrams.take().and_then(|datagrams| datagrams.end().err());
+        trouble = trouble.or(sent);
         if let Some(threads) = self.served.take() {
             trouble = threads.end().err().or(trouble);
         }

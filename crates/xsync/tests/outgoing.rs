@@ -3,9 +3,10 @@
 mod common;
 
 use common::{OUTSIDE4, OUTSIDE6, Place, Run, Session, network_of_its_own};
+use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::thread::{self, JoinHandle};
 
@@ -44,6 +45,51 @@ fn servers_outside_are_reached() {
     }
 }
 
+/// Datagrams of many flows; each is answered by whom it was for.
+#[test]
+fn datagrams_are_answered() {
+    let Some(place) = place() else { return };
+    for ip in [OUTSIDE4, OUTSIDE6] {
+        let socket = UdpSocket::bind((ip, 0)).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        let server = thread::spawn(move || {
+            let (mut datagram, mut lines) = ([0; 100], Vec::new());
+            while lines.len() < 6 {
+                let (bytes, from) = socket.recv_from(&mut datagram).unwrap();
+                lines.push(String::from_utf8(datagram[..bytes].to_vec()).unwrap());
+                socket.send_to(b"!", from).unwrap();
+            }
+            lines
+        });
+        let script = format!("./probe tell udp {address} log 3; ./probe tell udp {address} log 3");
+        let run = place.run(&["--summary", "--", "sh", "-c", &script]);
+        assert!(run.err.contains("; 6 datagrams to the outside"), "{run:?}");
+        assert_eq!(run.ok(), "done\ndone\n");
+        let lines = ["00000000\n", "00000001\n", "00000002\n"];
+        assert_eq!(server.join().unwrap(), [lines, lines].concat());
+    }
+}
+
+/// More flows than are kept: the oldest make room.
+#[test]
+fn datagrams_of_a_thousand_flows_leave() {
+    let Some(place) = place() else { return };
+    let socket = UdpSocket::bind((OUTSIDE4, 0)).unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let server = thread::spawn(move || {
+        let mut seen = HashSet::new();
+        for _ in 0..1000 {
+            let (_, from) = socket.recv_from(&mut [0; 100]).unwrap();
+            seen.insert(from);
+            socket.send_to(b"!", from).unwrap();
+        }
+        seen.len()
+    });
+    assert_eq!(place.run(&["--", "./probe", "flows", &address, "1000"]).ok(), "done\n");
+    // A port that is used again is the same flow.
+    assert!(server.join().unwrap() > 512);
+}
+
 #[test]
 fn what_is_not_reached_is_said() {
     let Some(place) = place() else { return };
@@ -57,7 +103,7 @@ fn what_is_not_reached_is_said() {
     assert_eq!(probe("--net=gated", "127.0.0.1:1"), "Connection reset by peer (os error 104)\n");
     assert_eq!(place.run(&["--", "./probe", "ping", OUTSIDE4]).out, "Operation not permitted (os error 1)\n");
     let explained = |net| place.run(&[net, "--explain", "--", "true"]).err;
-    assert!(explained("--net=gated").contains("TCP leaves after a commit"));
+    assert!(explained("--net=gated").contains("TCP and UDP leave after a commit"));
     assert!(explained("--net=none").contains("none, besides"));
 }
 

@@ -11,7 +11,7 @@ use common::example;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -310,7 +310,7 @@ fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
 }
 
 /// How programs tell somebody outside.
-const KINDS: [&str; 1] = ["tcp"];
+const KINDS: [&str; 3] = ["tcp", "connect", "udp"];
 
 /// A program in a session tells somebody outside of each line in its log.
 fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
@@ -322,17 +322,36 @@ fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
     let mut acks = Acks::open(&recorder.acks())?;
     let listener = TcpListener::bind((common::OUTSIDE4, 0))?;
     let address = listener.local_addr()?;
+    let socket = UdpSocket::bind(address)?;
     let dir = work()?;
     let mut command = Command::new(example("careless"));
     command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe"));
     command.args(["tell", kind, &address.to_string(), "/data/log", &CHANGES.to_string()]);
     let mut child = command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-    let (stream, _) = listener.accept()?;
-    for line in BufReader::new(stream.try_clone()?).lines() {
-        acks.say(&line?)?;
-        (&stream).write_all(b"!")?;
+    match kind {
+        "tcp" => {
+            let (stream, _) = listener.accept()?;
+            for line in BufReader::new(stream.try_clone()?).lines() {
+                acks.say(&line?)?;
+                (&stream).write_all(b"!")?;
+            }
+        }
+        "connect" => {
+            for n in 0..CHANGES {
+                let (mut stream, _) = listener.accept()?;
+                acks.say(&format!("{n:08}"))?;
+                stream.write_all(b"!")?;
+            }
+        }
+        _ => {
+            let mut line = [0; 9];
+            for _ in 0..CHANGES {
+                let (_, from) = socket.recv_from(&mut line)?;
+                acks.say(std::str::from_utf8(&line)?.trim())?;
+                socket.send_to(b"!", from)?;
+            }
+        }
     }
-    drop(stream);
     let status = child.wait()?;
     drop(device);
     let (base, events) = recorder.stop()?;
