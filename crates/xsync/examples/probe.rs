@@ -154,7 +154,7 @@ fn shout(mib: u64) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
-/// A server that has a line in its log when it answers it. `get` changes nothing, `touch` makes a file without a word,
+/// A server that has a line in its log when it answers it. `who` asks for the client's address, `get` changes nothing, `touch` makes a file without a word,
 /// `large` is answered by so many bytes. `bye` ends the connection without a word, after a line, and
 /// `stop` ends the server. When it listens, it says so.
 fn serve(port: u16, log: &str) -> io::Result<()> {
@@ -168,6 +168,10 @@ fn serve(port: u16, log: &str) -> io::Result<()> {
                 let line = line?;
                 if line == "stop" {
                     std::process::exit(0);
+                }
+                if line == "who" {
+                    writeln!(&stream, "{}", stream.peer_addr()?)?;
+                    continue;
                 }
                 if line.starts_with("get ") {
                     writeln!(&stream, "nothing changed")?;

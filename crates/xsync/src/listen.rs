@@ -96,6 +96,7 @@ impl Served {
     pub fn begin(
         init: Pid,
         network: OwnedFd,
+        all_addresses: bool,
         cares: Cares,
         committer: &Arc<Committer>,
         counters: &Arc<Counters>,
@@ -104,7 +105,7 @@ impl Served {
         let served = Arc::new(Served { init, cares, committer: Arc::downgrade(committer), requests, answers });
         let (serves, session) = (
             served.clone(),
-            Session { network, cares, committer: served.committer.clone(), counters: counters.clone() },
+            Session { network, all_addresses, cares, committer: served.committer.clone(), counters: counters.clone() },
         );
         let requests = move || serves.requests.relay(&session, |connection| serves.answers.add(connection));
         let (serves, committer, counters) = (served.clone(), committer.clone(), counters.clone());

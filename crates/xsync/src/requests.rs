@@ -3,15 +3,18 @@
 use crate::cares::Cares;
 use crate::committer::Committer;
 use crate::connection::{Connection, Source, send_some};
+use crate::session_network::be_transparent;
 use crate::session_report::Counters;
 use anyhow::{Context, Result};
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
-use rustix::net::sockopt::{set_socket_linger, set_socket_oobinline, set_tcp_nodelay};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, connect, shutdown, socket_with};
+use rustix::net::sockopt::{set_socket_linger, set_socket_oobinline, set_socket_reuseaddr, set_tcp_nodelay};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, bind, connect, getpeername, shutdown, socket_with,
+};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
@@ -21,6 +24,8 @@ use std::time::Duration;
 const READ_BYTES_MAX: usize = 256 << 10;
 /// Events that are looked at together.
 const EVENTS_MAX: usize = 512;
+/// When there was no descriptor for a client, how soon it is tried again.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Connections of one port that are accepted before requests are looked at again.
 const ACCEPTED_MAX: usize = 64;
 
@@ -39,6 +44,8 @@ pub struct Requests {
 pub struct Session {
     /// The session's network.
     pub network: OwnedFd,
+    /// All addresses of IPv4 lead to the session's loopback.
+    pub all_addresses: bool,
     /// Cares.
     pub cares: Cares,
     /// Gone when the session is over.
@@ -105,14 +112,21 @@ impl Requests {
     pub fn relay(&self, session: &Session, answers: impl Fn(&Arc<Connection>)) -> Result<()> {
         move_into_link_name_space(session.network.as_fd(), Some(LinkNameSpaceType::Network))
             .context("the session's network")?;
-        let mut relay = Relay { requests: self, session, connections: HashMap::new() };
+        let mut relay = Relay { requests: self, session, connections: HashMap::new(), full: false };
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; READ_BYTES_MAX]);
         while !self.ended.load(SeqCst) {
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                relay.full.then_some(&LOOK_EVERY),
+            ) {
                 Err(Errno::INTR) => continue,
                 done => done.context("a relay")?,
             };
+            if events.is_empty() {
+                relay.look_at_ports_again();
+            }
             for event in &events {
                 match Source::from_number(event.data.u64()) {
                     Source::Client(number) => relay.read_client(number, &mut buffer),
@@ -130,6 +144,8 @@ struct Relay<'a> {
     requests: &'a Requests,
     session: &'a Session,
     connections: HashMap<u64, Inbound>,
+    /// There was no descriptor for a client; ports are not looked at until a moment later.
+    full: bool,
 }
 
 impl Relay<'_> {
@@ -141,12 +157,13 @@ impl Relay<'_> {
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::MFILE | Errno::NFILE) => {
                     // Whoever waits is served when somebody else has gone.
-                    std::thread::sleep(Duration::from_millis(1));
+                    self.full = true;
+                    let _ = epoll::delete(&self.requests.epoll, &socket);
                     return;
                 }
                 Err(_) => return,
             };
-            match connected(number) {
+            match self.connected(number, &client) {
                 Ok(inner) => self.begin(client, inner, answers),
                 // Whoever connects when nobody listens is reset.
                 Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
@@ -158,6 +175,29 @@ impl Relay<'_> {
         let connection = self.requests.connection(client, inner);
         answers(&connection);
         self.begin_to_read(connection);
+    }
+
+    fn look_at_ports_again(&mut self) {
+        self.full = false;
+        let ports = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner());
+        for (n, (socket, _)) in ports.iter().enumerate() {
+            // Those that are looked at already are refused.
+            self.listen_to(Source::Port(n as u64), socket, epoll::EventFlags::IN);
+        }
+    }
+
+    /// A connection to a port of this thread's network, perhaps on its way; from the client's address, if replies to it
+    /// find the way back.
+    fn connected(&self, port: u16, client: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        let from = getpeername(client).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
+        let from = from.filter(|_| self.session.all_addresses);
+        match from.map(|from| (from.ip().to_canonical(), from.port())) {
+            Some((IpAddr::V4(ip), of_client)) if !ip.is_loopback() => {
+                let as_client = connected_from(SocketAddrV4::new(ip, of_client), port);
+                as_client.or_else(|_| connected_from(SocketAddrV4::new(ip, 0), port)).or_else(|_| connected(port))
+            }
+            _ => connected(port),
+        }
     }
 
     fn take_arrived(&mut self) {
@@ -238,6 +278,19 @@ impl Relay<'_> {
         self.ignore(&connection.client);
         self.ignore(&connection.inner);
         self.connections.remove(&connection.number);
+    }
+}
+
+/// As [`connected`], from an address of somebody outside.
+fn connected_from(from: SocketAddrV4, port: u16) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+    be_transparent(&socket, (*from.ip()).into()).map_err(|_| Errno::PERM)?;
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &from)?;
+    match connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
     }
 }
 

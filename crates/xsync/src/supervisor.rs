@@ -19,7 +19,7 @@ use crate::syscall_filter::Maps;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, setrlimit, waitpid};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -90,6 +90,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         signals,
     };
     let init = begin(session, theirs)?;
+    raise_descriptors();
     let running = Running {
         control: Arc::new(control),
         committer: Arc::new(committer),
@@ -161,6 +162,13 @@ fn begin(session: Session, control: Control) -> Result<Pid> {
         pid if pid > 0 => Ok(Pid::from_raw(pid as i32).expect("a process has a number")),
         _ => Err(io::Error::last_os_error()).context("cannot make namespaces for the session; run this as root"),
     }
+}
+
+/// Each connection needs two descriptors; the program, which has begun already, keeps the limit that the user set.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Without it clients wait for each other.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Somebody may just be looking at it.
@@ -256,7 +264,8 @@ impl Running {
             let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
             self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
         }
-        let threads = Served::begin(init, network, self.cares, &self.committer, &self.counters)?;
+        let threads =
+            Served::begin(init, network, !self.ways_out.is_empty(), self.cares, &self.committer, &self.counters)?;
         self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
         let sockets = std::mem::take(&mut self.ways_out);
         self.outgoing = Some(Outgoing::begin(sockets, threads.served(), &self.committer, &self.counters)?);
