@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What is read of one client at a time.
 const READ_BYTES_MAX: usize = 256 << 10;
@@ -112,20 +112,17 @@ impl Requests {
     pub fn relay(&self, session: &Session, answers: impl Fn(&Arc<Connection>)) -> Result<()> {
         move_into_link_name_space(session.network.as_fd(), Some(LinkNameSpaceType::Network))
             .context("the session's network")?;
-        let mut relay = Relay { requests: self, session, connections: HashMap::new(), full: false };
+        let mut relay = Relay { requests: self, session, connections: HashMap::new(), full: None, parked: None };
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; READ_BYTES_MAX]);
         while !self.ended.load(SeqCst) {
             events.clear();
-            match epoll::wait(
-                &self.epoll,
-                rustix::buffer::spare_capacity(&mut events),
-                relay.full.then_some(&LOOK_EVERY),
-            ) {
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), relay.full.map(|_| &LOOK_EVERY))
+            {
                 Err(Errno::INTR) => continue,
                 done => done.context("a relay")?,
             };
-            if events.is_empty() {
-                relay.look_at_ports_again();
+            if relay.full.is_some_and(|since| since.elapsed() >= Duration::from_millis(20)) {
+                relay.look_at_ports_again(&answers);
             }
             for event in &events {
                 match Source::from_number(event.data.u64()) {
@@ -145,30 +142,49 @@ struct Relay<'a> {
     session: &'a Session,
     connections: HashMap<u64, Inbound>,
     /// There was no descriptor for a client; ports are not looked at until a moment later.
-    full: bool,
+    full: Option<Instant>,
+    /// A client who was accepted then.
+    parked: Option<(OwnedFd, u16)>,
 }
 
 impl Relay<'_> {
     fn accept(&mut self, port: usize, answers: &impl Fn(&Arc<Connection>)) {
         let (socket, number) = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner())[port].clone();
+        if self.full.is_some() {
+            let _ = epoll::delete(&self.requests.epoll, &socket);
+            return;
+        }
         for _ in 0..ACCEPTED_MAX {
             let client = match accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(client) => client,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::MFILE | Errno::NFILE) => {
                     // Whoever waits is served when somebody else has gone.
-                    self.full = true;
+                    self.full = Some(Instant::now());
                     let _ = epoll::delete(&self.requests.epoll, &socket);
                     return;
                 }
                 Err(_) => return,
             };
-            match self.connected(number, &client) {
-                Ok(inner) => self.begin(client, inner, answers),
-                // Whoever connects when nobody listens is reset.
-                Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
+            if !self.serve(client, number, answers) {
+                return;
             }
         }
+    }
+
+    /// Whether there were descriptors for it; otherwise this client is the first of those who wait.
+    fn serve(&mut self, client: OwnedFd, number: u16, answers: &impl Fn(&Arc<Connection>)) -> bool {
+        match self.connected(number, &client) {
+            Ok(inner) => self.begin(client, inner, answers),
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.full = Some(Instant::now());
+                self.parked = Some((client, number));
+                return false;
+            }
+            // Whoever connects when nobody listens is reset.
+            Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
+        }
+        true
     }
 
     fn begin(&mut self, client: OwnedFd, inner: OwnedFd, answers: &impl Fn(&Arc<Connection>)) {
@@ -177,8 +193,13 @@ impl Relay<'_> {
         self.begin_to_read(connection);
     }
 
-    fn look_at_ports_again(&mut self) {
-        self.full = false;
+    fn look_at_ports_again(&mut self, answers: &impl Fn(&Arc<Connection>)) {
+        self.full = None;
+        if let Some((client, number)) = self.parked.take()
+            && !self.serve(client, number, answers)
+        {
+            return;
+        }
         let ports = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner());
         for (n, (socket, _)) in ports.iter().enumerate() {
             // Those that are looked at already are refused.
