@@ -1,6 +1,5 @@
 //! What the supervisor and the session's first process say to each other, each message in one packet.
 
-use crate::session_network::Takes;
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::net::{
@@ -14,6 +13,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const PACKET_BYTES_MAX: usize = 32 << 10;
+
+/// What a socket of the supervisor in the session's network takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Takes {
+    /// Connections to addresses outside.
+    Connections,
+    /// Datagrams for addresses outside.
+    Datagrams,
+}
 
 /// From the session's first process.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,11 +1,10 @@
 //! The session's network, made by its first process before the program starts.
 
-use crate::control::{Control, News};
+use crate::control::{Control, News, Takes};
 use crate::outgoing_rules;
 use anyhow::{Context, Result};
 use rustix::net::sockopt::set_ipv6_v6only;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
-use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -28,15 +27,6 @@ pub fn explain_net(net: Net) -> String {
         Net::None => "none, besides clients of --listen",
     };
     format!("  {:<40} {how}\n", "addresses outside")
-}
-
-/// What a socket of the supervisor in the session's network takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Takes {
-    /// Connections to addresses outside.
-    Connections,
-    /// Datagrams for addresses outside.
-    Datagrams,
 }
 
 /// What the session's network has to know of the host's.

@@ -2,7 +2,7 @@
 
 use crate::cares::Cares;
 use crate::committer::Committer;
-use crate::control::{Control, News, Order};
+use crate::control::{Control, News, Order, Takes};
 use crate::datagrams::Datagrams;
 use crate::host_view::View;
 use crate::listen::{Port, Served, Threads};
@@ -10,7 +10,7 @@ use crate::outer_terminal::OuterTerminal;
 use crate::outgoing::Outgoing;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
-use crate::session_network::{HostNetwork, Net, Takes};
+use crate::session_network::{HostNetwork, Net};
 use crate::session_report::{Counters, Report};
 use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
