@@ -5,9 +5,9 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::mount::{MountFlags, mount_remount};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::AsFd;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 
@@ -34,6 +34,11 @@ fn main() {
         ["fill", path] => fill(path),
         ["shout", mib] => shout(mib.parse().expect("a number")),
         ["serve", port, log] => serve(port.parse().expect("a port"), log),
+        ["tell", kind, address, log, count] => tell(kind, address, log, count.parse().expect("a number")),
+        ["crowd", address, count] => crowd(address, count.parse().expect("a number")),
+        ["flows", address, count] => flows(address, count.parse().expect("a number")),
+        ["urgent", address] => urgent(address),
+        ["ping", address] => ping(address.parse().expect("an address")),
         ["daemon", text] => daemon(text),
         _ => panic!("no such probe: {words:?}"),
     };
@@ -149,7 +154,7 @@ fn shout(mib: u64) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
-/// A server that has a line in its log when it answers it. `get` changes nothing, `touch` makes a file without a word,
+/// A server that has a line in its log when it answers it. `who` asks for the client's address, `get` changes nothing, `touch` makes a file without a word,
 /// `large` is answered by so many bytes. `bye` ends the connection without a word, after a line, and
 /// `stop` ends the server. When it listens, it says so.
 fn serve(port: u16, log: &str) -> io::Result<()> {
@@ -163,6 +168,10 @@ fn serve(port: u16, log: &str) -> io::Result<()> {
                 let line = line?;
                 if line == "stop" {
                     std::process::exit(0);
+                }
+                if line == "who" {
+                    writeln!(&stream, "{}", stream.peer_addr()?)?;
+                    continue;
                 }
                 if line.starts_with("get ") {
                     writeln!(&stream, "nothing changed")?;
@@ -187,6 +196,92 @@ fn serve(port: u16, log: &str) -> io::Result<()> {
         });
     }
     Ok(())
+}
+
+/// Numbered lines, each told to somebody outside, who answers, when it is in the log.
+fn tell(kind: &str, address: &str, log: &str, count: u64) -> io::Result<()> {
+    let mut log = OpenOptions::new().append(true).create(true).open(log)?;
+    let mut line = |n| -> io::Result<String> {
+        let line = format!("{n:08}\n");
+        log.write_all(line.as_bytes())?;
+        log.sync_all().map(|()| line)
+    };
+    let mut answer = [0; 100];
+    if kind == "udp" {
+        let address: SocketAddr = address.parse().expect("an address");
+        let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+        let socket = UdpSocket::bind((any, 0))?;
+        for n in 0..count {
+            socket.send_to(line(n)?.as_bytes(), address)?;
+            let (_, from) = socket.recv_from(&mut answer)?;
+            assert_eq!(from, address);
+        }
+        return Ok(());
+    }
+    if kind == "connect" {
+        // That somebody connects is all that is said.
+        for n in 0..count {
+            line(n)?;
+            TcpStream::connect(address)?.read_exact(&mut answer[..1])?;
+        }
+        return Ok(());
+    }
+    let mut stream = TcpStream::connect(address)?;
+    for n in 0..count {
+        stream.write_all(line(n)?.as_bytes())?;
+        stream.read_exact(&mut answer[..1])?;
+    }
+    // Both ends close in turn: what comes after this end is closed is read, too.
+    stream.shutdown(Shutdown::Write)?;
+    io::copy(&mut stream, &mut io::stdout()).map(drop)
+}
+
+/// Many connections at the same time; each says its number, and hears it again.
+fn crowd(address: &str, count: usize) -> io::Result<()> {
+    let mut all = (0..count).map(|_| TcpStream::connect(address)).collect::<io::Result<Vec<_>>>()?;
+    for (n, stream) in all.iter_mut().enumerate() {
+        stream.write_all(format!("{n:08}\n").as_bytes())?;
+    }
+    for (n, stream) in all.iter_mut().enumerate() {
+        let mut answer = [0; 9];
+        stream.read_exact(&mut answer)?;
+        assert_eq!(answer, format!("{n:08}\n").as_bytes());
+    }
+    Ok(())
+}
+
+/// Datagrams of so many sockets, each answered.
+fn flows(address: &str, count: usize) -> io::Result<()> {
+    for _ in 0..count {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.send_to(b"?", address)?;
+        socket.recv(&mut [0])?;
+    }
+    Ok(())
+}
+
+/// Three bytes, the one in the middle urgent.
+fn urgent(address: &str) -> io::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"a")?;
+    // SAFETY: the byte is what the call reads, and outlives the call.
+    checked(unsafe { libc::send(stream.as_raw_fd(), b"b".as_ptr().cast(), 1, libc::MSG_OOB) } as i64)?;
+    stream.write_all(b"c")
+}
+
+/// An echo request.
+fn ping(to: Ipv4Addr) -> io::Result<()> {
+    // SAFETY: numbers, and a structure of them that outlives the call.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP);
+        checked(socket.into())?;
+        let mut address: libc::sockaddr_in = std::mem::zeroed();
+        address.sin_family = libc::AF_INET as u16;
+        address.sin_addr.s_addr = to.to_bits().to_be();
+        let request: [u8; 8] = [8, 0, 0xf7, 0xff, 0, 0, 0, 0];
+        let size = size_of_val(&address) as u32;
+        checked(libc::sendto(socket, request.as_ptr().cast(), 8, 0, (&raw const address).cast(), size) as i64)
+    }
 }
 
 /// A process of its own session, which writes for its parent.

@@ -9,6 +9,7 @@ use untorn_terminal::{Failure, Output};
 use untorn_xsync::print_fstab::Provided;
 use untorn_xsync::run_on;
 use untorn_xsync::run_session::{Wanted, discard, resume};
+use untorn_xsync::session_network::Net;
 use untorn_xsync::status_socket;
 use untorn_xsync::syscall_filter::Maps;
 use untorn_xsync::watcher;
@@ -73,6 +74,9 @@ struct Xsync {
     /// A port that the outside may connect to, as soon as the program listens there; may be given several times.
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
     listen: Vec<SocketAddr>,
+    /// Whether the program reaches addresses outside.
+    #[arg(long, value_enum, default_value_t)]
+    net: Net,
     /// Writable maps that are shared with files.
     #[arg(long, value_enum, default_value_t)]
     maps: Maps,
@@ -164,6 +168,7 @@ impl Xsync {
             export: self.export,
             rescue: self.rescue,
             listen: self.listen,
+            net: self.net,
             maps: self.maps,
             explain: self.explain,
             summary: self.summary,

@@ -14,6 +14,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const PACKET_BYTES_MAX: usize = 32 << 10;
 
+/// What a socket of the supervisor in the session's network takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Takes {
+    /// Connections to addresses outside.
+    Connections,
+    /// Datagrams for addresses outside.
+    Datagrams,
+}
+
 /// From the session's first process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum News {
@@ -21,6 +30,10 @@ pub enum News {
     Filter,
     /// Comes with the master of the session's terminal.
     Terminal,
+    /// Comes with the session's network.
+    Network,
+    /// Comes with a socket that takes what goes to addresses outside.
+    WayOut(Takes),
     /// The program runs. What could not be shown of the host.
     Running(Vec<String>),
     /// The program was stopped, by Ctrl-Z or otherwise.

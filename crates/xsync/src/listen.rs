@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, listen, shutdown, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{self, File};
+use std::fs;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -93,13 +93,19 @@ pub struct Threads {
 
 impl Served {
     /// Starts the relays, without a port yet.
-    pub fn begin(init: Pid, cares: Cares, committer: &Arc<Committer>, counters: &Arc<Counters>) -> Result<Threads> {
-        let network = File::open(format!("/proc/{}/ns/net", init.as_raw_pid())).context("the session's network")?;
+    pub fn begin(
+        init: Pid,
+        network: OwnedFd,
+        all_addresses: bool,
+        cares: Cares,
+        committer: &Arc<Committer>,
+        counters: &Arc<Counters>,
+    ) -> Result<Threads> {
         let (requests, answers) = (Requests::new()?, Answers::new()?);
         let served = Arc::new(Served { init, cares, committer: Arc::downgrade(committer), requests, answers });
         let (serves, session) = (
             served.clone(),
-            Session { network, cares, committer: served.committer.clone(), counters: counters.clone() },
+            Session { network, all_addresses, cares, committer: served.committer.clone(), counters: counters.clone() },
         );
         let requests = move || serves.requests.relay(&session, |connection| serves.answers.add(connection));
         let (serves, committer, counters) = (served.clone(), committer.clone(), counters.clone());
@@ -115,6 +121,15 @@ impl Served {
         let requests = thread().spawn(requests).context("a thread for requests")?;
         let answers = thread().spawn(answers).context("a thread for answers")?;
         Ok(Threads { served, requests, answers })
+    }
+}
+
+impl Served {
+    /// Relays between an outside and a socket in the session's network.
+    pub fn relay(&self, client: OwnedFd, inner: OwnedFd) {
+        let connection = self.requests.connection(client, inner);
+        self.answers.add(&connection);
+        self.requests.add(connection);
     }
 }
 

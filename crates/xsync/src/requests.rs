@@ -3,25 +3,29 @@
 use crate::cares::Cares;
 use crate::committer::Committer;
 use crate::connection::{Connection, Source, send_some};
+use crate::session_network::be_transparent;
 use crate::session_report::Counters;
 use anyhow::{Context, Result};
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
-use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, connect, shutdown, socket_with};
+use rustix::net::sockopt::{set_socket_linger, set_socket_oobinline, set_socket_reuseaddr, set_tcp_nodelay};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, bind, connect, getpeername, shutdown, socket_with,
+};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::HashMap;
-use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What is read of one client at a time.
 const READ_BYTES_MAX: usize = 256 << 10;
 /// Events that are looked at together.
 const EVENTS_MAX: usize = 512;
+/// When there was no descriptor for a client, how soon it is tried again.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Connections of one port that are accepted before requests are looked at again.
 const ACCEPTED_MAX: usize = 64;
 
@@ -32,12 +36,16 @@ pub struct Requests {
     wake: OwnedFd,
     ended: AtomicBool,
     ports: Mutex<Vec<(Arc<OwnedFd>, u16)>>,
+    arrived: Mutex<Vec<Arc<Connection>>>,
+    next: AtomicU64,
 }
 
 /// What the relay needs of the session.
 pub struct Session {
     /// The session's network.
-    pub network: File,
+    pub network: OwnedFd,
+    /// All addresses of IPv4 lead to the session's loopback.
+    pub all_addresses: bool,
     /// Cares.
     pub cares: Cares,
     /// Gone when the session is over.
@@ -58,7 +66,14 @@ impl Requests {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("a relay")?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("a relay")?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(Source::Wake.to_number()), epoll::EventFlags::IN)?;
-        Ok(Requests { epoll, wake, ended: AtomicBool::new(false), ports: Mutex::default() })
+        Ok(Requests {
+            epoll,
+            wake,
+            ended: AtomicBool::new(false),
+            ports: Mutex::default(),
+            arrived: Mutex::default(),
+            next: AtomicU64::new(0),
+        })
     }
 
     /// Connections to this socket, which listens, go to the port of this number in the session.
@@ -68,6 +83,22 @@ impl Requests {
         ports.push((socket.clone(), number));
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(source.to_number()), epoll::EventFlags::IN)
             .context("a relay")
+    }
+
+    /// A new connection, between these.
+    pub fn connection(&self, client: OwnedFd, inner: OwnedFd) -> Arc<Connection> {
+        let _ = set_tcp_nodelay(&client, true);
+        let _ = set_tcp_nodelay(&inner, true);
+        // Urgent bytes are bytes like others here.
+        let _ = set_socket_oobinline(&client, true);
+        let _ = set_socket_oobinline(&inner, true);
+        Arc::new(Connection { number: self.next.fetch_add(1, SeqCst), client, inner })
+    }
+
+    /// Relays what the outside says in this connection.
+    pub fn add(&self, connection: Arc<Connection>) {
+        self.arrived.lock().unwrap_or_else(|e| e.into_inner()).push(connection);
+        let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 
     /// Lets the relay end.
@@ -81,20 +112,24 @@ impl Requests {
     pub fn relay(&self, session: &Session, answers: impl Fn(&Arc<Connection>)) -> Result<()> {
         move_into_link_name_space(session.network.as_fd(), Some(LinkNameSpaceType::Network))
             .context("the session's network")?;
-        let mut relay = Relay { requests: self, session, connections: HashMap::new(), next: 0 };
+        let mut relay = Relay { requests: self, session, connections: HashMap::new(), full: None, parked: None };
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; READ_BYTES_MAX]);
         while !self.ended.load(SeqCst) {
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), relay.full.map(|_| &LOOK_EVERY))
+            {
                 Err(Errno::INTR) => continue,
                 done => done.context("a relay")?,
             };
+            if relay.full.is_some_and(|since| since.elapsed() >= Duration::from_millis(20)) {
+                relay.look_at_ports_again(&answers);
+            }
             for event in &events {
                 match Source::from_number(event.data.u64()) {
                     Source::Client(number) => relay.read_client(number, &mut buffer),
                     Source::Inner(number) => relay.write_inner(number),
                     Source::Port(port) => relay.accept(port as usize, &answers),
-                    Source::Wake => {}
+                    Source::Wake => relay.take_arrived(),
                 }
             }
         }
@@ -106,37 +141,93 @@ struct Relay<'a> {
     requests: &'a Requests,
     session: &'a Session,
     connections: HashMap<u64, Inbound>,
-    next: u64,
+    /// There was no descriptor for a client; ports are not looked at until a moment later.
+    full: Option<Instant>,
+    /// A client who was accepted then.
+    parked: Option<(OwnedFd, u16)>,
 }
 
 impl Relay<'_> {
     fn accept(&mut self, port: usize, answers: &impl Fn(&Arc<Connection>)) {
         let (socket, number) = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner())[port].clone();
+        if self.full.is_some() {
+            let _ = epoll::delete(&self.requests.epoll, &socket);
+            return;
+        }
         for _ in 0..ACCEPTED_MAX {
             let client = match accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(client) => client,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::MFILE | Errno::NFILE) => {
                     // Whoever waits is served when somebody else has gone.
-                    std::thread::sleep(Duration::from_millis(1));
+                    self.full = Some(Instant::now());
+                    let _ = epoll::delete(&self.requests.epoll, &socket);
                     return;
                 }
                 Err(_) => return,
             };
-            match connected(number) {
-                Ok(inner) => self.begin(client, inner, answers),
-                // Whoever connects when nobody listens is reset.
-                Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
+            if !self.serve(client, number, answers) {
+                return;
             }
         }
     }
 
+    /// Whether there were descriptors for it; otherwise this client is the first of those who wait.
+    fn serve(&mut self, client: OwnedFd, number: u16, answers: &impl Fn(&Arc<Connection>)) -> bool {
+        match self.connected(number, &client) {
+            Ok(inner) => self.begin(client, inner, answers),
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.full = Some(Instant::now());
+                self.parked = Some((client, number));
+                return false;
+            }
+            // Whoever connects when nobody listens is reset.
+            Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
+        }
+        true
+    }
+
     fn begin(&mut self, client: OwnedFd, inner: OwnedFd, answers: &impl Fn(&Arc<Connection>)) {
-        let _ = set_tcp_nodelay(&client, true);
-        let _ = set_tcp_nodelay(&inner, true);
-        let connection = Arc::new(Connection { number: self.next, client, inner });
-        self.next += 1;
+        let connection = self.requests.connection(client, inner);
         answers(&connection);
+        self.begin_to_read(connection);
+    }
+
+    fn look_at_ports_again(&mut self, answers: &impl Fn(&Arc<Connection>)) {
+        self.full = None;
+        if let Some((client, number)) = self.parked.take()
+            && !self.serve(client, number, answers)
+        {
+            return;
+        }
+        let ports = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner());
+        for (n, (socket, _)) in ports.iter().enumerate() {
+            // Those that are looked at already are refused.
+            self.listen_to(Source::Port(n as u64), socket, epoll::EventFlags::IN);
+        }
+    }
+
+    /// A connection to a port of this thread's network, perhaps on its way; from the client's address, if replies to it
+    /// find the way back.
+    fn connected(&self, port: u16, client: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        let from = getpeername(client).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
+        let from = from.filter(|_| self.session.all_addresses);
+        match from.map(|from| (from.ip().to_canonical(), from.port())) {
+            Some((IpAddr::V4(ip), of_client)) if !ip.is_loopback() => {
+                let as_client = connected_from(SocketAddrV4::new(ip, of_client), port);
+                as_client.or_else(|_| connected_from(SocketAddrV4::new(ip, 0), port)).or_else(|_| connected(port))
+            }
+            _ => connected(port),
+        }
+    }
+
+    fn take_arrived(&mut self) {
+        let _ = read(&self.requests.wake, &mut [0; 8]);
+        let arrived = std::mem::take(&mut *self.requests.arrived.lock().unwrap_or_else(|e| e.into_inner()));
+        arrived.into_iter().for_each(|connection| self.begin_to_read(connection));
+    }
+
+    fn begin_to_read(&mut self, connection: Arc<Connection>) {
         self.listen_to(Source::Client(connection.number), &connection.client, epoll::EventFlags::IN);
         self.connections.insert(connection.number, Inbound { connection, waiting: Vec::new() });
     }
@@ -208,6 +299,19 @@ impl Relay<'_> {
         self.ignore(&connection.client);
         self.ignore(&connection.inner);
         self.connections.remove(&connection.number);
+    }
+}
+
+/// As [`connected`], from an address of somebody outside.
+fn connected_from(from: SocketAddrV4, port: u16) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+    be_transparent(&socket, (*from.ip()).into()).map_err(|_| Errno::PERM)?;
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &from)?;
+    match connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
     }
 }
 

@@ -5,7 +5,8 @@ use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::on_directory::OnDirectory;
 use crate::private_mounts::private_mounts;
-use crate::run_session::Wanted;
+use crate::run_session::{Wanted, resolver_dir};
+use crate::session_network::explain_net;
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Ended, Job};
@@ -28,11 +29,11 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         written: Vec::new(),
         data: None,
         on: Some((mount.clone(), on.dir().to_owned())),
-        also: hidden.then(|| cwd.clone()).into_iter().collect(),
+        also: hidden.then(|| cwd.clone()).into_iter().chain(resolver_dir()).collect(),
         cwd,
     };
     if wanted.explain {
-        eprint!("{}", view.explain());
+        eprint!("{}{}", view.explain(), explain_net(wanted.net));
     }
     let committer = Committer::on(on.ground(), &scratch, wanted.cares)?;
     committer.commit()?;
@@ -46,7 +47,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         ..Report::default()
     };
     let (command, maps, cares) = (wanted.command.clone(), wanted.maps, wanted.cares);
-    let job = Job { command, view, maps, cares, ports, report, watcher };
+    let job = Job { command, view, maps, cares, net: wanted.net, ports, report, watcher };
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {

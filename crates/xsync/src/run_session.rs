@@ -7,6 +7,7 @@ use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::private_mounts::{check_root, private_mounts};
 use crate::rescue;
+use crate::session_network::{Net, explain_net};
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Ended, Job};
@@ -43,6 +44,8 @@ pub struct Wanted {
     pub rescue: Option<PathBuf>,
     /// Addresses of this machine where the session's ports can be reached.
     pub listen: Vec<SocketAddr>,
+    /// Whether the program reaches addresses outside.
+    pub net: Net,
     /// What is done about shared maps.
     pub maps: Maps,
     /// Say what the session sees.
@@ -68,6 +71,7 @@ impl Wanted {
             export: None,
             rescue: None,
             listen: Vec::new(),
+            net: Net::default(),
             maps: Maps::default(),
             explain: false,
             summary: false,
@@ -94,7 +98,7 @@ impl Wanted {
         let volume = self.volume(&scratch, &work)?;
         let view = self.view(&scratch, &volume, &work, &cwd)?;
         if self.explain {
-            eprint!("{}", view.explain());
+            eprint!("{}{}", view.explain(), explain_net(self.net));
         }
         let committer = Committer::new(&volume, &scratch, self.cares)?;
         committer.commit()?;
@@ -110,6 +114,7 @@ impl Wanted {
             view,
             maps: self.maps,
             cares: self.cares,
+            net: self.net,
             ports,
             report,
             watcher: None,
@@ -215,10 +220,16 @@ impl Wanted {
             written,
             data,
             on: None,
-            also: hidden.then(|| cwd.to_owned()).into_iter().collect(),
+            also: hidden.then(|| cwd.to_owned()).into_iter().chain(resolver_dir()).collect(),
             cwd: cwd.to_owned(),
         })
     }
+}
+
+/// Where the resolver's settings are, if that is a directory that the session has another of.
+pub(crate) fn resolver_dir() -> Option<PathBuf> {
+    let dir = fs::canonicalize("/etc/resolv.conf").ok()?.parent()?.to_owned();
+    OWN.iter().any(|own| dir.starts_with(own)).then_some(dir)
 }
 
 /// The directory that the session sees of a volume.

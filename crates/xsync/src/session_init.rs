@@ -8,6 +8,7 @@ use crate::cares::Cares;
 use crate::control::{Control, News, Order};
 use crate::host_view::{OWN, View};
 use crate::sealed_directory;
+use crate::session_network::{self, HostNetwork};
 use crate::session_root;
 use crate::syscall_filter::{self, Maps};
 use crate::user_namespace::is_root;
@@ -67,6 +68,8 @@ pub struct Session {
     pub streams: [Stream; 3],
     /// The session has a terminal like this.
     pub terminal: Option<TerminalLike>,
+    /// There is a way out.
+    pub network: Option<HostNetwork>,
     /// Signals that the program shall not find blocked.
     pub signals: libc::sigset_t,
 }
@@ -86,14 +89,20 @@ pub fn run(session: Session, control: Control) -> ! {
 
 fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error, u8)> {
     let could_not = |e| (e, COULD_NOT);
-    let Session { view, maps, cares, command, streams, terminal, signals } = session;
+    let Session { view, maps, cares, command, streams, terminal, network, signals } = session;
     end_with_the_supervisor().map_err(could_not)?;
     let of_the_host = terminal.as_ref().filter(|_| !cares.own_terminals).map(|like| open_terminal(like, control));
-    let missing = session_root::enter(&view, cares).map_err(could_not)?;
+    let mut missing = session_root::enter(&view, cares).map_err(could_not)?;
     let slave = of_the_host.or_else(|| terminal.as_ref().map(|like| open_terminal(like, control)));
     let slave = slave.transpose().map_err(could_not)?;
     begin_session(slave.as_ref()).map_err(could_not)?;
     raise_loopback().map_err(could_not)?;
+    show_network(control).map_err(could_not)?;
+    if let Some(network) = &network
+        && let Err(e) = session_network::open(network, control)
+    {
+        missing.push(format!("the program cannot reach addresses outside: {e:#}"));
+    }
     if let Some((_, at)) = view.on.as_ref().filter(|_| cares.directory_sealed) {
         let written = view.written.iter().map(|written| written.dir.as_path());
         let own = OWN.iter().map(Path::new).filter(|own| !at.starts_with(own));
@@ -150,6 +159,12 @@ fn raise_loopback() -> Result<()> {
         return Err(io::Error::last_os_error()).context("the session's loopback");
     }
     Ok(())
+}
+
+/// The supervisor needs it even if this process has ended when it does.
+fn show_network(control: &Control) -> Result<()> {
+    let network = File::open("/proc/self/ns/net").context("the session's network")?;
+    control.send(&News::Network, Some(network.as_fd()))
 }
 
 fn confine(maps: Maps, cares: Cares, control: &Control) -> Result<()> {

@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 pub struct Counters {
     /// Writable shared maps of files.
     pub shared_maps: AtomicU64,
+    /// Connections of the session to addresses outside.
+    pub connections: AtomicU64,
+    /// Datagrams of the session that went to addresses outside.
+    pub datagrams: AtomicU64,
     /// Bytes that came in.
     pub came_in: AtomicU64,
     /// Bytes that went out.
@@ -77,6 +81,12 @@ pub struct Report {
     pub bytes_out: u64,
     /// Bytes that came in.
     pub bytes_in: u64,
+    /// Connections that the session made to addresses outside.
+    #[serde(default)]
+    pub connections_out: u64,
+    /// Datagrams that the session sent to addresses outside.
+    #[serde(default)]
+    pub datagrams_out: u64,
     /// Bytes that are held.
     pub bytes_held: u64,
     /// Milliseconds since the oldest of them came.
@@ -92,6 +102,8 @@ impl Report {
         self.commits = commits;
         self.bytes_out = counters.went_out.load(SeqCst);
         self.bytes_in = counters.came_in.load(SeqCst);
+        self.connections_out = counters.connections.load(SeqCst);
+        self.datagrams_out = counters.datagrams.load(SeqCst);
         self.shared_maps = counters.shared_maps.load(SeqCst);
         self.bytes_held = held;
         self.oldest_held_ms = oldest.as_millis() as u64;
@@ -101,12 +113,33 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { pid, command, volume, commits, bytes_out, bytes_in, bytes_held, oldest_held_ms, shared_maps } =
-            self;
+        let Report {
+            pid,
+            command,
+            volume,
+            commits,
+            bytes_out,
+            bytes_in,
+            connections_out,
+            datagrams_out,
+            bytes_held,
+            oldest_held_ms,
+            shared_maps,
+        } = self;
         write!(f, "session {pid} ({command}) on {volume}: {commits} commits, {bytes_out} bytes out, {bytes_in} in, ")?;
         match bytes_held {
             0 => write!(f, "nothing held")?,
             _ => write!(f, "{bytes_held} bytes held, the oldest for {oldest_held_ms} ms")?,
+        }
+        match connections_out {
+            0 => {}
+            1 => write!(f, "; 1 connection to the outside")?,
+            _ => write!(f, "; {connections_out} connections to the outside")?,
+        }
+        match datagrams_out {
+            0 => {}
+            1 => write!(f, "; 1 datagram to the outside")?,
+            _ => write!(f, "; {datagrams_out} datagrams to the outside")?,
         }
         match shared_maps {
             0 => Ok(()),

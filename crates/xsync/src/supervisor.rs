@@ -2,12 +2,16 @@
 
 use crate::cares::Cares;
 use crate::committer::Committer;
-use crate::control::{Control, News, Order};
+use crate::control::{Control, News, Order, Takes};
+use crate::datagrams::Datagrams;
 use crate::host_view::View;
 use crate::listen::{Port, Served, Threads};
 use crate::outer_terminal::OuterTerminal;
+use crate::outgoing::Outgoing;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
+use crate::session_network::datagrams_can_leave;
+use crate::session_network::{HostNetwork, Net};
 use crate::session_report::{Counters, Report};
 use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
@@ -18,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, setrlimit, waitpid};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +47,8 @@ pub struct Job {
     pub maps: Maps,
     /// Cares.
     pub cares: Cares,
+    /// Whether there is a way out.
+    pub net: Net,
     /// Ports that the outside may connect to, when the session listens.
     pub ports: Arc<Vec<Port>>,
     /// The report, without what is counted.
@@ -85,9 +91,11 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         command: job.command,
         streams: streams.theirs,
         terminal: outer.as_ref().map(|outer| outer.like()).transpose()?,
+        network: (job.net == Net::Gated).then(HostNetwork::look),
         signals,
     };
     let init = begin(session, theirs)?;
+    raise_descriptors();
     let mut watcher = job.watcher;
     watcher.iter_mut().try_for_each(|watcher| watcher.until_the_end_of(init))?;
     let running = Running {
@@ -100,6 +108,11 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         report: job.report,
         ports: job.ports,
         relays: Vec::new(),
+        network: None,
+        ways_out: Vec::new(),
+        takes_datagrams: Vec::new(),
+        outgoing: None,
+        datagrams: None,
         served: None,
         answers: None,
         master: Arc::new(OnceLock::new()),
@@ -165,6 +178,13 @@ fn begin(session: Session, control: Control) -> Result<Pid> {
     }
 }
 
+/// Each connection needs two descriptors; the program, which has begun already, keeps the limit that the user set.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Without it clients wait for each other.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Somebody may just be looking at it.
 fn last_of(mut committer: Arc<Committer>) -> Committer {
     loop {
@@ -186,6 +206,11 @@ struct Running {
     report: Report,
     ports: Arc<Vec<Port>>,
     relays: Vec<JoinHandle<End>>,
+    network: Option<OwnedFd>,
+    ways_out: Vec<OwnedFd>,
+    takes_datagrams: Vec<OwnedFd>,
+    outgoing: Option<Outgoing>,
+    datagrams: Option<Datagrams>,
     served: Option<Threads>,
     answers: Option<JoinHandle<()>>,
     master: Arc<OnceLock<OwnedFd>>,
@@ -214,6 +239,9 @@ impl Running {
             match (news, descriptor) {
                 (News::Filter, Some(listener)) => self.answer(listener),
                 (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
+                (News::Network, network) => self.network = network,
+                (News::WayOut(Takes::Connections), Some(socket)) => self.ways_out.push(socket),
+                (News::WayOut(Takes::Datagrams), Some(socket)) => self.takes_datagrams.push(socket),
                 (News::Running(missing), _) => {
                     missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
                     self.open_ports(init)?;
@@ -242,11 +270,21 @@ impl Running {
     }
 
     fn open_ports(&mut self, init: Pid) -> Result<()> {
-        if self.ports.is_empty() {
+        if self.ports.is_empty() && self.ways_out.is_empty() {
             return Ok(());
         }
-        let threads = Served::begin(init, self.cares, &self.committer, &self.counters)?;
+        let network = self.network.take().context("the session's network")?;
+        if !self.takes_datagrams.is_empty() {
+            let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
+            if datagrams_can_leave() {
+                self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
+            }
+        }
+        let threads =
+            Served::begin(init, network, !self.ways_out.is_empty(), self.cares, &self.committer, &self.counters)?;
         self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
+        let sockets = std::mem::take(&mut self.ways_out);
+        self.outgoing = Some(Outgoing::begin(sockets, threads.served(), &self.committer, &self.counters)?);
         self.served = Some(threads);
         Ok(())
     }
@@ -328,9 +366,11 @@ impl Running {
 
     fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
         self.ports.iter().for_each(Port::close);
-        let mut trouble = None;
+        let mut trouble = self.outgoing.take().and_then(|outgoing| outgoing.end().err());
+        let sent = self.datagrams.take().and_then(|datagrams| datagrams.end().err());
+        trouble = trouble.or(sent);
         if let Some(threads) = self.served.take() {
-            trouble = threads.end().err();
+            trouble = threads.end().err().or(trouble);
         }
         for relay in self.relays.drain(..) {
             match relay.join().expect("a relay does not panic") {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, Run, Session};
+use common::{OUTSIDE4, Place, Run, Session, network_of_its_own};
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -191,4 +191,69 @@ fn a_session_that_ends_without_listening_ends() {
     let Some(place) = Place::new() else { return };
     let port = format!("127.0.0.1:{}", free_port());
     assert_eq!(place.run(&["--listen", &port, "--", "echo", "over"]).ok(), "over\n");
+}
+
+#[test]
+fn servers_see_their_clients_addresses() {
+    let Some(place) = Place::new().filter(|place| place.probe().exists() && network_of_its_own()) else { return };
+    for net in ["gated", "none"] {
+        let port = TcpListener::bind((OUTSIDE4, 0)).unwrap().local_addr().unwrap().port();
+        let (address, port) = (format!("{OUTSIDE4}:{port}"), port.to_string());
+        let arguments = ["--net", net, "--listen", &address, "--", "./probe", "serve", &port, "log"];
+        let mut child = Session::start(place.xsync(&arguments).stdout(Stdio::piped()));
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
+        let stream = loop {
+            match TcpStream::connect(&address) {
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
+                done => break done.unwrap(),
+            }
+        };
+        let own = stream.local_addr().unwrap();
+        let mut stream = BufReader::new(stream);
+        let seen = ask(&mut stream, "who").unwrap();
+        match net {
+            "gated" => assert_eq!(seen, format!("{own}\n")),
+            _ => assert!(seen.starts_with("127.0.0.1:"), "{seen}"),
+        }
+        stream.get_mut().write_all(b"stop\n").unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+/// The supervisor may use what the user's hard limit allows; the program has the limits that it was started with.
+#[test]
+fn few_descriptors_let_clients_wait() {
+    let Some(place) = Place::new() else { return };
+    for (soft, hard) in [(40, 1000), (40, 40), (41, 41)] {
+        let port = free_port();
+        let script = format!("ulimit -Hn {hard}; ulimit -Sn {soft}; exec \"$@\"");
+        let mut command = Command::new("bash");
+        command.args(["-c", &script, "bash", env!("CARGO_BIN_EXE_untorn-xsync"), "--size", "64M", "--place"]);
+        let program =
+            format!("ulimit -Sn; ulimit -Sn $(ulimit -Hn); exec {} serve {port} log", place.probe().display());
+        command.arg(place.volumes()).args(["--listen", &format!("127.0.0.1:{port}"), "--", "bash", "-c", &program]);
+        let mut child = Session::start(command.current_dir(place.work()).stdin(Stdio::null()).stdout(Stdio::piped()));
+        let mut said = [0; 13];
+        child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+        assert_eq!(&said, format!("{soft}\nlistening\n").as_bytes());
+        let mut clients: Vec<_> = (0..40).map(|_| BufReader::new(connect(port))).collect();
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.get_mut().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            client.get_mut().write_all(format!("{n}\n").as_bytes()).unwrap();
+        }
+        if hard > soft {
+            // Nobody waits for anybody to leave.
+            let mut answer = String::new();
+            clients[39].read_line(&mut answer).unwrap();
+            assert_eq!(answer, "ok 39\n");
+            clients.truncate(39);
+        }
+        // Those who have their answers leave, in the order in which they came; the others then get theirs.
+        for (n, mut client) in clients.into_iter().enumerate() {
+            let mut answer = String::new();
+            client.read_line(&mut answer).unwrap();
+            assert_eq!(answer, format!("ok {n}\n"));
+        }
+        stop(child, port);
+    }
 }

@@ -11,7 +11,7 @@ use common::example;
 use common::told::{CHANGES, Told, explore};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -44,6 +44,7 @@ fn part() {
             ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
             ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
             ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
+            ["told", kind, care, seed, states] => told_outside(kind, care, seed.parse()?, states.parse()?),
             ["requests", care] => requests_during_a_commit(care),
             ["in-place", care] => in_place(care),
             ["failing", what, n] => failing(what, n.parse()?),
@@ -135,6 +136,20 @@ fn nothing_that_a_client_was_told_is_lost() {
     let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
     assert_eq!(violations(&watched(&format!("server all {} {states}", seed()))), 0);
     assert!(violations(&watched(&format!("server gate {} {states}", seed()))) > 0, "without the gate nothing is lost");
+}
+
+/// What a program in a session has told a server outside is there; without the gate it is not.
+#[test]
+fn nothing_that_a_server_outside_was_told_is_lost() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
+    for kind in KINDS {
+        assert_eq!(violations(&watched(&format!("told {kind} all {} {states}", seed()))), 0);
+        let careless = watched(&format!("told {kind} gate {} {states}", seed()));
+        assert!(violations(&careless) > 0, "without the gate nothing is lost by {kind}");
+    }
 }
 
 /// A disk that fails at the n-th write or flush from some moment on.
@@ -284,6 +299,57 @@ fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
         acks.say(answer.trim())?;
     }
     (&stream).write_all(b"stop\n")?;
+    let status = child.wait()?;
+    drop(device);
+    let (base, events) = recorder.stop()?;
+    anyhow::ensure!(status.success(), "the session: {status}");
+    let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
+    explore(&recording, &Answered, seed, states)
+}
+
+/// How programs tell somebody outside.
+const KINDS: [&str; 3] = ["tcp", "connect", "udp"];
+
+/// A program in a session tells somebody outside of each line in its log.
+fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
+    anyhow::ensure!(common::network_of_its_own(), "no network of its own");
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    recorder.flush_time(Duration::from_micros(300))?;
+    recorder.mark("begin")?;
+    let mut acks = Acks::open(&recorder.acks())?;
+    let listener = TcpListener::bind((common::OUTSIDE4, 0))?;
+    let address = listener.local_addr()?;
+    let socket = UdpSocket::bind(address)?;
+    let dir = work()?;
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe"));
+    command.args(["tell", kind, &address.to_string(), "/data/log", &CHANGES.to_string()]);
+    let mut child = command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+    match kind {
+        "tcp" => {
+            let (stream, _) = listener.accept()?;
+            for line in BufReader::new(stream.try_clone()?).lines() {
+                acks.say(&line?)?;
+                (&stream).write_all(b"!")?;
+            }
+        }
+        "connect" => {
+            for n in 0..CHANGES {
+                let (mut stream, _) = listener.accept()?;
+                acks.say(&format!("{n:08}"))?;
+                stream.write_all(b"!")?;
+            }
+        }
+        _ => {
+            let mut line = [0; 9];
+            for _ in 0..CHANGES {
+                let (_, from) = socket.recv_from(&mut line)?;
+                acks.say(std::str::from_utf8(&line)?.trim())?;
+                socket.send_to(b"!", from)?;
+            }
+        }
+    }
     let status = child.wait()?;
     drop(device);
     let (base, events) = recorder.stop()?;

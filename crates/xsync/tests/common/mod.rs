@@ -148,6 +148,23 @@ impl Place {
     }
 }
 
+/// Addresses outside, of documents, so that nobody else has them.
+pub const OUTSIDE4: &str = "198.51.100.5";
+/// As [`OUTSIDE4`].
+pub const OUTSIDE6: &str = "2001:db8:7::5";
+
+/// Gives this thread, and what it starts, a network of its own with these addresses. Whether that is possible.
+pub fn network_of_its_own() -> bool {
+    // SAFETY: no descriptor of this thread is concerned.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET).unwrap() };
+    let script = format!("ip link set lo up && ip addr add {OUTSIDE4}/32 dev lo && ip addr add {OUTSIDE6}/128 dev lo");
+    let done = Command::new("sh").args(["-c", &script]).status().unwrap().success();
+    if !done {
+        println!("skipped: needs the program ip");
+    }
+    done
+}
+
 /// A session that goes on; ended when this is dropped, so that a test that fails leaves nothing.
 pub struct Session(pub Child);
 

@@ -1,0 +1,86 @@
+//! Messages to the kernel's network, as netlink has them.
+
+use anyhow::{Context, Result, bail};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use std::io;
+
+const HEADER_BYTES: usize = 16;
+const NESTED: u16 = 0x8000;
+
+/// Attributes of a message, or of an attribute.
+#[derive(Clone, Debug, Default)]
+pub struct Attributes(Vec<u8>);
+
+impl Attributes {
+    /// Another attribute with these bytes.
+    pub fn with(mut self, kind: u16, bytes: &[u8]) -> Attributes {
+        self.0.extend_from_slice(&(4 + bytes.len() as u16).to_ne_bytes());
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(bytes);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    /// Another attribute: a number as the wire has it.
+    pub fn with_number(self, kind: u16, number: u32) -> Attributes {
+        self.with(kind, &number.to_be_bytes())
+    }
+
+    /// Another attribute: text that a zero ends.
+    pub fn with_text(self, kind: u16, text: &str) -> Attributes {
+        self.with(kind, &[text.as_bytes(), &[0]].concat())
+    }
+
+    /// Another attribute that holds these.
+    pub fn with_nested(self, kind: u16, inner: Attributes) -> Attributes {
+        self.with(kind | NESTED, &inner.0)
+    }
+}
+
+/// Messages that are sent together, and the answers that the kernel owes to them.
+#[derive(Debug, Default)]
+pub struct Messages {
+    bytes: Vec<u8>,
+    answers: usize,
+}
+
+impl Messages {
+    /// Another message: its kind, its flags besides "request", its fixed part and its attributes.
+    pub fn push(&mut self, kind: u16, flags: i32, fixed: &[u8], attributes: Attributes) {
+        let flags = flags | libc::NLM_F_REQUEST;
+        self.answers += usize::from(flags & libc::NLM_F_ACK != 0);
+        let length = HEADER_BYTES + fixed.len() + attributes.0.len();
+        self.bytes.extend_from_slice(&(length as u32).to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(&(flags as u16).to_ne_bytes());
+        self.bytes.extend_from_slice(&[0; 8]);
+        self.bytes.extend_from_slice(fixed);
+        self.bytes.extend_from_slice(&attributes.0);
+    }
+
+    /// Sends them, and waits until the kernel has done, or refused, what they say.
+    pub fn send(self, protocol: Option<Protocol>) -> Result<()> {
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
+            .context("a socket to the kernel")?;
+        send(&socket, &self.bytes, SendFlags::empty()).context("a message to the kernel")?;
+        let (mut done, mut buffer) = (0, vec![0; 16 << 10]);
+        while done < self.answers {
+            let (_, got) = recv(&socket, &mut buffer[..], RecvFlags::empty()).context("an answer of the kernel")?;
+            let mut rest = &buffer[..got];
+            while rest.len() >= HEADER_BYTES + 4 {
+                let length = u32::from_ne_bytes(rest[..4].try_into().expect("four bytes")) as usize;
+                let kind = u16::from_ne_bytes(rest[4..6].try_into().expect("two bytes"));
+                let error = i32::from_ne_bytes(rest[HEADER_BYTES..HEADER_BYTES + 4].try_into().expect("four bytes"));
+                if i32::from(kind) != libc::NLMSG_ERROR || length < HEADER_BYTES + 4 {
+                    bail!("the kernel said something else than whether it did it");
+                }
+                if error != 0 {
+                    return Err(io::Error::from_raw_os_error(-error).into());
+                }
+                done += 1;
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+        Ok(())
+    }
+}
