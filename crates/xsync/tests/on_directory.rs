@@ -3,11 +3,12 @@
 mod common;
 
 use common::directory::{Directory, NOBODY};
-use common::{Place, Run, Session, example};
+use common::{OUTSIDE4, Place, Run, Session, example, network_of_its_own};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{OpenTreeFlags, open_tree};
 use std::fs;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -27,7 +28,7 @@ fn run(command: &mut Command) -> Run {
 
 /// Waits until somebody in the session has done something; a look from outside at a name waits for no commit.
 #[track_caller]
-fn until(is_so: impl Fn() -> bool) {
+fn until(mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
         assert!(started.elapsed() < Duration::from_secs(60), "it never happened");
@@ -331,4 +332,52 @@ fn what_is_printed_for_an_administrator_works() {
     let script = format!("set -e\nmount --bind {} /etc\n{commands}", etc.display());
     let again = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir("/"));
     assert_eq!((again.code, fs::read_to_string(etc.join("fstab")).unwrap().lines().count()), (Some(1), 1), "{again:?}");
+}
+
+/// Connections both ways, of root and of an ordinary user.
+#[test]
+fn connections_cross_the_border() {
+    let Some(directory) = directory("data=journal") else { return };
+    if !network_of_its_own() {
+        return;
+    }
+    let _watcher = directory.watcher();
+    let probe = "./probe";
+    fs::copy(example("probe"), directory.at().join(probe)).unwrap();
+    for user in [0, NOBODY] {
+        directory.give_to(user);
+        let listener = TcpListener::bind((OUTSIDE4, 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let mut lines = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                lines.push(line.unwrap());
+                stream.write_all(b"!").unwrap();
+            }
+            lines
+        });
+        run(&mut directory.session(user, &[probe, "tell", "tcp", &address, "log", "2"])).ok();
+        assert_eq!(server.join().unwrap(), ["00000000", "00000001"], "user {user}");
+
+        let port = TcpListener::bind((OUTSIDE4, 0)).unwrap().local_addr().unwrap();
+        let mut command = directory.xsync(user, &["--listen", &port.to_string(), "--on"]);
+        command.arg(directory.at()).args(["--", probe, "serve", &port.port().to_string(), "served"]);
+        let mut session = Session::start(command.current_dir(directory.at()));
+        let mut client = None;
+        until(|| {
+            client = TcpStream::connect(port).ok();
+            client.is_some()
+        });
+        let mut client = BufReader::new(client.unwrap());
+        client.get_mut().write_all(b"who\n").unwrap();
+        let mut seen = String::new();
+        client.read_line(&mut seen).unwrap();
+        assert_eq!(seen, format!("{}\n", client.get_ref().local_addr().unwrap()), "user {user}");
+        client.get_mut().write_all(b"stop\n").unwrap();
+        assert!(session.wait().unwrap().success());
+        for log in ["log", "served"] {
+            fs::remove_file(directory.at().join(log)).unwrap();
+        }
+    }
 }
