@@ -102,16 +102,20 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     };
     Ok(Section {
         title: "recovery of a full journal of 4 KiB records, class power".to_owned(),
-            chart: Chart::Bars,
+        chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
         unit: TimeUnit::Milliseconds,
         ratio_means: "first read: time ÷ time of reading; applied: throughput ÷ throughput of copying",
-        rows: vec![first_row.against_target(Some(Target::AtMost(1.2)), Waited::Allowed, run.quick), row.against_target(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick)],
+        rows: vec![
+            first_row.against_target(Some(Target::AtMost(1.2)), Waited::Allowed, run.quick),
+            row.against_target(Some(Target::AtLeast(0.7)), Waited::Allowed, run.quick),
+        ],
         notes: vec![
             format!(
                 "A child process commits pages of a file of {}, each page once, in random order, and is killed. Timed \
-                 are opening the store and reading a page, and the checkpoint that applies the journal. Bytes are those of the pages, not of the records around them.",
+                 are opening the store and reading a page, and the checkpoint that applies the journal. Bytes are those \
+                 of the pages, not of the records around them.",
                 bytes_text(file_bytes)
             ),
             "The peer reads as many bytes from one file, writes them to a new one, and flushes once. Caches are dropped \
