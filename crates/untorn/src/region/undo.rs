@@ -156,7 +156,7 @@ fn hull(one: &[u8], other: &[u8]) -> Option<Range<usize>> {
     let differs = |(a, b): (&u8, &u8)| a != b;
     let (n, (a, b)) = blocks.next()?;
     let start = n * BLOCK_BYTES + a.iter().zip(b).position(differs)?;
-    let (n, (a, b)) = blocks.last().unwrap_or((n, (a, b)));
+    let (n, (a, b)) = blocks.next_back().unwrap_or((n, (a, b)));
     let end = n * BLOCK_BYTES + a.iter().zip(b).rposition(differs)? + 1;
     Some(start..end)
 }
