@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 
 fn main() {
@@ -31,6 +31,7 @@ fn main() {
         ["by-handle"] => called(libc::SYS_open_by_handle_at),
         ["append", path, count] => append(path, count.parse().expect("a number")),
         ["mixed", dir, count, seed] => mixed(dir, count.parse().expect("a number"), seed.parse().expect("a number")),
+        ["stores", dir, count] => stores(dir, count.parse().expect("a number")),
         ["fill", path] => fill(path),
         ["shout", mib] => shout(mib.parse().expect("a number")),
         ["serve", port, log] => serve(port.parse().expect("a port"), log),
@@ -135,6 +136,31 @@ fn mixed(dir: &str, count: u64, seed: u64) -> io::Result<()> {
             }
         }
         println!("file{slot} {n} {}", text.len());
+    }
+    Ok(())
+}
+
+/// A number is written to the file `log`, then stored to pages of the file `map`; many times. So `map` never has a number
+/// that `log` lacks, in memory.
+fn stores(dir: &str, count: u64) -> io::Result<()> {
+    const PAGES: usize = 256;
+    let new = |name: &str| {
+        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(format!("{dir}/{name}"))
+    };
+    let (log, map) = (new("log")?, new("map")?);
+    map.write_all_at(&[0; PAGES * 4096], 0)?;
+    let (both, len) = (ProtFlags::READ | ProtFlags::WRITE, PAGES * 4096);
+    // SAFETY: a new mapping, of a file that nobody truncates.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, both, MapFlags::SHARED, map.as_fd(), 0)? };
+    for n in 1..=count {
+        log.write_all_at(&n.to_le_bytes(), 0)?;
+        for page in (0..8).map(|k| (n as usize * 8 + k) % PAGES) {
+            // SAFETY: pages of the mapping, which nobody else uses.
+            unsafe { at.byte_add(page * 4096).cast::<u64>().write_volatile(n) };
+        }
+        if n % 100 == 0 {
+            println!("log {n}");
+        }
     }
     Ok(())
 }

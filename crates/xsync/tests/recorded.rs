@@ -42,6 +42,7 @@ fn part() {
         match words[..] {
             [watch::PROBE] => watch::try_mount(&again()?),
             ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
+            ["stores", care, seed, states] => stores(care, seed.parse()?, states.parse()?),
             ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
             ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
             ["told", kind, care, seed, states] => told_outside(kind, care, seed.parse()?, states.parse()?),
@@ -124,6 +125,24 @@ fn sessions_without_a_care_are_found() {
     for care in ["gate", "data_in_the_journal"] {
         let said = watched(&format!("device {care} {} 60", seed()));
         assert!(violations(&said) > 0, "a session without {care} was not found");
+    }
+}
+
+/// A control: stores to a shared map pass writes that came before them, as the documents say of `--maps=allow`, whichever
+/// call commits. Nothing that was written and shown is lost with them.
+#[test]
+#[ignore = "what the kernel writes when is chance: it takes up to a minute"]
+fn stores_to_maps_under_load_are_found() {
+    if !possible(FileSystem::Ext4) {
+        return;
+    }
+    for care in ["all", "commit_of_the_journal"] {
+        let found = (0..60).map(|n| seed() + n).any(|seed| {
+            let said = watched(&format!("stores {care} {seed} 40"));
+            assert!(!said.iter().any(|line| line.contains("LOST")), "what was shown was lost");
+            violations(&said) > 0
+        });
+        assert!(found, "stores that pass writes were not found: the documents are wrong, or the laboratory is");
     }
 }
 
@@ -229,6 +248,44 @@ fn on_the_device(care: &str, seed: u64, states: u64) -> Result<()> {
     }
     let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
     explore(&recording, &Told { seed, image: None }, seed, states)
+}
+
+/// `log` has what was shown, and no page of `map` has a number that `log` lacks.
+struct InOrder;
+
+impl Check for InOrder {
+    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
+        let shown = said.iter().filter_map(|line| line.strip_prefix("log ")?.parse::<u64>().ok()).max().unwrap_or(0);
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let log = fs::read(dir.join("data/log")).unwrap_or_default();
+        let log = log.get(..8).map_or(0, number);
+        let map = fs::read(dir.join("data/map")).unwrap_or_default();
+        let stored = map.chunks_exact(4096).map(|page| number(&page[..8])).max().unwrap_or(0);
+        match log {
+            _ if log < shown => Err(format!("LOST {shown} was shown, and the log has {log}")),
+            _ if stored > log => Err(format!("{stored} was stored after it was written, and the log has {log}")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn stores(care: &str, seed: u64, states: u64) -> Result<()> {
+    let mut recorder = Recorder::start(&again()?, fresh()?)?;
+    let device = recorder.attach()?;
+    recorder.flush_time(Duration::from_micros(300))?;
+    recorder.mark("begin")?;
+    let dir = work()?;
+    let mut command = Command::new(example("careless"));
+    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe")).args(["stores", "/data", "20000"]);
+    command.current_dir(&dir).stdin(Stdio::null()).stderr(Stdio::piped());
+    let output = command.stdout(OpenOptions::new().append(true).open(recorder.acks())?).output()?;
+    drop(device);
+    let (base, events) = recorder.stop()?;
+    if !output.status.success() {
+        bail!("the session: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
+    explore(&recording, &InOrder, seed, states)
 }
 
 /// A session with a server that has its log on the volume, and the server's port.
