@@ -176,6 +176,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         journal_bytes: 64 << 10,
         segment_bytes_first: 8 << 10,
         inline_bytes_max: 4 << 10,
+        clone_bytes_least: 4 << 10,
         in_memory_max: 0,
         spare: false,
     };

@@ -11,8 +11,9 @@ use crate::locate::{DataFiles, Location, Locations, open_for_writing};
 use crate::overlay::{NO_END, Overlay, Source};
 use crate::spill::CHUNK_BYTES;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use untorn_os::{File, Kind, holds, value_if_holds, write_all_at};
+use untorn_os::{BLOCK_BYTES, File, Kind, holds, value_if_holds, write_all_at};
 
 /// A directory that could not be brought to its final state.
 #[derive(Clone, Debug)]
@@ -298,8 +299,10 @@ enum What {
     Directory { path: PathBuf, dir: DirState },
 }
 
-/// Applies an overlay to a data file. The file is never smaller than its final size on the way.
-pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<()> {
+/// Applies an overlay to a data file. The file is never smaller than its final size on the way. Where at least
+/// `clone_bytes_least` bytes in whole blocks lie in a spill file, the data file shares them, if the file system can do
+/// that; `None`: all is copied.
+pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_bytes_least: Option<u64>) -> Result<()> {
     let current = file.meta().context("stat", path)?.size;
     let size = overlay.size.unwrap_or(current);
     if size < current {
@@ -325,13 +328,17 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<
                 write_all_at(file, &bytes, range.start).context("write", path)?;
             }
             Source::Spill { .. } | Source::Log { .. } => {
-                let mut at = range.start;
-                chunk.resize(CHUNK_BYTES.min((end - at) as usize), 0);
-                while at < end {
-                    let n = chunk.len().min((end - at) as usize);
-                    source.copy_to(&mut chunk[..n], at)?;
-                    write_all_at(file, &chunk[..n], at).context("write", path)?;
-                    at += n as u64;
+                let range = range.start..end;
+                let cloned = clone_bytes_least.and_then(|least| clone_blocks(file, source, &range, least));
+                let cloned = cloned.unwrap_or(range.end..range.end);
+                for mut rest in [range.start..cloned.start, cloned.end..range.end] {
+                    chunk.resize(CHUNK_BYTES.min((end - range.start) as usize), 0);
+                    while rest.start < rest.end {
+                        let n = chunk.len().min((rest.end - rest.start) as usize);
+                        source.copy_to(&mut chunk[..n], rest.start)?;
+                        write_all_at(file, &chunk[..n], rest.start).context("write", path)?;
+                        rest.start += n as u64;
+                    }
                 }
             }
         }
@@ -341,4 +348,17 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path) -> Result<
     }
     debug_assert!(overlay.ranges().all(|(r, s)| r.end != NO_END || *s == Source::Zero));
     Ok(())
+}
+
+/// Lets the data file share the whole blocks of a range that lie in a spill file; returns which these are. `None`: there
+/// are too few of them, or it does not work here, and copying will either do or tell why not.
+fn clone_blocks(file: &dyn File, source: &Source, range: &Range<u64>, least: u64) -> Option<Range<u64>> {
+    let Source::Spill { spill, at, origin, .. } = source else { return None };
+    let block = BLOCK_BYTES as u64;
+    let (start, end) = (range.start.next_multiple_of(block), range.end - range.end % block);
+    if at % block != origin % block || end < start.saturating_add(least.max(block)) {
+        return None;
+    }
+    spill.clone_to(file, at + (start - origin), start, end - start).ok()?;
+    Some(start..end)
 }

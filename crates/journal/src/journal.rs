@@ -38,6 +38,8 @@ pub struct Options {
     pub segment_bytes_first: u64,
     /// A commit with more bytes than this is spilled.
     pub inline_bytes_max: u64,
+    /// Data files share the blocks of spill files where at least so many bytes in whole blocks follow each other.
+    pub clone_bytes_least: u64,
     /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
     pub in_memory_max: u64,
     /// Set room apart for quarantining the journal on a full disk.
@@ -424,7 +426,7 @@ impl Journal {
         let spill = Spill::create(&self.storage, &self.dir)?;
         let mut body = Vec::new();
         record.encode(&mut body)?;
-        let (_, crc) = append_summed(&spill, &body)?;
+        let (_, crc) = append_summed(&spill, &body, None)?;
         self.counters.bytes_written += body.len() as u64;
         if self.options.durable {
             let named = spill.sync().and_then(|_| self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME));

@@ -208,7 +208,7 @@ impl Overlay {
                     stay.push(range);
                     continue;
                 }
-                let (at, crc) = space.put(&bytes)?;
+                let (at, crc) = space.put(&bytes, origin)?;
                 self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
             }
         }
@@ -329,6 +329,7 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use untorn_os::BLOCK_BYTES;
 
     fn bytes(text: &'static [u8], origin: u64) -> Source {
         Source::Bytes { bytes: Bytes::from_static(text), origin }
@@ -386,7 +387,7 @@ mod tests {
     fn what_goes_where_a_part_of_a_range_was_is_another_range() {
         let dir = tempfile::tempdir().unwrap();
         let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
-        let mut space = SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 1);
+        let mut space = SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 1, 1);
         let mut overlay = Overlay::default();
         overlay.insert(0..10, bytes(b"abcdefghij", 0));
         overlay.spill(&mut space, 1).unwrap();
@@ -406,7 +407,8 @@ mod tests {
         let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
         for seed in 0..200 {
             let rng = &mut fastrand::Rng::with_seed(seed);
-            let mut space = SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 64);
+            let mut space =
+                SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 64, BLOCK_BYTES as u64);
             let (mut overlay, mut model) = (Overlay::default(), vec![0; 4096]);
             for n in 1..60 {
                 let mut newer = Overlay::default();

@@ -33,7 +33,7 @@ pub(crate) fn write_contents(
         if let Some(base) = base(storage, file) {
             copy(&*base, &*new).context("copy to", &to)?;
         }
-        apply_overlay(&*new, &file.overlay, &to)?;
+        apply_overlay(&*new, &file.overlay, &to, None)?;
         written.push(name.clone());
     }
     Ok(written)

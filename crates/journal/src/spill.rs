@@ -14,9 +14,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use untorn_os::{File, Open, Storage, read_full_at, write_all_at};
+use untorn_os::{BLOCK_BYTES, File, Open, Storage, read_full_at, write_all_at};
 
 const PREFIX: &str = "spill.";
+
+/// So many gaps of sufficient length are looked at for one in which bytes come to lie where they should in their block.
+const GAPS_TRIED: usize = 16;
 
 /// Bytes that are read or written at once.
 pub const CHUNK_BYTES: usize = 1 << 20;
@@ -97,9 +100,12 @@ impl Spill {
         self.len() == 0
     }
 
-    /// Appends bytes; returns their offset.
-    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
-        let at = self.len.fetch_add(bytes.len() as u64, SeqCst);
+    /// Appends bytes; returns their offset. With an `origin`, the offset that they are for in a data file, they lie in
+    /// blocks of the spill file as they will in blocks of the data file, which can share these ([`File::clone_range`]).
+    pub fn append(&self, bytes: &[u8], origin: Option<u64>) -> Result<u64> {
+        let end = |len: u64| Some(congruent(len, origin) + bytes.len() as u64);
+        let before = self.len.fetch_update(SeqCst, SeqCst, end).expect("an end");
+        let at = congruent(before, origin);
         write_all_at(&*self.file, bytes, at).context("write", self.path())?;
         Ok(at)
     }
@@ -148,6 +154,11 @@ impl Spill {
         Ok(true)
     }
 
+    /// Lets a range of a data file share the blocks of bytes that lie here.
+    pub fn clone_to(&self, file: &dyn File, at: u64, offset: u64, len: u64) -> std::io::Result<()> {
+        file.clone_range(&*self.file, at, offset, len)
+    }
+
     fn path(&self) -> PathBuf {
         PathBuf::from(spill_name(self.id))
     }
@@ -174,9 +185,14 @@ pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64) -> Result<()> {
     Ok(())
 }
 
-/// Appends bytes; returns their offset and their checksum.
-pub fn append_summed(spill: &Spill, bytes: &[u8]) -> Result<(u64, u64)> {
-    Ok((spill.append(bytes)?, crc64(bytes)))
+/// Appends bytes as [`Spill::append`] does; returns their offset and their checksum.
+pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result<(u64, u64)> {
+    Ok((spill.append(bytes, origin)?, crc64(bytes)))
+}
+
+/// The first offset from `at` that lies in a block where `origin` does, or any.
+fn congruent(at: u64, origin: Option<u64>) -> u64 {
+    at + origin.map_or(0, |origin| origin.wrapping_sub(at) % BLOCK_BYTES as u64)
 }
 
 /// A spill file of uncommitted changes of one file: where such a change was changed again, its space is used again.
@@ -191,12 +207,15 @@ pub struct SpillSpace {
     /// So many make it worthwhile to look again.
     look_after: u64,
     look_after_min: u64,
+    clone_bytes_least: u64,
 }
 
 impl SpillSpace {
-    /// The space of a new spill file. Gaps are looked for after so many bytes, or later.
-    pub fn new(spill: Arc<Spill>, look_after_min: u64) -> SpillSpace {
-        SpillSpace { spill, free: BTreeSet::new(), written: 0, look_after: look_after_min, look_after_min }
+    /// The space of a new spill file. Gaps are looked for after so many bytes, or later. Pieces of at least
+    /// `clone_bytes_least` bytes lie where a data file can share their blocks.
+    pub fn new(spill: Arc<Spill>, look_after_min: u64, clone_bytes_least: u64) -> SpillSpace {
+        let (free, look_after) = (BTreeSet::new(), look_after_min);
+        SpillSpace { spill, free, written: 0, look_after, look_after_min, clone_bytes_least }
     }
 
     /// The spill file.
@@ -218,16 +237,26 @@ impl SpillSpace {
         self.free = used.gaps(&(0..self.spill.len())).map(|gap| (gap.end - gap.start, gap.start)).collect();
     }
 
-    /// Writes bytes, into a gap if they fit into one; returns their offset and their checksum.
-    pub fn put(&mut self, bytes: &[u8]) -> Result<(u64, u64)> {
+    /// Writes bytes that are for the offset `origin` of a data file, into a gap if they fit into one; returns their
+    /// offset and their checksum.
+    pub fn put(&mut self, bytes: &[u8], origin: u64) -> Result<(u64, u64)> {
         let len = bytes.len() as u64;
+        // Small pieces lie side by side.
+        let origin = (len >= self.clone_bytes_least).then_some(origin);
         self.written += len;
-        let Some(gap) = self.free.range((len, 0)..).next().copied() else { return append_summed(&self.spill, bytes) };
-        let (gap_len, at) = gap;
+        let fits = |(gap_len, gap_at): &(u64, u64)| congruent(*gap_at, origin) + len <= gap_at + gap_len;
+        let mut candidates = self.free.range((len, 0)..).take(GAPS_TRIED);
+        let Some(gap) = candidates.find(|gap| fits(gap)).copied() else {
+            return append_summed(&self.spill, bytes, origin);
+        };
+        let (gap_len, gap_at) = gap;
+        let at = congruent(gap_at, origin);
         self.spill.write_again(bytes, at)?;
         self.free.remove(&gap);
-        if gap_len > len {
-            self.free.insert((gap_len - len, at + len));
+        for rest in [gap_at..at, at + len..gap_at + gap_len] {
+            if !rest.is_empty() {
+                self.free.insert((rest.end - rest.start, rest.start));
+            }
         }
         Ok((at, crc64(bytes)))
     }

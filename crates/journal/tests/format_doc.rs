@@ -238,7 +238,7 @@ fn directory(name: &str) -> Arc<dyn Storage> {
 
 fn spill(name: &str, contents: &[u8]) -> Arc<Spill> {
     let spill = Spill::create(&directory(name), Path::new("")).expect("a spill file");
-    assert_eq!(spill.append(contents).expect("room"), 0);
+    assert_eq!(spill.append(contents, None).expect("room"), 0);
     spill
 }
 
@@ -325,7 +325,7 @@ fn reference() {
     use untorn_journal::record::{SpillCache, body_by_reference};
     let storage = directory("reference");
     let spill = Spill::create(&storage, Path::new("")).expect("a spill file");
-    spill.append(b"the body, and more").expect("room");
+    spill.append(b"the body, and more", None).expect("room");
     let (id, len, crc) = (spill.id.to_le_bytes(), 8u64.to_le_bytes(), crc64(b"the body").to_le_bytes());
     let reference = [id, len, crc].concat();
     describes("reference", &reference, 0, &[("spill", &id), ("len", &len), ("crc", &crc)]);

@@ -14,6 +14,7 @@
 //! points with [`sync_points!`], and their invariants with [`invariants!`].
 
 mod buffer;
+mod clone_range;
 mod descriptor;
 mod fork;
 mod invariant;

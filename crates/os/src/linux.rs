@@ -1,6 +1,7 @@
 //! Linux behind the traits [`Storage`] and [`File`].
 
 use crate::buffer::BLOCK_BYTES;
+use crate::clone_range::clone_range;
 use crate::descriptor::Fd;
 use crate::linux_map::LinuxMapping;
 use crate::mapping::{MapRequest, Mapping};
@@ -11,6 +12,7 @@ use crate::sync_point::SyncPoint;
 use parking_lot::Mutex;
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
+use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -533,6 +535,14 @@ impl File for LinuxFile {
         }
         fs::seek(fd, fs::SeekFrom::Start(0))?;
         Ok(possible)
+    }
+
+    fn clone_range(&self, from: &dyn File, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
+        let from = (from as &dyn Any).downcast_ref::<LinuxFile>().ok_or(Errno::XDEV)?;
+        if offset.saturating_add(len) > file_size_limit() {
+            return Err(Errno::FBIG.into());
+        }
+        clone_range(self.fd.get()?, offset, from.fd.get()?, from_offset, len)
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

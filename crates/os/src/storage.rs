@@ -2,6 +2,7 @@
 
 use crate::mapping::{MapRequest, Mapping};
 use crate::sync_point::SyncPoint;
+use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
@@ -173,7 +174,7 @@ pub trait Storage: Send + Sync {
 }
 
 /// One open file.
-pub trait File: Send + Sync {
+pub trait File: Any + Send + Sync {
     /// Gives a file of [`Storage::create_unnamed`] a name in the directory that it was made in. `EEXIST`: the name is
     /// taken. `EINVAL`: the file was not made without a name, or has one already. `ENOENT`: the directory was removed, or
     /// the system lets this user name no such file.
@@ -192,6 +193,12 @@ pub trait File: Send + Sync {
     fn forget_cached(&self) -> io::Result<()> {
         Ok(())
     }
+    /// Lets a range of this file share the blocks of a range of another file of the same storage, whose contents it gets
+    /// (`FICLONERANGE`). Nothing is written twice; changing either file later leaves the other one as it is. Offsets and
+    /// length are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES); the range lies within the other file. `EOPNOTSUPP`,
+    /// `EINVAL`, `EXDEV`: not on this file system, or not with these files. After an error, part of the range may have
+    /// the new contents.
+    fn clone_range(&self, from: &dyn File, from_offset: u64, offset: u64, len: u64) -> io::Result<()>;
     /// `ftruncate`.
     fn set_len(&self, size: u64) -> io::Result<()>;
     /// The largest size that the file system lets the file have, in bytes, whatever [`Storage::file_size_limit`] says.

@@ -300,7 +300,8 @@ impl<'a> Checkpoint<'a> {
         if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let applied = apply_overlay(&*data, &to_write, &path);
+        let least = engine.clone_bytes_least(&file.read());
+        let applied = apply_overlay(&*data, &to_write, &path, least);
         let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();

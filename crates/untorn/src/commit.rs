@@ -25,7 +25,6 @@ use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
-use untorn_journal::spill::SpillSpace;
 use untorn_journal::{Context, Error, Outcome, Result};
 use untorn_os::holds;
 
@@ -107,7 +106,7 @@ impl Engine {
         }
         if inline > self.inline_bytes_max() {
             // A large commit goes by reference.
-            let mut shared = SpillSpace::new(self.create_spill()?, self.inline_bytes_max());
+            let mut shared = self.create_spill_space()?;
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
             with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
         }

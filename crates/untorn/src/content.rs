@@ -30,6 +30,8 @@ pub(crate) trait SpillSink {
     fn create_spill(&self) -> Result<Arc<Spill>>;
     /// Uncommitted bytes that one file may keep in memory, and one commit in the journal itself.
     fn inline_bytes_max(&self) -> u64;
+    /// A new spill file, and what is free in it.
+    fn create_spill_space(&self) -> Result<SpillSpace>;
     /// Refuses to let a file reach so far if the system would not let it be written there.
     fn check_end(&self, content: &Content, end: u64, action: &'static str) -> Result<()>;
 }
@@ -126,7 +128,7 @@ impl Content {
             return Ok(Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset });
         }
         let space = self.spill_space(sink, bytes.len() as u64)?;
-        let (at, crc) = space.put(bytes)?;
+        let (at, crc) = space.put(bytes, offset)?;
         Ok(Source::Spill { spill: space.spill().clone(), at, origin: offset, len: bytes.len() as u64, crc })
     }
 
@@ -184,7 +186,7 @@ impl Content {
     fn spill_space(&mut self, sink: &dyn SpillSink, bytes: u64) -> Result<&mut SpillSpace> {
         let space = match self.spill.take() {
             Some(space) => space,
-            None => SpillSpace::new(sink.create_spill()?, sink.inline_bytes_max()),
+            None => sink.create_spill_space()?,
         };
         let space = self.spill.insert(space);
         if space.wants_look(bytes) {

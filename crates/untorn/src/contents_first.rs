@@ -64,7 +64,8 @@ impl Contents for ContentsFirst<'_> {
     fn write(&self, file: &Final, handle: &Arc<dyn File>) -> Result<()> {
         let engine = self.engine;
         let Some(shared) = self.files.get(&file.id) else {
-            return apply_overlay(&**handle, &file.overlay, file.display_name());
+            let least = engine.is_durable().then_some(engine.options.journal.clone_bytes_least);
+            return apply_overlay(&**handle, &file.overlay, file.display_name(), least);
         };
         // A checkpoint that is under way must not write older changes over these.
         let _writing = shared.writing.lock();
@@ -92,8 +93,9 @@ impl Contents for ContentsFirst<'_> {
         let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
         overlay.merge(&state.content.committed);
         state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: false });
+        let least = engine.clone_bytes_least(&state);
         let applied =
-            apply_overlay(&*data, &overlay, &path).and_then(|()| state.restore_mode(&*engine.storage, &*data));
+            apply_overlay(&*data, &overlay, &path, least).and_then(|()| state.restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
         state.content.last_stat = meta.as_ref().ok().copied();

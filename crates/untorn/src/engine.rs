@@ -2,7 +2,7 @@
 
 use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock, RwLockReadGuard};
 use crate::content::{Content, SpillSink};
-use crate::file_state::SharedFile;
+use crate::file_state::{FileState, SharedFile};
 use crate::open_files::FileTable;
 use crate::options::{FailureClass, StoreOptions};
 use crate::queue::Queue;
@@ -17,7 +17,7 @@ use untorn_journal::final_state::FinalState;
 use untorn_journal::journal::Journal;
 use untorn_journal::record::check_path;
 use untorn_journal::recovery::{Quarantined, Recovered};
-use untorn_journal::spill::Spill;
+use untorn_journal::spill::{Spill, SpillSpace};
 use untorn_journal::store_dir::StoreDir;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Storage, SyncPoint, process_generation};
@@ -128,6 +128,14 @@ impl Engine {
         self.options.class == FailureClass::Power
     }
 
+    /// From how many bytes on a file's blocks are shared with a spill file. Never while memory shows the file: the kernel
+    /// takes the pages away, and the tracker could not tell what is left from pages in swap. Nor where nothing is flushed:
+    /// the kernel writes out what it shares, and a copy would never reach the disk twice.
+    pub(crate) fn clone_bytes_least(&self, file: &FileState) -> Option<u64> {
+        let may_clone = file.region.is_none() && self.is_durable();
+        may_clone.then_some(self.options.journal.clone_bytes_least)
+    }
+
     pub(crate) fn new_txn_id(&self) -> u64 {
         self.next_txn.fetch_add(1, SeqCst)
     }
@@ -191,6 +199,11 @@ impl SpillSink for Engine {
             }
             done => done,
         }
+    }
+
+    fn create_spill_space(&self) -> Result<SpillSpace> {
+        let options = &self.options.journal;
+        Ok(SpillSpace::new(self.create_spill()?, options.inline_bytes_max, options.clone_bytes_least))
     }
 
     fn inline_bytes_max(&self) -> u64 {

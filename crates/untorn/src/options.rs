@@ -3,6 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 use untorn_journal::journal::Options as JournalOptions;
+use untorn_os::BLOCK_BYTES;
+
+/// Sharing fewer bytes of a spill file costs more than copying them: changes of metadata, and contents in many pieces.
+/// Stores with a small journal, whose large commits are smaller, share fewer.
+const CLONE_BYTES_LEAST: u64 = 64 << 10;
 
 /// What a commit survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
@@ -67,6 +72,7 @@ impl Default for StoreOptions {
                 journal_bytes: 0,
                 segment_bytes_first: 16 << 10,
                 inline_bytes_max: 0,
+                clone_bytes_least: CLONE_BYTES_LEAST,
                 in_memory_max: 64,
                 spare: true,
             },
@@ -102,6 +108,7 @@ impl StoreOptions {
         let bytes = bytes.clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX);
         self.journal.journal_bytes = bytes;
         self.journal.inline_bytes_max = self.journal.segment_bytes_max() / 2;
+        self.journal.clone_bytes_least = self.journal.inline_bytes_max.min(CLONE_BYTES_LEAST);
         self
     }
 
@@ -163,6 +170,7 @@ impl StoreOptions {
         self.journal.journal_bytes = journal_bytes;
         self.journal.segment_bytes_first = segment_bytes_first;
         self.journal.inline_bytes_max = inline_bytes_max;
+        self.journal.clone_bytes_least = BLOCK_BYTES as u64;
         self.journal.in_memory_max = 0;
         self
     }

@@ -420,6 +420,21 @@ impl State {
         Ok(buf.len())
     }
 
+    /// What a crash leaves of a range that is shared is what it leaves of a write, and never less.
+    pub fn clone_range(&mut self, from: Slot, from_offset: u64, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
+        let source = self.inode(from)?;
+        let inside = from_offset.checked_add(len).is_some_and(|end| end <= source.size());
+        if !(from_offset | offset | len).is_multiple_of(PAGE_BYTES as u64) || !inside || from == slot {
+            return Err(errno(libc::EINVAL));
+        }
+        let mut bytes = vec![0; len as usize];
+        source.read(&mut bytes, from_offset);
+        if self.room_for(self.inode(slot)?, offset, bytes.len()) < bytes.len() {
+            return Err(errno(libc::ENOSPC));
+        }
+        self.write(slot, &bytes, offset, false).map(drop)
+    }
+
     pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
         self.writable()?;
         State::offset(to)?;

@@ -7,6 +7,7 @@ use super::machine::{Life, Lock, Machine, Shared};
 use super::permissions::allows;
 use super::refusal::Act;
 use super::simulated_mapping::SimMapping;
+use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
@@ -433,6 +434,18 @@ impl File for SimFile {
             self.readable(machine, offset)?;
             let len = shortened(buf.len(), fault);
             machine.state.read_device(self.slot, &mut buf[..len], offset)
+        })
+    }
+
+    fn clone_range(&self, from: &dyn File, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
+        let describe = || format!("clone {offset}+{len} from {from_offset}");
+        let from = (from as &dyn Any).downcast_ref::<SimFile>().ok_or_else(|| errno(libc::EXDEV))?.slot;
+        self.change(Call::Write, describe, |machine| {
+            if !matches!(machine.state.options.profile, Profile::Xfs | Profile::Btrfs) {
+                return Err(errno(libc::EOPNOTSUPP));
+            }
+            self.refused(machine, Act::Write)?;
+            machine.state.clone_range(from, from_offset, self.slot, offset, len)
         })
     }
 

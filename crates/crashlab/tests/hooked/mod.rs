@@ -1,5 +1,6 @@
 //! A storage that reports every call before it is made.
 
+use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io::Result;
 use std::path::Path;
@@ -72,6 +73,12 @@ impl Storage for Hooked {
 }
 
 impl File for HookedFile {
+    fn clone_range(&self, from: &dyn File, from_offset: u64, offset: u64, len: u64) -> Result<()> {
+        (self.hook)("clone_range");
+        let from = (from as &dyn Any).downcast_ref::<HookedFile>().map_or(from, |hooked| &*hooked.below);
+        self.below.clone_range(from, from_offset, offset, len)
+    }
+
     pass! {
         fn give_name(&self, name: &OsStr) -> Result<()>;
         fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;

@@ -1,7 +1,7 @@
 //! Rules about contents: reading, writing, sizes, holes, direct files, what a device holds, and a full disk.
 
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
-use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC};
+use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC, EOPNOTSUPP};
 use std::path::Path;
 use untorn::sync_point;
 use untorn_os::{AlignedBuf, BLOCK_BYTES, Open, read_full_at, read_full_past_cache_at, write_all_at};
@@ -16,6 +16,7 @@ rules! {
     a_file_grows_by_zeros,
     zeros_keep_the_length,
     allocating_keeps_contents,
+    sharing_blocks_is_copying,
     direct_files,
     direct_files_at_their_end,
     direct_and_buffered_files_agree,
@@ -180,6 +181,49 @@ fn allocating_keeps_contents(fixture: &Fixture) {
     same(contents(&*file)[50_000], b'x');
     file.set_len(10).unwrap();
     same(contents(&*file), vec![7; 10]);
+}
+
+fn sharing_blocks_is_copying(fixture: &Fixture) {
+    const BLOCK: u64 = BLOCK_BYTES as u64;
+    let pattern: Vec<u8> = (0..5 * BLOCK_BYTES + 100).map(|n| (n / 7) as u8 | 1).collect();
+    let from = fixture.file("from", &pattern);
+    from.sync_data(sync_point::SPILL_CONTENTS).unwrap();
+    let file = fixture.file("f", &[2; 3 * BLOCK_BYTES]);
+    let mut expected = vec![2; 3 * BLOCK_BYTES];
+    match file.clone_range(&*from, BLOCK, 2 * BLOCK, 3 * BLOCK) {
+        Ok(()) => {
+            expected.resize(5 * BLOCK_BYTES, 0);
+            expected[2 * BLOCK_BYTES..].copy_from_slice(&pattern[BLOCK_BYTES..4 * BLOCK_BYTES]);
+        }
+        Err(e) => same(e.raw_os_error(), Some(EOPNOTSUPP)),
+    }
+    let shares = expected.len() > 3 * BLOCK_BYTES;
+    same(contents(&*file), expected.clone());
+    file.clone_range(&*from, 0, 0, 0).or_else(|e| if shares { Err(e) } else { Ok(()) }).unwrap();
+    for (from_offset, offset, len) in
+        [(1, 0, BLOCK), (0, 1, BLOCK), (0, 0, 100), (5 * BLOCK, 0, BLOCK), (8 * BLOCK, 0, BLOCK)]
+    {
+        refused(file.clone_range(&*from, from_offset, offset, len), if shares { &[EINVAL] } else { &[EOPNOTSUPP] });
+    }
+    let readable = fixture.open("f", Open::READ);
+    refused(readable.clone_range(&*from, 0, 0, BLOCK), if shares { &[EBADF] } else { &[EBADF, EOPNOTSUPP] });
+    // Neither file changes with the other one, and the contents outlive the file that they came from.
+    write_all_at(&*file, b"mine", 3 * BLOCK).unwrap();
+    if shares {
+        expected[3 * BLOCK_BYTES..3 * BLOCK_BYTES + 4].copy_from_slice(b"mine");
+    } else {
+        expected.resize(3 * BLOCK_BYTES + 4, 0);
+        expected[3 * BLOCK_BYTES..].copy_from_slice(b"mine");
+    }
+    same(contents(&*from), pattern);
+    write_all_at(&*from, &[9; 2 * BLOCK_BYTES], 2 * BLOCK).unwrap();
+    same(contents(&*file), expected.clone());
+    fixture.storage.unlink(Path::new("from")).unwrap();
+    drop(from);
+    file.sync_data(sync_point::CHECKPOINT_DATA).unwrap();
+    let mut device = AlignedBuf::zeroed(6 * BLOCK_BYTES);
+    let n = read_full_past_cache_at(&*file, &mut device, 0).unwrap();
+    holds(n >= expected.len() && device[..expected.len()] == expected[..]);
 }
 
 fn direct_files(fixture: &Fixture) {

@@ -4,7 +4,7 @@ use crate::fixture::{contents, roomy, small, survives};
 use std::path::Path;
 use untorn::sync_point;
 use untorn::{Error, Outcome};
-use untorn_crashlab::{Cut, Fault, On, Profile, SimDisk, What};
+use untorn_crashlab::{Cut, Fault, On, PROFILES, Profile, SimDisk, What};
 
 fn spill_files(disk: &SimDisk) -> usize {
     let is_spill_file = |path: &Path| path.to_string_lossy().starts_with(".untorn/journal/spill.");
@@ -112,4 +112,85 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
         let after = disk.snapshot().power_cut(Cut::Nothing).disk;
         assert_eq!(contents(&small::open(&after).open_file("a").unwrap()), b"old");
     }
+}
+
+/// How often the next checkpoint of the store shared blocks, and how often that failed.
+fn shared_blocks(disk: &SimDisk, store: &untorn::Store) -> (usize, usize) {
+    disk.trace();
+    store.checkpoint().unwrap();
+    let clones = disk.traced().into_iter().filter(|call| call.contains(" clone "));
+    let (done, failed): (Vec<_>, Vec<_>) = clones.partition(|call| call.ends_with("-> ok"));
+    (done.len(), failed.len())
+}
+
+#[test]
+fn whole_blocks_of_a_large_commit_are_shared_and_the_rest_is_copied() {
+    for profile in PROFILES {
+        for seed in 0..40 {
+            let rng = &mut fastrand::Rng::with_seed(seed);
+            let disk = roomy::disk(profile);
+            let store = roomy::open(&disk);
+            let file = store.open_or_create("a").unwrap();
+            let mut model = vec![1; rng.usize(1..20_000)];
+            file.write_at(&model, 0).unwrap();
+            file.commit().unwrap();
+            store.checkpoint().unwrap();
+            let mut shares = false;
+            for fill in 2..5 {
+                let (at, len) = (rng.usize(..model.len()), rng.usize(32_769..60_000));
+                file.write_at(&vec![fill; len], at as u64).unwrap();
+                model.resize(model.len().max(at + len), 0);
+                model[at..at + len].fill(fill);
+                // A hole in what is committed, and a piece that begins within a block.
+                let hole = rng.usize(..model.len() - 10);
+                file.zero(hole as u64, 10).unwrap();
+                model[hole..hole + 10].fill(0);
+                file.commit().unwrap();
+                let after = disk.snapshot();
+                shares |= shared_blocks(&disk, &store).0 > 0;
+                assert!(disk.get("a").unwrap() == model, "{profile:?}, seed {seed}: the file after a checkpoint");
+                for cut in after.cuts(4, seed).into_iter().chain(disk.snapshot().cuts(4, seed)) {
+                    let cut = disk.snapshot().power_cut(cut).disk;
+                    assert!(
+                        roomy::recovered(&cut).get("a").unwrap() == model,
+                        "{profile:?}, seed {seed}: after a crash"
+                    );
+                }
+            }
+            assert_eq!(shares, matches!(profile, Profile::Xfs | Profile::Btrfs), "{profile:?}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_memory_shows_are_copied() {
+    let disk = SimDisk::new(untorn_crashlab::Options { profile: Profile::Xfs, memory: true, ..Default::default() });
+    let store = roomy::open(&disk);
+    let file = store.open_or_create("a").unwrap();
+    file.write_at(&[1; 100_000], 0).unwrap();
+    file.commit().unwrap();
+    assert_eq!(shared_blocks(&disk, &store), (1, 0), "nothing is mapped");
+    let map = file.map().unwrap();
+    file.write_at(&[2; 100_000], 0).unwrap();
+    file.commit().unwrap();
+    assert_eq!(shared_blocks(&disk, &store), (0, 0));
+    drop(map);
+    file.write_at(&[3; 100_000], 0).unwrap();
+    file.commit().unwrap();
+    assert_eq!(shared_blocks(&disk, &store), (1, 0), "nothing is mapped any more");
+    assert_eq!(disk.get("a").unwrap(), [3; 100_000]);
+}
+
+#[test]
+fn sharing_that_fails_is_copying() {
+    let disk = roomy::disk(Profile::Xfs);
+    let store = roomy::open(&disk);
+    let file = store.open_or_create("a").unwrap();
+    file.write_at(&[1; 100_000], 0).unwrap();
+    file.commit().unwrap();
+    disk.fail(Fault { on: On::Write, after: 0, times: 1, what: What::Errno(libc::ENOSPC) });
+    assert_eq!(shared_blocks(&disk, &store), (0, 1));
+    assert!(!disk.faults_left());
+    assert_eq!(disk.get("a").unwrap(), [1; 100_000]);
+    assert_eq!(roomy::recovered(&disk).get("a").unwrap(), [1; 100_000]);
 }

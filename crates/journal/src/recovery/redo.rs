@@ -41,6 +41,7 @@ impl Opening<'_> {
             storage: self.storage(),
             checkpoint_lsn: scanned.last_lsn,
             durable: flush,
+            clone_bytes_least: flush.then_some(self.options.journal.clone_bytes_least),
             flush: (flush && one_by_one).then_some(sync_point::CHECKPOINT_DATA),
             done: RefCell::default(),
         };
@@ -133,6 +134,8 @@ struct Redo<'a> {
     checkpoint_lsn: u64,
     /// Whether to wait for the disk.
     durable: bool,
+    /// From so many bytes on, blocks of spill files are shared.
+    clone_bytes_least: Option<u64>,
     /// Flushes each file through the descriptor that it was written through. None: all are flushed at the end.
     flush: Option<SyncPoint>,
     /// Files that were brought up before they got their names.
@@ -155,7 +158,7 @@ impl Redo<'_> {
         if is_new && flushed {
             handle.sync_all(attribute).context("flush the attribute of", at)?;
         }
-        apply_overlay(handle, &file.overlay, at)?;
+        apply_overlay(handle, &file.overlay, at, self.clone_bytes_least)?;
         if let Some(mode) = file.final_mode()
             && handle.meta().context("stat", at)?.mode != mode
         {
