@@ -49,7 +49,8 @@ pub struct Bench {
     #[arg(long, value_delimiter = ',', value_name = "MS")]
     think_ms: Vec<u64>,
 
-    /// kv: leave out those whose names begin so; xsync: of session, server, programs; separated by commas
+    /// kv: leave out those whose names begin so; xsync: of session, server,
+    /// postmark, postgresql, programs, flush; separated by commas
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     without: Vec<String>,
 }

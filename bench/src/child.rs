@@ -31,6 +31,8 @@ pub enum Job {
     Serve { port: u16, log: PathBuf, flush: bool },
     /// A program at a terminal, which writes each key to a log or does not.
     EchoKeys { log: Option<PathBuf> },
+    /// A disk whose flushes take a given time.
+    SlowDisk { image: PathBuf, at: PathBuf, flush_us: u64 },
     /// Many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }

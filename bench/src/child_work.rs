@@ -3,12 +3,13 @@
 use crate::child::{JOB_VARIABLE, Job};
 use crate::kv;
 use crate::peers::replace_file;
+use crate::slow_disk;
 use crate::xsync;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 use rustix::process::Signal;
 use std::io::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use untorn::{File, StoreOptions, offline};
 
 /// If this process is such a child: does its job and says so.
@@ -34,6 +35,9 @@ fn run(job: Job) -> Result<()> {
         }
         Job::Session(session) => return xsync::session::run(session),
         Job::Serve { port, log, flush } => return xsync::guest::serve(port, &log, flush),
+        Job::SlowDisk { image, at, flush_us } => {
+            return slow_disk::serve(&image, &at, Duration::from_micros(flush_us));
+        }
         Job::EchoKeys { log } => return xsync::guest::echo_keys(log.as_deref()),
         Job::Postmark { dir, files, transactions } => return xsync::postmark::run(&dir, files, transactions),
         Job::Update { path, bytes } => {

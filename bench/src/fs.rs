@@ -2,6 +2,7 @@
 
 use crate::scratch::Scratch;
 use crate::section::bytes_text;
+use crate::slow_disk::SlowDisk;
 use crate::status_line::StatusLine;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
@@ -10,6 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use untorn_os::AlignedBuf;
 
 /// Size of an image; large enough for two files of 1 GiB, a journal, and the floors.
@@ -97,9 +99,11 @@ pub struct Place {
     pub details: String,
     root: PathBuf,
     device_stat: Option<PathBuf>,
-    // Dropped in this order: the directory in the file system before the mount.
+    // Dropped in this order: the directory in the file system before the mount, the mount before the disk.
     _directory: Scratch,
     _mount: Option<Scratch>,
+    _disk: Option<SlowDisk>,
+    _images: Option<Scratch>,
 }
 
 impl Place {
@@ -142,6 +146,24 @@ impl Place {
         Place::open(fs.name(), Scratch::new_in(mount.path())?, Some(mount), &details)
     }
 
+    /// An ext4 file system on a disk whose flushes take so long.
+    pub fn on_slow_disk(dir: &Path, bytes: u64, flush: Duration) -> Result<Place> {
+        let images = Scratch::new_in(dir)?;
+        let image = images.path().join("slow");
+        rustix::fs::fallocate(&File::create(&image)?, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+        let disk = SlowDisk::start(&image, flush)?;
+        let device = attach(&disk.path())?;
+        let mount = Scratch::new_in(&std::env::temp_dir())?;
+        let fs = FileSystem::Ext4;
+        let mounted = run(fs.make_command().arg(&device)).and_then(|_| mount_device(fs, &device, mount.path()));
+        run(Command::new("losetup").arg("--detach").arg(&device))?;
+        mounted?;
+        let details = format!("; a disk whose flushes take {} ms", flush.as_secs_f64() * 1e3);
+        let directory = Scratch::new_in(mount.path())?;
+        let place = Place::open(fs.name(), directory, Some(mount), &details)?;
+        Ok(Place { _disk: Some(disk), _images: Some(images), ..place })
+    }
+
     fn open(name: &str, directory: Scratch, mount: Option<Scratch>, more: &str) -> Result<Place> {
         let root = directory.path().to_owned();
         let info = untorn_os::file_system_info(&root)?;
@@ -153,6 +175,8 @@ impl Place {
             root,
             _directory: directory,
             _mount: mount,
+            _disk: None,
+            _images: None,
         })
     }
 
@@ -233,6 +257,20 @@ fn attach(image: &Path) -> Result<String> {
 
 fn mount_device(fs: FileSystem, device: &str, on: &Path) -> Result<String> {
     run(Command::new("mount").args(fs.mount_words()).arg(device).arg(on))
+}
+
+/// An ext4 file system in an image in this directory, mounted so that every call waits for the disk; with a journal of
+/// its own, and gone with what is returned.
+pub fn mounted_sync(dir: &Path, bytes: u64) -> Result<Scratch> {
+    let image = dir.join("sync.img");
+    let file = File::create(&image)?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+    run(Command::new("mkfs.ext4").args(["-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]).arg(&image))?;
+    let device = attach(&image)?;
+    let mount = Scratch::new_in(&std::env::temp_dir())?;
+    let mounted = run(Command::new("mount").args(["-t", "ext4", "-o", "sync"]).arg(&device).arg(mount.path()));
+    run(Command::new("losetup").arg("--detach").arg(&device))?;
+    mounted.map(|_| mount)
 }
 
 /// Runs a command; its standard output, or what it complained about.

@@ -22,6 +22,7 @@ mod recovery_time;
 mod scratch;
 mod section;
 mod section_text;
+mod slow_disk;
 mod statistics;
 mod status_line;
 mod syncv;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take until it listens.
 const START_TIME_MAX: Duration = Duration::from_secs(20);
-/// A question and its answer, both of this length.
+/// A question has this length, and an answer at least. Its second eight bytes are the length of the answer.
 pub const MESSAGE_BYTES: usize = 32;
 /// Begins a question whose answer changes nothing.
 pub const READS: u8 = b'r';
@@ -17,6 +17,14 @@ pub const READS: u8 = b'r';
 pub const WRITES: u8 = b'w';
 /// Ends the server.
 pub const STOP: u8 = b's';
+
+/// What clients ask.
+#[derive(Clone, Copy)]
+pub struct Load {
+    pub clients: usize,
+    pub kind: u8,
+    pub answer_bytes: usize,
+}
 
 struct Client {
     stream: TcpStream,
@@ -45,11 +53,13 @@ pub fn stop(port: u16) -> Result<()> {
 }
 
 /// So many clients ask for so long: how long each answer took.
-pub fn ask(port: u16, clients: usize, kind: u8, time: Duration) -> Result<Vec<Duration>> {
+pub fn ask(port: u16, load: Load, time: Duration) -> Result<Vec<Duration>> {
+    let Load { clients, kind, answer_bytes } = load;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut all = Vec::new();
     let mut question = [b'.'; MESSAGE_BYTES];
     question[0] = kind;
+    question[8..16].copy_from_slice(&(answer_bytes as u64).to_le_bytes());
     for n in 0..clients {
         let stream = connect(port)?;
         stream.set_nodelay(true)?;
@@ -57,7 +67,7 @@ pub fn ask(port: u16, clients: usize, kind: u8, time: Duration) -> Result<Vec<Du
         epoll::add(&epoll, &stream, epoll::EventData::new_u64(n as u64), epoll::EventFlags::IN)?;
         all.push(Client { stream, asked: Instant::now(), got: 0 });
     }
-    let (start, mut times, mut answer) = (Instant::now(), Vec::new(), [0; MESSAGE_BYTES]);
+    let (start, mut times, mut answer) = (Instant::now(), Vec::new(), vec![0; answer_bytes]);
     for client in &mut all {
         client.asked = Instant::now();
         client.stream.write_all(&question)?;
@@ -78,7 +88,7 @@ pub fn ask(port: u16, clients: usize, kind: u8, time: Duration) -> Result<Vec<Du
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                 Err(e) => return Err(e.into()),
             }
-            if client.got < MESSAGE_BYTES {
+            if client.got < answer_bytes {
                 continue;
             }
             ensure!(answer[0] == kind, "a wrong answer");

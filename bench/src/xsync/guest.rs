@@ -2,7 +2,7 @@
 
 use super::clients::{MESSAGE_BYTES, STOP, WRITES};
 use anyhow::{Context, Result};
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
 use rustix::termios::{OptionalActions, isatty, tcgetattr, tcsetattr};
 use std::collections::HashMap;
@@ -12,6 +12,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 
 const PORT: u64 = u64::MAX;
+
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Answers questions until one says that it shall end. What is to be logged is written, and flushed if asked for,
 /// before it is answered: once for each question, as a simple server does it.
@@ -23,6 +25,7 @@ pub fn serve(port: u16, log: &Path, flush: bool) -> Result<()> {
     epoll::add(&epoll, &listener, epoll::EventData::new_u64(PORT), epoll::EventFlags::IN)?;
     let mut clients: HashMap<u64, TcpStream> = HashMap::new();
     let (mut next, mut events, mut question) = (0, Vec::with_capacity(512), [0; MESSAGE_BYTES]);
+    let mut answer = Vec::new();
     loop {
         events.clear();
         match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None) {
@@ -60,9 +63,27 @@ pub fn serve(port: u16, log: &Path, flush: bool) -> Result<()> {
                     log.sync_data()?;
                 }
             }
-            let _ = client.write_all(&question);
+            let length = u64::from_le_bytes(question[8..16].try_into().expect("eight bytes"));
+            answer.clear();
+            answer.extend_from_slice(&question);
+            answer.resize((length as usize).clamp(MESSAGE_BYTES, ANSWER_BYTES_MAX), b'.');
+            let _ = write_all(client, &answer);
         }
     }
+}
+
+/// Waits for a client that has no room.
+fn write_all(client: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match client.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                poll(&mut [PollFd::new(client, PollFlags::OUT)], None)?;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// Answers each key with the same letter, after it has written it to the log, if there is one. `q` ends it.

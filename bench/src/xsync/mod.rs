@@ -3,6 +3,9 @@
 pub mod clients;
 mod costs;
 pub mod guest;
+mod latencies;
+mod mail;
+mod postgres;
 pub mod postmark;
 mod programs;
 mod servers;
@@ -22,27 +25,46 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     if wanted("session") {
         let rows = costs::rows(run, &host)?;
-        sections.push(section(place, "xsync: a session", TimeUnit::Microseconds, rows, costs::NOTES));
+        sections.push(section(place, "xsync: a session", Chart::Bars, rows, costs::NOTES));
     }
     if wanted("server") {
-        let rows = servers::rows(run, &host, &dir)?;
-        sections.push(section(place, "xsync: a server", TimeUnit::Microseconds, rows, servers::NOTES));
+        let rows = servers::over_clients(run, &host, &dir)?;
+        sections.push(section(place, "xsync: a server that logs, over clients", Chart::Curves, rows, servers::NOTES));
+        let rows = servers::over_sizes(run, &host, &dir)?;
+        sections.push(section(place, "xsync: one client, over the answer's size", Chart::Curves, rows, servers::NOTES));
+        let rows = servers::unchanged(run, &host, &dir)?;
+        sections.push(section(place, "xsync: a server that changes nothing", Chart::Bars, rows, servers::NOTES));
+    }
+    if wanted("postmark") {
+        let rows = mail::rows(run, &host, &dir)?;
+        sections.push(section(place, "xsync: PostMark, over files", Chart::Curves, rows, mail::NOTES));
+    }
+    if wanted("postgresql") {
+        let rows = postgres::rows(run, &host, &dir)?;
+        if !rows.is_empty() {
+            sections.push(section(place, "xsync: PostgreSQL, over clients", Chart::Curves, rows, postgres::NOTES));
+        }
     }
     if wanted("programs") {
         let rows = programs::rows(run, &host, &dir)?;
-        sections.push(section(place, "xsync: programs", TimeUnit::Milliseconds, rows, programs::NOTES));
+        sections.push(section(place, "xsync: programs", Chart::Bars, rows, programs::NOTES));
+    }
+    if wanted("flush") {
+        sections.extend(latencies::sections(run)?);
     }
     std::fs::remove_dir_all(&dir)?;
     Ok(sections)
 }
 
-fn section(place: &Place, title: &str, unit: TimeUnit, rows: Vec<Row>, notes: &[&str]) -> Section {
+fn section(place: &Place, title: &str, chart: Chart, rows: Vec<Row>, notes: &[&str]) -> Section {
+    let whole_runs = rows.iter().any(|row| row.load == programs::WHOLE_RUNS);
+
     Section {
         title: title.to_owned(),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit,
-        chart: Chart::Bars,
+        unit: if whole_runs { TimeUnit::Milliseconds } else { TimeUnit::Microseconds },
+        chart,
         ratio_means: "how many times as fast as the row says; for a limit, the share of it that is used",
         rows,
         notes: notes.iter().map(|note| (*note).to_owned()).collect(),

@@ -1,4 +1,4 @@
-//! Programs that somebody waits for: many small files, a database, a build.
+//! Programs that somebody waits for: a database, a build.
 
 use super::session::{Host, command, guest, wait};
 use crate::bench_run::Run;
@@ -8,45 +8,48 @@ use crate::section::{Other, Row, Target, Waited};
 use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result};
 use std::fs::{self, File};
-use std::path::Path;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const NOTES: &[&str] = &[
-    "PostMark: as many transactions as files, of 500 to 9,800 bytes; in a session on its volume. The session's start and \
-     end count. Asynchronous: in the benchmark's own directory, with one syncfs in the end, or none.",
     "SQLite: single inserts in WAL mode; its shell, of the package sqlite3. Durable: synchronous=FULL; asynchronous: \
-     synchronous=OFF. In a session it flushes, and the session answers at once.",
-    "Build: C files, by make -j2. In a session over the directory: its start, and applying the changes in the end, count; \
+     synchronous=OFF. In a session it flushes, and the session answers at once. Until the output: from the session's \
+     start to the line that the script prints last, which comes when all is durable.",
+    "Build: by make -j2, of the source tree that UNTORN_XSYNC_SOURCE names (Lua 5.4 if `make xsync-programs` fetched it), \
+     else of C files made up. In a session over the directory: its start, and applying the changes in the end, count; \
      without one, make and then syncfs.",
 ];
 
-const NAMES: [&str; 2] = ["in a session", "asynchronous, syncfs at the end"];
+/// Of rows whose times are those of whole programs.
+pub const WHOLE_RUNS: &str = "whole runs";
+
+pub const NAMES: [&str; 2] = ["in a session", "asynchronous, syncfs at the end"];
 
 pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
-    let mut rows = vec![mail(run, host, dir)?];
-    rows.extend(database(run, host, dir)?);
+    let mut rows = Vec::from_iter(database(run, host, dir, if run.quick { 20 } else { 10_000 })?);
     rows.extend(build(run, host, dir)?);
     Ok(rows)
 }
 
-fn outside(job: &Job) -> Result<Command> {
+pub fn outside(job: &Job) -> Result<Command> {
     let words = guest(job)?;
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
     Ok(command)
 }
 
-fn finished(command: &mut Command) -> Result<()> {
+pub fn finished(command: &mut Command) -> Result<()> {
     wait(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?)
 }
 
-fn syncfs(dir: &Path) -> Result<()> {
+pub fn syncfs(dir: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
 
 /// A row of whole runs: the times of a session first.
-fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), others: &[(usize, Target)]) -> Row {
+pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), others: &[(usize, Target)]) -> Row {
     let ratio = |who: usize, target: &Target| match target {
         Target::AtMost(_) => Ratio::cost(&times[0], &[&times[who]]),
         Target::AtLeast(_) => Ratio::speedup(&times[0], &[&times[who]]),
@@ -55,7 +58,7 @@ fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), ot
         others.iter().map(|(who, target)| Other::new(&times[*who].name, ratio(*who, target), Some(*target), run.quick));
     let row = Row {
         cell,
-        load: "whole runs".to_owned(),
+        load: WHOLE_RUNS.to_owned(),
         contenders: times.iter().map(Measured::summary).collect(),
         ratio: Some(ratio(against.0, &against.1)),
         others: others.collect(),
@@ -65,9 +68,9 @@ fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), ot
 }
 
 /// One run of each in turn, so many times.
-fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
+pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
     let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
-    for _ in 0..if run.quick { 1 } else { 3 } {
+    for _ in 0..if run.quick { 1 } else { 5 } {
         for (who, measured) in times.iter_mut().enumerate() {
             measured.begin_round();
             measured.push(once(who)?);
@@ -76,43 +79,19 @@ fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Dur
     Ok(times)
 }
 
-fn mail(run: &Run, host: &Host, dir: &Path) -> Result<Row> {
-    run.progress.cell("xsync: PostMark");
-    let files = if run.quick { 100 } else { 10_000 };
-    let job = |dir: &Path| Job::Postmark { dir: dir.to_owned(), files, transactions: files };
-    let names = [NAMES[0], NAMES[1], "asynchronous, nothing at the end"];
-    let session = host.on_volume(true, None, guest(&job("/data/mail".as_ref()))?);
-    let mail = dir.join("mail");
-    let times = in_turns(run, &names, |who| match who {
-        0 => timed(|| finished(&mut command(&session)?)),
-        _ => {
-            fs::create_dir_all(&mail)?;
-            let time = timed(|| {
-                finished(&mut outside(&job(&mail))?)?;
-                if who == 1 { syncfs(&mail) } else { Ok(()) }
-            });
-            // Nobody is to pay for another one's changes.
-            syncfs(&mail)?;
-            time
-        }
-    })?;
-    let others = [(2, Target::AtMost(1.10))];
-    Ok(row(run, format!("PostMark {files}/{files}"), &times, (1, Target::AtMost(1.03)), &others))
-}
-
 fn is_here(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-fn database(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
+/// SQLite with so many commits.
+pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Option<Row>> {
     if !is_here("sqlite3") {
         run.progress.print("SQLite is not measured: install the package sqlite3.");
         return Ok(None);
     }
     run.progress.cell("xsync: SQLite");
-    let commits = if run.quick { 20 } else { 10_000 };
     let script = |database: &str, synchronous: &str| {
         let mut text = format!(
             ".open {database}\nPRAGMA journal_mode=WAL;\nPRAGMA synchronous={synchronous};\nCREATE TABLE t(n, s);\n"
@@ -120,25 +99,46 @@ fn database(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
         (0..commits).for_each(|n| text += &format!("INSERT INTO t VALUES ({n}, 'some text of a row');\n"));
         text + "SELECT count(*) FROM t;\n"
     };
-    let names = [NAMES[0], "durable, without a session", "asynchronous"];
-    let times = in_turns(run, &names, |who| {
+    let names = [NAMES[0], "durable, without a session", "asynchronous", "in a session, until the output"];
+    let mut shown = Vec::new();
+    let mut times = in_turns(run, &names[..3], |who| {
         let work = dir.join("database");
         fs::create_dir_all(&work)?;
         let database = if who == 0 { "/data/t.db".to_owned() } else { work.join("t.db").display().to_string() };
         let synchronous = if who == 2 { "OFF" } else { "FULL" };
         let path = work.join("script");
         fs::write(&path, script(&database, synchronous))?;
-        let time = if who == 0 {
-            let shell = ["sh", "-c", "rm -f /data/t.db*; exec sqlite3"].map(str::to_owned).to_vec();
-            let session = host.on_volume(true, None, shell);
-            timed(|| wait(command(&session)?.stdin(File::open(&path)?).stdout(Stdio::null()).spawn()?))
-        } else {
-            let mut sqlite = Command::new("sqlite3");
-            timed(|| wait(sqlite.stdin(File::open(&path)?).stdout(Stdio::null()).spawn()?))
+        if who == 0 {
+            let clean = ["sh", "-c", "rm -f /data/t.db*"].map(str::to_owned).to_vec();
+            finished(&mut command(&host.on_volume(true, None, clean))?)?;
+        }
+        rustix::fs::sync();
+        let (start, mut until_shown) = (Instant::now(), Duration::ZERO);
+        let mut sqlite = match who {
+            0 => command(&host.on_volume(true, None, vec!["sqlite3".to_owned()]))?,
+            _ => Command::new("sqlite3"),
         };
+        let mut child = sqlite.stdin(File::open(&path)?).stdout(Stdio::piped()).spawn()?;
+        for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
+            if line? == commits.to_string() {
+                until_shown = start.elapsed();
+            }
+        }
+        wait(child)?;
+        let whole = start.elapsed();
+        anyhow::ensure!(!until_shown.is_zero(), "SQLite did not say how many rows there are");
+        if who == 0 {
+            shown.push(until_shown);
+        }
         fs::remove_dir_all(&work)?;
-        time
+        Ok(whole)
     })?;
+    let mut until_shown = Measured::new(names[3]);
+    for time in shown {
+        until_shown.begin_round();
+        until_shown.push(time);
+    }
+    times.push(until_shown);
     let others = [(2, Target::AtMost(1.25))];
     Ok(Some(row(run, format!("SQLite, {commits} commits"), &times, (1, Target::AtLeast(50.0)), &others)))
 }
@@ -149,11 +149,15 @@ fn build(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
         return Ok(None);
     }
     run.progress.cell("xsync: build");
+    let source = std::env::var_os("UNTORN_XSYNC_SOURCE").map(PathBuf::from);
     let files = if run.quick { 2 } else { 60 };
     let times = in_turns(run, &NAMES, |who| {
         let work = dir.join("source");
-        write_source(&work, files)?;
-        syncfs(&work)?;
+        match &source {
+            Some(source) => copy_tree(source, &work)?,
+            None => write_source(&work, files)?,
+        }
+        rustix::fs::sync();
         let make = ["make", "-s", "-j2"];
         let time = if who == 0 {
             let session = host.over_a_directory(make.map(str::to_owned).to_vec());
@@ -164,11 +168,21 @@ fn build(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
                 syncfs(&work)
             })
         };
-        anyhow::ensure!(work.join("all").exists(), "the build has built nothing");
+        anyhow::ensure!(source.is_some() || work.join("all").exists(), "the build has built nothing");
         fs::remove_dir_all(&work)?;
         time
     })?;
-    Ok(Some(row(run, format!("build of {files} files"), &times, (1, Target::AtMost(1.03)), &[])))
+    let cell = match &source {
+        Some(source) => format!("build of {}", source.file_name().unwrap_or_default().display()),
+        None => format!("build of {files} files"),
+    };
+    Ok(Some(row(run, cell, &times, (1, Target::AtMost(1.03)), &[])))
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").arg("-r").arg(from).arg(to).status()?;
+    anyhow::ensure!(status.success(), "cannot copy {}", from.display());
+    Ok(())
 }
 
 /// A tree of C files that take a while to compile.
