@@ -1,7 +1,8 @@
 //! A session without one of its cares, for the tests: `careless CARE VOLUME MAPS PROGRAM…`.
 //!
 //! CARE is the name of a field of `Cares`, or `all`. VOLUME is a volume, or a directory for one that is thrown away
-//! ending in a slash, or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port.
+//! ending in a slash, or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port, `UNTORN_XSYNC_EXACT` stands for
+//! `--exact`.
 
 use std::process::ExitCode;
 use untorn_xsync::cares::Cares;
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         _ => Maps::Allow,
     };
     let mut wanted = Wanted { cares, maps, bytes: 64 << 20, ..Wanted::new(arguments.collect()) };
+    wanted.exact = std::env::var_os("UNTORN_XSYNC_EXACT").is_some();
     if let Ok(port) = std::env::var("UNTORN_XSYNC_LISTEN") {
         wanted.listen = vec![format!("127.0.0.1:{port}").parse().expect("a port")];
     }

@@ -80,6 +80,10 @@ struct Xsync {
     /// Writable maps that are shared with files.
     #[arg(long, value_enum, default_value_t)]
     maps: Maps,
+    /// Flushes have the results that they have elsewhere (EBADF, EINVAL, EIO), and io_uring works: what the program
+    /// writes is an overlay that answers them. Changes of many small files cost more.
+    #[arg(long)]
+    exact: bool,
     /// Where volumes are that are thrown away in the end.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/untorn-xsync", value_hint = ValueHint::DirPath)]
     place: PathBuf,
@@ -170,6 +174,7 @@ impl Xsync {
             listen: self.listen,
             net: self.net,
             maps: self.maps,
+            exact: self.exact,
             explain: self.explain,
             summary: self.summary,
             ..Wanted::new(self.program)

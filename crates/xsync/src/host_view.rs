@@ -71,6 +71,8 @@ pub struct View {
     pub written: Vec<Written>,
     /// The part of the volume that the session sees, and where.
     pub data: Option<(PathBuf, PathBuf)>,
+    /// With `--exact`, where the overlay of that part works.
+    pub exact: Option<PathBuf>,
     /// A directory of the host that the session writes itself: the session's mount of it, and where.
     pub on: Option<(Arc<OwnedFd>, PathBuf)>,
     /// Directories that stay visible, although the session has its own directory around them.
@@ -144,7 +146,11 @@ impl View {
             );
         }
         if let Some((_, at)) = &self.data {
-            line(&at.display().to_string(), "the volume");
+            let how = match self.exact {
+                Some(_) => "the volume (an overlay, so that flushes have exact results)",
+                None => "the volume",
+            };
+            line(&at.display().to_string(), how);
         }
         if let Some((_, at)) = &self.on {
             line(&at.display().to_string(), "the host's; what the session writes is there at once");

@@ -3,6 +3,7 @@
 use crate::apply_changes::{self, Applied};
 use crate::cares::Cares;
 use crate::committer::{Committer, check_mount};
+use crate::exact;
 use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::private_mounts::{check_root, private_mounts};
@@ -48,6 +49,8 @@ pub struct Wanted {
     pub net: Net,
     /// What is done about shared maps.
     pub maps: Maps,
+    /// Flushes have the results that they have elsewhere, and io_uring works.
+    pub exact: bool,
     /// Say what the session sees.
     pub explain: bool,
     /// Say in the end what was done.
@@ -73,6 +76,7 @@ impl Wanted {
             listen: Vec::new(),
             net: Net::default(),
             maps: Maps::default(),
+            exact: false,
             explain: false,
             summary: false,
             command,
@@ -113,6 +117,7 @@ impl Wanted {
             command: self.command.clone(),
             view,
             maps: self.maps,
+            exact: self.exact,
             cares: self.cares,
             net: self.net,
             ports,
@@ -214,11 +219,13 @@ impl Wanted {
         let written = work.layers(volume.at());
         let hidden = OWN.iter().any(|own| cwd.starts_with(own)) && !work.dirs.iter().any(|dir| cwd.starts_with(dir));
         let data = self.volume.as_ref().map(|_| (volume.at().join(DATA), self.at.clone()));
+        let exact = self.exact && data.is_some();
         Ok(View {
             scratch: scratch.to_owned(),
             shown: mounts_of_the_host(scratch)?,
             written,
             data,
+            exact: exact.then(|| exact::make(volume.at())).transpose()?,
             on: None,
             also: hidden.then(|| cwd.to_owned()).into_iter().chain(resolver_dir()).collect(),
             cwd: cwd.to_owned(),
@@ -255,6 +262,7 @@ fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
         return volume.throw_away();
     }
     WorkDirs::remove_layers(volume.at())?;
+    exact::remove(volume.at())?;
     let path = volume.path().to_owned();
     volume.unmount()?;
     if work.throw_away {

@@ -1,6 +1,7 @@
 //! Mounts the session's root directory; runs in the session's first process, in a mount namespace of its own.
 
 use crate::cares::Cares;
+use crate::exact;
 use crate::host_view::{OWN, Shown, View, Written};
 use crate::on_directory::HIDDEN;
 use crate::overlays::{memory, overlay, path_of, show};
@@ -67,7 +68,11 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
         if !place.is_dir() {
             fs::create_dir_all(&place).with_context(|| format!("a place for the volume at {}", at.display()))?;
         }
-        mount_bind(data, &place).with_context(|| format!("the volume at {}", at.display()))?;
+        let done = match &view.exact {
+            Some(home) => exact::mount(data, home, &place),
+            None => mount_bind(data, &place).map_err(anyhow::Error::from),
+        };
+        done.with_context(|| format!("the volume at {}", at.display()))?;
     }
     if let Some((tree, at)) = &view.on {
         write_itself(tree, at, &inside(&root, at)).with_context(|| format!("the directory {}", at.display()))?;

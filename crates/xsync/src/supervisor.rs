@@ -45,6 +45,8 @@ pub struct Job {
     pub view: View,
     /// What is done about shared maps.
     pub maps: Maps,
+    /// Flushes have the results that they have elsewhere.
+    pub exact: bool,
     /// Cares.
     pub cares: Cares,
     /// Whether there is a way out.
@@ -87,6 +89,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
     let session = Session {
         view: job.view,
         maps: job.maps,
+        exact: job.exact,
         cares: job.cares,
         command: job.command,
         streams: streams.theirs,
@@ -103,7 +106,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         committer: Arc::new(committer),
         counters: Arc::new(Counters::default()),
         outer: outer.map(Arc::new),
-        maps: job.maps,
+        calls: (job.maps, job.exact),
         cares: job.cares,
         report: job.report,
         ports: job.ports,
@@ -201,7 +204,7 @@ struct Running {
     committer: Arc<Committer>,
     counters: Arc<Counters>,
     outer: Option<Arc<OuterTerminal>>,
-    maps: Maps,
+    calls: (Maps, bool),
     cares: Cares,
     report: Report,
     ports: Arc<Vec<Port>>,
@@ -300,9 +303,9 @@ impl Running {
     }
 
     fn answer(&mut self, listener: OwnedFd) {
-        let (maps, cares) = (self.maps, self.cares);
+        let (calls, cares) = (self.calls, self.cares);
         let (committer, counters) = (self.committer.clone(), self.counters.clone());
-        self.answers = Some(thread::spawn(move || shared_maps::answer(&listener, maps, cares, &committer, &counters)));
+        self.answers = Some(thread::spawn(move || shared_maps::answer(&listener, calls, cares, &committer, &counters)));
     }
 
     fn take_terminal(&mut self, master: OwnedFd, init: Pid) -> Result<()> {
