@@ -16,6 +16,7 @@ mod control;
 mod datagrams;
 mod exact;
 pub mod host_view;
+mod inner_sockets;
 mod journal_blocks;
 pub mod listen;
 mod loop_device;

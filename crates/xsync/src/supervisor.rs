@@ -10,7 +10,6 @@ use crate::outer_terminal::OuterTerminal;
 use crate::outgoing::Outgoing;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
-use crate::session_network::datagrams_can_leave;
 use crate::session_network::{HostNetwork, Net};
 use crate::session_report::{Counters, Report};
 use crate::shared_maps;
@@ -279,9 +278,7 @@ impl Running {
         let network = self.network.take().context("the session's network")?;
         if !self.takes_datagrams.is_empty() {
             let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
-            if datagrams_can_leave() {
-                self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
-            }
+            self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
         }
         let threads =
             Served::begin(init, network, !self.ways_out.is_empty(), self.cares, &self.committer, &self.counters)?;
