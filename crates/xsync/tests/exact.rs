@@ -220,7 +220,7 @@ fn nothing_that_was_shown_is_lost() {
     };
     let states = variable("UNTORN_XSYNC_STATES", 150);
     assert!(found(&format!("told all {seed} {states}")).is_none_or(|found| found == 0));
-    assert!(found(&format!("told gate {seed} 60")).is_none_or(|found| found > 0), "no gate was not found");
+    assert!(found(&format!("told gate {seed} 300")).is_none_or(|found| found > 0), "no gate was not found");
 }
 
 /// The program itself is told when the disk has failed.

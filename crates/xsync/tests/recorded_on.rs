@@ -94,7 +94,9 @@ fn nothing_that_was_sent_is_lost() {
 #[test]
 fn sessions_without_a_care_are_found() {
     for job in ["told gate 0", "told data_in_the_journal 0", "read outside_readers_wait 0", "sent gate 65534"] {
-        assert!(violations(job, 60).is_none_or(|found| found > 0), "{job} was not found");
+        // Now and then commits fall so that a whole recording has nothing to be found.
+        let found = (0..3).any(|_| violations(job, 150).is_none_or(|found| found > 0));
+        assert!(found, "{job} was not found");
     }
 }
 
