@@ -6,9 +6,11 @@
 
 use std::process::ExitCode;
 use untorn_xsync::cares::Cares;
+use untorn_xsync::place_layers;
 use untorn_xsync::run_on;
 use untorn_xsync::run_session::Wanted;
 use untorn_xsync::syscall_filter::Maps;
+use untorn_xsync::user_namespace::is_root;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -32,7 +34,8 @@ fn main() -> ExitCode {
     }
     let done = match volume.strip_prefix("on:") {
         Some(dir) => run_on::run(&wanted, dir.as_ref()),
-        None => wanted.run(),
+        None if is_root() => wanted.run(),
+        None => place_layers::run(&wanted),
     };
     match done {
         Ok(code) => code.into(),

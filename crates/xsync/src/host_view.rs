@@ -140,10 +140,7 @@ impl View {
         line("/dev", "null, zero, full, random, urandom, tty, terminals of its own");
         line("/proc, /sys", "its own processes; settings read-only");
         for written in &self.written {
-            line(
-                &written.dir.display().to_string(),
-                "the host's; changes go to the volume, and are applied at the end",
-            );
+            line(&written.dir.display().to_string(), "the host's; changes are kept apart, and applied at the end");
         }
         if let Some((_, at)) = &self.data {
             let how = match self.exact {

@@ -6,6 +6,7 @@
 //! the outside is relayed by the supervisor, after a commit of the volume ([`committer`], [`relay`]). See
 //! `docs/XSYNC.md`.
 
+mod access_lists;
 mod answers;
 pub mod apply_changes;
 mod capabilities;
@@ -28,6 +29,7 @@ mod outgoing;
 mod outgoing_rules;
 pub mod outside_readers;
 mod overlays;
+pub mod place_layers;
 pub mod print_fstab;
 mod private_mounts;
 pub mod relay;
@@ -47,7 +49,7 @@ mod split_view;
 pub mod status_socket;
 mod supervisor;
 pub mod syscall_filter;
-mod user_namespace;
+pub mod user_namespace;
 pub mod volume;
 mod volume_name;
 pub mod watcher;

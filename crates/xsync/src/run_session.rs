@@ -1,5 +1,6 @@
 //! One session from the volume to the exit code.
 
+use crate::access_lists::AccessLists;
 use crate::apply_changes::{self, Applied};
 use crate::cares::Cares;
 use crate::committer::{Committer, check_mount};
@@ -130,7 +131,7 @@ impl Wanted {
             eprintln!("untorn-xsync: {}", ended.report);
         }
         if !ended.durable {
-            tell_what_is_lost(&ended, &volume, &work);
+            tell_what_is_lost(&ended, volume.path(), &work);
             self.rescue(&volume, &work, rescue_to.as_deref());
             return Ok(ended.code);
         }
@@ -145,7 +146,7 @@ impl Wanted {
     }
 
     /// Directories whose changes the volume takes, as absolute paths without links.
-    fn dirs(&self, cwd: &Path) -> Result<Vec<PathBuf>> {
+    pub(crate) fn dirs(&self, cwd: &Path) -> Result<Vec<PathBuf>> {
         let mut dirs = Vec::new();
         if self.volume.is_none() {
             dirs.push(cwd.to_owned());
@@ -195,7 +196,7 @@ impl Wanted {
                         dirs.join(" and ")
                     );
                 }
-                work.make_layers(&at)?;
+                work.make_layers(&at, &AccessLists::Own)?;
                 if !work.dirs.is_empty() {
                     work.write(&at)?;
                 }
@@ -203,10 +204,13 @@ impl Wanted {
                 Ok(volume)
             }
             None => {
-                let (new, path) = volume_name::names(&self.place, &work.dirs)?;
+                let (new, path) = volume_name::names(&self.place, &work.dirs, volume_name::IMAGE)?;
                 let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
                 let mut volume = mounted(Image::create(&new, self.bytes, use_for)?)?;
-                let made = work.make_layers(&at).and_then(|()| work.write(&at)).and_then(|()| make_data(&at));
+                let made = work
+                    .make_layers(&at, &AccessLists::Own)
+                    .and_then(|()| work.write(&at))
+                    .and_then(|()| make_data(&at));
                 made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
                     let _ = fs::remove_file(&new);
                 })?;
@@ -257,7 +261,7 @@ fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
 
 /// Applies what the session changed, and throws the volume away, or keeps it.
 fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
-    apply_all(volume.at(), &work)?;
+    apply_all(volume.at(), &work, &AccessLists::Own)?;
     if work.throw_away && !keep {
         return volume.throw_away();
     }
@@ -271,14 +275,14 @@ fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     Ok(())
 }
 
-fn apply_all(volume: &Path, work: &WorkDirs) -> Result<()> {
+pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> Result<()> {
     if work.dirs.is_empty() {
         return Ok(());
     }
     WorkDirs { phase: Phase::Applying, ..work.clone() }.write(volume)?;
     for layer in work.layers(volume) {
         let bar = progress(&layer.upper, &format!("applying to {}", layer.dir.display()))?;
-        apply_changes::apply(&layer, &mut |done: &Applied| bar.set_position(done.bytes))?;
+        apply_changes::apply(&layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;
         bar.finish_and_clear();
     }
     WorkDirs::forget(volume)
@@ -290,7 +294,7 @@ fn progress(from: &Path, what: &str) -> Result<ProgressBar> {
     Ok(ProgressBar::new(bytes).with_style(style).with_message(what.to_owned()))
 }
 
-fn not_applied(path: &Path) -> String {
+pub(crate) fn not_applied(path: &Path) -> String {
     format!(
         "all that the program did is in {}; `untorn xsync --resume {0}` applies it when the reason is gone, \
          `untorn xsync --discard {0}` throws it away",
@@ -298,12 +302,12 @@ fn not_applied(path: &Path) -> String {
     )
 }
 
-fn tell_what_is_lost(ended: &Ended, volume: &Volume, work: &WorkDirs) {
+pub(crate) fn tell_what_is_lost(ended: &Ended, path: &Path, work: &WorkDirs) {
     let held = match ended.lost_bytes {
         0 => "No output was held back.".to_owned(),
         bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
     };
-    let path = volume.path().display();
+    let path = path.display();
     let what_to_do = match work.dirs.is_empty() {
         true => "Open it again when its disk works.".to_owned(),
         false => format!("`untorn xsync --resume {path}` applies it when its disk works."),

@@ -118,17 +118,16 @@ fn keep_changes(written: &Written, root: &Path) -> Result<()> {
     let place = inside(root, &written.dir);
     fs::create_dir_all(&place)?;
     let (lower, upper, work) = (File::open(&written.dir)?, File::open(&written.upper)?, File::open(&written.work)?);
-    let options = [
-        ("lowerdir", path_of(&lower)),
-        ("upperdir", path_of(&upper)),
-        ("workdir", path_of(&work)),
-        // What the upper layer holds is then all that there is to apply.
-        ("redirect_dir", "off".to_owned()),
-        ("metacopy", "off".to_owned()),
-        ("index", "off".to_owned()),
-    ];
-    let options: Vec<(&str, &str)> = options.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    overlay(&[&options[..], &[("volatile", "")]].concat(), MountAttrFlags::empty(), &place)
+    let [lower, upper, work] = [&lower, &upper, &work].map(path_of);
+    let mut options = vec![("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("volatile", "")];
+    // What the upper layer holds is then all that there is to apply. Attributes of the kind `trusted` are root's; with
+    // others the rest is so by itself.
+    options.push(("index", "off"));
+    match is_root() {
+        true => options.extend([("redirect_dir", "off"), ("metacopy", "off")]),
+        false => options.push(("userxattr", "")),
+    }
+    overlay(&options, MountAttrFlags::empty(), &place)
 }
 
 /// A directory of the host that the session writes itself, by a mount that nobody else has.
