@@ -279,7 +279,7 @@ pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> 
     if work.dirs.is_empty() {
         return Ok(());
     }
-    WorkDirs { phase: Phase::Applying, ..work.clone() }.write(volume)?;
+    work.begin_to_apply(volume)?;
     for layer in work.layers(volume) {
         let bar = progress(&layer.upper, &format!("applying to {}", layer.dir.display()))?;
         apply_changes::apply(&layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;

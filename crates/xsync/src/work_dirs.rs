@@ -11,8 +11,11 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-/// The file with this list, and the directory with the overlays' layers, in a volume.
+/// The file with this list, in a volume.
 const LIST: &str = "session.json";
+/// The list as it will be when changes are being applied.
+const NEXT: &str = "session.next.json";
+/// The directory with the overlays' layers.
 const LAYERS: &str = "overlays";
 /// What the session sees of a volume.
 pub const DATA: &str = "data";
@@ -55,13 +58,27 @@ impl WorkDirs {
         }
     }
 
-    /// Writes it to the volume, durably.
+    /// Writes it to the volume, durably, with the list that is to follow: a volume that is full then takes no more.
     pub fn write(&self, volume: &Path) -> Result<()> {
+        self.write_as(&volume.join(NEXT), Phase::Applying)?;
         let new = volume.join("session.json.new");
-        let mut file = File::create(&new).context("the volume's list of directories")?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.sync_all()?;
+        self.write_as(&new, self.phase)?;
         fs::rename(&new, volume.join(LIST)).context("the volume's list of directories")?;
+        File::open(volume)?.sync_all().context("the volume cannot be flushed")
+    }
+
+    fn write_as(&self, path: &Path, phase: Phase) -> Result<()> {
+        let mut file = File::create(path).context("the volume's list of directories")?;
+        file.write_all(&serde_json::to_vec(&WorkDirs { phase, ..self.clone() })?)?;
+        Ok(file.sync_all()?)
+    }
+
+    /// Notes in the volume, durably, that changes are being applied from now on. Needs no room.
+    pub fn begin_to_apply(&self, volume: &Path) -> Result<()> {
+        if self.phase == Phase::Applying {
+            return Ok(());
+        }
+        fs::rename(volume.join(NEXT), volume.join(LIST)).context("the volume's list of directories")?;
         File::open(volume)?.sync_all().context("the volume cannot be flushed")
     }
 
