@@ -2,7 +2,7 @@
 
 use super::session::{Host, command, guest, wait};
 use crate::bench_run::Run;
-use crate::child::Job;
+use crate::child::{Job, SessionJob};
 use crate::harness::timed;
 use crate::section::{Other, Row, Target, Waited};
 use crate::statistics::{Measured, Ratio};
@@ -80,11 +80,13 @@ fn mail(run: &Run, host: &Host, dir: &Path) -> Result<Row> {
     run.progress.cell("xsync: PostMark");
     let files = if run.quick { 100 } else { 10_000 };
     let job = |dir: &Path| Job::Postmark { dir: dir.to_owned(), files, transactions: files };
-    let names = [NAMES[0], NAMES[1], "asynchronous, nothing at the end"];
+    let names = [NAMES[0], NAMES[1], "asynchronous, nothing at the end", "in a session with --exact"];
     let session = host.on_volume(true, None, guest(&job("/data/mail".as_ref()))?);
+    let exact = SessionJob { exact: true, ..session.clone() };
     let mail = dir.join("mail");
     let times = in_turns(run, &names, |who| match who {
         0 => timed(|| finished(&mut command(&session)?)),
+        3 => timed(|| finished(&mut command(&exact)?)),
         _ => {
             fs::create_dir_all(&mail)?;
             let time = timed(|| {
