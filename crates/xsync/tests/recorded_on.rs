@@ -8,6 +8,7 @@ use common::directory::NOBODY;
 use common::example;
 use common::told::{CHANGES, Told, explore};
 use std::fs::{self, OpenOptions};
+use std::io::Read as _;
 use std::net::UdpSocket;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -200,7 +201,7 @@ fn sent(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
     let socket = UdpSocket::bind((common::OUTSIDE4, 0))?;
     let (address, log) = (socket.local_addr()?.to_string(), stage.at.join("data/log").display().to_string());
     let words = ["tell", "udp", &address, &log, &CHANGES.to_string()];
-    let session = stage.session(care, user, &words)?.stdout(Stdio::null()).spawn()?;
+    let mut session = common::Session::start(stage.session(care, user, &words)?.stdout(Stdio::null()));
     let (mut acks, mut line) = (Acks::open(&stage.recorder.acks())?, [0; 9]);
     socket.set_read_timeout(Some(Duration::from_secs(50)))?;
     for n in 1..=CHANGES {
@@ -208,10 +209,9 @@ fn sent(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
         acks.say(&format!("read {n}"))?;
         socket.send_to(b"!", from)?;
     }
-    let ended = session.wait_with_output()?;
-    if !ended.status.success() {
-        bail!("the session: {} {}", ended.status, String::from_utf8_lossy(&ended.stderr));
-    }
+    let (mut told, status) = (String::new(), session.wait()?);
+    session.stderr.take().expect("piped").read_to_string(&mut told)?;
+    anyhow::ensure!(status.success(), "the session: {status} {told}");
     explore(&stage.end(device)?, &Read, seed, states)
 }
 

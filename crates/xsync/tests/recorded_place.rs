@@ -185,12 +185,14 @@ fn failing() -> Result<()> {
                   i=$((i+1)); done";
     let mut command = stage.command(Path::new(env!("CARGO_BIN_EXE_untorn-xsync")));
     command.arg("--place").arg(stage.at.join("place")).arg("--rescue").arg(saved.join("here"));
-    let mut session = command.args(["--", "sh", "-c", script]).stderr(Stdio::piped()).spawn()?;
+    let mut session = common::Session::start(command.args(["--", "sh", "-c", script]).stderr(Stdio::piped()));
     session.stdout.as_mut().context("piped")?.read_exact(&mut [0; 6])?;
     stage.recorder.fail(Trouble::Writes, 40)?;
     drop(session.stdin.take());
-    let ended = session.wait_with_output()?;
-    let (shown, told) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr).into_owned());
+    let (mut shown, mut told) = (String::new(), String::new());
+    session.stdout.take().context("piped")?.read_to_string(&mut shown)?;
+    session.stderr.take().context("piped")?.read_to_string(&mut told)?;
+    let status = session.wait()?;
     stage.recorder.heal()?;
     let old = fs::read_to_string(stage.work.join("before"))?;
     let changed = format!("changed-0-{}", stage.work.file_name().unwrap_or_default().display());
@@ -199,13 +201,13 @@ fn failing() -> Result<()> {
         fs::read_to_string(upper(dir).join("log")).unwrap_or_default()
     })??;
     let log = fs::read_to_string(saved.join("here").join(&changed).join("log")).unwrap_or_default();
-    let whole = kept.starts_with(&*shown) && log.starts_with(&kept) && log.len() > shown.len() && !shown.is_empty();
+    let whole = kept.starts_with(&shown) && log.starts_with(&kept) && log.len() > shown.len() && !shown.is_empty();
     let said = told.contains("--resume") && told.contains("The disk never had them like that");
-    if whole && said && ended.status.code() == Some(125) && old == "old" {
+    if whole && said && status.code() == Some(125) && old == "old" {
         say("as it should be");
     } else {
         let (shown, kept, log) = (shown.len(), kept.len(), log.len());
-        say(&format!("{}: {shown} bytes shown, {kept} kept, {log} saved, {old}; {told}", ended.status));
+        say(&format!("{}: {shown} bytes shown, {kept} kept, {log} saved, {old}; {told}", status));
     }
     Ok(())
 }
