@@ -42,6 +42,8 @@ pub enum Job {
 pub struct SessionJob {
     /// Output waits for commits.
     pub gate: bool,
+    /// Flushes have exact results.
+    pub exact: bool,
     /// A volume that is kept; otherwise the working directory is an overlay.
     pub volume: Option<PathBuf>,
     /// Where volumes are that are thrown away.

@@ -9,14 +9,14 @@ use untorn_xsync::run_session::Wanted;
 
 /// Runs the session of a job in this process, which has one thread; the exit code is the program's.
 pub fn run(job: SessionJob) -> Result<()> {
-    let SessionJob { gate, volume, place, listen, program } = job;
+    let SessionJob { gate, exact, volume, place, listen, program } = job;
     let cares = if gate { Cares::ALL } else { Cares::without("gate").expect("the name of a care") };
     let listen: Vec<std::net::SocketAddr> =
         listen.into_iter().map(|port| (std::net::Ipv4Addr::LOCALHOST, port).into()).collect();
     let bytes = 1 << 30;
     let volume = volume.map(|path| (path, Some(bytes)));
     let program = program.into_iter().map(Into::into).collect();
-    let code = Wanted { cares, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
+    let code = Wanted { cares, exact, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
     ensure!(code == 0, "the session ended with code {code}");
     Ok(())
 }
@@ -40,12 +40,12 @@ impl Host {
     /// A session on a volume that is kept, so that it is made once.
     pub fn on_volume(&self, gate: bool, listen: Option<u16>, program: Vec<String>) -> SessionJob {
         let volume = Some(self.dir.join("volume.img"));
-        SessionJob { gate, volume, place: self.dir.clone(), listen, program }
+        SessionJob { gate, exact: false, volume, place: self.dir.clone(), listen, program }
     }
 
     /// A session over its working directory.
     pub fn over_a_directory(&self, program: Vec<String>) -> SessionJob {
-        SessionJob { gate: true, volume: None, place: self.dir.clone(), listen: None, program }
+        SessionJob { gate: true, exact: false, volume: None, place: self.dir.clone(), listen: None, program }
     }
 }
 

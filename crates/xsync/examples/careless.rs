@@ -1,13 +1,16 @@
 //! A session without one of its cares, for the tests: `careless CARE VOLUME MAPS PROGRAM…`.
 //!
 //! CARE is the name of a field of `Cares`, or `all`. VOLUME is a volume, or a directory for one that is thrown away
-//! ending in a slash, or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port.
+//! ending in a slash, or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port, `UNTORN_XSYNC_EXACT` stands for
+//! `--exact`.
 
 use std::process::ExitCode;
 use untorn_xsync::cares::Cares;
+use untorn_xsync::place_layers;
 use untorn_xsync::run_on;
 use untorn_xsync::run_session::Wanted;
 use untorn_xsync::syscall_filter::Maps;
+use untorn_xsync::user_namespace::is_root;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -20,6 +23,7 @@ fn main() -> ExitCode {
         _ => Maps::Allow,
     };
     let mut wanted = Wanted { cares, maps, bytes: 64 << 20, ..Wanted::new(arguments.collect()) };
+    wanted.exact = std::env::var_os("UNTORN_XSYNC_EXACT").is_some();
     if let Ok(port) = std::env::var("UNTORN_XSYNC_LISTEN") {
         wanted.listen = vec![format!("127.0.0.1:{port}").parse().expect("a port")];
     }
@@ -30,7 +34,8 @@ fn main() -> ExitCode {
     }
     let done = match volume.strip_prefix("on:") {
         Some(dir) => run_on::run(&wanted, dir.as_ref()),
-        None => wanted.run(),
+        None if is_root() => wanted.run(),
+        None => place_layers::run(&wanted),
     };
     match done {
         Ok(code) => code.into(),

@@ -3,8 +3,9 @@
 //! Every step says what is to be there, not what to do: after a crash all of it is done again, from the beginning, with
 //! the same result. Files are replaced whole, by a rename.
 
+use crate::access_lists::AccessLists;
 use crate::host_view::Written;
-use crate::work_dirs::copy_attributes;
+use crate::work_dirs::{copy_attributes, copy_attributes_by, overlay_attributes};
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, SeekFrom, lgetxattr, mknodat, seek, syncfs};
 use std::collections::{HashMap, HashSet};
@@ -47,10 +48,10 @@ pub fn measure(upper: &Path) -> Result<(u64, u64)> {
 }
 
 /// Applies a layer to its directory, and makes that durable. `tell` hears of what was done so far.
-pub fn apply(layer: &Written, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
-    let mut applying = Applying { done: Applied::default(), links: HashMap::new(), tell };
+pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
+    let mut applying = Applying { done: Applied::default(), links: HashMap::new(), lists, tell };
     applying.directory(&layer.upper, &layer.dir, is_opaque(&layer.upper)?)?;
-    copy_attributes(&layer.upper, &layer.dir)?;
+    copy_attributes_by(&layer.upper, &layer.dir, lists)?;
     sync(&layer.dir)?;
     Ok(applying.done)
 }
@@ -58,7 +59,8 @@ pub fn apply(layer: &Written, tell: &mut dyn FnMut(&Applied)) -> Result<Applied>
 /// Copies a whole directory to one that does not exist yet, durably.
 pub fn copy_out(from: &Path, to: &Path, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
     fs::create_dir(to).with_context(|| format!("cannot make {}", to.display()))?;
-    let mut applying = Applying { done: Applied::default(), links: HashMap::new(), tell };
+    let lists = &AccessLists::Own;
+    let mut applying = Applying { done: Applied::default(), links: HashMap::new(), lists, tell };
     applying.directory(from, to, false)?;
     copy_attributes(from, to)?;
     sync(to)?;
@@ -75,6 +77,7 @@ struct Applying<'a> {
     done: Applied,
     /// Where the first name of a file with several names is.
     links: HashMap<(u64, u64), PathBuf>,
+    lists: &'a AccessLists,
     tell: &'a mut dyn FnMut(&Applied),
 }
 
@@ -123,7 +126,7 @@ impl Applying<'_> {
                 _ => {}
             }
             self.directory(from, to, opaque || is_opaque(from)?)?;
-            return copy_attributes(from, to);
+            return copy_attributes_by(from, to, self.lists);
         }
         let new = to.with_file_name(NEW);
         absent(fs::remove_file(&new))?;
@@ -138,7 +141,7 @@ impl Applying<'_> {
             }
             None => {
                 self.make(from, &new, &meta)?;
-                copy_attributes(from, &new)?;
+                copy_attributes_by(from, &new, self.lists)?;
                 if meta.nlink() > 1 {
                     self.links.insert(link, to.to_owned());
                 }
@@ -221,7 +224,7 @@ fn is_whiteout(meta: &Metadata) -> bool {
 /// How an overlay writes that nothing of the lower directory is to be seen.
 fn is_opaque(dir: &Path) -> Result<bool> {
     let mut value = [0; 4];
-    match lgetxattr(dir, "trusted.overlay.opaque", &mut value[..]) {
+    match lgetxattr(dir, format!("{}opaque", overlay_attributes()), &mut value[..]) {
         Ok(bytes) => Ok(&value[..bytes] == b"y"),
         Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP) => Ok(false),
         Err(e) => Err(e).with_context(|| dir.display().to_string()),

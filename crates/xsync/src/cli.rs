@@ -6,12 +6,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
+use untorn_xsync::place_layers;
 use untorn_xsync::print_fstab::Provided;
 use untorn_xsync::run_on;
 use untorn_xsync::run_session::{Wanted, discard, resume};
 use untorn_xsync::session_network::Net;
 use untorn_xsync::status_socket;
 use untorn_xsync::syscall_filter::Maps;
+use untorn_xsync::user_namespace::is_root;
 use untorn_xsync::watcher;
 
 /// The session could not begin, or its volume failed; the program's own exit codes are passed on.
@@ -45,14 +47,16 @@ enum Command {
 /// what the program prints is shown as soon as all that it did before is durable. So a crash loses nothing that anybody
 /// has seen. Without --volume the program works in the current directory: its changes are applied when it has ended.
 ///
-/// Needs root, loop devices and mkfs.ext4; with --on, none of them. Exit code: the program's; 125 the session could not begin or its volume
-/// failed, 126 the program cannot be executed, 127 it was not found, 128 and a signal's number.
+/// Needs root, loop devices and mkfs.ext4; with --on, or with --place in a directory that an administrator provides,
+/// none of them. Exit code: the program's; 125 the session could not begin or its volume failed, 126 the program cannot
+/// be executed, 127 it was not found, 128 and a signal's number.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   untorn xsync -- make install
   untorn xsync --listen 6379 --volume db.img:4G -- redis-server --dir /data --appendonly yes
   untorn xsync --volume db.img:4G -- sh -c 'sqlite3 /data/db < script.sql'
+  untorn xsync --place /srv/untorn -- make                        # without root
   untorn xsync --on /srv/untorn -- git -C /srv/untorn/project gc
 
 SIGUSR1 to the command says what is held, as --status does. See docs/XSYNC.md.")]
@@ -80,7 +84,12 @@ struct Xsync {
     /// Writable maps that are shared with files.
     #[arg(long, value_enum, default_value_t)]
     maps: Maps,
-    /// Where volumes are that are thrown away in the end.
+    /// Flushes have the results that they have elsewhere (EBADF, EINVAL, EIO), and io_uring works: what the program
+    /// writes is an overlay that answers them. Changes of many small files cost more.
+    #[arg(long)]
+    exact: bool,
+    /// Where volumes are that are thrown away in the end. Without root: a directory of an ext4 file system mounted with
+    /// data=journal, where changes are kept until they are applied (see --print-fstab).
     #[arg(long, value_name = "DIR", default_value = "/var/lib/untorn-xsync", value_hint = ValueHint::DirPath)]
     place: PathBuf,
     /// Size of such a volume: all that the program writes must fit.
@@ -101,10 +110,10 @@ struct Xsync {
     /// Say in the end what was done.
     #[arg(long)]
     summary: bool,
-    /// Apply the changes in a volume that a crash or an error left.
+    /// Apply the changes in a volume, or in a directory beneath --place, that a crash or an error left.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "discard", "status"])]
     resume: Option<PathBuf>,
-    /// Throw away the changes in such a volume.
+    /// Throw away the changes in such a volume or directory.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "status"])]
     discard: Option<PathBuf>,
     /// Hold outside readers for the sessions of ordinary users (--on) on the file system of a directory, until ended.
@@ -142,10 +151,12 @@ pub fn run() -> Result<Output, Failure> {
 impl Xsync {
     fn run(self) -> anyhow::Result<Output> {
         if let Some(path) = &self.resume {
-            return resume(path).map(|()| Output::default());
+            let done = if path.is_dir() { place_layers::resume(path) } else { resume(path) };
+            return done.map(|()| Output::default());
         }
         if let Some(path) = &self.discard {
-            return discard(path).map(|()| Output::default());
+            let done = if path.is_dir() { place_layers::discard(path) } else { discard(path) };
+            return done.map(|()| Output::default());
         }
         if let Some(words) = &self.print_fstab {
             return Ok(Output::text(Provided::of(words)?.commands()));
@@ -170,13 +181,15 @@ impl Xsync {
             listen: self.listen,
             net: self.net,
             maps: self.maps,
+            exact: self.exact,
             explain: self.explain,
             summary: self.summary,
             ..Wanted::new(self.program)
         };
         let code = match &self.on {
             Some(dir) => run_on::run(&wanted, dir)?,
-            None => wanted.run()?,
+            None if is_root() => wanted.run()?,
+            None => place_layers::run(&wanted)?,
         };
         Ok(Output::default().code(code))
     }

@@ -4,6 +4,7 @@
 //! one in the session's network that has the outside address, so that answers come from there.
 
 use crate::committer::Committer;
+use crate::inner_sockets::InnerSockets;
 use crate::session_network::be_transparent;
 use crate::session_report::Counters;
 use anyhow::{Context, Result};
@@ -13,11 +14,9 @@ use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, send, socket_with,
 };
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::HashMap;
-use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -86,10 +85,10 @@ impl Datagrams {
         for (n, socket) in sockets.iter().enumerate() {
             listen_to(&shared.leaving, socket, n as u64)?;
         }
-        let home = File::open("/proc/thread-self/ns/net").context("the host's network")?;
+        let inner = InnerSockets::begin(network)?;
         let (next, recent, group) = (FIRST_FLOW, HashMap::new(), Group::default());
         let counts = counters.clone();
-        let mut leaving = Leaving { shared: shared.clone(), sockets, network, home, next, recent, group, counts };
+        let mut leaving = Leaving { shared: shared.clone(), sockets, inner, next, recent, group, counts };
         let committer = committer.clone();
         let leaving =
             thread::Builder::new().spawn(move || leaving.relay(&committer)).context("a thread for datagrams")?;
@@ -148,8 +147,7 @@ struct Group {
 struct Leaving {
     shared: Arc<Shared>,
     sockets: Vec<OwnedFd>,
-    network: OwnedFd,
-    home: File,
+    inner: InnerSockets,
     next: u64,
     /// The flows, and when each was used last, in groups.
     recent: HashMap<Ends, (u64, u64)>,
@@ -242,10 +240,8 @@ impl Leaving {
         }
         let outer = socket_for(ends.outside)?;
         connect(&outer, &ends.outside)?;
-        move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let inner = inner(ends);
-        move_into_link_name_space(self.home.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let flow = Arc::new(Flow { ends, outer, inner: inner? });
+        let inner = self.inner.make(move || inner(ends))?;
+        let flow = Arc::new(Flow { ends, outer, inner });
         let number = self.next;
         self.next += 1;
         listen_to(&self.shared.leaving, &flow.inner, number)?;
@@ -280,7 +276,7 @@ fn socket_for(address: SocketAddr) -> Result<OwnedFd> {
     Ok(socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
 }
 
-/// A socket of the session's network, which this thread is in, that has the outside address.
+/// A socket of the session's network, which the thread is in, that has the outside address.
 fn inner(ends: Ends) -> Result<OwnedFd> {
     let socket = socket_for(ends.outside)?;
     be_transparent(&socket, ends.outside.ip())?;

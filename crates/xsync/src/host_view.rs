@@ -71,6 +71,8 @@ pub struct View {
     pub written: Vec<Written>,
     /// The part of the volume that the session sees, and where.
     pub data: Option<(PathBuf, PathBuf)>,
+    /// With `--exact`, where the overlay of that part works.
+    pub exact: Option<PathBuf>,
     /// A directory of the host that the session writes itself: the session's mount of it, and where.
     pub on: Option<(Arc<OwnedFd>, PathBuf)>,
     /// Directories that stay visible, although the session has its own directory around them.
@@ -138,13 +140,14 @@ impl View {
         line("/dev", "null, zero, full, random, urandom, tty, terminals of its own");
         line("/proc, /sys", "its own processes; settings read-only");
         for written in &self.written {
-            line(
-                &written.dir.display().to_string(),
-                "the host's; changes go to the volume, and are applied at the end",
-            );
+            line(&written.dir.display().to_string(), "the host's; changes are kept apart, and applied at the end");
         }
         if let Some((_, at)) = &self.data {
-            line(&at.display().to_string(), "the volume");
+            let how = match self.exact {
+                Some(_) => "the volume (an overlay, so that flushes have exact results)",
+                None => "the volume",
+            };
+            line(&at.display().to_string(), how);
         }
         if let Some((_, at)) = &self.on {
             line(&at.display().to_string(), "the host's; what the session writes is there at once");

@@ -6,6 +6,7 @@
 //! the outside is relayed by the supervisor, after a commit of the volume ([`committer`], [`relay`]). See
 //! `docs/XSYNC.md`.
 
+mod access_lists;
 mod answers;
 pub mod apply_changes;
 mod capabilities;
@@ -14,7 +15,9 @@ pub mod committer;
 mod connection;
 mod control;
 mod datagrams;
+mod exact;
 pub mod host_view;
+mod inner_sockets;
 mod journal_blocks;
 pub mod listen;
 mod loop_device;
@@ -26,11 +29,13 @@ mod outgoing;
 mod outgoing_rules;
 pub mod outside_readers;
 mod overlays;
+pub mod place_layers;
 pub mod print_fstab;
 mod private_mounts;
 pub mod relay;
 mod requests;
 pub mod rescue;
+mod rings;
 pub mod run_on;
 pub mod run_session;
 mod sealed_directory;
@@ -44,7 +49,7 @@ mod split_view;
 pub mod status_socket;
 mod supervisor;
 pub mod syscall_filter;
-mod user_namespace;
+pub mod user_namespace;
 pub mod volume;
 mod volume_name;
 pub mod watcher;

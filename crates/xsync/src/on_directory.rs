@@ -44,13 +44,7 @@ impl OnDirectory {
             dir != Path::new("/"),
             "a session on the root directory would have nothing outside of it; name another"
         );
-        let disk = disk_of(&dir)?;
-        check_options(&dir, &disk, cares)?;
-        check_flags(&dir)?;
-        let writable = accessat(CWD, &dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
-        writable.with_context(|| {
-            format!("{} cannot be written; an administrator gives it to you by `chown USER {0}`", dir.display())
-        })?;
+        let Checked { dir, disk } = check(&dir, cares)?;
         check_beneath(&dir)?;
         let root = File::open(&dir).with_context(|| format!("cannot open {}", dir.display()))?;
         let hidden = dir.join(HIDDEN);
@@ -84,6 +78,28 @@ impl Drop for OnDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.hidden);
     }
+}
+
+/// A directory that orders what is written to it.
+#[derive(Debug)]
+pub struct Checked {
+    /// Without links in its path.
+    pub dir: PathBuf,
+    /// The name of its disk.
+    pub disk: String,
+}
+
+/// Checks that a directory orders what is written to it, and that this user may write there.
+pub fn check(dir: &Path, cares: Cares) -> Result<Checked> {
+    let dir = fs::canonicalize(dir).with_context(|| dir.display().to_string())?;
+    let disk = disk_of(&dir)?;
+    check_options(&dir, &disk, cares)?;
+    check_flags(&dir)?;
+    let writable = accessat(CWD, &dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+    writable.with_context(|| {
+        format!("{} cannot be written; an administrator gives it to you by `chown USER {0}`", dir.display())
+    })?;
+    Ok(Checked { dir, disk })
 }
 
 /// The name of the disk of a directory's file system, if that is ext4.

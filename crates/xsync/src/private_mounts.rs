@@ -9,12 +9,14 @@ use std::path::PathBuf;
 
 /// A session with a volume cannot be made by anybody else.
 pub fn check_root() -> Result<()> {
-    ensure!(
-        is_root(),
-        "a session with a volume needs root: it mounts a volume; run it by sudo, or by --on DIR in a directory that an \
-         administrator provides (`untorn xsync --print-fstab` prints how)"
-    );
+    ensure!(is_root(), root_is_needed());
     Ok(())
+}
+
+/// What to do without root.
+pub fn root_is_needed() -> &'static str {
+    "a session with a volume needs root: it mounts a volume; run it by sudo, or with --place DIR or --on DIR in a \
+     directory that an administrator provides (`untorn xsync --print-fstab` prints how)"
 }
 
 /// Makes this process's mount namespace, with an empty directory for mounts. This process must have one thread.

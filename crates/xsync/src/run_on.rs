@@ -11,13 +11,19 @@ use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Ended, Job};
 use crate::watcher::Watcher;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Runs the session. The result is the exit code.
 pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
+    ensure!(
+        !wanted.exact,
+        "--exact needs an overlay over what the session writes, and with --on others see {0}, and change it, at the same \
+         time, which an overlay forbids: leave out --exact, or use a volume (--volume FILE)",
+        dir.display()
+    );
     let on = OnDirectory::open(dir, wanted.cares)?;
     let ports = Arc::new(wanted.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
     let scratch = private_mounts()?;
@@ -28,6 +34,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         shown: mounts_of_the_host(&scratch)?,
         written: Vec::new(),
         data: None,
+        exact: None,
         on: Some((mount.clone(), on.dir().to_owned())),
         also: hidden.then(|| cwd.clone()).into_iter().chain(resolver_dir()).collect(),
         cwd,
@@ -47,7 +54,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         ..Report::default()
     };
     let (command, maps, cares) = (wanted.command.clone(), wanted.maps, wanted.cares);
-    let job = Job { command, view, maps, cares, net: wanted.net, ports, report, watcher };
+    let job = Job { command, view, maps, exact: false, cares, net: wanted.net, ports, report, watcher };
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {

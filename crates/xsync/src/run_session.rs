@@ -1,8 +1,10 @@
 //! One session from the volume to the exit code.
 
+use crate::access_lists::AccessLists;
 use crate::apply_changes::{self, Applied};
 use crate::cares::Cares;
 use crate::committer::{Committer, check_mount};
+use crate::exact;
 use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::private_mounts::{check_root, private_mounts};
@@ -48,6 +50,8 @@ pub struct Wanted {
     pub net: Net,
     /// What is done about shared maps.
     pub maps: Maps,
+    /// Flushes have the results that they have elsewhere, and io_uring works.
+    pub exact: bool,
     /// Say what the session sees.
     pub explain: bool,
     /// Say in the end what was done.
@@ -73,6 +77,7 @@ impl Wanted {
             listen: Vec::new(),
             net: Net::default(),
             maps: Maps::default(),
+            exact: false,
             explain: false,
             summary: false,
             command,
@@ -113,6 +118,7 @@ impl Wanted {
             command: self.command.clone(),
             view,
             maps: self.maps,
+            exact: self.exact,
             cares: self.cares,
             net: self.net,
             ports,
@@ -125,7 +131,7 @@ impl Wanted {
             eprintln!("untorn-xsync: {}", ended.report);
         }
         if !ended.durable {
-            tell_what_is_lost(&ended, &volume, &work);
+            tell_what_is_lost(&ended, volume.path(), &work);
             self.rescue(&volume, &work, rescue_to.as_deref());
             return Ok(ended.code);
         }
@@ -140,7 +146,7 @@ impl Wanted {
     }
 
     /// Directories whose changes the volume takes, as absolute paths without links.
-    fn dirs(&self, cwd: &Path) -> Result<Vec<PathBuf>> {
+    pub(crate) fn dirs(&self, cwd: &Path) -> Result<Vec<PathBuf>> {
         let mut dirs = Vec::new();
         if self.volume.is_none() {
             dirs.push(cwd.to_owned());
@@ -190,7 +196,7 @@ impl Wanted {
                         dirs.join(" and ")
                     );
                 }
-                work.make_layers(&at)?;
+                work.make_layers(&at, &AccessLists::Own)?;
                 if !work.dirs.is_empty() {
                     work.write(&at)?;
                 }
@@ -198,10 +204,13 @@ impl Wanted {
                 Ok(volume)
             }
             None => {
-                let (new, path) = volume_name::names(&self.place, &work.dirs)?;
+                let (new, path) = volume_name::names(&self.place, &work.dirs, volume_name::IMAGE)?;
                 let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
                 let mut volume = mounted(Image::create(&new, self.bytes, use_for)?)?;
-                let made = work.make_layers(&at).and_then(|()| work.write(&at)).and_then(|()| make_data(&at));
+                let made = work
+                    .make_layers(&at, &AccessLists::Own)
+                    .and_then(|()| work.write(&at))
+                    .and_then(|()| make_data(&at));
                 made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
                     let _ = fs::remove_file(&new);
                 })?;
@@ -214,11 +223,13 @@ impl Wanted {
         let written = work.layers(volume.at());
         let hidden = OWN.iter().any(|own| cwd.starts_with(own)) && !work.dirs.iter().any(|dir| cwd.starts_with(dir));
         let data = self.volume.as_ref().map(|_| (volume.at().join(DATA), self.at.clone()));
+        let exact = self.exact && data.is_some();
         Ok(View {
             scratch: scratch.to_owned(),
             shown: mounts_of_the_host(scratch)?,
             written,
             data,
+            exact: exact.then(|| exact::make(volume.at())).transpose()?,
             on: None,
             also: hidden.then(|| cwd.to_owned()).into_iter().chain(resolver_dir()).collect(),
             cwd: cwd.to_owned(),
@@ -250,11 +261,12 @@ fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
 
 /// Applies what the session changed, and throws the volume away, or keeps it.
 fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
-    apply_all(volume.at(), &work)?;
+    apply_all(volume.at(), &work, &AccessLists::Own)?;
     if work.throw_away && !keep {
         return volume.throw_away();
     }
     WorkDirs::remove_layers(volume.at())?;
+    exact::remove(volume.at())?;
     let path = volume.path().to_owned();
     volume.unmount()?;
     if work.throw_away {
@@ -263,14 +275,14 @@ fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     Ok(())
 }
 
-fn apply_all(volume: &Path, work: &WorkDirs) -> Result<()> {
+pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> Result<()> {
     if work.dirs.is_empty() {
         return Ok(());
     }
-    WorkDirs { phase: Phase::Applying, ..work.clone() }.write(volume)?;
+    work.begin_to_apply(volume)?;
     for layer in work.layers(volume) {
         let bar = progress(&layer.upper, &format!("applying to {}", layer.dir.display()))?;
-        apply_changes::apply(&layer, &mut |done: &Applied| bar.set_position(done.bytes))?;
+        apply_changes::apply(&layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;
         bar.finish_and_clear();
     }
     WorkDirs::forget(volume)
@@ -282,7 +294,7 @@ fn progress(from: &Path, what: &str) -> Result<ProgressBar> {
     Ok(ProgressBar::new(bytes).with_style(style).with_message(what.to_owned()))
 }
 
-fn not_applied(path: &Path) -> String {
+pub(crate) fn not_applied(path: &Path) -> String {
     format!(
         "all that the program did is in {}; `untorn xsync --resume {0}` applies it when the reason is gone, \
          `untorn xsync --discard {0}` throws it away",
@@ -290,12 +302,12 @@ fn not_applied(path: &Path) -> String {
     )
 }
 
-fn tell_what_is_lost(ended: &Ended, volume: &Volume, work: &WorkDirs) {
+pub(crate) fn tell_what_is_lost(ended: &Ended, path: &Path, work: &WorkDirs) {
     let held = match ended.lost_bytes {
         0 => "No output was held back.".to_owned(),
         bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
     };
-    let path = volume.path().display();
+    let path = path.display();
     let what_to_do = match work.dirs.is_empty() {
         true => "Open it again when its disk works.".to_owned(),
         false => format!("`untorn xsync --resume {path}` applies it when its disk works."),

@@ -60,6 +60,8 @@ pub struct Session {
     pub view: View,
     /// What is done about shared maps.
     pub maps: Maps,
+    /// Flushes have the results that they have elsewhere.
+    pub exact: bool,
     /// Cares.
     pub cares: Cares,
     /// The program and its arguments.
@@ -89,7 +91,7 @@ pub fn run(session: Session, control: Control) -> ! {
 
 fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error, u8)> {
     let could_not = |e| (e, COULD_NOT);
-    let Session { view, maps, cares, command, streams, terminal, network, signals } = session;
+    let Session { view, maps, exact, cares, command, streams, terminal, network, signals } = session;
     end_with_the_supervisor().map_err(could_not)?;
     let of_the_host = terminal.as_ref().filter(|_| !cares.own_terminals).map(|like| open_terminal(like, control));
     let mut missing = session_root::enter(&view, cares).map_err(could_not)?;
@@ -108,7 +110,7 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
         let own = OWN.iter().map(Path::new).filter(|own| !at.starts_with(own));
         sealed_directory::allow_only_in(own.chain(written)).map_err(could_not)?;
     }
-    confine(maps, cares, control).map_err(could_not)?;
+    confine((maps, exact), cares, control).map_err(could_not)?;
     let children = children().map_err(could_not)?;
     let child = start(&command, streams, slave.as_ref(), signals)?;
     std::mem::forget(slave);
@@ -167,8 +169,8 @@ fn show_network(control: &Control) -> Result<()> {
     control.send(&News::Network, Some(network.as_fd()))
 }
 
-fn confine(maps: Maps, cares: Cares, control: &Control) -> Result<()> {
-    let listener = syscall_filter::install(maps)?;
+fn confine((maps, exact): (Maps, bool), cares: Cares, control: &Control) -> Result<()> {
+    let listener = syscall_filter::install(maps, exact)?;
     control.send(&News::Filter, Some(listener.as_fd()))?;
     drop(listener);
     if !is_root() {

@@ -5,8 +5,7 @@ use crate::outgoing_rules;
 use anyhow::{Context, Result};
 use rustix::net::sockopt::set_ipv6_v6only;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,19 +20,9 @@ pub enum Net {
     None,
 }
 
-/// Whether a thread of this process may leave the host's network and come back, as the relay of datagrams does: an
-/// ordinary user's may not.
-pub fn datagrams_can_leave() -> bool {
-    let home = File::open("/proc/thread-self/ns/net");
-    home.is_ok_and(|home| move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Network)).is_ok())
-}
-
 /// For people: what becomes of what the program says to others.
 pub fn explain_net(net: Net) -> String {
     let how = match net {
-        Net::Gated if !datagrams_can_leave() => {
-            "TCP leaves after a commit, answers pass at once; datagrams of ordinary users' sessions and all else are refused"
-        }
         Net::Gated => "TCP and UDP leave after a commit, answers pass at once; all else is refused",
         Net::None => "none, besides clients of --listen",
     };

@@ -1,6 +1,7 @@
 //! Mounts the session's root directory; runs in the session's first process, in a mount namespace of its own.
 
 use crate::cares::Cares;
+use crate::exact;
 use crate::host_view::{OWN, Shown, View, Written};
 use crate::on_directory::HIDDEN;
 use crate::overlays::{memory, overlay, path_of, show};
@@ -67,7 +68,11 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
         if !place.is_dir() {
             fs::create_dir_all(&place).with_context(|| format!("a place for the volume at {}", at.display()))?;
         }
-        mount_bind(data, &place).with_context(|| format!("the volume at {}", at.display()))?;
+        let done = match &view.exact {
+            Some(home) => exact::mount(data, home, &place),
+            None => mount_bind(data, &place).map_err(anyhow::Error::from),
+        };
+        done.with_context(|| format!("the volume at {}", at.display()))?;
     }
     if let Some((tree, at)) = &view.on {
         write_itself(tree, at, &inside(&root, at)).with_context(|| format!("the directory {}", at.display()))?;
@@ -113,17 +118,16 @@ fn keep_changes(written: &Written, root: &Path) -> Result<()> {
     let place = inside(root, &written.dir);
     fs::create_dir_all(&place)?;
     let (lower, upper, work) = (File::open(&written.dir)?, File::open(&written.upper)?, File::open(&written.work)?);
-    let options = [
-        ("lowerdir", path_of(&lower)),
-        ("upperdir", path_of(&upper)),
-        ("workdir", path_of(&work)),
-        // What the upper layer holds is then all that there is to apply.
-        ("redirect_dir", "off".to_owned()),
-        ("metacopy", "off".to_owned()),
-        ("index", "off".to_owned()),
-    ];
-    let options: Vec<(&str, &str)> = options.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    overlay(&[&options[..], &[("volatile", "")]].concat(), MountAttrFlags::empty(), &place)
+    let [lower, upper, work] = [&lower, &upper, &work].map(path_of);
+    let mut options = vec![("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("volatile", "")];
+    // What the upper layer holds is then all that there is to apply. Attributes of the kind `trusted` are root's; with
+    // others the rest is so by itself.
+    options.push(("index", "off"));
+    match is_root() {
+        true => options.extend([("redirect_dir", "off"), ("metacopy", "off")]),
+        false => options.push(("userxattr", "")),
+    }
+    overlay(&options, MountAttrFlags::empty(), &place)
 }
 
 /// A directory of the host that the session writes itself, by a mount that nobody else has.

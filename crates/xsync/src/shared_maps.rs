@@ -1,8 +1,9 @@
 //! The supervisor's answers to system calls that the filter asks about: maps that are shared with files, and with
-//! `--maps=strict` the flushes of a session that has such a map.
+//! `--maps=strict` the flushes of a session that has such a map; with `--exact`, rings of io_uring.
 
 use crate::cares::Cares;
 use crate::committer::Committer;
+use crate::rings;
 use crate::session_report::Counters;
 use crate::syscall_filter::Maps;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,7 +22,13 @@ const CONTINUE: u32 = 1;
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 /// Answers until the session has ended.
-pub fn answer(listener: &OwnedFd, maps: Maps, cares: Cares, committer: &Committer, counters: &Counters) {
+pub fn answer(
+    listener: &OwnedFd,
+    (maps, exact): (Maps, bool),
+    cares: Cares,
+    committer: &Committer,
+    counters: &Counters,
+) {
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
         match poll(&mut ready, None) {
@@ -41,7 +48,14 @@ pub fn answer(listener: &OwnedFd, maps: Maps, cares: Cares, committer: &Committe
                 _ => return,
             }
         }
-        let decided = decide(&asked, maps, cares, committer, counters);
+        let decided = if libc::c_long::from(asked.data.nr) == libc::SYS_io_uring_setup {
+            match rings::answer(listener, &asked) {
+                Ok(()) => continue,
+                Err(error) => Decided::Answer(error),
+            }
+        } else {
+            decide(&asked, (maps, exact), cares, committer, counters)
+        };
         let (error, flags) = match decided {
             Decided::Continue => (0, CONTINUE),
             Decided::Answer(error) => (-error, 0),
@@ -61,14 +75,19 @@ enum Decided {
 
 fn decide(
     asked: &libc::seccomp_notif,
-    maps: Maps,
+    (maps, exact): (Maps, bool),
     cares: Cares,
     committer: &Committer,
     counters: &Counters,
 ) -> Decided {
     let (call, arguments) = (libc::c_long::from(asked.data.nr), asked.data.args);
     if call != libc::SYS_mmap {
-        return flush(asked.pid, call, arguments[0] as i32, committer, counters);
+        let flushed = flush(asked.pid, call, arguments[0] as i32, committer, counters);
+        // The overlay knows the result.
+        return match flushed {
+            Decided::Answer(0) if exact && call != libc::SYS_sync => Decided::Continue,
+            _ => flushed,
+        };
     }
     const WRITE: u64 = libc::PROT_WRITE as u64;
     let may_store = if cares.maps_by_descriptor {

@@ -10,7 +10,6 @@ use crate::outer_terminal::OuterTerminal;
 use crate::outgoing::Outgoing;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
-use crate::session_network::datagrams_can_leave;
 use crate::session_network::{HostNetwork, Net};
 use crate::session_report::{Counters, Report};
 use crate::shared_maps;
@@ -45,6 +44,8 @@ pub struct Job {
     pub view: View,
     /// What is done about shared maps.
     pub maps: Maps,
+    /// Flushes have the results that they have elsewhere.
+    pub exact: bool,
     /// Cares.
     pub cares: Cares,
     /// Whether there is a way out.
@@ -87,6 +88,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
     let session = Session {
         view: job.view,
         maps: job.maps,
+        exact: job.exact,
         cares: job.cares,
         command: job.command,
         streams: streams.theirs,
@@ -103,7 +105,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         committer: Arc::new(committer),
         counters: Arc::new(Counters::default()),
         outer: outer.map(Arc::new),
-        maps: job.maps,
+        calls: (job.maps, job.exact),
         cares: job.cares,
         report: job.report,
         ports: job.ports,
@@ -201,7 +203,7 @@ struct Running {
     committer: Arc<Committer>,
     counters: Arc<Counters>,
     outer: Option<Arc<OuterTerminal>>,
-    maps: Maps,
+    calls: (Maps, bool),
     cares: Cares,
     report: Report,
     ports: Arc<Vec<Port>>,
@@ -276,9 +278,7 @@ impl Running {
         let network = self.network.take().context("the session's network")?;
         if !self.takes_datagrams.is_empty() {
             let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
-            if datagrams_can_leave() {
-                self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
-            }
+            self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
         }
         let threads =
             Served::begin(init, network, !self.ways_out.is_empty(), self.cares, &self.committer, &self.counters)?;
@@ -300,9 +300,9 @@ impl Running {
     }
 
     fn answer(&mut self, listener: OwnedFd) {
-        let (maps, cares) = (self.maps, self.cares);
+        let (calls, cares) = (self.calls, self.cares);
         let (committer, counters) = (self.committer.clone(), self.counters.clone());
-        self.answers = Some(thread::spawn(move || shared_maps::answer(&listener, maps, cares, &committer, &counters)));
+        self.answers = Some(thread::spawn(move || shared_maps::answer(&listener, calls, cares, &committer, &counters)));
     }
 
     fn take_terminal(&mut self, master: OwnedFd, init: Pid) -> Result<()> {

@@ -75,8 +75,9 @@ const fn answer(value: u32) -> Instruction {
     statement(libc::BPF_RET | libc::BPF_K, value)
 }
 
-/// The filter: a block for each call that is not simply allowed; each block ends with an answer.
-pub fn program(maps: Maps) -> Vec<Instruction> {
+/// The filter: a block for each call that is not simply allowed; each block ends with an answer. With `exact`, flushes of
+/// a descriptor are the overlay's, and rings of io_uring are made by the supervisor.
+pub fn program(maps: Maps, exact: bool) -> Vec<Instruction> {
     let mut filter = vec![
         load(ARCHITECTURE_AT),
         jump(libc::BPF_JEQ, ARCHITECTURE, 1, 0),
@@ -90,7 +91,7 @@ pub fn program(maps: Maps) -> Vec<Instruction> {
         filter.extend_from_slice(block);
     };
     let synced = if maps == Maps::Strict { NOTIFY } else { errno(0) };
-    for call in SYNC_OF_A_DESCRIPTOR {
+    for call in SYNC_OF_A_DESCRIPTOR.into_iter().filter(|_| !exact || maps == Maps::Strict) {
         let no_descriptor = jump(libc::BPF_JSET, 1 << 31, 0, 1);
         on(call, &[load(argument_at(0)), no_descriptor, answer(errno(libc::EBADF)), answer(synced)]);
     }
@@ -106,15 +107,20 @@ pub fn program(maps: Maps) -> Vec<Instruction> {
     on(libc::SYS_socket, &families);
     on(libc::SYS_socketpair, &families);
     REFUSED.iter().for_each(|call| on(*call, &[answer(errno(libc::EPERM))]));
-    MISSING.iter().for_each(|call| on(*call, &[answer(errno(libc::ENOSYS))]));
+    // Flushes in a ring could not be held until a commit, as strict maps ask for.
+    if exact && maps != Maps::Strict {
+        on(libc::SYS_io_uring_setup, &[answer(NOTIFY)]);
+    } else {
+        MISSING.iter().for_each(|call| on(*call, &[answer(errno(libc::ENOSYS))]));
+    }
     filter.push(answer(ALLOW));
     filter
 }
 
 /// Installs the filter for this process and all that it starts. Returns the descriptor that hears what the filter
 /// asks a supervisor about. Needs CAP_SYS_ADMIN.
-pub fn install(maps: Maps) -> Result<OwnedFd> {
-    let mut filter = program(maps);
+pub fn install(maps: Maps, exact: bool) -> Result<OwnedFd> {
+    let mut filter = program(maps, exact);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let attempt = |flags: libc::c_ulong| {
         // SAFETY: `program` is what the call reads, and outlives the call.

@@ -8,16 +8,21 @@ use std::path::{Path, PathBuf};
 
 /// Where they are, if nobody says otherwise.
 pub const PLACE_DEFAULT: &str = "/var/lib/untorn-xsync";
-const IMAGE: &str = "img";
-/// Being made; of no use without the list of directories in it.
-const NEW: &str = "img-new";
+/// Ends the names of images.
+pub const IMAGE: &str = "img";
 
-/// The names of a volume for these directories: while it is made, and afterwards.
-pub fn names(place: &Path, dirs: &[PathBuf]) -> Result<(PathBuf, PathBuf)> {
+/// The end of a name while what it names is made or removed; it is of no use without the list of directories in it.
+pub fn unfinished(end: &str) -> String {
+    format!("{end}-new")
+}
+
+/// The names of a volume for these directories, or of what holds their changes otherwise: while it is made, and
+/// afterwards. `end` ends the name.
+pub fn names(place: &Path, dirs: &[PathBuf], end: &str) -> Result<(PathBuf, PathBuf)> {
     fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
-    remove_unfinished(place)?;
+    remove_unfinished(place, &unfinished(end))?;
     for dir in dirs {
-        if let Some(left) = of_dir(place, dir)? {
+        if let Some(left) = of_dir(place, dir, end)? {
             if is_locked(&left) {
                 bail!("another session works on {} ({}); wait for its end", dir.display(), left.display());
             }
@@ -33,23 +38,23 @@ pub fn names(place: &Path, dirs: &[PathBuf]) -> Result<(PathBuf, PathBuf)> {
     let plain: String = first.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(40).collect();
     let sums: Vec<String> = dirs.iter().map(|dir| sum(dir)).collect();
     let name = format!("{plain}-{}-{}", std::process::id(), sums.join("-"));
-    Ok((place.join(&name).with_extension(NEW), place.join(name).with_extension(IMAGE)))
+    Ok((place.join(&name).with_extension(unfinished(end)), place.join(name).with_extension(end)))
 }
 
 /// A volume with changes of a directory.
-fn of_dir(place: &Path, dir: &Path) -> Result<Option<PathBuf>> {
+fn of_dir(place: &Path, dir: &Path, end: &str) -> Result<Option<PathBuf>> {
     let sum = sum(dir);
     let entries = fs::read_dir(place).with_context(|| place.display().to_string())?.flatten();
-    let mut volumes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == IMAGE));
+    let mut volumes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == end));
     Ok(volumes.find(|path| path.file_stem().unwrap_or_default().to_string_lossy().split('-').skip(2).any(|s| s == sum)))
 }
 
 /// Removes what a session was making when it was killed.
-fn remove_unfinished(place: &Path) -> Result<()> {
+fn remove_unfinished(place: &Path, end: &str) -> Result<()> {
     for entry in fs::read_dir(place).with_context(|| place.display().to_string())?.flatten() {
         let path = entry.path();
-        if path.extension().is_some_and(|e| e == NEW) && !is_locked(&path) {
-            let _ = fs::remove_file(path);
+        if path.extension().is_some_and(|e| e == end) && !is_locked(&path) {
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
     }
     Ok(())

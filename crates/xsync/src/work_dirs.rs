@@ -1,6 +1,8 @@
 //! What a volume says about the directories whose changes it holds.
 
+use crate::access_lists::{AccessLists, NAMES};
 use crate::host_view::Written;
+use crate::user_namespace::is_root;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 use serde::{Deserialize, Serialize};
@@ -9,13 +11,19 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-/// The file with this list, and the directory with the overlays' layers, in a volume.
+/// The file with this list, in a volume.
 const LIST: &str = "session.json";
+/// The list as it will be when changes are being applied.
+const NEXT: &str = "session.next.json";
+/// The directory with the overlays' layers.
 const LAYERS: &str = "overlays";
 /// What the session sees of a volume.
 pub const DATA: &str = "data";
-/// Prefix of the attributes in which an overlay keeps what it needs.
-pub const OVERLAY_ATTRIBUTES: &str = "trusted.overlay.";
+
+/// Prefix of the attributes in which an overlay keeps what it needs: root's, or an ordinary user's.
+pub fn overlay_attributes() -> &'static str {
+    if is_root() { "trusted.overlay." } else { "user.overlay." }
+}
 
 /// How far a session has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,13 +58,27 @@ impl WorkDirs {
         }
     }
 
-    /// Writes it to the volume, durably.
+    /// Writes it to the volume, durably, with the list that is to follow: a volume that is full then takes no more.
     pub fn write(&self, volume: &Path) -> Result<()> {
+        self.write_as(&volume.join(NEXT), Phase::Applying)?;
         let new = volume.join("session.json.new");
-        let mut file = File::create(&new).context("the volume's list of directories")?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.sync_all()?;
+        self.write_as(&new, self.phase)?;
         fs::rename(&new, volume.join(LIST)).context("the volume's list of directories")?;
+        File::open(volume)?.sync_all().context("the volume cannot be flushed")
+    }
+
+    fn write_as(&self, path: &Path, phase: Phase) -> Result<()> {
+        let mut file = File::create(path).context("the volume's list of directories")?;
+        file.write_all(&serde_json::to_vec(&WorkDirs { phase, ..self.clone() })?)?;
+        Ok(file.sync_all()?)
+    }
+
+    /// Notes in the volume, durably, that changes are being applied from now on. Needs no room.
+    pub fn begin_to_apply(&self, volume: &Path) -> Result<()> {
+        if self.phase == Phase::Applying {
+            return Ok(());
+        }
+        fs::rename(volume.join(NEXT), volume.join(LIST)).context("the volume's list of directories")?;
         File::open(volume)?.sync_all().context("the volume cannot be flushed")
     }
 
@@ -84,7 +106,7 @@ impl WorkDirs {
     }
 
     /// Makes empty layers. The upper directory is what the session sees of the directory itself.
-    pub fn make_layers(&self, volume: &Path) -> Result<()> {
+    pub fn make_layers(&self, volume: &Path, lists: &AccessLists) -> Result<()> {
         match fs::remove_dir_all(volume.join(LAYERS)) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("the volume's layers"),
             _ => {}
@@ -92,7 +114,7 @@ impl WorkDirs {
         for layer in self.layers(volume) {
             fs::create_dir_all(&layer.upper)?;
             fs::create_dir_all(&layer.work)?;
-            copy_attributes(&layer.dir, &layer.upper)
+            copy_attributes_by(&layer.dir, &layer.upper, lists)
                 .with_context(|| format!("the attributes of {}", layer.dir.display()))?;
         }
         Ok(())
@@ -117,6 +139,11 @@ pub fn check_dirs(dirs: &[PathBuf]) -> Result<()> {
 
 /// Owner, mode, times, extended attributes and access lists, from one file to another of its kind.
 pub fn copy_attributes(from: &Path, to: &Path) -> Result<()> {
+    copy_attributes_by(from, to, &AccessLists::Own)
+}
+
+/// As [`copy_attributes`]; somebody copies access lists.
+pub fn copy_attributes_by(from: &Path, to: &Path, lists: &AccessLists) -> Result<()> {
     let meta = fs::symlink_metadata(from)?;
     lchown(to, Some(meta.uid()), Some(meta.gid()))?;
     let mut names = vec![0; 64 << 10];
@@ -126,7 +153,10 @@ pub fn copy_attributes(from: &Path, to: &Path) -> Result<()> {
         Err(e) => return Err(e.into()),
     };
     for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(OVERLAY_ATTRIBUTES.as_bytes()) {
+        if name.starts_with(overlay_attributes().as_bytes()) {
+            continue;
+        }
+        if NAMES.iter().any(|list| name == list.as_bytes()) && lists.copy(from, to)? {
             continue;
         }
         let mut value = vec![0; 64 << 10];

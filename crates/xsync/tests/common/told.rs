@@ -52,7 +52,8 @@ impl Check for Told {
 }
 
 impl Told {
-    fn judge(&self, data: &Path, said: &[String]) -> Result<(), String> {
+    /// Looks at the files themselves.
+    pub fn judge(&self, data: &Path, said: &[String]) -> Result<(), String> {
         let shown = said.iter().filter(|line| line.starts_with("file")).count() as u64;
         let found = match files(data) {
             Ok(found) => found,

@@ -1,0 +1,229 @@
+//! The test of the paper for sessions of ordinary users over the working directory, with their changes on a recorded
+//! disk: what was shown is in the changes that `--resume` would apply. Sessions without a care must be found.
+
+mod common;
+
+use anyhow::{Context, Result, bail};
+use common::example;
+use common::told::{CHANGES, Told, explore};
+use rustix::mount::{UnmountFlags, unmount};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use untorn_crashlab::device::watch::{self, Limits, say};
+use untorn_crashlab::device::{Acks, Again, FileSystem, Loop, Recorder, Trouble, serve_if_asked};
+use untorn_crashlab::replay::{Bench, Check, Recording};
+use untorn_xsync::on_directory::disk_of;
+
+const BYTES: u64 = 64 << 20;
+const USER: u32 = 12345;
+
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The other processes of these tests: devices and workers. By itself it does nothing.
+#[test]
+fn part() {
+    serve_if_asked();
+    watch::work_if_asked(|job| {
+        let words: Vec<_> = job.split(' ').collect();
+        match words[..] {
+            [watch::PROBE] => watch::try_mount(&Again::test("part")?),
+            ["told", care, seed, states] => told(care, seed.parse()?, states.parse()?),
+            ["failing"] => failing(),
+            _ => bail!("no such job: {job}"),
+        }
+    });
+}
+
+/// How many violations a worker finds; none where that cannot be done, which is said.
+fn violations(care: &str, states: u64) -> Option<usize> {
+    if !possible() {
+        return None;
+    }
+    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
+    let said = watched(&format!("told {care} {seed} {states}"));
+    Some(said.iter().filter(|line| line.starts_with("VIOLATION")).count())
+}
+
+/// Lets a worker do a job; what it says, line by line.
+fn watched(job: &str) -> Vec<String> {
+    let (again, mut said) = (Again::test("part").expect("this program"), Vec::new());
+    let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
+    let done = watch::supervise(&again, job, limits, |line| {
+        if line != "." {
+            println!("{line}");
+            said.push(line.to_owned());
+        }
+    });
+    done.unwrap_or_else(|e| panic!("{job}: {e}"));
+    said
+}
+
+/// Whether that can be done here; says why not.
+fn possible() -> bool {
+    let again = Again::test("part").expect("this program");
+    let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
+    if let Some(why) = &why {
+        println!("skipped: {why}");
+    }
+    why.is_none() && common::Place::new().is_some() && example("probe").exists()
+}
+
+#[test]
+fn nothing_that_was_shown_is_lost() {
+    let states = variable("UNTORN_XSYNC_STATES", 150);
+    assert!(violations("all", states).is_none_or(|found| found == 0));
+}
+
+#[test]
+fn sessions_without_a_care_are_found() {
+    for care in ["gate", "data_in_the_journal"] {
+        // Now and then commits fall so that a whole recording has nothing to be found.
+        let found = (0..3).any(|_| violations(care, 150).is_none_or(|found| found > 0));
+        assert!(found, "a session without {care} was not found");
+    }
+}
+
+/// Nothing more is shown, and what is in memory is saved.
+#[test]
+fn a_failing_disk_ends_the_session() {
+    if possible() {
+        let said = watched("failing");
+        assert!(said.iter().any(|line| line == "as it should be"), "{said:?}");
+    }
+}
+
+// What follows happens in workers.
+
+/// A recorded disk with a place for a user, and a directory of theirs with the program of the tests.
+struct Stage {
+    recorder: Recorder,
+    device: Loop,
+    at: PathBuf,
+    work: PathBuf,
+}
+
+impl Stage {
+    fn begin(care: &str) -> Result<Stage> {
+        let mut recorder = Recorder::start(&Again::test("part")?, FileSystem::Ext4Journal.make(BYTES)?)?;
+        let (device, at, work) = (recorder.attach()?, watch::directory("on")?, watch::directory("work")?);
+        let mounted = if care == "data_in_the_journal" { FileSystem::Ext4 } else { FileSystem::Ext4Journal };
+        mounted.mount(device.path(), &at)?;
+        let place = at.join("place");
+        fs::create_dir(&place)?;
+        fs::copy(example("probe"), work.join("probe"))?;
+        for dir in [&place, &work] {
+            std::os::unix::fs::chown(dir, Some(USER), Some(USER))?;
+        }
+        recorder.flush_time(Duration::from_micros(300))?;
+        recorder.mark("begin")?;
+        Ok(Stage { recorder, device, at, work })
+    }
+
+    /// As the user, in their directory.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.uid(USER).gid(USER).env_remove("XDG_RUNTIME_DIR").current_dir(&self.work);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+    }
+
+    /// When nothing of the session is left.
+    fn end(self) -> Result<Recorder> {
+        let mounted = Path::new("/proc/fs/ext4").join(disk_of(&self.at)?);
+        unmount(&self.at, UnmountFlags::DETACH)?;
+        // What is left of a killed session has mounts of its own.
+        while mounted.exists() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        drop(self.device);
+        Ok(self.recorder)
+    }
+}
+
+fn told(care: &str, seed: u64, states: u64) -> Result<()> {
+    let stage = Stage::begin(care)?;
+    let mut acks = Acks::open(&stage.recorder.acks())?;
+    let script = format!("./probe mixed . {CHANGES} {seed}; read nothing");
+    let mut command = stage.command(&example("careless"));
+    command.arg(care).arg(format!("{}/place/", stage.at.display())).args(["allow", "sh", "-c", &script]);
+    let mut session = common::Session::start(&mut command);
+    let shown = BufReader::new(session.stdout.take().context("piped")?);
+    let mut lines = 0;
+    for line in shown.lines() {
+        let line = line?;
+        acks.say(&line)?;
+        lines += 1;
+        if line == "done" {
+            break;
+        }
+    }
+    if lines <= CHANGES {
+        bail!("{lines} lines were shown, of {CHANGES} changes and the end");
+    }
+    // Nothing is applied: the changes stay where they are.
+    drop(session);
+    let (base, events) = stage.end()?.stop()?;
+    let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
+    explore(&recording, &Changes(Told { seed, image: None }), seed, states)
+}
+
+/// No write reaches the disk any more from some moment on.
+fn failing() -> Result<()> {
+    let mut stage = Stage::begin("all")?;
+    let saved = watch::directory("saved")?;
+    std::os::unix::fs::chown(&saved, Some(USER), Some(USER))?;
+    fs::write(stage.work.join("before"), "old")?;
+    std::os::unix::fs::chown(stage.work.join("before"), Some(USER), Some(USER))?;
+    let script = "echo new > before; echo ready; read go; i=0; while :; do echo line $i >> log; echo line $i; \
+                  i=$((i+1)); done";
+    let mut command = stage.command(Path::new(env!("CARGO_BIN_EXE_untorn-xsync")));
+    command.arg("--place").arg(stage.at.join("place")).arg("--rescue").arg(saved.join("here"));
+    let mut session = common::Session::start(command.args(["--", "sh", "-c", script]).stderr(Stdio::piped()));
+    session.stdout.as_mut().context("piped")?.read_exact(&mut [0; 6])?;
+    stage.recorder.fail(Trouble::Writes, 40)?;
+    drop(session.stdin.take());
+    let (mut shown, mut told) = (String::new(), String::new());
+    session.stdout.take().context("piped")?.read_to_string(&mut shown)?;
+    session.stderr.take().context("piped")?.read_to_string(&mut told)?;
+    let status = session.wait()?;
+    stage.recorder.heal()?;
+    let old = fs::read_to_string(stage.work.join("before"))?;
+    let changed = format!("changed-0-{}", stage.work.file_name().unwrap_or_default().display());
+    let recorder = stage.end()?;
+    let kept = Bench::new()?.with(FileSystem::Ext4Journal, &recorder.image()?, |dir| {
+        fs::read_to_string(upper(dir).join("log")).unwrap_or_default()
+    })??;
+    let log = fs::read_to_string(saved.join("here").join(&changed).join("log")).unwrap_or_default();
+    let whole = kept.starts_with(&shown) && log.starts_with(&kept) && log.len() > shown.len() && !shown.is_empty();
+    let said = told.contains("--resume") && told.contains("The disk never had them like that");
+    if whole && said && status.code() == Some(125) && old == "old" {
+        say("as it should be");
+    } else {
+        let (shown, kept, log) = (shown.len(), kept.len(), log.len());
+        say(&format!("{}: {shown} bytes shown, {kept} kept, {log} saved, {old}; {told}", status));
+    }
+    Ok(())
+}
+
+/// What is in the layers of a session.
+struct Changes(Told);
+
+impl Check for Changes {
+    fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
+        self.0.judge(&upper(dir), said)
+    }
+}
+
+/// The changes of the one session that the disk has.
+fn upper(disk: &Path) -> PathBuf {
+    let entries = fs::read_dir(disk.join("place")).into_iter().flatten().flatten();
+    let mut homes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "layers"));
+    homes.next().unwrap_or_else(|| disk.join("none")).join("overlays/0/upper")
+}
