@@ -4,9 +4,10 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::mount::{MountFlags, mount_remount};
+use rustix::net;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -34,7 +35,8 @@ fn main() {
         ["stores", dir, count] => stores(dir, count.parse().expect("a number")),
         ["fill", path] => fill(path),
         ["shout", mib] => shout(mib.parse().expect("a number")),
-        ["serve", port, log] => serve(port.parse().expect("a port"), log),
+        ["serve", port, log] => serve(TcpListener::bind((Ipv4Addr::UNSPECIFIED, number(port))), log),
+        ["serve6", port, log] => serve(only6(number(port)), log),
         ["tell", kind, address, log, count] => tell(kind, address, log, count.parse().expect("a number")),
         ["crowd", address, count] => crowd(address, count.parse().expect("a number")),
         ["flows", address, count] => flows(address, count.parse().expect("a number")),
@@ -183,8 +185,21 @@ fn shout(mib: u64) -> io::Result<()> {
 /// A server that has a line in its log when it answers it. `who` asks for the client's address, `get` changes nothing, `touch` makes a file without a word,
 /// `large` is answered by so many bytes. `bye` ends the connection without a word, after a line, and
 /// `stop` ends the server. When it listens, it says so.
-fn serve(port: u16, log: &str) -> io::Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+fn number(port: &str) -> u16 {
+    port.parse().expect("a port")
+}
+
+/// At IPv6 alone.
+fn only6(port: u16) -> io::Result<TcpListener> {
+    let socket = net::socket(net::AddressFamily::INET6, net::SocketType::STREAM, None)?;
+    net::sockopt::set_ipv6_v6only(&socket, true)?;
+    net::bind(&socket, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    net::listen(&socket, 64)?;
+    Ok(socket.into())
+}
+
+fn serve(listener: io::Result<TcpListener>, log: &str) -> io::Result<()> {
+    let listener = listener?;
     println!("listening");
     for stream in listener.incoming() {
         let (stream, log) = (stream?, log.to_owned());

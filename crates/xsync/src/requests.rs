@@ -8,13 +8,15 @@ use crate::session_report::Counters;
 use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
-use rustix::net::sockopt::{set_socket_linger, set_socket_oobinline, set_socket_reuseaddr, set_tcp_nodelay};
+use rustix::net::sockopt::{
+    set_socket_linger, set_socket_oobinline, set_socket_reuseaddr, set_tcp_nodelay, socket_error,
+};
 use rustix::net::{
     AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, bind, connect, getpeername, shutdown, socket_with,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
@@ -213,9 +215,9 @@ impl Relay<'_> {
         let from = getpeername(client).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
         let from = from.filter(|_| self.session.all_addresses);
         match from.map(|from| (from.ip().to_canonical(), from.port())) {
-            Some((IpAddr::V4(ip), of_client)) if !ip.is_loopback() => {
-                let as_client = connected_from(SocketAddrV4::new(ip, of_client), port);
-                as_client.or_else(|_| connected_from(SocketAddrV4::new(ip, 0), port)).or_else(|_| connected(port))
+            Some((ip, of_client)) if leads_back(ip) => {
+                let as_client = connected_from(SocketAddr::new(ip, of_client), port);
+                as_client.or_else(|_| connected_from(SocketAddr::new(ip, 0), port)).or_else(|_| connected(port))
             }
             _ => connected(port),
         }
@@ -302,15 +304,37 @@ impl Relay<'_> {
     }
 }
 
+/// Whether what this thread's network says to the address of somebody outside stays in it: IPv6 has routes for what the
+/// host has routes for, and none for a link of the host.
+fn leads_back(ip: IpAddr) -> bool {
+    let has_route = |ip: Ipv6Addr| {
+        let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        socket.is_ok_and(|socket| connect(&socket, &SocketAddr::new(ip.into(), 9)).is_ok())
+    };
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && has_route(ip),
+    }
+}
+
 /// As [`connected`], from an address of somebody outside.
-fn connected_from(from: SocketAddrV4, port: u16) -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-    be_transparent(&socket, (*from.ip()).into()).map_err(|_| Errno::PERM)?;
+fn connected_from(from: SocketAddr, port: u16) -> rustix::io::Result<OwnedFd> {
+    let (family, to) = match from {
+        SocketAddr::V4(_) => (AddressFamily::INET, IpAddr::from(Ipv4Addr::LOCALHOST)),
+        SocketAddr::V6(_) => (AddressFamily::INET6, Ipv6Addr::LOCALHOST.into()),
+    };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    be_transparent(&socket, from.ip()).map_err(|_| Errno::PERM)?;
     set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &from)?;
-    match connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+    begin_to_connect(socket, SocketAddr::new(to, port))
+}
+
+/// On its way, unless nobody listens there: in a loopback, that is known at once.
+fn begin_to_connect(socket: OwnedFd, to: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    match connect(&socket, &to) {
+        Ok(()) => Ok(socket),
+        Err(Errno::INPROGRESS) => socket_error(&socket)?.map(|()| socket),
         Err(e) => Err(e),
     }
 }
@@ -320,10 +344,7 @@ fn connected(port: u16) -> rustix::io::Result<OwnedFd> {
     let to = |ip: IpAddr| {
         let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
-        match connect(&socket, &SocketAddr::new(ip, port)) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-            Err(e) => Err(e),
-        }
+        begin_to_connect(socket, SocketAddr::new(ip, port))
     };
     to(Ipv4Addr::LOCALHOST.into()).or_else(|_| to(Ipv6Addr::LOCALHOST.into()))
 }

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{OUTSIDE4, Place, Run, Session, network_of_its_own};
+use common::{OUTSIDE4, OUTSIDE6, Place, Run, Session, network_of_its_own};
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -196,14 +196,26 @@ fn a_session_that_ends_without_listening_ends() {
 #[test]
 fn servers_see_their_clients_addresses() {
     let Some(place) = Place::new().filter(|place| place.probe().exists() && network_of_its_own()) else { return };
-    for net in ["gated", "none"] {
-        let port = TcpListener::bind((OUTSIDE4, 0)).unwrap().local_addr().unwrap().port();
-        let (address, port) = (format!("{OUTSIDE4}:{port}"), port.to_string());
-        let arguments = ["--net", net, "--listen", &address, "--", "./probe", "serve", &port, "log"];
+    // A server that listens at IPv6 alone has clients of IPv4, too: these have no address there.
+    let of_clients = [("gated", OUTSIDE4, "serve"), ("gated", OUTSIDE6, "serve6")];
+    let of_loopback = [
+        ("gated", OUTSIDE4, "serve6", "[::1]:"),
+        ("gated", OUTSIDE6, "serve", "127.0.0.1:"),
+        ("none", OUTSIDE4, "serve", "127.0.0.1:"),
+        ("none", OUTSIDE6, "serve6", "[::1]:"),
+    ];
+    let all = of_clients.map(|(net, ip, serve)| (net, ip, serve, None)).into_iter();
+    for (net, ip, serve, expected) in all.chain(of_loopback.map(|(net, ip, serve, seen)| (net, ip, serve, Some(seen))))
+    {
+        let case = format!("--net={net}, a client of {ip}, {serve}");
+        let ip: IpAddr = ip.parse().unwrap();
+        let address = TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap();
+        let (listen, port) = (address.to_string(), address.port().to_string());
+        let arguments = ["--net", net, "--listen", &listen, "--", "./probe", serve, &port, "log"];
         let mut child = Session::start(place.xsync(&arguments).stdout(Stdio::piped()));
         child.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
         let stream = loop {
-            match TcpStream::connect(&address) {
+            match TcpStream::connect(address) {
                 Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
                 done => break done.unwrap(),
             }
@@ -211,12 +223,12 @@ fn servers_see_their_clients_addresses() {
         let own = stream.local_addr().unwrap();
         let mut stream = BufReader::new(stream);
         let seen = ask(&mut stream, "who").unwrap();
-        match net {
-            "gated" => assert_eq!(seen, format!("{own}\n")),
-            _ => assert!(seen.starts_with("127.0.0.1:"), "{seen}"),
+        match expected {
+            None => assert_eq!(seen, format!("{own}\n"), "{case}"),
+            Some(expected) => assert!(seen.starts_with(expected), "{case}: {seen}"),
         }
         stream.get_mut().write_all(b"stop\n").unwrap();
-        assert!(child.wait().unwrap().success());
+        assert!(child.wait().unwrap().success(), "{case}");
     }
 }
 
