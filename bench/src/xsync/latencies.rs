@@ -2,8 +2,9 @@
 
 use super::clients::{Load, MESSAGE_BYTES, WRITES};
 use super::postgres::Cluster;
+use super::runs::section;
 use super::session::Host;
-use super::{programs, section, servers};
+use super::{programs, servers};
 use crate::bench_run::Run;
 use crate::fs::Place;
 use crate::section::{Chart, Row, Section};

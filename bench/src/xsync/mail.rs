@@ -1,6 +1,6 @@
 //! PostMark in sessions: many small files.
 
-use super::programs::{NAMES, finished, in_turns, outside, row, syncfs};
+use super::runs::{NAMES, finished, in_turns, outside, row, syncfs};
 use super::session::{Host, command, guest};
 use crate::bench_run::Run;
 use crate::child::{Job, SessionJob};

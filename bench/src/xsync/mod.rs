@@ -8,13 +8,15 @@ mod mail;
 mod postgres;
 pub mod postmark;
 mod programs;
+mod runs;
 mod servers;
 pub mod session;
 
 use crate::bench_run::Run;
 use crate::fs::Place;
-use crate::section::{Chart, Row, Section, TimeUnit};
+use crate::section::{Chart, Section};
 use anyhow::{Result, ensure};
+use runs::section;
 
 /// The sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
@@ -54,19 +56,4 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     }
     std::fs::remove_dir_all(&dir)?;
     Ok(sections)
-}
-
-fn section(place: &Place, title: &str, chart: Chart, rows: Vec<Row>, notes: &[&str]) -> Section {
-    let whole_runs = rows.iter().any(|row| row.load == programs::WHOLE_RUNS);
-
-    Section {
-        title: title.to_owned(),
-        place: place.name.clone(),
-        place_details: place.details.clone(),
-        unit: if whole_runs { TimeUnit::Milliseconds } else { TimeUnit::Microseconds },
-        chart,
-        ratio_means: "how many times as fast as the row says; for a limit, the share of it that is used",
-        rows,
-        notes: notes.iter().map(|note| (*note).to_owned()).collect(),
-    }
 }

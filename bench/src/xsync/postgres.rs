@@ -1,6 +1,6 @@
 //! PostgreSQL and its clients, in a session.
 
-use super::programs::{NAMES, row};
+use super::runs::{NAMES, row};
 use super::session::{Host, command};
 use crate::bench_run::Run;
 use crate::section::{Row, Target};

@@ -1,11 +1,11 @@
 //! Programs that somebody waits for: a database, a build.
 
-use super::session::{Host, command, guest, wait};
+use super::runs::{NAMES, finished, in_turns, row, syncfs};
+use super::session::{Host, command, wait};
 use crate::bench_run::Run;
-use crate::child::Job;
 use crate::harness::timed;
-use crate::section::{Other, Row, Target, Waited};
-use crate::statistics::{Measured, Ratio};
+use crate::section::{Row, Target};
+use crate::statistics::Measured;
 use anyhow::{Context, Result};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -22,61 +22,10 @@ pub const NOTES: &[&str] = &[
      without one, make and then syncfs.",
 ];
 
-/// Of rows whose times are those of whole programs.
-pub const WHOLE_RUNS: &str = "whole runs";
-
-pub const NAMES: [&str; 2] = ["in a session", "asynchronous, syncfs at the end"];
-
 pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::from_iter(database(run, host, dir, if run.quick { 20 } else { 10_000 })?);
     rows.extend(build(run, host, dir)?);
     Ok(rows)
-}
-
-pub fn outside(job: &Job) -> Result<Command> {
-    let words = guest(job)?;
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    Ok(command)
-}
-
-pub fn finished(command: &mut Command) -> Result<()> {
-    wait(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?)
-}
-
-pub fn syncfs(dir: &Path) -> Result<()> {
-    Ok(rustix::fs::syncfs(File::open(dir)?)?)
-}
-
-/// A row of whole runs: the times of a session first.
-pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), others: &[(usize, Target)]) -> Row {
-    let ratio = |who: usize, target: &Target| match target {
-        Target::AtMost(_) => Ratio::cost(&times[0], &[&times[who]]),
-        Target::AtLeast(_) => Ratio::speedup(&times[0], &[&times[who]]),
-    };
-    let others =
-        others.iter().map(|(who, target)| Other::new(&times[*who].name, ratio(*who, target), Some(*target), run.quick));
-    let row = Row {
-        cell,
-        load: WHOLE_RUNS.to_owned(),
-        contenders: times.iter().map(Measured::summary).collect(),
-        ratio: Some(ratio(against.0, &against.1)),
-        others: others.collect(),
-        ..Row::default()
-    };
-    row.against_target(Some(against.1), Waited::Allowed, run.quick)
-}
-
-/// One run of each in turn, so many times.
-pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
-    let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
-    for _ in 0..if run.quick { 1 } else { 5 } {
-        for (who, measured) in times.iter_mut().enumerate() {
-            measured.begin_round();
-            measured.push(once(who)?);
-        }
-    }
-    Ok(times)
 }
 
 fn is_here(program: &str) -> bool {
