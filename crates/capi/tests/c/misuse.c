@@ -1,11 +1,14 @@
 /* Bad handles: every function fails with EBADF, and no handle is ever followed as an address. */
 #include "check.h"
 
-/* Every function that takes a handle, given one that is bad for it. */
-static void try_everything(void *bad, int as_store, int as_file, int as_txn, int as_ticket, int as_map) {
+/* Kinds of handles. */
+enum { STORE = 1, FILE_ = 2, TXN = 4, TICKET = 8, MAP = 16, HEAP = 32, GATE = 64, OUTPUT = 128, ALL = 255 };
+
+/* Every function that takes a handle of one of these kinds, given one that is bad for it. */
+static void try_everything(void *bad, int kinds) {
     char buf[64];
     untorn_status status = {.size = sizeof status};
-    if (as_store) {
+    if (kinds & STORE) {
         untorn_store *s = bad;
         BAD_HANDLE(untorn_store_checkpoint(s));
         BAD_HANDLE(untorn_store_status(s, &status));
@@ -16,7 +19,7 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_store_release(s));
         BAD_HANDLE(untorn_store_close(s));
     }
-    if (as_file) {
+    if (kinds & FILE_) {
         untorn_file *f = bad;
         BAD_HANDLE(untorn_store_of(f));
         BAD_HANDLE(untorn_dup(f));
@@ -36,7 +39,7 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_map_open(f, NULL));
         BAD_HANDLE(untorn_close(f));
     }
-    if (as_txn) {
+    if (kinds & TXN) {
         untorn_txn *t = bad;
         BAD_HANDLE(untorn_txn_add(t, NULL));
         BAD_HANDLE(untorn_txn_create(t, "f", 0644));
@@ -49,13 +52,13 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_txn_commit_async(t));
         BAD_HANDLE(untorn_txn_abort(t));
     }
-    if (as_ticket) {
+    if (kinds & TICKET) {
         untorn_ticket *t = bad;
         BAD_HANDLE(untorn_ticket_wait(t));
         BAD_HANDLE(untorn_ticket_poll(t));
         BAD_HANDLE(untorn_ticket_free(t));
     }
-    if (as_map) {
+    if (kinds & MAP) {
         untorn_map *m = bad;
         BAD_HANDLE(untorn_map_address(m));
         BAD_HANDLE(untorn_map_len(m));
@@ -68,15 +71,51 @@ static void try_everything(void *bad, int as_store, int as_file, int as_txn, int
         BAD_HANDLE(untorn_map_reclaim(m));
         BAD_HANDLE(untorn_map_close(m));
     }
+    if (kinds & HEAP) {
+        untorn_heap *h = bad;
+        untorn_heap_stats stats = {.size = sizeof stats};
+        untorn_heap_root_info info = {.size = sizeof info};
+        void *found;
+        BAD_HANDLE(untorn_heap_base(h));
+        BAD_HANDLE(untorn_heap_begin(h));
+        BAD_HANDLE(untorn_heap_end(h));
+        BAD_HANDLE(untorn_heap_commit(h));
+        BAD_HANDLE(untorn_heap_commit_async(h));
+        BAD_HANDLE(untorn_heap_rollback(h));
+        BAD_HANDLE(untorn_heap_get_stats(h, &stats));
+        BAD_HANDLE(untorn_heap_malloc(h, 1));
+        BAD_HANDLE(untorn_heap_aligned_alloc(h, 64, 64));
+        BAD_HANDLE(untorn_heap_calloc(h, 1, 1));
+        BAD_HANDLE(untorn_heap_realloc(h, NULL, 1));
+        BAD_HANDLE(untorn_heap_free(h, buf));
+        BAD_HANDLE(untorn_heap_allocate_at(h, 1, 1));
+        BAD_HANDLE(untorn_heap_root(h, "r", "t", 1, 1, 0, &found));
+        BAD_HANDLE(untorn_heap_set_root(h, "r", NULL, "t", 1, 1, 0));
+        BAD_HANDLE(untorn_heap_get_root_info(h, "r", &info));
+        BAD_HANDLE(untorn_heap_nth_root_info(h, 0, &info));
+        BAD_HANDLE(untorn_heap_check(h, NULL));
+        BAD_HANDLE(untorn_heap_close(h));
+    }
+    if (kinds & GATE) {
+        untorn_gate *g = bad;
+        BAD_HANDLE(untorn_gate_output(g, STDOUT_FILENO));
+        BAD_HANDLE(untorn_gate_drain(g));
+        BAD_HANDLE(untorn_gate_free(g));
+    }
+    if (kinds & OUTPUT) {
+        untorn_output *o = bad;
+        BAD_HANDLE(untorn_output_write(o, buf, 1, NULL));
+        BAD_HANDLE(untorn_output_close(o));
+    }
 }
 
 static void made_up(void) {
     static int something;
-    try_everything(NULL, 1, 1, 1, 1, 1);
-    try_everything(&something, 1, 1, 1, 1, 1);
-    try_everything((void *)UINTPTR_MAX, 1, 1, 1, 1, 1);
-    for (uintptr_t n = 1; n < 64; n++) try_everything((void *)n, 1, 1, 1, 1, 1);
-    for (int shift = 6; shift < 64; shift++) try_everything((void *)((uintptr_t)1 << shift), 1, 1, 1, 1, 1);
+    try_everything(NULL, ALL);
+    try_everything(&something, ALL);
+    try_everything((void *)UINTPTR_MAX, ALL);
+    for (uintptr_t n = 1; n < 64; n++) try_everything((void *)n, ALL);
+    for (int shift = 6; shift < 64; shift++) try_everything((void *)((uintptr_t)1 << shift), ALL);
 }
 
 static void no_paths(void) {
@@ -95,19 +134,49 @@ static void wrong_kind_and_closed(void) {
     write_text(file, "x", 0);
     untorn_ticket *ticket = untorn_commit_async(file);
     CHECK(ticket);
-    try_everything(store, 0, 1, 1, 1, 1);
-    try_everything(file, 1, 0, 1, 1, 1);
-    try_everything(txn, 1, 1, 0, 1, 1);
-    try_everything(ticket, 1, 1, 1, 0, 1);
+    try_everything(store, ALL & ~STORE);
+    try_everything(file, ALL & ~FILE_);
+    try_everything(txn, ALL & ~TXN);
+    try_everything(ticket, ALL & ~TICKET);
 
     /* A lookalike: one bit beside an open handle. */
-    for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), 0, 1, 0, 0, 0);
+    for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), FILE_);
 
     untorn_map *map = untorn_map_open(file, NULL);
     CHECK(map);
-    try_everything(map, 1, 1, 1, 1, 0);
+    try_everything(map, ALL & ~MAP);
     CHECK(untorn_map_close(map) == 0);
-    try_everything(map, 1, 1, 1, 1, 1);
+    try_everything(map, ALL);
+
+    untorn_heap *heap = untorn_heap_open_at(store, "h", NULL);
+    CHECK(heap);
+    try_everything(heap, ALL & ~HEAP);
+    CHECK(untorn_heap_close(heap) == 0);
+    try_everything(heap, ALL);
+
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    untorn_gate *gate = untorn_gate_open(0);
+    CHECK(gate);
+    untorn_output *output = untorn_gate_output(gate, ends[1]);
+    CHECK(output);
+    try_everything(gate, ALL & ~GATE);
+    try_everything(output, ALL & ~OUTPUT);
+    /* Of a good output: a ticket that is none, no bytes, a descriptor that is closed. */
+    BAD_HANDLE(untorn_output_write(output, "x", 1, (untorn_ticket *)gate));
+    FAILS(untorn_output_write(output, NULL, 1, ticket), EFAULT, UNTORN_E_NULL);
+    CHECK(untorn_output_write(output, NULL, 0, ticket) == 0);
+    CHECK(close(ends[1]) == 0 && untorn_gate_output(gate, ends[1]) == NULL && errno == EBADF);
+    CHECK(untorn_output_write(output, "x", 1, ticket) == 0 && untorn_gate_drain(gate) == 0);
+    char x;
+    CHECK(read(ends[0], &x, 1) == 1 && x == 'x');
+    CHECK(untorn_output_close(output) == 0);
+    try_everything(output, ALL);
+    CHECK(untorn_gate_free(gate) == 0);
+    try_everything(gate, ALL);
+    try_everything(output, ALL);
+    /* The gate had the last copy of the descriptor. */
+    CHECK(read(ends[0], &x, 1) == 0 && close(ends[0]) == 0);
 
     CHECK(untorn_ticket_wait(ticket) == 0);
     CHECK(untorn_ticket_free(ticket) == 0 && untorn_txn_abort(txn) == 0);
@@ -116,13 +185,13 @@ static void wrong_kind_and_closed(void) {
         /* The slot is used again; the old handle stays closed. */
         untorn_file *next = untorn_open_at(store, "f", 0, 0);
         CHECK(next && next != file);
-        try_everything(file, 1, 1, 1, 1, 1);
+        try_everything(file, ALL);
         CHECK(untorn_close(next) == 0);
     }
     CHECK(untorn_store_close(store) == 0);
-    try_everything(ticket, 1, 1, 1, 1, 1);
-    try_everything(txn, 1, 1, 1, 1, 1);
-    try_everything(store, 1, 1, 1, 1, 1);
+    try_everything(ticket, ALL);
+    try_everything(txn, ALL);
+    try_everything(store, ALL);
 }
 
 int main(int argc, char **argv) {
