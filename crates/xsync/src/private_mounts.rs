@@ -19,6 +19,10 @@ pub fn root_is_needed() -> &'static str {
      directory that an administrator provides (`untorn xsync --print-fstab` prints how)"
 }
 
+/// Of root, to whom the kernel refuses namespaces.
+pub const NOT_ALLOWED: &str = "this process is root without the right to make namespaces (CAP_SYS_ADMIN), as in a session or \
+    in a container: a session in a session cannot be; in a container, give it this capability";
+
 /// Makes this process's mount namespace, with an empty directory for mounts. This process must have one thread.
 pub fn private_mounts() -> Result<PathBuf> {
     let scratch = user_namespace::home()?.join("scratch");
@@ -27,7 +31,7 @@ pub fn private_mounts() -> Result<PathBuf> {
         user_namespace::enter()?;
     // SAFETY: changes the namespace of this process, which has one thread.
     } else if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
-        return Err(io::Error::last_os_error()).context("cannot make a mount namespace; run this as root");
+        return Err(io::Error::last_os_error()).context(NOT_ALLOWED);
     }
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).map_err(|e| {
         if is_root() { anyhow::Error::new(e).context("private mounts") } else { user_namespace::refused(e.into()) }

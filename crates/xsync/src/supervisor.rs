@@ -8,6 +8,7 @@ use crate::host_view::View;
 use crate::listen::{Port, Served, Threads};
 use crate::outer_terminal::OuterTerminal;
 use crate::outgoing::Outgoing;
+use crate::private_mounts::NOT_ALLOWED;
 use crate::relay::{self, End, Reader};
 use crate::session_init::{self, COULD_NOT, Session, Stream};
 use crate::session_network::{HostNetwork, Net};
@@ -16,6 +17,7 @@ use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
 use crate::status_socket::StatusSocket;
 use crate::syscall_filter::Maps;
+use crate::user_namespace::is_root;
 use crate::watcher::Watcher;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
@@ -176,7 +178,10 @@ fn begin(session: Session, control: Control) -> Result<Pid> {
     match unsafe { libc::syscall(libc::SYS_clone3, &arguments, CLONE_ARGS_BYTES) } {
         0 => session_init::run(session, control),
         pid if pid > 0 => Ok(Pid::from_raw(pid as i32).expect("a process has a number")),
-        _ => Err(io::Error::last_os_error()).context("cannot make namespaces for the session; run this as root"),
+        _ => {
+            let why = if is_root() { NOT_ALLOWED } else { "cannot make namespaces for the session" };
+            Err(io::Error::last_os_error()).context(why)
+        }
     }
 }
 

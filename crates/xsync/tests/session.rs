@@ -23,6 +23,15 @@ fn exit_codes_are_those_of_the_program() {
 }
 
 #[test]
+fn a_session_in_a_session_is_refused_and_told_why() {
+    let Some(place) = Place::new() else { return };
+    let inner = env!("CARGO_BIN_EXE_untorn-xsync");
+    let run = place.run(&["--", inner, "--", "touch", "begun"]);
+    assert!(run.code == Some(125) && run.err.contains("a session in a session cannot be"), "{run:?}");
+    assert!(!place.work().join("begun").exists());
+}
+
+#[test]
 fn input_output_and_errors_are_relayed_in_order() {
     let Some(place) = Place::new() else { return };
     let mut child = place
