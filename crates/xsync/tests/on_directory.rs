@@ -10,6 +10,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -153,6 +154,23 @@ fn one_session_at_a_time() {
 }
 
 /// What would lead past the gate is not made in the directory; without the care it is.
+/// What a session of another user left when it was killed.
+#[test]
+fn what_another_user_left_is_named() {
+    let Some(directory) = directory("data=journal") else { return };
+    directory.give_to(NOBODY);
+    let _watcher = directory.watcher();
+    let left = directory.at().join(".untorn-xsync");
+    fs::create_dir(&left).unwrap();
+    fs::set_permissions(&left, fs::Permissions::from_mode(0o700)).unwrap();
+    let refused = run(&mut directory.session(NOBODY, &["touch", "begun"]));
+    let says = "a session of another user left it: let them, or root, remove it";
+    assert!(refused.code == Some(125) && refused.err.contains(says), "{refused:?}");
+    // Root minds no more than the user does what the own sessions leave.
+    assert_eq!(run(&mut directory.session(0, &["touch", "by-root"])).code, Some(0));
+    assert_eq!(run(&mut directory.session(NOBODY, &["touch", "begun"])).code, Some(0));
+}
+
 #[test]
 fn no_sockets_and_fifos_are_made_in_the_directory() {
     let Some(directory) = directory("data=journal") else { return };

@@ -239,8 +239,9 @@ fn changes_that_somebody_still_writes_are_not_applied() {
         work.dir.path().display(),
         layers.display()
     );
-    let script =
-        format!("mkdir {0}/more; mkdir m; mount -t overlay x -o {options} m; echo ready; read x", layers.display());
+    // The session that was killed may not be quite over, and the overlay is refused as long.
+    let mount = format!("until mount -t overlay x -o {options} m; do sleep 0.01; done");
+    let script = format!("mkdir {}/more; mkdir m; {mount}; echo ready; read x", layers.display());
     let mut command = work.command("unshare".as_ref(), &["-Urm", "sh", "-c", &script]);
     let mut holder = Session::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     holder.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
