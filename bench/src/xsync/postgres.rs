@@ -28,7 +28,7 @@ fn programs() -> Option<PathBuf> {
 pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     let Some(cluster) = Cluster::set_up(run, host, dir)? else { return Ok(Vec::new()) };
     let counts = if run.quick { vec![2] } else { vec![1, 4, 16] };
-    let row = |clients| cluster.row(run, clients, format!("{clients} clients"));
+    let row = |clients| cluster.row(run, clients, 3, format!("{clients} clients"));
     counts.into_iter().map(row).collect()
 }
 
@@ -71,9 +71,9 @@ impl Cluster<'_> {
     }
 
     /// The time of a transaction with so many clients.
-    pub fn row(&self, run: &Run, clients: usize, cell: String) -> Result<Row> {
+    pub fn row(&self, run: &Run, clients: usize, rounds: usize, cell: String) -> Result<Row> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
-        let (rounds, seconds) = if run.quick { (1, 1) } else { (3, 5) };
+        let (rounds, seconds) = if run.quick { (1, 1) } else { (rounds, 5) };
         let mut times = [NAMES[0], "durable, without a session", "asynchronous"].map(Measured::new);
         for _ in 0..rounds {
             for (who, measured) in times.iter_mut().enumerate() {
