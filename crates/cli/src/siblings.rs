@@ -13,12 +13,12 @@ const NOT_FOUND: u8 = 127;
 /// Exit code of a shell that cannot execute what it found.
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Passed on as they are, `--help` included.
+/// What follows is that program's, `--help` included.
 #[derive(Args)]
 pub struct Arguments {
     /// Arguments of that program; `--help` shows them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
+    _arguments: Vec<OsString>,
 }
 
 /// A subcommand that another program does.
@@ -51,7 +51,10 @@ impl Other {
     }
 
     /// Becomes the other program, whose exit code is then this one's; returns only if that fails.
-    pub fn execute(self, arguments: &Arguments) -> Failure {
+    ///
+    /// It gets all arguments behind the subcommand as they were given: `clap` would take a first `--` away. No option can
+    /// stand before the subcommand.
+    pub fn execute(self) -> Failure {
         let (name, first) = self.program();
         let Some(path) = find(name) else {
             return Failure::new(format!(
@@ -61,7 +64,7 @@ impl Other {
             ))
             .code(NOT_FOUND);
         };
-        let error = Command::new(&path).arg0(name).args(first).args(&arguments.arguments).exec();
+        let error = Command::new(&path).arg0(name).args(first).args(std::env::args_os().skip(2)).exec();
         Failure::io("execute", &path, error).code(NOT_EXECUTABLE)
     }
 }

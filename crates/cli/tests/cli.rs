@@ -94,10 +94,17 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
         ("demo", "untorn-bench", "demo "),
     ] {
         let (_dir, command) = installed(program, "#!/bin/sh\necho \"$@\"\nexit 7\n");
-        let arguments = ["--check", "true", "--help", "--version", "--", "-x", "a b"];
-        let run: Run = Command::new(command).arg(subcommand).args(arguments).output().unwrap().into();
-        assert_eq!(run.code, Some(7), "{}{}", run.out, run.err);
-        assert_eq!(run.out, format!("{first}{}\n", arguments.join(" ")));
+        for arguments in [
+            &["--check", "true", "--help", "--version", "--", "-x", "a b"][..],
+            &["--", "make", "--", "-x"],
+            &["--", "--", "-x"],
+            &["help", "--"],
+            &[],
+        ] {
+            let run: Run = Command::new(&command).arg(subcommand).args(arguments).output().unwrap().into();
+            assert_eq!(run.code, Some(7), "{}{}", run.out, run.err);
+            assert_eq!(run.out.trim_end(), format!("{first}{}", arguments.join(" ")).trim_end());
+        }
     }
 }
 
