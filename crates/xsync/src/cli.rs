@@ -95,7 +95,7 @@ struct Xsync {
     /// Size of such a volume: all that the program writes must fit.
     #[arg(long, default_value = "2G", value_parser = bytes, conflicts_with = "volume")]
     size: u64,
-    /// Do not throw the volume away.
+    /// Do not throw the volume away: it holds what changed, which was applied. --discard removes it.
     #[arg(long, conflicts_with = "volume")]
     keep: bool,
     /// Copy the volume's data to a new directory in the end.

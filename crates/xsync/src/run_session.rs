@@ -207,10 +207,7 @@ impl Wanted {
                 let (new, path) = volume_name::names(&self.place, &work.dirs, volume_name::IMAGE)?;
                 let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
                 let mut volume = mounted(Image::create(&new, self.bytes, use_for)?)?;
-                let made = work
-                    .make_layers(&at, &AccessLists::Own)
-                    .and_then(|()| work.write(&at))
-                    .and_then(|()| make_data(&at));
+                let made = work.make_layers(&at, &AccessLists::Own).and_then(|()| work.write(&at));
                 made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
                     let _ = fs::remove_file(&new);
                 })?;
@@ -262,16 +259,24 @@ fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
 /// Applies what the session changed, and throws the volume away, or keeps it.
 fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     apply_all(volume.at(), &work, &AccessLists::Own)?;
-    if work.throw_away && !keep {
-        return volume.throw_away();
+    if work.throw_away {
+        return if keep { keep_applied(volume) } else { volume.throw_away() };
     }
     WorkDirs::remove_layers(volume.at())?;
     exact::remove(volume.at())?;
-    let path = volume.path().to_owned();
+    volume.unmount().map(drop)
+}
+
+/// Keeps a volume whose changes were applied, as a record of them, under a name that holds up no later session.
+fn keep_applied(mut volume: Volume) -> Result<()> {
+    let kept = volume.path().with_extension(volume_name::KEPT);
+    volume.rename(&kept)?;
     volume.unmount()?;
-    if work.throw_away {
-        eprintln!("untorn-xsync: the volume is kept: {}", path.display());
-    }
+    eprintln!(
+        "untorn-xsync: the volume is kept: {0} (what changed is in overlays/*/upper of its file system); \
+         `untorn xsync --discard {0}` removes it",
+        kept.display()
+    );
     Ok(())
 }
 
@@ -324,8 +329,17 @@ pub fn resume(path: &Path) -> Result<()> {
     let scratch = private_mounts()?;
     let volume = left_over(path, &scratch)?;
     let Some(work) = WorkDirs::read(volume.at())? else {
-        volume.unmount()?;
-        bail!("{} holds no changes of directories; there is nothing to apply", path.display());
+        if is_for_data(&volume) {
+            volume.unmount()?;
+            bail!("{} holds no changes of directories; there is nothing to apply", path.display());
+        }
+        if path.extension().is_some_and(|end| end == volume_name::KEPT) {
+            volume.unmount()?;
+            bail!("{} holds what was applied already; `untorn xsync --discard {0}` removes it", path.display());
+        }
+        // Its session was killed in between.
+        eprintln!("untorn-xsync: everything was applied already");
+        return volume.throw_away();
     };
     if work.phase == Phase::Running {
         eprintln!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
@@ -339,8 +353,14 @@ pub fn discard(path: &Path) -> Result<()> {
     let scratch = private_mounts()?;
     let volume = left_over(path, &scratch)?;
     let Some(work) = WorkDirs::read(volume.at())? else {
-        volume.unmount()?;
-        bail!("{} holds no changes of directories; there is nothing to throw away", path.display());
+        if is_for_data(&volume) {
+            volume.unmount()?;
+            bail!(
+                "{} holds no changes of directories, but the data of a program: remove the file if nobody needs them",
+                path.display()
+            );
+        }
+        return volume.throw_away();
     };
     if work.phase == Phase::Applying {
         volume.unmount()?;
@@ -356,6 +376,11 @@ pub fn discard(path: &Path) -> Result<()> {
         return volume.unmount().map(drop);
     }
     volume.throw_away()
+}
+
+/// It is one of `--volume`, which only its owner throws away.
+fn is_for_data(volume: &Volume) -> bool {
+    volume.at().join(DATA).exists()
 }
 
 fn left_over(path: &Path, scratch: &Path) -> Result<Volume> {

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 pub const PLACE_DEFAULT: &str = "/var/lib/untorn-xsync";
 /// Ends the names of images.
 pub const IMAGE: &str = "img";
+/// Ends the names of images whose changes were applied, and that somebody wanted to keep.
+pub const KEPT: &str = "kept";
 
 /// The end of a name while what it names is made or removed; it is of no use without the list of directories in it.
 pub fn unfinished(end: &str) -> String {

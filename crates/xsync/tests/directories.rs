@@ -148,6 +148,51 @@ fn what_a_killed_session_left_can_be_thrown_away() {
     place.script("true").ok();
 }
 
+/// The list in the volume goes when all is applied, and the volume after it.
+#[test]
+fn a_session_killed_before_its_applied_volume_was_gone_holds_up_nobody() {
+    for command in ["--resume", "--discard"] {
+        let Some(place) = Place::new() else { return };
+        killed(&place);
+        let volume = place.left().remove(0);
+        let at = tempfile::tempdir().unwrap();
+        shell(
+            &format!(
+                "mount -o loop {} {1} && rm {1}/session.json && umount {1}",
+                volume.display(),
+                at.path().display()
+            ),
+            at.path(),
+        );
+        let run = place.run(&[command, volume.to_str().unwrap()]);
+        assert!(command == "--discard" || run.err.contains("applied already"), "{run:?}");
+        run.ok();
+        assert!(place.left().is_empty(), "{:?}", place.left());
+        place.script("true").ok();
+    }
+}
+
+#[test]
+fn a_kept_volume_is_a_record_that_holds_up_nobody() {
+    let Some(place) = Place::new() else { return };
+    let run = place.run(&["--keep", "--", "sh", "-c", "echo x > new"]);
+    assert!(run.err.contains("is kept") && run.err.contains("--discard"), "{run:?}");
+    run.ok();
+    let kept = place.left().remove(0);
+    let path = kept.to_str().unwrap();
+    place.script("echo y >> new").ok();
+    assert_eq!(place.left(), std::slice::from_ref(&kept));
+    let refused = place.run(&["--resume", path]);
+    assert!(refused.code == Some(125) && refused.err.contains("applied already"), "{refused:?}");
+    assert_eq!(fs::read_to_string(place.work().join("new")).unwrap(), "x\ny\n");
+    let at = tempfile::tempdir().unwrap();
+    let look = "mount -o loop,ro \"$1\" \"$2\" && cat \"$2\"/overlays/*/upper/new; umount \"$2\"";
+    let seen = Command::new("sh").args(["-c", look, "sh", path]).arg(at.path()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&seen.stdout), "x\n", "{seen:?}");
+    place.run(&["--discard", path]).ok();
+    assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
 /// Nothing of a killed session goes on: its processes end, its mounts and its loop device go.
 #[test]
 fn a_killed_supervisor_takes_the_session_with_it() {
