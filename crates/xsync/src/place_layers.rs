@@ -152,15 +152,15 @@ impl Home {
     /// Opens what a session left, which must be over, in a user namespace; none of it is to be applied if its list is
     /// gone.
     fn left_over(path: &Path) -> Result<(Home, Option<WorkDirs>)> {
-        ensure!(
-            !is_root(),
-            "{} holds changes of an ordinary user: let them apply it, as root of the machine cannot see it as they do",
-            path.display()
-        );
         let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;
         ensure!(
             path.extension().is_some_and(|end| end == LAYERS),
             "{} holds no changes of a session: their names end in .{LAYERS}",
+            path.display()
+        );
+        ensure!(
+            !is_root(),
+            "{} holds changes of an ordinary user: let them apply it, as root of the machine cannot see it as they do",
             path.display()
         );
         let scratch = private_mounts()?;

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::ffi::{CString, OsStr};
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -124,8 +125,8 @@ impl Image {
         let superblock = image.superblock()?;
         if superblock[MAGIC.0..MAGIC.0 + 2] != MAGIC.1 || !superblock[LABEL_AT..LABEL_AT + 16].starts_with(LABEL) {
             bail!(
-                "{} is no volume of xsync (an ext4 file system with the label {}); name a file that does not exist \
-                 yet, and it will be made",
+                "{} is no volume of xsync (an ext4 file system with the label {}); --volume makes a file that does \
+                 not exist yet",
                 path.display(),
                 String::from_utf8_lossy(LABEL)
             );
@@ -139,9 +140,12 @@ impl Image {
 
     fn superblock(&self) -> Result<[u8; 1024]> {
         let mut superblock = [0; 1024];
-        let read = self.file.read_exact_at(&mut superblock, SUPERBLOCK_AT);
-        read.with_context(|| format!("cannot read {} as a volume", self.path.display()))?;
-        Ok(superblock)
+        match self.file.read_exact_at(&mut superblock, SUPERBLOCK_AT) {
+            // Too short for one: zeros are none.
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok([0; 1024]),
+            Err(e) => Err(e).with_context(|| format!("cannot read {}", self.path.display())),
+            Ok(()) => Ok(superblock),
+        }
     }
 
     /// Lets e2fsck repair what it can without asking.
@@ -180,8 +184,13 @@ impl Image {
 
     /// Removes it, durably.
     pub fn remove(self) -> Result<()> {
-        std::fs::remove_file(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))?;
-        sync_parent(&self.path)
+        match std::fs::remove_file(&self.path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(e).with_context(|| format!("cannot remove {}", self.path.display()))
+            }
+            // Somebody else may have removed it already.
+            _ => sync_parent(&self.path),
+        }
     }
 
     /// Mounts it at an existing directory of this mount namespace.

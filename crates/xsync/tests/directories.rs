@@ -173,6 +173,23 @@ fn a_session_killed_before_its_applied_volume_was_gone_holds_up_nobody() {
 }
 
 #[test]
+fn a_volume_that_somebody_removed_is_applied_all_the_same() {
+    let Some(place) = Place::new() else { return };
+    let mut child = place
+        .xsync(&["--", "sh", "-c", "echo x > new; echo ready; read nothing; echo y >> new"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    fs::remove_file(&place.left()[0]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(fs::read_to_string(place.work().join("new")).unwrap(), "x\ny\n");
+}
+
+#[test]
 fn a_kept_volume_is_a_record_that_holds_up_nobody() {
     let Some(place) = Place::new() else { return };
     let run = place.run(&["--keep", "--", "sh", "-c", "echo x > new"]);

@@ -25,8 +25,9 @@ fn exit_codes_are_those_of_the_program() {
 #[test]
 fn a_session_in_a_session_is_refused_and_told_why() {
     let Some(place) = Place::new() else { return };
-    let inner = env!("CARGO_BIN_EXE_untorn-xsync");
-    let run = place.run(&["--", inner, "--", "touch", "begun"]);
+    // The session has a /tmp of its own, and the program may have been built there.
+    fs::copy(env!("CARGO_BIN_EXE_untorn-xsync"), place.work().join("untorn-xsync")).unwrap();
+    let run = place.run(&["--", "./untorn-xsync", "--", "touch", "begun"]);
     assert!(run.code == Some(125) && run.err.contains("a session in a session cannot be"), "{run:?}");
     assert!(!place.work().join("begun").exists());
 }
@@ -357,6 +358,15 @@ fn what_is_no_volume_is_refused() {
     fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
     let run = place.run(&["--volume", file.to_str().unwrap(), "--", "true"]);
     assert!(run.code == Some(125) && run.err.contains("is no volume of xsync"), "{run:?}");
+    let empty = place.dir.path().join("empty");
+    fs::write(&empty, "").unwrap();
+    for command in ["--resume", "--discard"] {
+        let run = place.run(&[command, empty.to_str().unwrap()]);
+        assert!(run.code == Some(125) && run.err.contains("is no volume of xsync"), "{run:?}");
+        let run = place.run(&[command, "/"]);
+        assert!(run.code == Some(125) && run.err.contains("holds no changes of a session"), "{run:?}");
+    }
+    assert!(empty.exists());
     let tiny = format!("{}:1M", place.dir.path().join("tiny").display());
     let run = place.run(&["--volume", &tiny, "--", "true"]);
     assert!(run.code == Some(125) && run.err.contains("too small"), "{run:?}");
