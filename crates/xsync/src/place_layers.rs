@@ -114,7 +114,7 @@ pub fn discard(path: &Path) -> Result<()> {
     if work.is_some_and(|work| work.phase == Phase::Applying) {
         bail!(
             "the changes in {} are applied in part, and half of them is worse than all: `untorn xsync --resume {0}` \
-             applies the rest",
+             applies the rest; if that can never be, remove it by hand",
             path.display()
         );
     }

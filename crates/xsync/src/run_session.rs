@@ -366,7 +366,7 @@ pub fn discard(path: &Path) -> Result<()> {
         volume.unmount()?;
         bail!(
             "the changes in {} are applied in part, and half of them is worse than all: `untorn xsync --resume {0}` \
-             applies the rest",
+             applies the rest; if that can never be, remove the file",
             path.display()
         );
     }

@@ -109,8 +109,13 @@ impl Image {
     }
 
     fn allocate(&self, bytes: u64) -> Result<()> {
-        fallocate(&self.file, FallocateFlags::empty(), 0, bytes)
-            .with_context(|| format!("cannot allocate {} MiB for the volume {}", bytes / MIB, self.path.display()))
+        fallocate(&self.file, FallocateFlags::empty(), 0, bytes).with_context(|| {
+            format!(
+                "cannot allocate {} MiB for the volume {} (--size, or FILE:SIZE, makes another size, --place puts it elsewhere)",
+                bytes / MIB,
+                self.path.display()
+            )
+        })
     }
 
     /// Opens a volume that exists; repairs it if the kernel has found errors in it.

@@ -4,7 +4,8 @@ use crate::access_lists::{AccessLists, NAMES};
 use crate::host_view::Written;
 use crate::user_namespace::is_root;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
+use rustix::fs::{Access, XattrFlags, access, lgetxattr, llistxattr, lsetxattr};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -129,6 +130,13 @@ pub fn check_dirs(dirs: &[PathBuf]) -> Result<()> {
         }
         if dir == Path::new("/") {
             bail!("the root directory cannot be an overlay; name a directory in it by --overlay");
+        }
+        if access(dir, Access::WRITE_OK) == Err(Errno::ROFS) {
+            bail!(
+                "{} is on a read-only file system, so that no changes could be applied; begin the session in another \
+                 directory",
+                dir.display()
+            );
         }
         if let Some(other) = dirs.iter().enumerate().find(|(m, other)| *m != n && dir.starts_with(other)) {
             bail!("{} lies in {}: one overlay is enough", dir.display(), other.1.display());

@@ -190,6 +190,19 @@ fn a_volume_that_somebody_removed_is_applied_all_the_same() {
 }
 
 #[test]
+fn where_nothing_could_be_applied_no_session_begins() {
+    let Some(place) = Place::new() else { return };
+    let dir = place.dir.path().join("read-only");
+    let script = "mkdir read-only && mount -t tmpfs -o ro none read-only";
+    assert!(Command::new("sh").args(["-c", script]).current_dir(place.dir.path()).status().unwrap().success());
+    let run = place.xsync(&["--", "true"]).current_dir(&dir).output().unwrap();
+    assert!(Command::new("umount").arg(&dir).status().unwrap().success());
+    let err = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.code() == Some(125) && err.contains("read-only file system"), "{err}");
+    assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+#[test]
 fn a_kept_volume_is_a_record_that_holds_up_nobody() {
     let Some(place) = Place::new() else { return };
     let run = place.run(&["--keep", "--", "sh", "-c", "echo x > new"]);
