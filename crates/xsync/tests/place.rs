@@ -8,10 +8,12 @@ use common::directory::Directory;
 use common::{Place, Run, Session, example};
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A user, and a second group of theirs.
 const USER: u32 = 12345;
@@ -203,6 +205,31 @@ fn what_a_killed_session_left_is_applied_or_thrown_away() {
     same(&work.tree(), &expected(BEFORE, PROGRAM).unwrap());
     assert!(work.left().is_empty(), "{:?}", work.left());
     work.run(&["--", "true"]).ok();
+}
+
+/// Clients outside of a server in such a session.
+#[test]
+fn a_server_answers_its_clients() {
+    let Some(work) = Work::new() else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    fs::copy(example("probe"), work.dir.path().join("probe")).unwrap();
+    let mut command =
+        work.xsync(&["--listen", &format!("127.0.0.1:{port}"), "--", "./probe", "serve", &port.to_string(), "log"]);
+    let mut session = Session::start(command.stdout(Stdio::piped()));
+    session.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
+    let mut client = loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::thread::sleep(Duration::from_millis(1)),
+            done => break done.unwrap(),
+        }
+    };
+    client.write_all(b"one\n").unwrap();
+    let mut answer = [0; 7];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"ok one\n");
+    client.write_all(b"stop\n").unwrap();
+    assert!(session.wait().unwrap().success());
+    assert_eq!(fs::read_to_string(work.dir.path().join("log")).unwrap(), "one\n");
 }
 
 /// What a crash leaves of layers that are being removed is in nobody's way.
