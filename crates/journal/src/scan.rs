@@ -20,7 +20,9 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at, read_full_past_cache_at, write_all_at};
+use untorn_os::{
+    AlignedBuf, File, Open, PageMemory, Storage, holds, read_full_at, read_full_past_cache_at, write_all_at,
+};
 
 /// A segment is read whole; a larger one was not written by Untorn.
 const SEGMENT_BYTES_MAX: u64 = 4 << 30;
@@ -258,7 +260,7 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
     Ok(())
 }
 
-fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut AlignedBuf, at: u64) -> std::io::Result<()> {
+fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut [u8], at: u64) -> std::io::Result<()> {
     let n = match mode {
         ReadMode::PastCache => read_full_past_cache_at(file, buf, at)?,
         ReadMode::Cached => read_full_at(file, buf, at)?,
@@ -290,7 +292,7 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
     }
     let mut done = 0;
     for segment in &mut scan.segments {
-        let mut buf = AlignedBuf::zeroed(segment.bytes as usize);
+        let mut buf = PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?;
         read_blocks(&*segment.file, mode, &mut buf, 0).context("read", journal)?;
         segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);
         done += segment.bytes;

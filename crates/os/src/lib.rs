@@ -23,6 +23,7 @@ mod linux_map;
 mod mapping;
 mod memory_limit;
 mod metadata_order;
+mod page_memory;
 mod process_memory;
 mod read_write;
 mod sanitizer;
@@ -39,6 +40,7 @@ pub use invariant::{Invariant, holds, value_if_holds};
 pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
 pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
 pub use memory_limit::memory_limit;
+pub use page_memory::PageMemory;
 pub use process_memory::{process_memory, set_read_only};
 pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
 /// Names of the kernel's error numbers.
