@@ -309,9 +309,11 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_byte
         // Shrink first: that never needs space, and what lies beyond is not wanted in any case.
         file.set_len(size).context("truncate", path)?;
     }
-    overlay.log_segments().iter().for_each(|segment| segment.read_ahead());
+    // What lies in the log is written in the order in which it lies there, so that the log is read in sequence.
+    let (mut logged, rest): (Vec<_>, Vec<_>) = overlay.ranges().partition(|(_, source)| source.log_place().is_some());
+    logged.sort_by_key(|(_, source)| source.log_place().map(|(segment, end)| (std::ptr::from_ref(segment), end)));
     let mut chunk = Vec::new();
-    for (range, source) in overlay.ranges() {
+    for (range, source) in rest.into_iter().chain(logged) {
         let end = range.end.min(size);
         if range.start >= end {
             continue;
@@ -328,6 +330,9 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_byte
                 write_all_at(file, &bytes, range.start).context("write", path)?;
             }
             Source::Spill { .. } | Source::Log { .. } => {
+                if let Some((segment, end)) = source.log_place() {
+                    segment.read_ahead(end);
+                }
                 let range = range.start..end;
                 let cloned = clone_bytes_least.and_then(|least| clone_blocks(file, source, &range, least));
                 let cloned = cloned.unwrap_or(range.end..range.end);

@@ -75,7 +75,7 @@ pub fn carry(
     let mut logs = Vec::new();
     for segment in scan.segments.iter().filter(|segment| segment.last_lsn > 0) {
         let path = journal.join(segment_name(segment.index));
-        logs.push((segment.contents.clone(), LogSegment::open(storage, &path, segment.bytes)?));
+        logs.push((segment.contents.clone(), LogSegment::open(storage, &path)?));
     }
     let mut metas = metas.into_iter();
     for mut file in state.files.into_values().filter(|file| file.name.is_some()) {

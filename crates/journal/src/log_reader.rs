@@ -10,7 +10,7 @@ use crate::invariant;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Open, Storage, holds, read_full_at, read_full_past_cache_at};
 
 /// Most bytes of a piece: what is read and checked for one of its bytes.
@@ -23,8 +23,8 @@ const AHEAD_BYTES: usize = 1 << 20;
 pub struct LogSegment {
     file: Arc<dyn File>,
     path: PathBuf,
-    bytes: u64,
-    read_ahead: AtomicBool,
+    /// Up to here it was read in order.
+    ahead: AtomicU64,
 }
 
 impl fmt::Debug for LogSegment {
@@ -35,9 +35,9 @@ impl fmt::Debug for LogSegment {
 
 impl LogSegment {
     /// Opens a segment for reading what lies in it.
-    pub fn open(storage: &dyn Storage, path: &Path, bytes: u64) -> Result<Arc<LogSegment>> {
+    pub fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<LogSegment>> {
         let file = storage.open(path, Open::READ).context("open", path)?;
-        Ok(Arc::new(LogSegment { file, path: path.to_owned(), bytes, read_ahead: AtomicBool::new(false) }))
+        Ok(Arc::new(LogSegment { file, path: path.to_owned(), ahead: AtomicU64::new(0) }))
     }
 
     /// Reads a piece, which has that checksum.
@@ -61,19 +61,21 @@ impl LogSegment {
         ))
     }
 
-    /// Reads the whole segment once, in order, so that pieces that are wanted in another order are in the page cache.
-    pub fn read_ahead(&self) {
-        if self.read_ahead.swap(true, SeqCst) {
+    /// Reads the segment up to there and a little further, once, in order, so that pieces that are wanted in another order
+    /// are in the page cache.
+    pub fn read_ahead(&self, end: u64) {
+        let mut at = self.ahead.load(Relaxed);
+        if end <= at {
             return;
         }
-        let mut buf = vec![0; AHEAD_BYTES.min(self.bytes as usize)];
-        let mut at = 0;
-        while at < self.bytes {
+        let mut buf = vec![0; AHEAD_BYTES];
+        while at < end {
             // Whoever needs these bytes meets the error again.
             match read_full_at(&*self.file, &mut buf, at) {
                 Ok(n) if n > 0 => at += n as u64,
-                _ => return,
+                _ => at = u64::MAX,
             }
         }
+        self.ahead.fetch_max(at, Relaxed);
     }
 }

@@ -116,6 +116,14 @@ impl Source {
             }
         }
     }
+
+    /// The segment of the journal that the bytes are in, and the end of their piece there.
+    pub fn log_place(&self) -> Option<(&LogSegment, u64)> {
+        match self {
+            Source::Log { segment, at, len, .. } => Some((&**segment, at + len)),
+            _ => None,
+        }
+    }
 }
 
 /// Changes of one file that lie over its older contents.
@@ -231,19 +239,6 @@ impl Overlay {
                 && !found.iter().any(|e| Arc::ptr_eq(e, spill))
             {
                 found.push(spill.clone());
-            }
-        }
-        found
-    }
-
-    /// The segments of the journal that the overlay's ranges lie in, each once.
-    pub fn log_segments(&self) -> Vec<Arc<LogSegment>> {
-        let mut found: Vec<Arc<LogSegment>> = Vec::new();
-        for (_, source) in self.ranges.iter() {
-            if let Source::Log { segment, .. } = source
-                && !found.iter().any(|e| Arc::ptr_eq(e, segment))
-            {
-                found.push(segment.clone());
             }
         }
         found
