@@ -57,8 +57,10 @@ pub struct Bench {
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Benchmark {
-    /// Commits at random offsets; class process; several threads
+    /// Commits at random offsets; class process
     Commit,
+    /// Commits of up to 64 threads of one store; of eight with heaps of their own
+    Threads,
     /// Append and commit
     Append,
     /// Many files in one commit
@@ -156,9 +158,10 @@ impl Bench {
 
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
-            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv, Xsync,
+            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv, Threads,
+            Xsync,
         };
-        let every = [Commit, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
+        let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
         chosen.extend([Kv, KvLarge, KvOpen, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)));
@@ -182,11 +185,8 @@ impl Bench {
 impl Benchmark {
     fn sections(self, run: &Run, place: &Place) -> Result<Vec<Section>> {
         Ok(match self {
-            Benchmark::Commit => {
-                let mut sections = commits::run(run, place)?;
-                sections.push(threads::run(run, place)?);
-                sections
-            }
+            Benchmark::Commit => commits::run(run, place)?,
+            Benchmark::Threads => threads::run(run, place)?,
             Benchmark::Append => vec![append::run(run, place)?],
             Benchmark::Syncv => vec![syncv::run(run, place)?],
             Benchmark::Msync => msync::run(run, place)?,

@@ -83,6 +83,13 @@ impl Writer {
             self.file.commit()
         })
     }
+
+    /// One change.
+    pub fn write(&mut self) -> untorn::Result<()> {
+        let offset = self.offsets.next();
+        freshen(&mut self.bytes);
+        self.file.write_all_at(&self.bytes, offset)
+    }
 }
 
 /// Makes the bytes differ from those of last time.

@@ -491,6 +491,7 @@ impl Engine {
     /// Gives files their attribute, durably, before the record of their first commit in this epoch.
     fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<()> {
         let one_by_one = flush_one_by_one(&*self.storage, files.len());
+        let mut set = Vec::new();
         for file in files {
             let mut state = self.changeable(file)?;
             let Some(data) = state.content.data.clone() else { continue };
@@ -507,12 +508,17 @@ impl Engine {
                 pending: true,
             };
             data.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(&path, e))?;
-            if self.is_durable() && one_by_one {
-                data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
-            }
             state.last_lsn = checkpoint_lsn;
             state.applied_lsn = checkpoint_lsn;
-            state.attribute_set = !self.is_durable() || one_by_one;
+            state.attribute_set = !self.is_durable();
+            if self.is_durable() && one_by_one {
+                set.push((file, data, path));
+            }
+        }
+        // After all of them are set: on most file systems the first flush brings the others along.
+        for (file, data, path) in set {
+            data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
+            file.write().attribute_set = true;
         }
         if self.is_durable() && !one_by_one {
             self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
