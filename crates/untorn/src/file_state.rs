@@ -368,7 +368,7 @@ impl FileState {
 
     /// Drops pages of the mapping that the data file shows as well, while nobody stores.
     pub(crate) fn drop_clean_pages(&mut self, sink: &dyn SpillSink) -> Result<()> {
-        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() == Tracker::Scan);
+        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() != Tracker::PageMap);
         match &mut self.region {
             // What is found stays; comparing it can wait for the commit.
             Some(region) if finds_stores_once => region.find_stores(&self.content)?,

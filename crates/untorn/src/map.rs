@@ -4,7 +4,7 @@ use crate::content::Content;
 use crate::engine::Engine;
 use crate::file::File;
 use crate::file_state::{FileState, Life, SharedFile};
-use crate::region::Region;
+use crate::region::{Region, Told};
 use crate::ticket::Ticket;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -146,6 +146,7 @@ pub struct Map {
     address: *mut u8,
     offset: u64,
     len: Option<u64>,
+    told: Arc<Told>,
     unmapped: bool,
 }
 
@@ -202,8 +203,9 @@ impl File {
             region.dirty_max = Some(region.dirty_max.map_or(most, |old| old.min(most)));
         }
         let address = region.address().wrapping_add(options.offset as usize);
+        let told = region.told();
         drop(state);
-        Ok(Map { file, address, offset: options.offset, len: options.len, unmapped: false })
+        Ok(Map { file, address, offset: options.offset, len: options.len, told, unmapped: false })
     }
 }
 
@@ -275,7 +277,8 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         )),
         _ => Error::io("map", &content.path, e),
     })?;
-    let mut region = Region::new(mapping, data, content, state.writable).map_err(|e| match e {
+    let is_told = options.tracker == Some(Tracker::Told);
+    let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
         // What strict overcommit says to a private mapping that can be written.
         Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
             content,
@@ -489,6 +492,50 @@ impl Map {
     /// cannot be accessed any more; behind the old end of a larger one there are zeros.
     pub fn resize(&self, size: u64) -> Result<()> {
         self.file.set_len(size)
+    }
+
+    /// Says that the program changes the bytes of an object in the map; see [`Map::touch`].
+    ///
+    /// # Errors
+    /// Those of [`Map::touch`].
+    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    }
+
+    /// Says that the program changes `len` bytes at `address`, which is in the map. With [`Tracker::Told`] a commit has
+    /// exactly the bytes that it was told of since the last one, and a rollback undoes these. With every other tracker
+    /// nothing need be told, and this does nothing.
+    ///
+    /// Any thread may tell, before it stores or after. **A store and the call are on the same side of a commit**: where
+    /// another thread may commit between them, call this after the store.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was noted. [`Error::Closed`], [`Error::Forked`].
+    #[inline]
+    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
+        self.file.store.check_usable()?;
+        let at = (address as usize).wrapping_sub(self.address as usize) as u64;
+        let in_window = at.checked_add(len as u64).is_some_and(|end| end <= self.len.unwrap_or(u64::MAX));
+        let base = (self.address as usize).wrapping_sub(self.offset as usize);
+        match in_window && self.told.touch(base, address as usize, len) {
+            true => Ok(()),
+            false => Err(self.not_in_the_map(address, len)),
+        }
+    }
+
+    /// Where the program's threads tell what they change.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        self.told.clone()
+    }
+
+    #[cold]
+    fn not_in_the_map(&self, address: *const u8, len: usize) -> Error {
+        Error::invalid(format!(
+            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was noted. Tell              of what lies in the map, as it is now",
+            self.file.path().display(),
+            self.len(),
+            self.address
+        ))
     }
 
     /// Says that bytes may have changed in a way that no tracker sees: by a device that writes to memory

@@ -210,6 +210,7 @@ impl HeapOptions {
         };
         // SAFETY: the first segment was mapped just now, and nobody else knows of it.
         unsafe { map.as_mut_ptr().cast::<Header>().write(header.summed()) };
+        map.touch(map.as_ptr(), size_of::<Header>())?;
         map.msync()?;
         Ok(map)
     }
