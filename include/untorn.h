@@ -177,6 +177,13 @@
  */
 #define UNTORN_MAP_BEYOND_END 16
 
+/**
+ * Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if bytes were stored to and not told
+ * of; the message names their addresses. No thread may store while a commit runs. The environment variable
+ * UNTORN_TOLD_CHECK=1 does so without the flag; UNTORN_TOLD_CHECK=warn prints the places instead, once each.
+ */
+#define UNTORN_MAP_DEBUG_TOLD 32
+
 /** Heap flag: the heap must exist; otherwise fail with ENOENT. */
 #define UNTORN_HEAP_MUST_EXIST 1
 
@@ -204,6 +211,9 @@
  * process; the message names the allocation and the offset. The commit reads the whole heap.
  */
 #define UNTORN_HEAP_DEBUG_POINTERS 16
+
+/** Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD. */
+#define UNTORN_HEAP_DEBUG_TOLD 32
 
 /** Bytes of `untorn_heap_root_info.name`, NUL included. */
 #define UNTORN_ROOT_NAME_BYTES 48
@@ -460,7 +470,7 @@ typedef struct untorn_map_options {
     uint32_t tracker;
     /**
      * UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
-     * UNTORN_MAP_BEYOND_END, or'ed.
+     * UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_TOLD, or'ed.
      */
     uint32_t flags;
 } untorn_map_options;
@@ -489,7 +499,7 @@ typedef struct untorn_heap_options {
     uint64_t dirty_max;
     /**
      * UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-     * UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+     * UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, or'ed.
      */
     uint32_t flags;
     /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */

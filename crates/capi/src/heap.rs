@@ -51,11 +51,15 @@ pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
 /// process; the message names the allocation and the offset. The commit reads the whole heap.
 pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
 
+/// Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD.
+pub const UNTORN_HEAP_DEBUG_TOLD: u32 = 32;
+
 const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
     | UNTORN_HEAP_DEBUG_RACES
     | UNTORN_HEAP_QUIET
     | UNTORN_HEAP_DEBUG_GUARDS
-    | UNTORN_HEAP_DEBUG_POINTERS;
+    | UNTORN_HEAP_DEBUG_POINTERS
+    | UNTORN_HEAP_DEBUG_TOLD;
 
 /// How to open a heap. Zero is the default of everything but `size`.
 #[repr(C)]
@@ -77,7 +81,7 @@ pub struct untorn_heap_options {
     /// heaps that use more than memory. 0: what the heap uses.
     pub dirty_max: u64,
     /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-    /// UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+    /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, or'ed.
     pub flags: u32,
     /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
     pub tracker: u32,
@@ -137,7 +141,8 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
         .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
         .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0)
-        .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0);
+        .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0)
+        .debug_told(options.flags & UNTORN_HEAP_DEBUG_TOLD != 0);
     if options.flags & UNTORN_HEAP_QUIET != 0 {
         // SAFETY: the caller's promise, which the flag is.
         result = unsafe { result.quiet(true) };

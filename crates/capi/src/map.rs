@@ -48,9 +48,17 @@ pub const UNTORN_MAP_HUGE_PAGES: u32 = 8;
 /// Map flag: the map may extend behind the end of the file. Memory behind the end can be accessed once the
 /// file has grown that far; until then an access is SIGSEGV.
 pub const UNTORN_MAP_BEYOND_END: u32 = 16;
+/// Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if bytes were stored to and not told
+/// of; the message names their addresses. No thread may store while a commit runs. The environment variable
+/// UNTORN_TOLD_CHECK=1 does so without the flag; UNTORN_TOLD_CHECK=warn prints the places instead, once each.
+pub const UNTORN_MAP_DEBUG_TOLD: u32 = 32;
 
-const ALL_FLAGS: u32 =
-    UNTORN_MAP_QUIET | UNTORN_MAP_DEBUG_RACES | UNTORN_MAP_POPULATE | UNTORN_MAP_HUGE_PAGES | UNTORN_MAP_BEYOND_END;
+const ALL_FLAGS: u32 = UNTORN_MAP_QUIET
+    | UNTORN_MAP_DEBUG_RACES
+    | UNTORN_MAP_POPULATE
+    | UNTORN_MAP_HUGE_PAGES
+    | UNTORN_MAP_BEYOND_END
+    | UNTORN_MAP_DEBUG_TOLD;
 
 /// How to map a file. Zero is the default of every member but `size`. So both
 /// untorn_map_options_init(&options, sizeof options) and `untorn_map_options options = {.size = sizeof
@@ -77,7 +85,7 @@ pub struct untorn_map_options {
     /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
     pub tracker: u32,
     /// UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
-    /// UNTORN_MAP_BEYOND_END, or'ed.
+    /// UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_TOLD, or'ed.
     pub flags: u32,
 }
 
@@ -109,6 +117,7 @@ fn convert(options: untorn_map_options) -> Result<MapOptions> {
         .offset(options.offset)
         .quiet(has(UNTORN_MAP_QUIET))
         .debug_races(has(UNTORN_MAP_DEBUG_RACES))
+        .debug_told(has(UNTORN_MAP_DEBUG_TOLD))
         .populate(has(UNTORN_MAP_POPULATE))
         .huge_pages(has(UNTORN_MAP_HUGE_PAGES))
         .beyond_end(has(UNTORN_MAP_BEYOND_END));

@@ -19,11 +19,11 @@ impl Runner<'_> {
                 _ => Ok(()),
             };
         }
-        if op == Op::Told && !std::mem::replace(&mut self.told, true) {
-            match self.mapped.take().map(|mapped| mapped.map.unmap()) {
-                Some(Err(e)) => return self.refused("unmapping", &e),
-                _ => {}
-            }
+        if op == Op::Told
+            && !std::mem::replace(&mut self.told, true)
+            && let Some(Err(e)) = self.mapped.take().map(|mapped| mapped.map.unmap())
+        {
+            return self.refused("unmapping", &e);
         }
         if self.mapped.is_none() && !self.map(store)? {
             return Ok(());

@@ -4,7 +4,7 @@ use crate::content::Content;
 use crate::engine::Engine;
 use crate::file::File;
 use crate::file_state::{FileState, Life, SharedFile};
-use crate::region::{Region, Told};
+use crate::region::{Region, Told, ToldCheck};
 use crate::ticket::Ticket;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ pub struct MapOptions {
     dirty_max: Option<u64>,
     quiet: bool,
     debug_races: bool,
+    debug_told: bool,
     populate: bool,
     huge_pages: bool,
     beyond_end: bool,
@@ -102,6 +103,17 @@ impl MapOptions {
         self
     }
 
+    /// For finding bugs with [`Tracker::Told`]: a commit looks for bytes that were stored to and not told of, as the other
+    /// trackers would find them. If there are some, it is refused with [`Error::Invalid`] before anything is written; the
+    /// message names addresses. It costs what the other trackers cost. No thread may store while a commit runs, or a
+    /// store that is about to be told of is reported. Default: off, unless the environment has `UNTORN_TOLD_CHECK=1`; with
+    /// `UNTORN_TOLD_CHECK=warn` commits are made, and each place is printed once to stderr. The first map of a file
+    /// decides.
+    pub fn debug_told(mut self, on: bool) -> Self {
+        self.debug_told = on;
+        self
+    }
+
     /// Read the file into memory now, so that first reads do not wait. Default: off.
     pub fn populate(mut self, on: bool) -> Self {
         self.populate = on;
@@ -124,6 +136,17 @@ impl MapOptions {
     /// The most bytes that the program will store to and not drop, as it says.
     pub(crate) fn dirty_max_given(&self) -> Option<u64> {
         self.dirty_max
+    }
+
+    /// How stores are looked for that were not told of, if they are.
+    fn told_check(&self) -> Option<ToldCheck> {
+        let wanted = std::env::var_os("UNTORN_TOLD_CHECK").filter(|wanted| !wanted.is_empty() && wanted != "0");
+        match wanted {
+            _ if self.debug_told => Some(ToldCheck::Refuse),
+            Some(wanted) if wanted == "warn" => Some(ToldCheck::Warn),
+            Some(_) => Some(ToldCheck::Refuse),
+            None => None,
+        }
     }
 
     /// Where in the file the range ends. None: where no file can end.
@@ -237,6 +260,8 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         )));
     };
     check_memory(state, options)?;
+    let is_told = options.tracker == Some(Tracker::Told);
+    let check = if is_told { options.told_check() } else { None };
     let size = content.size_max();
     let least = options.end(size).unwrap_or(u64::MAX).max(size);
     let wanted = options.address_space.unwrap_or(size.saturating_mul(4).max(ADDRESS_SPACE_MIN)).max(least);
@@ -244,7 +269,7 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         address_space: wanted,
         address: options.address,
         read_only: !state.writable,
-        tracker: options.tracker,
+        tracker: options.tracker.filter(|_| check.is_none()),
         huge_pages: options.huge_pages,
     };
     let mut mapping = data.map(&request);
@@ -277,7 +302,6 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         )),
         _ => Error::io("map", &content.path, e),
     })?;
-    let is_told = options.tracker == Some(Tracker::Told);
     let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
         // What strict overcommit says to a private mapping that can be written.
         Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
@@ -290,6 +314,9 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         e => e,
     })?;
     region.quiet = options.quiet;
+    if let Some(how) = check {
+        region.check_from_now_on(how);
+    }
     Ok(region)
 }
 

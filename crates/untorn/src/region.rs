@@ -20,6 +20,7 @@
 mod changes;
 mod told;
 mod told_changes;
+mod told_check;
 mod undo;
 
 use crate::content::{Content, changed_ranges};
@@ -30,7 +31,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-pub(crate) use told::Told;
+pub(crate) use told::{Told, ToldCheck};
 use untorn_journal::overlay::read_through;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, Tracker, holds, value_if_holds};
@@ -65,6 +66,8 @@ pub(crate) struct Region {
     found: RangeSet<u64>,
     /// What the program told of and nobody has taken yet.
     told: Arc<Told>,
+    /// Set: stores that were not told of are looked for.
+    checked: Option<told::Checked>,
     /// Ranges that were undone in the overlays and not in memory, and why: no commit goes through before memory follows.
     owed: Option<(RangeSet<u64>, Error)>,
     /// Buffer for the next copies.
@@ -101,6 +104,7 @@ impl Region {
             copies_bytes: 0,
             found: RangeSet::new(),
             told: Arc::new(Told::new(is_told)),
+            checked: None,
             owed: None,
             copies: Vec::new(),
             copies_at_once: Vec::new(),
@@ -147,6 +151,11 @@ impl Region {
 
     fn is_told(&self) -> bool {
         self.told.is_on()
+    }
+
+    /// Looks for stores that were not told of, from now on.
+    pub(crate) fn check_from_now_on(&mut self, how: ToldCheck) {
+        self.checked = Some(told::Checked::new(how));
     }
 
     /// Where the program's threads tell what they change.

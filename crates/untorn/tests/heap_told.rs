@@ -167,6 +167,40 @@ fn what_is_not_in_the_heap_is_refused() {
     refused(heap.touch(std::ptr::null(), 1), &["invalid"]);
 }
 
+#[test]
+fn a_store_to_the_heap_that_nobody_told_of_is_found() {
+    let dir = directory();
+    let options = HeapOptions::new().tracker(Tracker::Told).debug_told(true);
+    let heap = options.open(dir.path().join("heap")).expect("open");
+    let head = head_of(&heap);
+    // All that the heap stores by itself is told of.
+    let mut blocks = Vec::new();
+    for round in 0..40usize {
+        (0..100).for_each(|n| push(&heap, head, n));
+        let block = heap.allocate(Layout::from_size_align(1 << (round % 23), 8).expect("a layout")).expect("memory");
+        blocks.push(block);
+        if round % 3 == 0 {
+            let block = blocks.swap_remove(round / 2 % blocks.len());
+            // SAFETY: nothing uses it any more.
+            unsafe { heap.free(block).expect("free") };
+        }
+        heap.set_root(&format!("root {}", round % 7), blocks.first().copied()).expect("a root");
+        if round == 20 {
+            // SAFETY: what was made since the commit is not used.
+            unsafe { heap.rollback().expect("rollback") };
+            blocks.clear();
+        }
+        heap.commit().expect("all of it was told of");
+    }
+    // SAFETY: a node of the list.
+    unsafe { (**head).value = 1 << 40 };
+    let message = refused(heap.commit(), &["invalid"]).to_string();
+    assert!(message.contains("stored to and not told of"), "{message}");
+    // SAFETY: as above.
+    heap.touch_value(unsafe { &(**head).value }).expect("a value");
+    heap.commit().expect("commit");
+}
+
 /// Threads change one list each, under guards, while another thread commits all the time: every commit is whole.
 #[test]
 fn commits_among_threads_are_whole() {

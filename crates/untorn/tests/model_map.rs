@@ -215,6 +215,8 @@ impl Fixture {
             Step::Map { offset, whole } => {
                 let offset = if whole || self.maps.is_empty() { 0 } else { offset.min(self.working.len()) };
                 let options = MapOptions::new().tracker(self.setup.tracker).quiet(self.setup.quiet).debug_races(true);
+                // As every store is told of, the check finds nothing.
+                let options = options.debug_told(self.setup.quiet);
                 let map = self.file().map_with(&options.offset(offset as u64)).expect("map");
                 self.maps.push(map);
             }

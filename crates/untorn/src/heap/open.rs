@@ -128,6 +128,12 @@ impl HeapOptions {
         self
     }
 
+    /// As [`MapOptions::debug_told`]: a commit is refused if the heap was stored to without [`Heap::touch`].
+    pub fn debug_told(mut self, on: bool) -> Self {
+        self.map = self.map.debug_told(on);
+        self
+    }
+
     /// As [`MapOptions::tracker`].
     pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
         self.map = self.map.tracker(tracker);

@@ -7,6 +7,7 @@
 use crate::concurrency::{AtomicU64, Mutex};
 use rangemap::RangeSet;
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -135,6 +136,31 @@ fn tidy(ranges: &mut Vec<Range<u64>>) {
         }
         meet
     });
+}
+
+/// What becomes of a store that was not told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToldCheck {
+    /// The commit is refused.
+    Refuse,
+    /// It is printed.
+    Warn,
+}
+
+/// What a check of a mapping for such stores remembers.
+pub(super) struct Checked {
+    pub(super) how: ToldCheck,
+    /// Pages that were stored to and may have bytes that nobody told of.
+    pub(super) pages: RangeSet<u64>,
+    /// Places that were printed, by offset.
+    pub(super) printed: HashSet<u64>,
+    pub(super) commits: u64,
+}
+
+impl Checked {
+    pub(super) fn new(how: ToldCheck) -> Checked {
+        Checked { how, pages: RangeSet::new(), printed: HashSet::new(), commits: 0 }
+    }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

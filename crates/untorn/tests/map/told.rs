@@ -1,5 +1,6 @@
 //! The tracker `told`: a commit has what the program told of, all of it and nothing else.
 
+use crate::common;
 use crate::common::mapping::*;
 use crate::common::*;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -37,6 +38,16 @@ fn a_commit_has_exactly_what_was_told() {
     tell(&map, 110, 5);
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store)[110..115], *b"later");
+    // The library's own stores tell of their bytes, and of no more.
+    store_untold(&map, 3 * PAGE, b"untold");
+    map.store(b"store", 3 * PAGE as u64 + 10).expect("store");
+    file.write_all_at(b"write", 3 * PAGE as u64 + 20).expect("write");
+    map.mark_dirty(3 * PAGE as u64 + 4, 2).expect("mark");
+    map.msync().expect("msync");
+    assert_eq!(
+        committed(dir.path(), &store)[3 * PAGE..][..26],
+        *b"\x03\x03\x03\x03ld\x03\x03\x03\x03store\x03\x03\x03\x03\x03write\x03"
+    );
     // A rollback leaves alone what it was not told of.
     store_untold(&map, PAGE, b"untold");
     poke(&map, PAGE + 6, b"told");
@@ -80,6 +91,7 @@ fn it_may_be_told_before_and_after_and_without_a_store() {
     fill_untold(&map, 10 * PAGE, 100);
     tell(&map, 10 * PAGE, 100);
     map.msync().expect("msync");
+    assert_eq!(committed(dir.path(), &store).len(), 10 * PAGE + 5);
     map.resize(11 * PAGE as u64).expect("grow");
     map.msync().expect("msync");
     let found = committed(dir.path(), &store);
@@ -228,4 +240,84 @@ fn a_map_of_another_tracker_is_refused() {
         other => panic!("{other:?}"),
     }
     drop(map);
+}
+
+#[test]
+fn stores_that_nobody_told_of_are_found() {
+    let dir = directory();
+    let (store, file, map) = mapped(dir.path(), 64, &told().debug_told(true));
+    assert_eq!(map.tracker().expect("a map"), Tracker::Told);
+    poke(&map, 10, b"told");
+    file.write_all_at(b"written", 2 * PAGE as u64).expect("write");
+    map.msync().expect("all of it was told of");
+    store_untold(&map, PAGE + 100, &[0xAA; 8]);
+    store_untold(&map, 60 * PAGE - 1, &[0xAA; 2]);
+    poke(&map, PAGE + 200, b"beside");
+    for commit in 2..4 {
+        let message = refused(map.msync(), &["invalid"]).to_string();
+        let first = format!("8 bytes at address {:#x} (offset {}, page 1)", at(&map, PAGE + 100) as usize, PAGE + 100);
+        let second = format!("(offset {}, page 59)", 60 * PAGE - 1);
+        assert!(message.contains(&first) && message.contains(&second), "{message}");
+        assert!(message.contains(&format!("commit {commit} ")) && !message.contains("other places"), "{message}");
+    }
+    let before = committed(dir.path(), &store);
+    assert_eq!(&before[10..14], b"told");
+    assert!(!before.contains(&0xAA) && before[PAGE + 200] == 1, "a refused commit leaves the file alone");
+    tell(&map, PAGE + 100, 8);
+    refused(store.syncv(&[&file]), &["invalid"]);
+    tell(&map, 60 * PAGE - 1, 2);
+    map.msync_async().expect("told by now").wait().expect("durable");
+    let after = committed(dir.path(), &store);
+    assert_eq!(after.iter().filter(|byte| **byte == 0xAA).count(), 10);
+    assert_eq!(&after[PAGE + 200..PAGE + 206], b"beside");
+    // What was told of is undone, and then there is nothing to find.
+    poke(&map, 3 * PAGE, b"undone");
+    map.rollback().expect("rollback");
+    map.reclaim().expect("reclaim");
+    map.msync().expect("nothing has changed");
+    // What is stored as it was is no change.
+    store_untold(&map, 10, b"told");
+    map.msync().expect("nothing has changed");
+    (0..20).for_each(|page| store_untold(&map, page * PAGE + 50, &[0xBB]));
+    let message = refused(map.msync(), &["invalid"]).to_string();
+    assert!(message.contains("and 12 other places"), "{message}");
+    // Another tracker has nothing to check.
+    drop(map);
+    let map = file.map_with(&MapOptions::new().debug_told(true)).expect("map");
+    store_untold(&map, 10, b"found");
+    map.msync().expect("found");
+}
+
+#[test]
+fn the_environment_asks_for_the_check() {
+    const TEST: &str = "told::the_environment_asks_for_the_check";
+    const DIRECTORY: &str = "UNTORN_TEST_TOLD";
+    let stores = |dir: &std::path::Path| {
+        let (store, _file, map) = mapped(dir, 8, &told());
+        let commits = (0..3).map(|_| {
+            store_untold(&map, 7, b"X");
+            store_untold(&map, 5 * PAGE, b"Y");
+            map.msync()
+        });
+        let kinds: Vec<&str> = commits.map(|done| done.map_or_else(|e| e.kind(), |()| "done")).collect();
+        drop(store);
+        kinds
+    };
+    if let Some(dir) = std::env::var_os(DIRECTORY) {
+        return println!("commits: {}", stores(dir.as_ref()).join(" "));
+    }
+    for (wanted, commits, printed) in [
+        ("1", "invalid invalid invalid", 0),
+        ("warn", "done done done", 2),
+        ("0", "done done done", 0),
+        ("", "done done done", 0),
+    ] {
+        let dir = directory();
+        let mut child = common::child_process::again(TEST);
+        let out = child.env(DIRECTORY, dir.path()).env("UNTORN_TOLD_CHECK", wanted).output().expect("a child");
+        let (out, err) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        assert!(out.contains(&format!("commits: {commits}")), "{wanted}: {out}{err}");
+        let places = err.lines().filter(|line| line.contains("not told of before commit 1: 1 bytes at address"));
+        assert_eq!((places.count(), err.matches("not told of").count()), (printed, printed), "{wanted}: {err}");
+    }
 }
