@@ -146,6 +146,13 @@
 #define UNTORN_TRACKER_PAGEMAP 2
 
 /**
+ * Tracker: the program says what it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has exactly
+ * these bytes, and costs as much as they do. A store that was not told of is in NO commit: it stays in memory, and
+ * is gone when the file is opened again.
+ */
+#define UNTORN_TRACKER_TOLD 3
+
+/**
  * Map flag: the program promises that no thread stores to the file's maps during untorn_map_sync().
  * Commits may then drop pages that are also in the data file, and memory use follows the working set.
  * Only the flag of a file's first map counts.
@@ -169,6 +176,13 @@
  * file has grown that far; until then an access is SIGSEGV.
  */
 #define UNTORN_MAP_BEYOND_END 16
+
+/**
+ * Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if bytes were stored to and not told
+ * of; the message names their addresses. No thread may store while a commit runs. The environment variable
+ * UNTORN_TOLD_CHECK=1 does so without the flag; UNTORN_TOLD_CHECK=warn prints the places instead, once each.
+ */
+#define UNTORN_MAP_DEBUG_TOLD 32
 
 /** Heap flag: the heap must exist; otherwise fail with ENOENT. */
 #define UNTORN_HEAP_MUST_EXIST 1
@@ -197,6 +211,9 @@
  * process; the message names the allocation and the offset. The commit reads the whole heap.
  */
 #define UNTORN_HEAP_DEBUG_POINTERS 16
+
+/** Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD. */
+#define UNTORN_HEAP_DEBUG_TOLD 32
 
 /** Bytes of `untorn_heap_root_info.name`, NUL included. */
 #define UNTORN_ROOT_NAME_BYTES 48
@@ -449,11 +466,11 @@ typedef struct untorn_map_options {
      * than memory. 0: the file's size.
      */
     uint64_t dirty_max;
-    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
+    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
     uint32_t tracker;
     /**
      * UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
-     * UNTORN_MAP_BEYOND_END, or'ed.
+     * UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_TOLD, or'ed.
      */
     uint32_t flags;
 } untorn_map_options;
@@ -482,11 +499,11 @@ typedef struct untorn_heap_options {
     uint64_t dirty_max;
     /**
      * UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-     * UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+     * UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, or'ed.
      */
     uint32_t flags;
-    /** Must be 0. */
-    uint32_t reserved;
+    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
+    uint32_t tracker;
 } untorn_heap_options;
 
 /** Statistics of a heap. Sizes are in bytes. */
@@ -915,7 +932,10 @@ void *untorn_map_address(const struct untorn_map *map);
  */
 int64_t untorn_map_len(const struct untorn_map *map);
 
-/** Returns how stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. -1 with EBADF. */
+/**
+ * Returns how stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. -1 with
+ * EBADF.
+ */
 int untorn_map_tracker(const struct untorn_map *map);
 
 /**
@@ -943,6 +963,17 @@ int untorn_map_rollback(struct untorn_map *map);
  * -1: ENOMEM (beyond the reserved address space), EINVAL, EBADF …
  */
 int untorn_map_resize(struct untorn_map *map, uint64_t size);
+
+/**
+ * Says that the program changes `len` bytes at `address` in the map, before or after it stores there, from any
+ * thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were told of since the last commit, and a
+ * rollback undoes these. With any other tracker the call does nothing. The store and the call must be on the same
+ * side of a commit: if another thread may commit between them, call this after the store. Returns 0, or -1: EINVAL
+ * (not inside the map, nothing was noted), EBADF.
+ */
+int untorn_map_touch(struct untorn_map *map,
+                     const void *address,
+                     size_t len);
 
 /**
  * Marks `len` bytes at `offset` of the map as changed. Needed for changes that no tracker sees: those by
@@ -997,6 +1028,18 @@ int untorn_heap_close(struct untorn_heap *heap);
  * may keep this address, to allocate by untorn_heap_allocate_at().
  */
 void *untorn_heap_base(const struct untorn_heap *heap);
+
+/**
+ * Says that the program changes `len` bytes at `address` in the heap, before or after it stores there. With
+ * UNTORN_TRACKER_TOLD a commit has the bytes that were told of since the last commit, and the heap's own changes. With
+ * any other tracker the call does nothing. Where several threads use the heap, the store and the call are made between
+ * untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and roots tell of what they
+ * change; blocks of untorn_heap_allocate_at() are told of, whole. Returns 0, or -1: EINVAL (not inside the heap,
+ * nothing was noted), EBADF.
+ */
+int untorn_heap_touch(struct untorn_heap *heap,
+                      const void *address,
+                      size_t len);
 
 /**
  * Begins changes that belong together: no commit takes place before the same thread calls

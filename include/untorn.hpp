@@ -178,7 +178,7 @@ public:
     std::size_t size() const { return static_cast<std::size_t>(detail::check(untorn_map_len(handle()))); }
     /** The map as an array of a trivially copyable type. The caller checks bounds. */
     template <class T> T *as() const noexcept { return static_cast<T *>(address_); }
-    /** How stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. */
+    /** How stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
     int tracker() const { return detail::check(untorn_map_tracker(handle())); }
 
     /** Commits all changes of the file, durable on return. */
@@ -189,6 +189,10 @@ public:
     void rollback() { detail::check(untorn_map_rollback(handle())); }
     /** Sets the file's size. The map keeps its address. */
     void resize(std::uint64_t bytes) { detail::check(untorn_map_resize(handle(), bytes)); }
+    /** Says that the program changes bytes, for UNTORN_TRACKER_TOLD: untorn_map_touch(). */
+    void touch(const void *address, std::size_t len) { detail::check(untorn_map_touch(handle(), address, len)); }
+    /** Says that the program changes an object. */
+    template <class T> void touch(const T &object) { touch(std::addressof(object), sizeof object); }
     /** Marks bytes as changed, for changes that no tracker sees: untorn_map_mark_dirty(). */
     void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_map_mark_dirty(handle(), offset, len)); }
     /** Reclaims memory. No thread may store to the file's maps during the call. */

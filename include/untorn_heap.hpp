@@ -71,6 +71,14 @@ public:
 
     template <class T> untorn::allocator<T> allocator() const { return untorn::allocator<T>(*this); }
 
+    /**
+     * Says that the program changes bytes, for UNTORN_TRACKER_TOLD: untorn_heap_touch(). What an allocator of this heap
+     * gives out is told of, whole.
+     */
+    void touch(const void *address, std::size_t len) { detail::check(untorn_heap_touch(handle(), address, len)); }
+    /** Says that the program changes an object. */
+    template <class T> void touch(const T &object) { touch(std::addressof(object), sizeof object); }
+
     /** Makes an object in the heap. Containers, and other types that take an allocator, get the heap's. */
     template <class T, class... Arguments> T *make(Arguments &&...arguments) {
         untorn::allocator<T> memory(*this);

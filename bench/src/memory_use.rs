@@ -24,6 +24,10 @@ pub fn tracked_by(tracker: Tracker) -> MapOptions {
 pub trait Memory {
     /// Its bytes, to be stored to.
     fn bytes(&mut self) -> &mut [u8];
+    /// Says that these bytes are being changed, where that must be said.
+    fn tell(&mut self, _offset: usize, _len: usize) -> Result<()> {
+        Ok(())
+    }
     /// Makes durable what was stored.
     fn commit(&mut self) -> Result<()>;
     /// Brings everything to its last place.
@@ -63,6 +67,10 @@ impl Memory for Managed {
         unsafe { self.map.as_mut_slice() }
     }
 
+    fn tell(&mut self, offset: usize, len: usize) -> Result<()> {
+        Ok(self.map.touch(self.map.as_ptr().wrapping_add(offset), len)?)
+    }
+
     fn commit(&mut self) -> Result<()> {
         self.map.msync()?;
         if self.eager { self.settle() } else { Ok(()) }
@@ -70,7 +78,7 @@ impl Memory for Managed {
 
     fn settle(&mut self) -> Result<()> {
         match self.map.tracker()? {
-            Tracker::Scan => Ok(self.store.checkpoint()?),
+            Tracker::Scan | Tracker::Told => Ok(self.store.checkpoint()?),
             Tracker::PageMap => Ok(self.map.reclaim()?),
         }
     }
@@ -189,6 +197,13 @@ impl Stores {
         fastrand::fill(&mut self.bytes);
     }
 
+    /// Stores, and tells of it.
+    pub fn store_to(&self, memory: &mut impl Memory) -> Result<()> {
+        self.store(memory.bytes());
+        let mut places = self.pages.iter().zip(&self.slots);
+        places.try_for_each(|(page, slot)| memory.tell(self.layout.offset(*page as usize) + slot, self.bytes.len()))
+    }
+
     pub fn store(&self, memory: &mut [u8]) {
         for (page, slot) in self.pages.iter().zip(&self.slots) {
             let at = self.layout.offset(*page as usize) + slot;
@@ -201,7 +216,7 @@ impl Stores {
 pub fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Duration; 2]> {
     stores.draw();
     let start = Instant::now();
-    stores.store(memory.bytes());
+    stores.store_to(memory)?;
     let stored = start.elapsed();
     memory.commit()?;
     let all = start.elapsed();
@@ -210,8 +225,10 @@ pub fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Duration;
 
 /// Stores to every page and commits: from then on no page is new, nor any copy of one.
 pub fn warm_up(memory: &mut impl Memory) -> Result<()> {
-    for page in memory.bytes().chunks_mut(PAGE_BYTES) {
-        page[0] = page[0].wrapping_add(1);
+    for at in (0..memory.bytes().len()).step_by(PAGE_BYTES) {
+        let byte = &mut memory.bytes()[at];
+        *byte = byte.wrapping_add(1);
+        memory.tell(at, 1)?;
     }
     memory.commit()?;
     memory.settle()
@@ -227,7 +244,7 @@ pub fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Place, cyc
     for _ in 0..cycles {
         stores.draw();
         let (faults_before, written_before) = (minor_faults()?, place.device_bytes_written_by_now()?);
-        stores.store(memory.bytes());
+        stores.store_to(memory)?;
         memory.commit()?;
         faults += minor_faults()? - faults_before;
         if let (Some(from), Some(to)) = (written_before, place.device_bytes_written_by_now()?) {

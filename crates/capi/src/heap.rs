@@ -11,6 +11,7 @@ use crate::arguments;
 use crate::error::{Failure, Result, guard, guard_status};
 use crate::file::{untorn_file, with_files};
 use crate::handle::{self, Handle, Handles, Kind};
+use crate::map::tracker_of;
 use crate::options::{self, untorn_options};
 use crate::store::untorn_store;
 use crate::ticket::untorn_ticket;
@@ -50,11 +51,15 @@ pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
 /// process; the message names the allocation and the offset. The commit reads the whole heap.
 pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
 
+/// Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD.
+pub const UNTORN_HEAP_DEBUG_TOLD: u32 = 32;
+
 const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
     | UNTORN_HEAP_DEBUG_RACES
     | UNTORN_HEAP_QUIET
     | UNTORN_HEAP_DEBUG_GUARDS
-    | UNTORN_HEAP_DEBUG_POINTERS;
+    | UNTORN_HEAP_DEBUG_POINTERS
+    | UNTORN_HEAP_DEBUG_TOLD;
 
 /// How to open a heap. Zero is the default of everything but `size`.
 #[repr(C)]
@@ -76,10 +81,10 @@ pub struct untorn_heap_options {
     /// heaps that use more than memory. 0: what the heap uses.
     pub dirty_max: u64,
     /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-    /// UNTORN_HEAP_DEBUG_POINTERS, or'ed.
+    /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, or'ed.
     pub flags: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
+    pub tracker: u32,
 }
 
 const _: () = assert!(size_of::<untorn_heap_options>() == 40, "members may be added at the end, never removed");
@@ -129,17 +134,21 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     let result = HeapOptions::new().store(store);
     // SAFETY: the caller's promise.
     let Some(options) = (unsafe { versioned::read(options)? }) else { return Ok(result) };
-    if options.flags & !FLAGS != 0 || options.reserved != 0 {
+    if options.flags & !FLAGS != 0 {
         return Err(Failure::invalid(format!("unknown bits in the heap flags {:#x}", options.flags)));
     }
     let mut result = result
         .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
         .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0)
-        .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0);
+        .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0)
+        .debug_told(options.flags & UNTORN_HEAP_DEBUG_TOLD != 0);
     if options.flags & UNTORN_HEAP_QUIET != 0 {
         // SAFETY: the caller's promise, which the flag is.
         result = unsafe { result.quiet(true) };
+    }
+    if let Some(tracker) = tracker_of(options.tracker)? {
+        result = result.tracker(tracker);
     }
     if options.address_space != 0 {
         result = result.address_space(options.address_space);
@@ -239,6 +248,17 @@ pub extern "C" fn untorn_heap_base(heap: *const untorn_heap) -> *mut c_void {
         }
         with_heap(heap, |heap| Ok(heap.memory().0.as_ptr().cast()))
     })
+}
+
+/// Says that the program changes `len` bytes at `address` in the heap, before or after it stores there. With
+/// UNTORN_TRACKER_TOLD a commit has the bytes that were told of since the last commit, and the heap's own changes. With
+/// any other tracker the call does nothing. Where several threads use the heap, the store and the call are made between
+/// untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and roots tell of what they
+/// change; blocks of untorn_heap_allocate_at() are told of, whole. Returns 0, or -1: EINVAL (not inside the heap,
+/// nothing was noted), EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_heap_touch(heap: *mut untorn_heap, address: *const c_void, len: usize) -> c_int {
+    guard_status(|| Ok(weak(heap)?.touch(address.cast(), len)?))
 }
 
 /// Begins changes that belong together: no commit takes place before the same thread calls

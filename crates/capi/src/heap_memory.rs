@@ -52,6 +52,7 @@ pub extern "C" fn untorn_heap_calloc(heap: *mut untorn_heap, n: usize, bytes: us
             let block = heap.allocate(layout(all, ALIGN)?)?;
             // SAFETY: allocated just now with so many bytes.
             unsafe { block.write_bytes(0, all) };
+            heap.touch(block.as_ptr(), all)?;
             Ok(block.as_ptr().cast())
         })
     })
@@ -84,6 +85,7 @@ pub unsafe extern "C" fn untorn_heap_realloc(
             // SAFETY: both are allocations of at least so many bytes, and not the same.
             unsafe {
                 new.copy_from_nonoverlapping(old, bytes.min(has));
+                heap.touch(new.as_ptr(), bytes.min(has))?;
                 heap.free(old)?;
             }
             Ok(new.as_ptr().cast())
@@ -123,7 +125,7 @@ pub extern "C" fn untorn_heap_malloc_usable_size(heap: *mut untorn_heap, address
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_allocate_at(base: *const c_void, align: usize, bytes: usize) -> *mut c_void {
-    guard(null_mut(), || Ok(WeakHeap::at(base.cast())?.allocate(layout(bytes, align)?)?.as_ptr().cast()))
+    guard(null_mut(), || Ok(WeakHeap::at(base.cast())?.allocate_told(layout(bytes, align)?)?.as_ptr().cast()))
 }
 
 /// Frees an allocation in the open heap whose address is `base`. Returns 0, or -1 as untorn_heap_free().

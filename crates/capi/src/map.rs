@@ -29,6 +29,10 @@ pub const UNTORN_TRACKER_SCAN: u32 = 1;
 /// Tracker: /proc/self/pagemap, on any kernel. A commit compares all pages that were stored to since they
 /// were last dropped from memory.
 pub const UNTORN_TRACKER_PAGEMAP: u32 = 2;
+/// Tracker: the program says what it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has exactly
+/// these bytes, and costs as much as they do. A store that was not told of is in NO commit: it stays in memory, and
+/// is gone when the file is opened again.
+pub const UNTORN_TRACKER_TOLD: u32 = 3;
 
 /// Map flag: the program promises that no thread stores to the file's maps during untorn_map_sync().
 /// Commits may then drop pages that are also in the data file, and memory use follows the working set.
@@ -44,9 +48,17 @@ pub const UNTORN_MAP_HUGE_PAGES: u32 = 8;
 /// Map flag: the map may extend behind the end of the file. Memory behind the end can be accessed once the
 /// file has grown that far; until then an access is SIGSEGV.
 pub const UNTORN_MAP_BEYOND_END: u32 = 16;
+/// Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if bytes were stored to and not told
+/// of; the message names their addresses. No thread may store while a commit runs. The environment variable
+/// UNTORN_TOLD_CHECK=1 does so without the flag; UNTORN_TOLD_CHECK=warn prints the places instead, once each.
+pub const UNTORN_MAP_DEBUG_TOLD: u32 = 32;
 
-const ALL_FLAGS: u32 =
-    UNTORN_MAP_QUIET | UNTORN_MAP_DEBUG_RACES | UNTORN_MAP_POPULATE | UNTORN_MAP_HUGE_PAGES | UNTORN_MAP_BEYOND_END;
+const ALL_FLAGS: u32 = UNTORN_MAP_QUIET
+    | UNTORN_MAP_DEBUG_RACES
+    | UNTORN_MAP_POPULATE
+    | UNTORN_MAP_HUGE_PAGES
+    | UNTORN_MAP_BEYOND_END
+    | UNTORN_MAP_DEBUG_TOLD;
 
 /// How to map a file. Zero is the default of every member but `size`. So both
 /// untorn_map_options_init(&options, sizeof options) and `untorn_map_options options = {.size = sizeof
@@ -70,10 +82,10 @@ pub struct untorn_map_options {
     /// The most bytes of pages that are changed in memory at any time. Needed for files that are larger
     /// than memory. 0: the file's size.
     pub dirty_max: u64,
-    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP.
+    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
     pub tracker: u32,
     /// UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
-    /// UNTORN_MAP_BEYOND_END, or'ed.
+    /// UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_TOLD, or'ed.
     pub flags: u32,
 }
 
@@ -105,6 +117,7 @@ fn convert(options: untorn_map_options) -> Result<MapOptions> {
         .offset(options.offset)
         .quiet(has(UNTORN_MAP_QUIET))
         .debug_races(has(UNTORN_MAP_DEBUG_RACES))
+        .debug_told(has(UNTORN_MAP_DEBUG_TOLD))
         .populate(has(UNTORN_MAP_POPULATE))
         .huge_pages(has(UNTORN_MAP_HUGE_PAGES))
         .beyond_end(has(UNTORN_MAP_BEYOND_END));
@@ -120,10 +133,16 @@ fn convert(options: untorn_map_options) -> Result<MapOptions> {
     if options.dirty_max != 0 {
         result = result.dirty_max(options.dirty_max);
     }
-    match options.tracker {
-        UNTORN_TRACKER_ANY => Ok(result),
-        UNTORN_TRACKER_SCAN => Ok(result.tracker(Tracker::Scan)),
-        UNTORN_TRACKER_PAGEMAP => Ok(result.tracker(Tracker::PageMap)),
+    Ok(tracker_of(options.tracker)?.map_or(result, |tracker| result.tracker(tracker)))
+}
+
+/// The tracker with a number; none: the best one that works.
+pub(crate) fn tracker_of(number: u32) -> Result<Option<Tracker>> {
+    match number {
+        UNTORN_TRACKER_ANY => Ok(None),
+        UNTORN_TRACKER_SCAN => Ok(Some(Tracker::Scan)),
+        UNTORN_TRACKER_PAGEMAP => Ok(Some(Tracker::PageMap)),
+        UNTORN_TRACKER_TOLD => Ok(Some(Tracker::Told)),
         other => Err(Failure::invalid(format!("there is no tracker {other}"))),
     }
 }
@@ -213,7 +232,8 @@ pub extern "C" fn untorn_map_len(map: *const untorn_map) -> i64 {
     guard(-1, || with_map(map, |map| Ok(map.len() as i64)))
 }
 
-/// Returns how stores are found: UNTORN_TRACKER_SCAN or UNTORN_TRACKER_PAGEMAP. -1 with EBADF.
+/// Returns how stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. -1 with
+/// EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_map_tracker(map: *const untorn_map) -> c_int {
     guard(-1, || {
@@ -221,6 +241,7 @@ pub extern "C" fn untorn_map_tracker(map: *const untorn_map) -> c_int {
             Ok(match map.tracker()? {
                 Tracker::Scan => UNTORN_TRACKER_SCAN,
                 Tracker::PageMap => UNTORN_TRACKER_PAGEMAP,
+                Tracker::Told => UNTORN_TRACKER_TOLD,
             } as c_int)
         })
     })
@@ -268,6 +289,21 @@ pub extern "C" fn untorn_map_resize(map: *mut untorn_map, size: u64) -> c_int {
     guard(-1, || {
         with_writable(map, |map| {
             map.resize(arguments::offset(size)?)?;
+            Ok(0)
+        })
+    })
+}
+
+/// Says that the program changes `len` bytes at `address` in the map, before or after it stores there, from any
+/// thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were told of since the last commit, and a
+/// rollback undoes these. With any other tracker the call does nothing. The store and the call must be on the same
+/// side of a commit: if another thread may commit between them, call this after the store. Returns 0, or -1: EINVAL
+/// (not inside the map, nothing was noted), EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_map_touch(map: *mut untorn_map, address: *const c_void, len: usize) -> c_int {
+    guard(-1, || {
+        with_map(map, |map| {
+            map.touch(address.cast(), len)?;
             Ok(0)
         })
     })

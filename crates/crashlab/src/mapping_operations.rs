@@ -19,6 +19,12 @@ impl Runner<'_> {
                 _ => Ok(()),
             };
         }
+        if op == Op::Told
+            && !std::mem::replace(&mut self.told, true)
+            && let Some(Err(e)) = self.mapped.take().map(|mapped| mapped.map.unmap())
+        {
+            return self.refused("unmapping", &e);
+        }
         if self.mapped.is_none() && !self.map(store)? {
             return Ok(());
         }
@@ -71,9 +77,13 @@ impl Runner<'_> {
         self.mapped.as_ref().expect("a file is mapped")
     }
 
-    /// Both trackers, and both settings of `quiet`, in turn.
+    /// Both trackers that find stores, and both settings of `quiet`, in turn; or the tracker `told`.
     fn map_options(&self) -> MapOptions {
-        let tracker = if self.setup.direct { Tracker::Scan } else { Tracker::PageMap };
+        let tracker = match (self.told, self.setup.direct) {
+            (true, _) => Tracker::Told,
+            (false, true) => Tracker::Scan,
+            (false, false) => Tracker::PageMap,
+        };
         let options = MapOptions::new().tracker(tracker).address_space(ADDRESS_SPACE);
         if self.is_quiet() { options.quiet(true).dirty_max(PAGE_BYTES) } else { options }
     }
@@ -120,8 +130,14 @@ impl Runner<'_> {
             return Ok(());
         }
         let Mapped { map, name } = self.mapped.as_ref().expect("a file is mapped");
-        if let Err(e) = self.disk.store(map.as_ptr().wrapping_add(offset as usize), bytes) {
+        let at = map.as_ptr().wrapping_add(offset as usize);
+        // Before the store, or after it. Trackers that find stores need not be told.
+        let told = if self.serial.is_multiple_of(2) { map.touch(at, bytes.len()) } else { Ok(()) };
+        if let Err(e) = self.disk.store(at, bytes) {
             return if self.troubled { Ok(()) } else { wrong(format!("memory of a mapped file is gone: {e}")) };
+        }
+        if let Err(e) = told.and_then(|()| map.touch(at, bytes.len())) {
+            return wrong(format!("a change was told of: {e}"));
         }
         if let Some(Node::File(contents, _)) = self.reference.now.get_mut(Path::new(name)) {
             let inside = bytes.len().min(contents.len().saturating_sub(offset as usize));

@@ -112,6 +112,8 @@ alphabet! { OPERATIONS:
     Abort = "abort",
     /// The mapped file gives its memory back.
     Quiesce = "quiesce",
+    /// `a` is mapped, or mapped anew, with the tracker `told`, which later maps have, too.
+    Told = "told",
 }
 
 impl Op {

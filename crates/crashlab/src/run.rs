@@ -283,7 +283,7 @@ impl Runner<'_> {
     /// After a commit that was waited for, the results of the ones before it are known.
     fn take_results_if_written(&mut self, op: Op) -> Step<()> {
         let waits = matches!(op, Op::Async | Op::Dirty | Op::Later | Op::Poke | Op::Undo | Op::Abort)
-            || matches!(op, Op::Map | Op::Unmap | Op::Stretch | Op::Clip);
+            || matches!(op, Op::Map | Op::Told | Op::Unmap | Op::Stretch | Op::Clip);
         if waits { Ok(()) } else { self.take_results() }
     }
 

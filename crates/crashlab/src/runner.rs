@@ -57,6 +57,8 @@ pub(crate) struct Runner<'d> {
     pub tickets: Vec<(Ticket, usize)>,
     /// The file that is mapped, if one is.
     pub mapped: Option<Mapped>,
+    /// Files are mapped with the tracker `told`.
+    pub told: bool,
     /// The moments of the last operation, or of the whole program if a fault is planned.
     pub snapshots: Vec<Snapshot>,
     /// The last operation did something.
@@ -79,6 +81,7 @@ impl<'d> Runner<'d> {
             handles: Vec::new(),
             tickets: Vec::new(),
             mapped: None,
+            told: false,
             snapshots: Vec::new(),
             moved: false,
         }

@@ -31,6 +31,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
         invariant::TRUNCATED_PAGES_HIDDEN => &["closed,ext4,sector,roomy,direct/0/empty,cut,grow,map,apply/"],
         invariant::STORES_BEHIND_THE_END => &["closed,ext4,sector,roomy,direct/0/end,grow/"],
         invariant::ZEROED_AT_ONCE => &["closed,ext4,sector,roomy,direct/0/map,zero/"],
+        invariant::TOLD_UNDONE => &["closed,ext4,sector,roomy,direct/0/told,poke,undo/"],
         invariant::COMMITTED_BYTES_BACK => &["closed,ext4,sector,roomy,direct/0/line,poke,undo/"],
         _ => &[],
     }
@@ -40,6 +41,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
 fn known_by_errors(invariant: Invariant) -> &'static [&'static str] {
     match invariant {
         invariant::FOUND_ONCE => &["closed,ext4,sector,tight,direct/0/map,pages,line/"],
+        invariant::TOLD_UNTIL_STAGED => &["closed,ext4,sector,tight,direct/0/told,pages,line/"],
         invariant::UNDONE_IS_NOT_COMMITTED => &["closed,ext4,sector,tight,direct/0/map,poke,undo/"],
         _ => &[],
     }
@@ -50,6 +52,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
     match invariant {
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
+        invariant::UNTOLD_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
         invariant::KEYED_CHECKSUM => Some("contents_that_look_like_records_are_none"),
         invariant::MODES_LAST => Some("a_directory_that_is_closed_is_filled"),
         invariant::ONLY_CYCLES => Some("a_file_that_waits_keeps_its_place"),
@@ -68,6 +71,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
         invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
         invariant::RESTATED_LEAVES_LOG => Some("what_waits_outlives_its_segment"),
+        invariant::HEAP_TELLS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),
         invariant::HEAP_IS_QUIET => Some("a_commit_of_a_heap_waits_for_a_change"),

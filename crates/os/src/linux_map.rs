@@ -24,8 +24,10 @@ pub(crate) struct LinuxMapping {
     protection: ProtFlags,
     huge_pages: bool,
     file: Fd,
-    pagemap: PageMap,
+    /// Missing only with the tracker `told`, which can do without.
+    pagemap: Option<PageMap>,
     scan: Option<Scan>,
+    told: bool,
 }
 
 // SAFETY: the address is only handed out and given to the kernel, which does its own locking.
@@ -46,9 +48,10 @@ impl LinuxMapping {
         let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let file = Fd::new(reopen(file)?);
-        let pagemap = PageMap::open()?;
+        let told = request.tracker == Some(Tracker::Told);
+        let pagemap = PageMap::open().map(Some).or_else(|e| if told { Ok(None) } else { Err(e) })?;
         let scan = match request.tracker {
-            Some(Tracker::PageMap) => None,
+            Some(Tracker::PageMap | Tracker::Told) => None,
             Some(Tracker::Scan) => Some(Scan::open()?),
             None => Scan::open().ok(),
         };
@@ -75,6 +78,7 @@ impl LinuxMapping {
             file,
             pagemap,
             scan,
+            told,
         };
         // Kernels before 4.17 take the address for a hint.
         if request.address.is_some_and(|address| address != base as usize) {
@@ -99,6 +103,10 @@ impl LinuxMapping {
         debug_assert!((range.start | range.end).is_multiple_of(self.page_bytes));
         let addresses = self.addresses(range);
         (addresses.start as *mut c_void, (range.end - range.start) as usize)
+    }
+
+    fn pagemap(&self) -> io::Result<&PageMap> {
+        self.pagemap.as_ref().ok_or_else(|| Errno::OPNOTSUPP.into())
     }
 
     /// What was just mapped can be tracked.
@@ -169,7 +177,11 @@ impl Mapping for LinuxMapping {
     }
 
     fn tracker(&self) -> Tracker {
-        if self.scan.is_some() { Tracker::Scan } else { Tracker::PageMap }
+        match (&self.scan, self.told) {
+            (_, true) => Tracker::Told,
+            (Some(_), false) => Tracker::Scan,
+            (None, false) => Tracker::PageMap,
+        }
     }
 
     fn show(&self, range: Range<u64>) -> io::Result<()> {
@@ -227,13 +239,13 @@ impl Mapping for LinuxMapping {
     }
 
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        if within.is_empty() {
+        if within.is_empty() || self.told {
             return Ok(());
         }
         let mut found = Vec::new();
         let asked = match &self.scan {
-            Some(scan) => scan.changed(&self.pagemap, self.addresses(&within), &mut found),
-            None => self.pagemap.private(self.addresses(&within), self.page_bytes, &mut found),
+            Some(scan) => scan.changed(self.pagemap()?, self.addresses(&within), &mut found),
+            None => self.pagemap()?.private(self.addresses(&within), self.page_bytes, &mut found),
         };
         // Also after an error: what was found is not found again.
         self.offsets(found, into);
@@ -245,7 +257,7 @@ impl Mapping for LinuxMapping {
             return Ok(());
         }
         let mut found = Vec::new();
-        self.pagemap.private(self.addresses(&within), self.page_bytes, &mut found)?;
+        self.pagemap()?.private(self.addresses(&within), self.page_bytes, &mut found)?;
         self.offsets(found, into);
         Ok(())
     }

@@ -13,14 +13,18 @@ pub enum Tracker {
     /// `/proc/self/pagemap`: any kernel, no faults. A page counts as stored to until it is dropped, so that
     /// each scan finds all of them again.
     PageMap,
+    /// The program says what it changes: no faults, nothing to ask, nothing to compare. What it does not say is not
+    /// committed. Any kernel.
+    Told,
 }
 
 impl Tracker {
-    /// A stable name: `scan`, `pagemap`.
+    /// A stable name: `scan`, `pagemap`, `told`.
     pub fn name(self) -> &'static str {
         match self {
             Tracker::Scan => "scan",
             Tracker::PageMap => "pagemap",
+            Tracker::Told => "told",
         }
     }
 }
@@ -78,7 +82,7 @@ pub trait Mapping: Send + Sync {
     fn populate(&self, range: Range<u64>) -> io::Result<()>;
     /// Appends the ranges of pages in `within`, which is accessible, that may have been stored to since
     /// they were asked for last, in order; after an error, those that were found before it. Pages that were
-    /// only loaded may be among them.
+    /// only loaded may be among them. Nothing with the tracker `told`.
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
     /// Appends the ranges of pages in `within` that have left the file: stored to and not dropped since.
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;

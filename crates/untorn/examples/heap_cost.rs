@@ -3,11 +3,12 @@
 
 use allocator_api2::alloc::{Allocator, Global};
 use std::alloc::Layout;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
-use untorn::heap::Heap;
+use untorn::Tracker;
+use untorn::heap::{Heap, HeapOptions};
 
 /// Blocks that a thread has at a time: the oldest one is freed when a new one is made.
 const LIVE: usize = 1000;
@@ -35,9 +36,25 @@ fn main() -> Result<(), untorn::Error> {
         "a commit of {PAGES} pages keeps threads waiting: {least:.2} ms at least, {median:.2} ms half of the times"
     );
     heap.close()?;
+    tell(&path, n)?;
     std::fs::remove_file(&path).expect("the heap's file");
     let _ = std::fs::remove_dir_all(dir.join("heap-cost.untorn"));
     Ok(())
+}
+
+/// What it costs to tell of eight bytes, with the tracker `told`: of the same ones again and again, and of others each
+/// time.
+fn tell(path: &Path, n: usize) -> Result<(), untorn::Error> {
+    let heap = HeapOptions::new().tracker(Tracker::Told).open(path)?;
+    let block = heap.allocate(Layout::from_size_align(PAGES * 4096, 4096).expect("a layout"))?.as_ptr() as usize;
+    let touch = |offset: usize| heap.touch((block + offset) as *const u8, 8).expect("bytes of the heap");
+    for threads in [1, 2] {
+        let same = each(threads, n, |n| (0..n).for_each(|_| touch(0)));
+        let others = each(threads, n, |n| (0..n).for_each(|n| touch(n * 4112 % (PAGES * 4096 - 8))));
+        heap.commit()?;
+        println!("{threads} threads: 8 bytes told of: {same:.1} ns the same ones, {others:.1} ns others");
+    }
+    heap.close()
 }
 
 /// Pages that a commit finds changed.

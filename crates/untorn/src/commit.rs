@@ -78,6 +78,7 @@ impl Engine {
             let _ = self.checkpoint();
             states = lock_all();
         }
+        states.iter_mut().try_for_each(|state| state.check_told())?;
         let mut copies = Vec::new();
         if let Some(still) = still {
             for (state, file) in states.iter_mut().zip(&in_order) {

@@ -316,6 +316,14 @@ impl FileState {
         }
     }
 
+    /// With the tracker `told`, and if that was asked for: everything that was stored to was told of.
+    pub(crate) fn check_told(&mut self) -> Result<()> {
+        match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
+            Some(region) => region.check_told(&self.content),
+            None => Ok(()),
+        }
+    }
+
     /// Moves what the program stored to the file's mapping into the write set. A mapping without maps ends with that.
     pub(crate) fn stage_stores(&mut self, sink: &dyn SpillSink) -> Result<()> {
         let unit = self.unit();
@@ -368,7 +376,7 @@ impl FileState {
 
     /// Drops pages of the mapping that the data file shows as well, while nobody stores.
     pub(crate) fn drop_clean_pages(&mut self, sink: &dyn SpillSink) -> Result<()> {
-        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() == Tracker::Scan);
+        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() != Tracker::PageMap);
         match &mut self.region {
             // What is found stays; comparing it can wait for the commit.
             Some(region) if finds_stores_once => region.find_stores(&self.content)?,

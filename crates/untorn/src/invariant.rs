@@ -33,6 +33,14 @@ untorn_os::invariants! {
     UNDONE_IS_NOT_COMMITTED,
     /// What is stored to a page while a rollback brings the page back is found by the next commit.
     STORES_SINCE_UNDO_FOUND,
+    /// Tracker `told`: what the program told of is not forgotten when copying it fails.
+    TOLD_UNTIL_STAGED,
+    /// Tracker `told`: a rollback takes what the program told of out of memory.
+    TOLD_UNDONE,
+    /// Tracker `told`: bytes that the program did not tell of are in no commit.
+    UNTOLD_STAYS_OUT,
+    /// Tracker `told`: the allocator of a heap tells of its own stores.
+    HEAP_TELLS,
     /// A range that is zeroed is zero in memory from that moment, so that what is stored there later stays.
     ZEROED_AT_ONCE,
     /// A new heap's size and header are one commit.

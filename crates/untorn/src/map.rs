@@ -4,7 +4,7 @@ use crate::content::Content;
 use crate::engine::Engine;
 use crate::file::File;
 use crate::file_state::{FileState, Life, SharedFile};
-use crate::region::Region;
+use crate::region::{Region, Told, ToldCheck};
 use crate::ticket::Ticket;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ pub struct MapOptions {
     dirty_max: Option<u64>,
     quiet: bool,
     debug_races: bool,
+    debug_told: bool,
     populate: bool,
     huge_pages: bool,
     beyond_end: bool,
@@ -102,6 +103,17 @@ impl MapOptions {
         self
     }
 
+    /// For finding bugs with [`Tracker::Told`]: a commit looks for bytes that were stored to and not told of, as the other
+    /// trackers would find them. If there are some, it is refused with [`Error::Invalid`] before anything is written; the
+    /// message names addresses. It costs what the other trackers cost. No thread may store while a commit runs, or a
+    /// store that is about to be told of is reported. Default: off, unless the environment has `UNTORN_TOLD_CHECK=1`; with
+    /// `UNTORN_TOLD_CHECK=warn` commits are made, and each place is printed once to stderr. The first map of a file
+    /// decides.
+    pub fn debug_told(mut self, on: bool) -> Self {
+        self.debug_told = on;
+        self
+    }
+
     /// Read the file into memory now, so that first reads do not wait. Default: off.
     pub fn populate(mut self, on: bool) -> Self {
         self.populate = on;
@@ -126,6 +138,17 @@ impl MapOptions {
         self.dirty_max
     }
 
+    /// How stores are looked for that were not told of, if they are.
+    fn told_check(&self) -> Option<ToldCheck> {
+        let wanted = std::env::var_os("UNTORN_TOLD_CHECK").filter(|wanted| !wanted.is_empty() && wanted != "0");
+        match wanted {
+            _ if self.debug_told => Some(ToldCheck::Refuse),
+            Some(wanted) if wanted == "warn" => Some(ToldCheck::Warn),
+            Some(_) => Some(ToldCheck::Refuse),
+            None => None,
+        }
+    }
+
     /// Where in the file the range ends. None: where no file can end.
     fn end(&self, size: u64) -> Option<u64> {
         self.len.map_or(Some(size.max(self.offset)), |len| self.offset.checked_add(len))
@@ -146,6 +169,7 @@ pub struct Map {
     address: *mut u8,
     offset: u64,
     len: Option<u64>,
+    told: Arc<Told>,
     unmapped: bool,
 }
 
@@ -202,8 +226,9 @@ impl File {
             region.dirty_max = Some(region.dirty_max.map_or(most, |old| old.min(most)));
         }
         let address = region.address().wrapping_add(options.offset as usize);
+        let told = region.told();
         drop(state);
-        Ok(Map { file, address, offset: options.offset, len: options.len, unmapped: false })
+        Ok(Map { file, address, offset: options.offset, len: options.len, told, unmapped: false })
     }
 }
 
@@ -235,6 +260,8 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         )));
     };
     check_memory(state, options)?;
+    let is_told = options.tracker == Some(Tracker::Told);
+    let check = if is_told { options.told_check() } else { None };
     let size = content.size_max();
     let least = options.end(size).unwrap_or(u64::MAX).max(size);
     let wanted = options.address_space.unwrap_or(size.saturating_mul(4).max(ADDRESS_SPACE_MIN)).max(least);
@@ -242,7 +269,7 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         address_space: wanted,
         address: options.address,
         read_only: !state.writable,
-        tracker: options.tracker,
+        tracker: options.tracker.filter(|_| check.is_none()),
         huge_pages: options.huge_pages,
     };
     let mut mapping = data.map(&request);
@@ -275,7 +302,7 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         )),
         _ => Error::io("map", &content.path, e),
     })?;
-    let mut region = Region::new(mapping, data, content, state.writable).map_err(|e| match e {
+    let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
         // What strict overcommit says to a private mapping that can be written.
         Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
             content,
@@ -287,6 +314,9 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         e => e,
     })?;
     region.quiet = options.quiet;
+    if let Some(how) = check {
+        region.check_from_now_on(how);
+    }
     Ok(region)
 }
 
@@ -489,6 +519,50 @@ impl Map {
     /// cannot be accessed any more; behind the old end of a larger one there are zeros.
     pub fn resize(&self, size: u64) -> Result<()> {
         self.file.set_len(size)
+    }
+
+    /// Says that the program changes the bytes of an object in the map; see [`Map::touch`].
+    ///
+    /// # Errors
+    /// Those of [`Map::touch`].
+    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    }
+
+    /// Says that the program changes `len` bytes at `address`, which is in the map. With [`Tracker::Told`] a commit has
+    /// exactly the bytes that it was told of since the last one, and a rollback undoes these. With every other tracker
+    /// nothing need be told, and this does nothing.
+    ///
+    /// Any thread may tell, before it stores or after. **A store and the call are on the same side of a commit**: where
+    /// another thread may commit between them, call this after the store.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was noted. [`Error::Closed`], [`Error::Forked`].
+    #[inline]
+    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
+        self.file.store.check_usable()?;
+        let at = (address as usize).wrapping_sub(self.address as usize) as u64;
+        let in_window = at.checked_add(len as u64).is_some_and(|end| end <= self.len.unwrap_or(u64::MAX));
+        let base = (self.address as usize).wrapping_sub(self.offset as usize);
+        match in_window && self.told.touch(base, address as usize, len) {
+            true => Ok(()),
+            false => Err(self.not_in_the_map(address, len)),
+        }
+    }
+
+    /// Where the program's threads tell what they change.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        self.told.clone()
+    }
+
+    #[cold]
+    fn not_in_the_map(&self, address: *const u8, len: usize) -> Error {
+        Error::invalid(format!(
+            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was noted. Tell              of what lies in the map, as it is now",
+            self.file.path().display(),
+            self.len(),
+            self.address
+        ))
     }
 
     /// Says that bytes may have changed in a way that no tracker sees: by a device that writes to memory

@@ -7,13 +7,20 @@
 //! committed and not applied yet), and the lines that differ go to the write set like any other change.
 //!
 //! ```text
-//! find_stores    which pages were stored to                      Mapping::changed
+//! find_stores    which pages were stored to                      Mapping::changed, or what the program told
 //! stage_stores   copy them, compare, put the lines that differ into the write set
 //! commit         as without a mapping
 //! reclaim        drop copies that no overlay knows: the file shows through again (only while nobody stores)
 //! ```
+//!
+//! With the tracker `told` the program says what it changes. Exactly these bytes are copied and staged, whatever the
+//! content is there, and no page is looked at. A range that was told of and not stored to is staged as the page shows it,
+//! which is the content: the page need not be private for that.
 
 mod changes;
+mod told;
+mod told_changes;
+mod told_check;
 mod undo;
 
 use crate::content::{Content, changed_ranges};
@@ -24,6 +31,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+pub(crate) use told::{Told, ToldCheck};
 use untorn_journal::overlay::read_through;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, Tracker, holds, value_if_holds};
@@ -54,8 +62,12 @@ pub(crate) struct Region {
     /// Private pages by offset, some with the content that they had when they were last compared.
     pages: HashMap<u64, Option<Box<[u8]>>>,
     copies_bytes: u64,
-    /// Pages found to be stored to whose stores are not staged yet.
+    /// Pages found to be stored to whose stores are not staged yet. With the tracker `told`: the bytes themselves.
     found: RangeSet<u64>,
+    /// What the program told of and nobody has taken yet.
+    told: Arc<Told>,
+    /// Set: stores that were not told of are looked for.
+    checked: Option<told::Checked>,
     /// Ranges that were undone in the overlays and not in memory, and why: no commit goes through before memory follows.
     owed: Option<(RangeSet<u64>, Error)>,
     /// Buffer for the next copies.
@@ -81,6 +93,7 @@ impl Region {
         data: Arc<dyn File>,
         content: &Content,
         writable: bool,
+        is_told: bool,
     ) -> Result<Region> {
         let mut region = Region {
             mapping,
@@ -90,6 +103,8 @@ impl Region {
             pages: HashMap::new(),
             copies_bytes: 0,
             found: RangeSet::new(),
+            told: Arc::new(Told::new(is_told)),
+            checked: None,
             owed: None,
             copies: Vec::new(),
             copies_at_once: Vec::new(),
@@ -131,7 +146,26 @@ impl Region {
     }
 
     pub(crate) fn tracker(&self) -> Tracker {
-        self.mapping.tracker()
+        if self.is_told() { Tracker::Told } else { self.mapping.tracker() }
+    }
+
+    fn is_told(&self) -> bool {
+        self.told.is_on()
+    }
+
+    /// Looks for stores that were not told of, from now on.
+    pub(crate) fn check_from_now_on(&mut self, how: ToldCheck) {
+        self.checked = Some(told::Checked::new(how));
+    }
+
+    /// Where the program's threads tell what they change.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        self.told.clone()
+    }
+
+    fn set_accessible(&mut self, end: u64) {
+        self.accessible = end;
+        self.told.set_end(end);
     }
 
     pub(crate) fn accessible(&self) -> u64 {
@@ -231,7 +265,7 @@ impl Region {
         if new < old {
             self.mapping.hide(new..old).map_err(|e| self.fail(content, "unmap the end of", e))?;
             self.forget(new..old);
-            self.accessible = new;
+            self.set_accessible(new);
             return Ok(());
         }
         self.load(content, old..new)
@@ -278,7 +312,7 @@ impl Region {
         if !file.is_empty() {
             self.shown.insert(file);
         }
-        self.accessible = self.accessible.max(range.end);
+        self.set_accessible(self.accessible.max(range.end));
         let (zeros, bytes) = changed_ranges(&value_if_holds(invariant::OVERLAYS_SHOW, content.overlays()), &range);
         for range in zeros.iter() {
             self.store_zeros(content, range.clone())?;
@@ -379,7 +413,7 @@ impl Region {
 
     /// These bytes may have changed, whatever the tracker says.
     pub(crate) fn mark(&mut self, range: Range<u64>) {
-        let range = self.pages_of(&range);
+        let range = if self.is_told() { range } else { self.pages_of(&range) };
         let range = range.start..range.end.min(self.accessible);
         if range.start < range.end {
             self.found.insert(range);
@@ -405,7 +439,7 @@ impl Region {
                 false => self.mapping.show(end..new),
             };
             mapped.map_err(|e| self.fail(content, "map the end of", e))?;
-            self.accessible = new;
+            self.set_accessible(new);
         }
         Ok(())
     }
@@ -456,7 +490,7 @@ impl Region {
     /// With the tracker `pagemap`, every commit compares all private pages.
     fn reclaim_bytes_min(&self) -> u64 {
         match self.tracker() {
-            Tracker::Scan => COPIES_BYTES_MAX,
+            Tracker::Scan | Tracker::Told => COPIES_BYTES_MAX,
             Tracker::PageMap => PAGES_AT_ONCE as u64 * self.page(),
         }
     }

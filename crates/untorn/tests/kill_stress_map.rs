@@ -128,7 +128,11 @@ fn mapped_commits_survive_sigkill_whole() {
         let mut words = order.splitn(3, ' ');
         let mut word = || words.next().expect("seed, tracker, path");
         let seed = word().parse().expect("a seed");
-        let tracker = if word() == "scan" { Tracker::Scan } else { Tracker::PageMap };
+        let tracker = match word() {
+            "scan" => Tracker::Scan,
+            "told" => Tracker::Told,
+            _ => Tracker::PageMap,
+        };
         return commit_until_killed(Path::new(word()), seed, tracker);
     }
     let seed = seed();
@@ -143,7 +147,7 @@ fn mapped_commits_survive_sigkill_whole() {
     };
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for (i, tracker) in [Tracker::Scan, Tracker::PageMap].into_iter().filter(works).enumerate() {
+        for (i, tracker) in [Tracker::Scan, Tracker::PageMap, Tracker::Told].into_iter().filter(works).enumerate() {
             scope.spawn(move || {
                 let (seed, dir) = (seed * 2 + i as u64, directory());
                 let rng = &mut Rng::with_seed(seed);

@@ -484,6 +484,49 @@ static struct at_end {
     }
 } at_end;
 
+struct score {
+    long points, moves;
+};
+
+/* The program tells of its stores; what allocators give out, and roots, are told of by themselves. */
+static void told(const std::string &directory) {
+    untorn::heap_options options;
+    options.tracker = UNTORN_TRACKER_TOLD;
+    const std::string path = directory + "/told";
+    using scores = in_heap::vector<score>;
+    {
+        untorn::heap heap(path, options);
+        auto *all = heap.make<scores>(3, score{7, 0});
+        heap.set_root("scores", all);
+        heap.commit();
+        {
+            const auto guard = heap.mutate();
+            (*all)[1].points = 5;
+            heap.touch((*all)[1].points);
+            (*all)[2].points = 1; /* and tells nobody */
+            all->push_back({9, 9});
+            heap.touch(*all);
+        }
+        heap.commit();
+        try {
+            heap.touch(options);
+            assert(false);
+        } catch (const untorn::error &e) {
+            assert(e.kind() == UNTORN_E_INVALID);
+        }
+    }
+    {
+        untorn::heap heap(path, options);
+        const auto &all = *heap.root<scores>("scores");
+        /* The vector grew, into a block that was told of, whole. */
+        assert(all.size() == 4 && all[0].points == 7 && all[1].points == 5 && all[2].points == 1 && all[3].moves == 9);
+        const_cast<score &>(all[2]).points = 2;
+        heap.commit();
+    }
+    untorn::heap heap(path);
+    assert((*heap.root<scores>("scores"))[2].points == 1);
+}
+
 int main(int argc, char **argv) {
     assert(argc > 1);
     const std::string directory = argv[1];
@@ -496,6 +539,7 @@ int main(int argc, char **argv) {
     errors_and_guards(directory);
     threads_and_files(directory);
     racing_stores(directory);
+    told(directory);
     at_end.path = directory + "/at-end";
     at_end.use();
     std::puts("ok");

@@ -28,6 +28,35 @@ static untorn_heap_stats stats_of(untorn_heap *heap) {
     return stats;
 }
 
+/* The program tells of its stores, the heap of its own. */
+static void told(void) {
+    untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
+    untorn_heap *heap = open_heap("told", &options);
+    struct node *node = untorn_heap_malloc(heap, sizeof *node);
+    char *zeros = untorn_heap_calloc(heap, 100, 1);
+    char *text = untorn_heap_malloc(heap, 20);
+    CHECK(node && zeros && text);
+    memset(text, '.', 20);
+    strcpy(text, "moved");
+    CHECK(untorn_heap_touch(heap, text, 6) == 0);
+    text = untorn_heap_realloc(heap, text, 3000);
+    *node = (struct node){.text = text, .next = (struct node *)zeros};
+    CHECK(text && untorn_heap_touch(heap, node, sizeof *node) == 0);
+    CHECK(SET_ROOT(heap, "node", struct node, 0, node) == 0 && untorn_heap_commit(heap) == 0);
+    node->next = NULL; /* and tells nobody */
+    CHECK(untorn_heap_commit(heap) == 0);
+    FAILS(untorn_heap_touch(heap, NULL, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_touch(heap, &heap, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_touch(heap, node, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_heap_close(heap) == 0);
+    FAILS(untorn_heap_touch(heap, node, 1), EBADF, UNTORN_E_BAD_HANDLE);
+    heap = open_heap("told", NULL);
+    CHECK(ROOT(heap, "node", struct node, 0, &node) == 1 && node && node->text == text);
+    CHECK(strcmp(text, "moved") == 0 && node->next == (struct node *)zeros && stats_of(heap).allocations == 3);
+    for (int i = 0; i < 100; i++) CHECK(zeros[i] == 0);
+    CHECK(untorn_heap_touch(heap, node, 1) == 0 && untorn_heap_close(heap) == 0);
+}
+
 static void memory(void) {
     untorn_heap *heap = open_heap("memory", NULL);
     char *block = untorn_heap_malloc(heap, 100);
@@ -202,9 +231,9 @@ static void openings(void) {
     FAILS(untorn_heap_open("none", &options, NULL), ENOENT, UNTORN_E_IO);
     options.flags = 1u << 31;
     FAILS(untorn_heap_open("none", &options, NULL), EINVAL, UNTORN_E_INVALID);
-    options.flags = 0, options.reserved = 1;
+    options.flags = 0, options.tracker = 4;
     FAILS(untorn_heap_open("none", &options, NULL), EINVAL, UNTORN_E_INVALID);
-    options.reserved = 0, options.size = 31;
+    options.tracker = 0, options.size = 31;
     FAILS(untorn_heap_open("none", &options, NULL), EINVAL, UNTORN_E_INVALID);
     struct {
         untorn_heap_options known;
@@ -338,6 +367,7 @@ static void races(void) {
 int main(int argc, char **argv) {
     enter_scratch(argc, argv);
     memory();
+    told();
     roots_and_commits();
     changes();
     with_files();

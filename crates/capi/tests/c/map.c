@@ -92,6 +92,34 @@ static void growth(untorn_store *store) {
     CHECK(untorn_map_close(second) == 0 && untorn_close(file) == 0);
 }
 
+/* With the tracker `told` a commit has what it was told of, and nothing else. */
+static void told(untorn_store *store) {
+    untorn_map_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
+    untorn_file *file = untorn_open_at(store, "told", UNTORN_CREATE | UNTORN_TRUNC, 0644);
+    CHECK(file && untorn_ftruncate(file, 4 * page) == 0);
+    untorn_map *map = map_file(file, &options);
+    CHECK(untorn_map_tracker(map) == UNTORN_TRACKER_TOLD);
+    char *at = address(map);
+    strcpy(at + 100, "one two");
+    CHECK(untorn_map_touch(map, at + 104, 3) == 0);
+    sync_map(map);
+    /* Undone is what was told of. */
+    strcpy(at + 104, "2 ");
+    CHECK(untorn_map_touch(map, at + 104, 3) == 0 && untorn_map_rollback(map) == 0);
+    CHECK(memcmp(at + 100, "one two", 7) == 0);
+    FAILS(untorn_map_touch(map, NULL, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_touch(map, NULL, 0), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_touch(map, at - 1, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_touch(map, at, 4 * page + 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_touch(map, at + 1, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_map_touch(map, at, 0) == 0 && untorn_map_touch(map, at + 4 * page, 0) == 0);
+    CHECK(untorn_map_close(map) == 0);
+    FAILS(untorn_map_touch(map, at, 1), EBADF, UNTORN_E_BAD_HANDLE);
+    char buf[8] = "";
+    CHECK(untorn_pread(file, buf, 7, 100) == 7 && memcmp(buf, "\0\0\0\0two", 7) == 0);
+    CHECK(untorn_close(file) == 0);
+}
+
 static void refused(untorn_store *store) {
     untorn_file *file = untorn_open_at(store, "refused", UNTORN_CREATE, 0644);
     CHECK(file && untorn_ftruncate(file, page) == 0 && untorn_commit(file) == 0);
@@ -108,7 +136,7 @@ static void refused(untorn_store *store) {
     } while (0)
     REFUSED(EINVAL, UNTORN_E_INVALID, o.size = 0);
     REFUSED(EINVAL, UNTORN_E_INVALID, o.flags = 1u << 31);
-    REFUSED(EINVAL, UNTORN_E_INVALID, o.tracker = 3);
+    REFUSED(EINVAL, UNTORN_E_INVALID, o.tracker = 4);
     REFUSED(EINVAL, UNTORN_E_INVALID, o.offset = page + 1);
     REFUSED(EINVAL, UNTORN_E_INVALID, o.len = page + 1);
     REFUSED(EINVAL, UNTORN_E_INVALID, o.offset = UINT64_MAX);
@@ -202,6 +230,7 @@ int main(int argc, char **argv) {
     untorn_store *store = open_store("store", NULL);
     stores_and_commits(store, UNTORN_TRACKER_SCAN);
     stores_and_commits(store, UNTORN_TRACKER_PAGEMAP);
+    told(store);
     growth(store);
     refused(store);
     closed_stores(store);

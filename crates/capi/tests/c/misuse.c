@@ -68,6 +68,7 @@ static void try_everything(void *bad, int kinds) {
         BAD_HANDLE(untorn_map_rollback(m));
         BAD_HANDLE(untorn_map_resize(m, 0));
         BAD_HANDLE(untorn_map_mark_dirty(m, 0, 1));
+        BAD_HANDLE(untorn_map_touch(m, buf, 1));
         BAD_HANDLE(untorn_map_reclaim(m));
         BAD_HANDLE(untorn_map_close(m));
     }
@@ -77,6 +78,7 @@ static void try_everything(void *bad, int kinds) {
         untorn_heap_root_info info = {.size = sizeof info};
         void *found;
         BAD_HANDLE(untorn_heap_base(h));
+        BAD_HANDLE(untorn_heap_touch(h, buf, 1));
         BAD_HANDLE(untorn_heap_begin(h));
         BAD_HANDLE(untorn_heap_end(h));
         BAD_HANDLE(untorn_heap_commit(h));

@@ -112,6 +112,23 @@ static void maps() {
     map.sync_async().wait();
     map.reclaim();
     CHECK(map.size() == 1 << 20 && map.data() == accounts && map.tracker() >= 1);
+    map.touch(accounts[1]);
+    fails(EINVAL, UNTORN_E_INVALID, [&] { map.touch(accounts - 1, 1); });
+    map.close();
+    untorn::map_options options;
+    options.tracker = UNTORN_TRACKER_TOLD;
+    {
+        untorn::map told = file.map(options);
+        account *of_told = told.as<account>();
+        of_told[0].coins = 1;
+        of_told[1].coins = 2;
+        told.touch(of_told[1].coins);
+        told.sync();
+        CHECK(told.tracker() == UNTORN_TRACKER_TOLD);
+    }
+    map = file.map();
+    accounts = map.as<account>();
+    CHECK(accounts[0].coins == 70 && accounts[1].coins == 2);
     file.close();
     map.close();
     fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { map.sync(); });

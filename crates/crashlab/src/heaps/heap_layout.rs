@@ -6,12 +6,20 @@ const SEGMENT_BYTES: usize = 4 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
 const CHUNKS: usize = 64;
 const SEGMENTS_AT: usize = 32;
+const INSIDES_AT: usize = 128;
 const DESCRIPTORS_AT: usize = 4096;
 const BITMAPS_AT: usize = 8192;
 const SIZES: [usize; 41] = [
     16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
     2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 9216, 10240, 12288, 13056, 16384, 18688, 21840, 26208, 32768,
 ];
+
+/// Whether bytes belong to the heap itself: the first chunk of a segment that does not lie inside of an allocation.
+pub fn is_metadata(heap: &[u8], at: usize) -> bool {
+    let segment = at / SEGMENT_BYTES;
+    let is_inside = heap[INSIDES_AT + segment / 8] >> (segment % 8) & 1 == 1;
+    at % SEGMENT_BYTES < CHUNK_BYTES && !is_inside
+}
 
 /// All allocations of a heap, by offset, with their sizes. Chunks that are free hold zeros.
 pub fn blocks_of(heap: &[u8]) -> Result<BTreeMap<usize, usize>, String> {

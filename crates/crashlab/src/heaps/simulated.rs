@@ -4,7 +4,7 @@
 //! last acknowledged commit, or at one that had begun. The program then continues from that commit's model.
 
 use super::heap_fixture::HeapFixture;
-use super::heap_layout::blocks_of;
+use super::heap_layout::{blocks_of, is_metadata};
 use super::heap_model::HeapModel;
 use crate::fixture::store_options;
 use crate::oracle::crash;
@@ -34,6 +34,7 @@ const NOTE_BYTES: usize = 600;
 const ADDRESS_SPACE: u64 = 128 << 20;
 /// With more than this stored to, commits drop memory.
 const DIRTY_MAX: u64 = 64 << 10;
+const PAGE_BYTES: usize = 4096;
 /// Changes and commits after a recovery.
 const STEPS_AFTER: usize = 10;
 
@@ -163,6 +164,7 @@ fn text(what: &str) -> impl Fn(Error) -> String + '_ {
 pub(super) struct Place {
     pub(super) setup: Setup,
     class: FailureClass,
+    told: bool,
 }
 
 /// The program in its process.
@@ -178,16 +180,22 @@ pub(super) struct Session<'d> {
     pub(super) commits: Vec<State>,
     pub(super) window: Window,
     tickets: Vec<(Ticket, usize)>,
+    /// The heap has the tracker `told`.
+    told: bool,
 }
 
 fn note_bytes(note: u64) -> Vec<u8> {
     note.to_le_bytes().repeat(NOTE_BYTES / 8)
 }
 
-fn sum(heap: &Heap) -> u64 {
+fn memory(heap: &Heap) -> &[u8] {
     let (base, len) = heap.memory();
     // SAFETY: the heap's memory, which this thread alone uses.
-    hash_bytes(unsafe { std::slice::from_raw_parts(base.as_ptr(), len) }, 0)
+    unsafe { std::slice::from_raw_parts(base.as_ptr(), len) }
+}
+
+fn sum(heap: &Heap) -> u64 {
+    hash_bytes(memory(heap), 0)
 }
 
 impl<'d> Session<'d> {
@@ -207,7 +215,12 @@ impl<'d> Session<'d> {
         if !quarantined.is_empty() {
             return Err(format!("{REFUSED}, files are quarantined: {quarantined:?}"));
         }
-        let tracker = if setup.direct { Tracker::Scan } else { Tracker::PageMap };
+        let tracker = match (place.told, setup.direct) {
+            (true, _) => Tracker::Told,
+            (false, true) => Tracker::Scan,
+            (false, false) => Tracker::PageMap,
+        };
+        let told = place.told;
         let mut options = HeapOptions::new().address_space(ADDRESS_SPACE).tracker(tracker);
         if setup.journal != Journal::Roomy {
             // SAFETY: one thread uses the heap.
@@ -234,7 +247,8 @@ impl<'d> Session<'d> {
         commits.truncate(number + 1);
         let window = Window { acknowledged: number, begun: number };
         let (model, tickets) = (HeapModel::default(), Vec::new());
-        let mut session = Session { disk, life, heap, note_file, store, model, note: 0, commits, window, tickets };
+        let mut session =
+            Session { disk, life, heap, note_file, store, model, note: 0, commits, window, tickets, told };
         session.back();
         session.mark();
         session.compare()?;
@@ -288,9 +302,31 @@ impl<'d> Session<'d> {
 
     fn change(&mut self, rng: &mut Rng) -> Result<(), String> {
         let change = self.model.draw(rng);
-        self.fixture()?.apply(&change, &self.model).map_err(|e| format!("{change:?}: {e}"))?;
+        let before = self.told.then(|| memory(&self.heap).to_vec());
+        let done = self.fixture()?.apply(&change, &self.model);
+        if let Some(before) = before {
+            self.tell(&before)?;
+        }
+        done.map_err(|e| format!("{change:?}: {e}"))?;
         self.model.apply(&change);
         if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
+    }
+
+    /// Tells of all that has changed, except in the heap's own bytes: of these the heap tells by itself.
+    fn tell(&self, before: &[u8]) -> Result<(), String> {
+        let after = memory(&self.heap);
+        for (page, bytes) in after.chunks(PAGE_BYTES).enumerate() {
+            let at = page * PAGE_BYTES;
+            let old = before.get(at..at + PAGE_BYTES).unwrap_or(&[0; PAGE_BYTES]);
+            if bytes == old || is_metadata(after, at) {
+                continue;
+            }
+            let differs = |(a, b): (&u8, &u8)| a != b;
+            let first = bytes.iter().zip(old).position(differs).unwrap_or(0);
+            let last = bytes.iter().zip(old).rposition(differs).unwrap_or(0);
+            self.heap.touch_value(&bytes[first..=last]).map_err(text("what changed"))?;
+        }
+        Ok(())
     }
 
     pub(super) fn commit(&mut self) -> Result<(), String> {
@@ -467,7 +503,7 @@ impl Programs {
 pub(super) fn place_of(seed: u64) -> Place {
     let all: Vec<_> = Setup::all(Start::Plain, (seed / 8) as usize).collect();
     let class = if mix(seed).is_multiple_of(4) { FailureClass::Process } else { FailureClass::Power };
-    Place { setup: all[seed as usize % all.len()], class }
+    Place { setup: all[seed as usize % all.len()], class, told: mix(!seed).is_multiple_of(3) }
 }
 
 /// Whether the store refuses to open after a power cut, because it was in class `process`. One that opens must have the

@@ -7,7 +7,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapOptions};
-use untorn::{Error, FailureClass, Store};
+use untorn::{Error, FailureClass, Store, Tracker};
 use untorn_os::set_read_only;
 
 const CHUNK_BYTES: usize = 64 << 10;
@@ -77,6 +77,28 @@ pub(crate) fn a_heap_grows_whole_or_not_at_all() -> Result<(), String> {
     killed_anywhere(102, |heap| {
         allocate(heap, SEGMENT_BYTES)?;
         heap.commit().map_err(failed)
+    })
+}
+
+/// With the tracker `told` a heap tells of its own changes: blocks, large allocations, growth, roots.
+pub(crate) fn a_told_heap_tells_of_itself() -> Result<(), String> {
+    let disk = disk(115);
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let told = HeapOptions::new().address_space(64 << 20).tracker(Tracker::Told);
+    let heap = told.open_in(&store, "heap").map_err(failed)?;
+    let sizes = [100, 100_000, 5 << 20, 30];
+    for (n, bytes) in sizes.into_iter().enumerate() {
+        let block = allocate(&heap, bytes)?;
+        heap.set_root(&format!("root {n}"), Some(block)).map_err(failed)?;
+    }
+    heap.commit().and_then(|()| heap.close()).and_then(|()| store.close()).map_err(failed)?;
+    with_heap(&disk, |heap| {
+        let report = heap.check(&|_, _| {}).map_err(failed)?;
+        let (made, rooted) = (heap.stats().map_err(failed)?.allocations, heap.roots().len());
+        match (made as usize, rooted, report.problems.as_slice()) {
+            (made, rooted, []) if made == sizes.len() && rooted == sizes.len() => Ok(()),
+            other => Err(format!("of {} allocations and roots there are {other:?}", sizes.len())),
+        }
     })
 }
 

@@ -105,7 +105,7 @@ pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
 
 /// Another thread stores to a page while it is being committed, at every moment in turn.
 pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), String> {
-    for tracker in [Tracker::Scan, Tracker::PageMap] {
+    for tracker in [Tracker::Scan, Tracker::PageMap, Tracker::Told] {
         for nth in 0.. {
             let disk = SimDisk::new(Options::default());
             disk.put("a", &[b'.'; 6000]).map_err(|e| e.to_string())?;
@@ -114,12 +114,15 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
             let map = file.map_with(&MapOptions::new().tracker(tracker).address_space(1 << 16)).map_err(failed)?;
             let store_to = |at: usize| map.as_ptr().wrapping_add(at);
             disk.store(store_to(10), b"first").map_err(|e| e.to_string())?;
+            map.touch(store_to(10), 5).and_then(|()| map.touch(store_to(200), 4)).map_err(failed)?;
             let race = disk.calls() + nth;
             disk.store_at(race, store_to(200), b"race");
             map.msync().map_err(failed)?;
             if disk.calls() <= race {
                 break;
             }
+            // The other thread tells of it after its store.
+            map.touch(store_to(200), 4).map_err(failed)?;
             map.msync().map_err(failed)?;
             let after = disk.fork();
             drop((map, file));
@@ -129,6 +132,32 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
                 return Err(format!("tracker {tracker}: a store right before call {nth} of a commit is lost"));
             }
         }
+    }
+    Ok(())
+}
+
+/// With the tracker `told`, bytes beside those that were told of are in no commit and no checkpoint, before a power cut
+/// and after it.
+pub(crate) fn what_was_not_told_is_in_no_commit() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    disk.put("a", &[b'.'; 6000]).map_err(|e| e.to_string())?;
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_file("a").map_err(failed)?;
+    let options = MapOptions::new().tracker(Tracker::Told).address_space(1 << 16);
+    let map = file.map_with(&options).map_err(failed)?;
+    let mut wanted = [b'.'; 6000];
+    for (round, at) in [70usize, 4090, 5990].into_iter().enumerate() {
+        disk.store(map.as_ptr().wrapping_add(at - 10), &[b'X'; 20]).map_err(|e| e.to_string())?;
+        map.touch(map.as_ptr().wrapping_add(at), 8).map_err(failed)?;
+        map.msync().map_err(failed)?;
+        wanted[at..at + 8].fill(b'X');
+        let after = disk.fork();
+        after.settle();
+        after.power_cut(crate::Cut::Nothing);
+        open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+        is_shown(&after, "a", &wanted).map_err(|e| format!("round {round}, recovered: {e}"))?;
+        store.checkpoint().map_err(failed)?;
+        is_shown(&disk, "a", &wanted).map_err(|e| format!("round {round}, checkpoint: {e}"))?;
     }
     Ok(())
 }

@@ -141,8 +141,10 @@ impl Mapping for SimMapping {
     }
 
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        if self.tracker == Tracker::PageMap {
-            return self.private(within, into);
+        match self.tracker {
+            Tracker::Scan => {}
+            Tracker::PageMap => return self.private(within, into),
+            Tracker::Told => return Ok(()),
         }
         let pages = whole_pages(&within);
         self.call("changed", within, |mapped, _| {

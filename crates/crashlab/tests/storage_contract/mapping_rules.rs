@@ -14,6 +14,7 @@ rules! {
     a_mapping_shows_the_file,
     stores_are_private,
     stores_are_found,
+    what_is_told_is_not_looked_for,
     stores_are_dropped,
     pages_behind_the_end_are_gone,
     a_truncation_takes_pages,
@@ -196,6 +197,20 @@ fn stores_are_found(fixture: &Fixture) {
         mapping.private(0..6 * page, &mut found).unwrap();
         same(found, vec![first, page..3 * page, 5 * page..6 * page]);
     });
+}
+
+fn what_is_told_is_not_looked_for(fixture: &Fixture) {
+    let (page, file) = (page_bytes(), fixture.file("f", &vec![b'f'; 3 * page_bytes() as usize]));
+    let mapping = file.map(&MapRequest { tracker: Some(Tracker::Told), ..request(16) }).unwrap();
+    same(mapping.tracker(), Tracker::Told);
+    mapping.show(0..3 * page).unwrap();
+    mapping.copy_in(page + 7, b"stored").unwrap();
+    same(changed(&*mapping, 0..3), vec![]);
+    same(private(&*mapping, 0..3), vec![1]);
+    same(load(&*mapping, page + 7, 6).unwrap(), b"stored".to_vec());
+    mapping.show(page..2 * page).unwrap();
+    same(private(&*mapping, 0..3), vec![]);
+    same(load(&*mapping, page + 7, 6).unwrap(), vec![b'f'; 6]);
 }
 
 fn stores_are_dropped(fixture: &Fixture) {

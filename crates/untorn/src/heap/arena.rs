@@ -92,8 +92,9 @@ impl Arena {
 
     /// The first free block of a chunk.
     fn take_first(&mut self, number: Number, class: usize) -> Option<usize> {
-        let (metadata, all) = (self.table.metadata, blocks(class));
-        let chunk = self.chunk(number);
+        let (metadata, all) = (&self.table.metadata, blocks(class));
+        // SAFETY: as in `chunk`.
+        let chunk = unsafe { self.table.chunk(number) };
         if chunk.free == 0 {
             return None;
         }
@@ -112,11 +113,10 @@ impl Arena {
 
     /// Where an allocation is in a chunk of this arena: its chunk, its use, and the block's number.
     pub(super) fn find(&mut self, address: *mut u8) -> Result<(Number, Use, usize)> {
-        let metadata = self.table.metadata;
-        let (offset, number) = (metadata.offset_of(address), self.table.number_at(address));
+        let (offset, number) = (self.table.metadata.offset_of(address), self.table.number_at(address));
         let number = number.filter(|number| split(*number).1 > 0).ok_or(Refused::NotAllocated)?;
         debug_assert!(offset / SEGMENT_BYTES < self.table.segments_most());
-        let what = metadata.use_of(number)?;
+        let what = self.table.metadata.use_of(number)?;
         // What was read must not be something else by now.
         let class = match what {
             Use::Blocks(class) => class as u8,
@@ -129,7 +129,8 @@ impl Arena {
         match what {
             Use::Blocks(class) if inside.is_multiple_of(SIZES[class] as usize) => {
                 let block = inside / SIZES[class] as usize;
-                let used = block < blocks(class) && metadata.word(number, block / 64) >> (block % 64) & 1 == 1;
+                let word = |block: usize| self.table.metadata.word(number, block / 64);
+                let used = block < blocks(class) && word(block) >> (block % 64) & 1 == 1;
                 if used { Ok((number, what, block)) } else { Err(Refused::NotAllocated) }
             }
             Use::Large(_) | Use::Huge(_) if inside == 0 => Ok((number, what, 0)),
@@ -154,7 +155,7 @@ impl Arena {
     /// Ends the use of a block. True: its chunk is empty, is not the last one of its class, and is for the space to
     /// take.
     pub(super) fn free(&mut self, number: Number, class: usize, block: usize) -> bool {
-        let metadata = self.table.metadata;
+        let metadata = &self.table.metadata;
         metadata.set_word(number, block / 64, metadata.word(number, block / 64) & !(1 << (block % 64)));
         let chunk = self.chunk(number);
         chunk.free = chunk.free.saturating_add(1);
@@ -168,7 +169,7 @@ impl Arena {
             return false;
         }
         // Looked up once more, in case that somebody wrote to the bitmap: zeros over a block in use are for good.
-        let free = metadata.count_free(number, class);
+        let free = self.table.metadata.count_free(number, class);
         self.chunk(number).free = free as u16;
         free == blocks(class)
     }

@@ -59,7 +59,7 @@ unsafe impl<T: Storable> Storable for HeapBox<'_, T> {}
 // stay where they are as long as the heap is open.
 unsafe impl allocator_api2::alloc::Allocator for InHeap<'_> {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, allocator_api2::alloc::AllocError> {
-        let block = WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate(layout)).map_err(|e| {
+        let block = WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate_told(layout)).map_err(|e| {
             tracing::error!(error = %e, bytes = layout.size(), "no memory from the heap");
             allocator_api2::alloc::AllocError
         })?;

@@ -1,6 +1,10 @@
 //! The metadata of a heap where it lies in memory. Whoever changes a chunk's metadata holds the lock of its owner.
 
 use super::layout::*;
+use crate::invariant;
+use crate::region::Told;
+use std::sync::Arc;
+use untorn_os::holds;
 
 /// Why there is no memory.
 #[derive(Debug)]
@@ -30,9 +34,10 @@ pub(super) fn split(number: Number) -> (usize, usize) {
 }
 
 /// A heap's metadata, in memory that stays mapped as long as it is used.
-#[derive(Clone, Copy)]
 pub(super) struct Metadata {
     base: *mut u8,
+    /// With the tracker `told` every store here is told of.
+    told: Option<Arc<Told>>,
 }
 
 // SAFETY: an address; each access says under which lock it is.
@@ -41,8 +46,16 @@ unsafe impl Send for Metadata {}
 unsafe impl Sync for Metadata {}
 
 impl Metadata {
-    pub(super) fn new(base: *mut u8) -> Metadata {
-        Metadata { base }
+    pub(super) fn new(base: *mut u8, told: Option<Arc<Told>>) -> Metadata {
+        Metadata { base, told }
+    }
+
+    /// The bytes of this type at this address have changed.
+    #[inline]
+    fn tell<T>(&self, at: *mut T) {
+        if let Some(told) = self.told.as_ref().filter(|_| holds(invariant::HEAP_TELLS)) {
+            told.touch(self.base as usize, at as usize, size_of::<T>());
+        }
     }
 
     pub(super) fn header(&self) -> Header {
@@ -53,6 +66,7 @@ impl Metadata {
     pub(super) fn set_header(&self, header: Header) {
         // SAFETY: as above.
         unsafe { *self.base.cast::<Header>() = header.summed() };
+        self.tell(self.base.cast::<Header>());
     }
 
     fn descriptor(&self, number: Number) -> *mut Descriptor {
@@ -71,6 +85,7 @@ impl Metadata {
     pub(super) fn set_use(&self, number: Number, what: Use, bytes: usize) {
         // SAFETY: as above.
         unsafe { *self.descriptor(number) = Descriptor::new(what, bytes as u64) };
+        self.tell(self.descriptor(number));
     }
 
     fn bitmap(&self, number: Number) -> *mut u64 {
@@ -91,7 +106,10 @@ impl Metadata {
     pub(super) fn set_word(&self, number: Number, word: usize, bits: u64) {
         assert!(word < BITMAP_WORDS);
         // SAFETY: as above.
-        unsafe { *self.bitmap(number).add(word) = bits };
+        let at = unsafe { self.bitmap(number).add(word) };
+        // SAFETY: as above.
+        unsafe { *at = bits };
+        self.tell(at);
     }
 
     /// Blocks of a chunk that are not in use.
@@ -123,6 +141,7 @@ impl Metadata {
             // SAFETY: as above.
             let byte = unsafe { &mut *self.base.add(at) };
             *byte = if inside { *byte | bit } else { *byte & !bit };
+            self.tell(byte);
         }
     }
 

@@ -128,6 +128,12 @@ impl HeapOptions {
         self
     }
 
+    /// As [`MapOptions::debug_told`]: a commit is refused if the heap was stored to without [`Heap::touch`].
+    pub fn debug_told(mut self, on: bool) -> Self {
+        self.map = self.map.debug_told(on);
+        self
+    }
+
     /// As [`MapOptions::tracker`].
     pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
         self.map = self.map.tracker(tracker);
@@ -210,6 +216,7 @@ impl HeapOptions {
         };
         // SAFETY: the first segment was mapped just now, and nobody else knows of it.
         unsafe { map.as_mut_ptr().cast::<Header>().write(header.summed()) };
+        map.touch(map.as_ptr(), size_of::<Header>())?;
         map.msync()?;
         Ok(map)
     }

@@ -95,6 +95,28 @@ impl Heap {
         self.shared.registration.0.size_of(address)
     }
 
+    /// Says that the program changes `len` bytes at `address`, which is in the heap. With [`Tracker::Told`](crate::Tracker)
+    /// a commit has what it was told of since the last one, the heap's own changes, and nothing else; see
+    /// [`crate::Map::touch`]. With every other tracker this does nothing.
+    ///
+    /// Where several threads use the heap, the store and this call are made under one guard of [`Heap::mutate`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: some of the bytes are not in the heap; nothing was noted. [`Error::Closed`],
+    /// [`Error::Forked`].
+    #[inline]
+    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
+        self.shared.registration.0.touch(address, len)
+    }
+
+    /// Says that the program changes an object in the heap; see [`Heap::touch`].
+    ///
+    /// # Errors
+    /// Those of [`Heap::touch`].
+    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    }
+
     /// As long as the guard lives, no commit takes place: for changes that belong together, where several threads
     /// change the heap. It may be taken again by the thread that has it.
     pub fn mutate(&self) -> Mutating<'_> {

@@ -12,6 +12,7 @@ use super::metadata::{Metadata, Refused};
 use super::space::{Space, size_of_use};
 use super::thread_local::{Found, LOCAL, slot_of_this_thread};
 use crate::concurrency::{Mutex, MutexGuard};
+use crate::region::Told;
 use parking_lot::RwLock;
 use std::alloc::Layout;
 use std::ops::Range;
@@ -48,6 +49,8 @@ pub(crate) struct LiveSlot {
     opening: u64,
     debug_guards: bool,
     pub(super) arena: Arena,
+    base: usize,
+    told: Arc<Told>,
 }
 
 /// What allocations need of an open heap beyond a slot.
@@ -135,10 +138,13 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
         (registry.openings, registry.empty_entry())
     };
     let entry = entry.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
-    let table = Arc::new(ChunkTable::new(Metadata::new(base as *mut u8), segments_most));
+    let told = body.map.told();
+    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|told| told.is_on()));
+    let table = Arc::new(ChunkTable::new(metadata, segments_most));
     for (id, slot) in entry.slots.iter().enumerate() {
         let arena = Arena::new(table.clone(), id as u8);
-        *slot.0.lock() = Some(LiveSlot { opening, debug_guards: body.debug_guards, arena });
+        let told = told.clone();
+        *slot.0.lock() = Some(LiveSlot { opening, debug_guards: body.debug_guards, arena, base, told });
     }
     *entry.live.lock() = Some(Live { opening, space: Space::new(table, segments), body });
     entry.unguarded.store(false, Relaxed);
@@ -168,6 +174,14 @@ pub(crate) fn was_open(addresses: &Range<usize>) -> bool {
 /// Whether a heap at this address is open.
 pub(crate) fn is_open(base: usize) -> bool {
     REGISTRY.read().find(base).is_some()
+}
+
+#[cold]
+fn not_in_the_heap(address: *const u8, len: usize) -> Error {
+    Error::invalid(format!(
+        "{len} bytes at address {address:p} are not in the heap; nothing was noted. Tell of what lies in the heap, as it is \
+         now"
+    ))
 }
 
 /// A weak handle of a heap: the heap may be closed at any moment, and calls are refused from then on. For callers that
@@ -295,6 +309,14 @@ impl WeakHeap {
         Ok(NonNull::new(address).expect("inside the heap"))
     }
 
+    /// As [`WeakHeap::allocate`], for a collection that fills the block at once: with the tracker `told`, the block is
+    /// told of, whole.
+    pub fn allocate_told(self, layout: Layout) -> Result<NonNull<u8>> {
+        let block = self.allocate(layout)?;
+        self.touch(block.as_ptr(), layout.size())?;
+        Ok(block)
+    }
+
     /// A block for a slot whose arena has none.
     #[cold]
     fn refill(self, mine: usize, arena: &mut Arena, class: usize) -> Result<*mut u8> {
@@ -352,6 +374,18 @@ impl WeakHeap {
                 Some(owner) => slot = owner,
             }
         }
+    }
+
+    /// As [`super::Heap::touch`].
+    ///
+    /// A commit holds the locks of all slots while it copies: what a thread told before is in it.
+    #[inline]
+    pub fn touch(self, address: *const u8, len: usize) -> Result<()> {
+        self.check_fork()?;
+        self.with_slot(slot_of_this_thread() % SLOTS, |slot| match slot.told.touch(slot.base, address as usize, len) {
+            true => Ok(()),
+            false => Err(not_in_the_heap(address, len)),
+        })
     }
 
     /// As [`super::Heap::size_of`].

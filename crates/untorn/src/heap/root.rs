@@ -258,6 +258,7 @@ impl Heap {
         let place = self.allocate(Layout::new::<T>())?.cast::<T>();
         // SAFETY: allocated just now with this layout.
         unsafe { place.write(what) };
+        self.touch(place.as_ptr().cast(), size_of::<T>())?;
         Ok(place)
     }
 
@@ -306,8 +307,9 @@ impl Heap {
         own_pages::unlock(&self.body().map, ROOT_PAGES)?;
         // SAFETY: an entry of the table, which the guard keeps from being committed half-written.
         unsafe { entry.write(new) };
+        let told = self.touch(entry.as_ptr().cast(), size_of::<RootEntry>());
         own_pages::lock(&self.body().map, ROOT_PAGES);
-        Ok(())
+        told
     }
 
     /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other

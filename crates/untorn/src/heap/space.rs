@@ -109,8 +109,8 @@ impl Space {
         *self = Space { next: recent, recent, ..Space::new(self.table.clone(), segments) };
     }
 
-    fn metadata(&self) -> Metadata {
-        self.table.metadata
+    fn metadata(&self) -> &Metadata {
+        &self.table.metadata
     }
 
     fn all(&self) -> usize {

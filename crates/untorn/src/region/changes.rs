@@ -4,6 +4,7 @@ use super::{COPIES_BYTES_MAX, Region};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
 use bytes::Bytes;
+use rangemap::RangeSet;
 use std::ops::Range;
 use untorn_journal::overlay::{Overlay, Source, read_through};
 use untorn_journal::{Context, Error, Result};
@@ -23,8 +24,10 @@ const UNSURE_MOST: usize = 2048;
 
 /// Pages that were stored to, as they were at one moment.
 pub(crate) struct Copies {
-    pages: Vec<u64>,
-    bytes: Vec<u8>,
+    pub(super) pages: Vec<u64>,
+    /// Instead of pages, with the tracker `told`.
+    pub(super) ranges: Vec<Range<u64>>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A store that a commit did not expect.
@@ -36,6 +39,10 @@ pub(crate) struct Race {
 impl Region {
     /// Asks which pages were stored to. What the tracker has told it does not tell again.
     pub(crate) fn find_stores(&mut self, content: &Content) -> Result<()> {
+        if self.is_told() {
+            self.told.take(self.accessible, &mut self.found);
+            return Ok(());
+        }
         let mut found = Vec::new();
         let mut asked = self.mapping.changed(0..self.accessible, &mut found);
         if asked.is_ok() && self.tracker() == Tracker::Scan {
@@ -53,7 +60,8 @@ impl Region {
     /// Pages that were stored to and are not staged yet.
     pub(crate) fn stored(&mut self, content: &Content) -> Result<Vec<Range<u64>>> {
         self.find_stores(content)?;
-        Ok(self.found.iter().cloned().collect())
+        let pages: RangeSet<u64> = self.found.iter().map(|range| self.pages_of(range)).collect();
+        Ok(pages.into_iter().collect())
     }
 
     /// Appends those pages of a range that do not show the file any more.
@@ -75,7 +83,7 @@ impl Region {
     }
 
     /// Somebody else must not have changed the data file: what pages show would be theirs.
-    fn check_unchanged(&self, content: &Content) -> Result<()> {
+    pub(super) fn check_unchanged(&self, content: &Content) -> Result<()> {
         let Some(last) = content.last_stat.filter(|_| content.applying.is_none()) else { return Ok(()) };
         let now = self.data()?.meta().context("look at", &content.path)?;
         if !edited(&now, &last) {
@@ -113,6 +121,9 @@ impl Region {
         looked: bool,
     ) -> Result<Copies> {
         self.check_owed()?;
+        if self.is_told() {
+            return self.copy_told(content, sink, unit);
+        }
         if !looked {
             let mut found = Vec::new();
             let asked = self.mapping.changed(0..self.accessible, &mut found);
@@ -134,7 +145,7 @@ impl Region {
             bytes.resize(len, 0);
         }
         self.copy_out(content, &pages, &mut bytes[..len])?;
-        Ok(Copies { pages, bytes })
+        Ok(Copies { pages, ranges: Vec::new(), bytes })
     }
 
     /// Takes those pages out of what was found that still show the file: they were only read.
@@ -159,6 +170,9 @@ impl Region {
         unit: usize,
         copies: Copies,
     ) -> Result<()> {
+        if self.is_told() {
+            return self.stage_told_copies(content, sink, unit, copies);
+        }
         if !copies.pages.is_empty() {
             self.check_unchanged(content)?;
             self.leave_out_unstored(content)?;
@@ -173,12 +187,15 @@ impl Region {
             lot.iter().for_each(|n| lot_copies.extend_from_slice(copy_of(*n)));
             self.stage_lot(content, sink, unit, size, &pages, lot_copies)?;
         }
-        let mut bytes = copies.bytes;
-        if bytes.len() > KEPT_BYTES {
-            bytes = Vec::new();
-        }
-        self.copies_at_once = bytes;
+        self.keep_buffer(copies.bytes);
         Ok(())
+    }
+
+    /// Keeps the memory of copies for the next commit, unless it is much.
+    fn keep_buffer(&mut self, bytes: Vec<u8>) {
+        if bytes.len() <= KEPT_BYTES {
+            self.copies_at_once = bytes;
+        }
     }
 
     fn stage_found(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
@@ -186,6 +203,9 @@ impl Region {
             return Ok(());
         }
         self.check_unchanged(content)?;
+        if self.is_told() {
+            return self.stage_told(content, sink, unit);
+        }
         let (page, size) = (self.page(), content.size());
         loop {
             let pages = self.found.iter().flat_map(|r| r.clone().step_by(page as usize));
@@ -295,12 +315,16 @@ impl Region {
     pub(crate) fn race(&mut self, content: &Content) -> Result<Option<Race>> {
         self.find_stores(content)?;
         let (page, base) = (self.page(), self.mapping.address() as usize);
-        let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
+        let mut pages: Vec<u64> =
+            self.found.iter().flat_map(|range| self.pages_of(range).step_by(page as usize)).collect();
+        pages.dedup();
         for pages in pages.chunks(LOT_PAGES) {
             let copies = self.copies(content, pages)?;
             let mut race = None;
+            let expected = |offset: &u64| !self.is_told() || self.found.contains(offset);
             self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
-                let differs = copy.iter().zip(base).position(|(a, b)| a != b).map(|n| at + n as u64);
+                let mut bytes = (at..).zip(copy.iter().zip(base));
+                let differs = bytes.find(|(offset, (a, b))| a != b && expected(offset)).map(|(offset, _)| offset);
                 race = race.or(differs.filter(|offset| *offset < content.size()));
             })?;
             self.copies = copies;

@@ -23,6 +23,9 @@ impl Region {
     pub(crate) fn discard(&mut self, content: &mut Content) -> Result<()> {
         let found = self.find_stores(content);
         let mut undone = std::mem::take(&mut self.found);
+        if self.tracker() == Tracker::Told && !holds(invariant::TOLD_UNDONE) {
+            undone = RangeSet::new();
+        }
         let (zeros, bytes) = changed_ranges(&[&content.write_set], &(0..self.accessible));
         for range in zeros.iter().chain(bytes.iter()) {
             self.outdate(range);
@@ -113,8 +116,9 @@ impl Region {
         }
         let pages: Vec<u64> = bases.iter().map(|(at, _)| *at).collect();
         for (at, base) in bases {
+            let keeps_copies = self.tracker() != Tracker::Told;
             let known = self.pages.entry(at).or_default();
-            if known.is_none() && self.copies_bytes + page <= COPIES_BYTES_MAX {
+            if keeps_copies && known.is_none() && self.copies_bytes + page <= COPIES_BYTES_MAX {
                 self.copies_bytes += page;
                 *known = Some(base);
             }

@@ -13,7 +13,7 @@ pub const PAGE: usize = 4096;
 
 /// Runs a test with each tracker that works here.
 pub fn with_trackers(test: impl Fn(Tracker)) {
-    for tracker in [Tracker::Scan, Tracker::PageMap] {
+    for tracker in [Tracker::Scan, Tracker::PageMap, Tracker::Told] {
         let dir = directory();
         let file = File::open_or_create(dir.path().join("probe")).expect("create");
         match file.map_with(&MapOptions::new().tracker(tracker)) {
@@ -52,11 +52,12 @@ pub fn mapped(dir: &Path, pages: usize, options: &MapOptions) -> (Store, File, M
     (store, file, map)
 }
 
-/// Stores as a program does, without Untorn's knowledge.
+/// Stores as a program does, and tells of it, which the trackers that find stores have no need for.
 pub fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and no other thread is here.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) }
+    tell(map, offset, bytes.len());
 }
 
 /// Stores as a program does, up to the end of the map's last page, which may lie behind the end of the file.
@@ -64,6 +65,7 @@ pub fn poke_last_page(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len().next_multiple_of(PAGE as u64) as usize);
     // SAFETY: inside the map's last page, and no other thread is here.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) }
+    tell(map, offset, bytes.len());
 }
 
 /// Fills with one byte as a program does, up to the end of the map's last page.
@@ -71,6 +73,15 @@ pub fn fill(map: &Map, range: Range<usize>, byte: u8) {
     assert!(range.end <= map.len().next_multiple_of(PAGE as u64) as usize);
     // SAFETY: inside the map's last page, and no other thread is here.
     unsafe { std::ptr::write_bytes(map.as_mut_ptr().add(range.start), byte, range.len()) }
+    tell(map, range.start, range.len());
+}
+
+/// Says that the program changes these bytes. A forked child cannot.
+pub fn tell(map: &Map, offset: usize, len: usize) {
+    match map.touch(map.as_ptr().wrapping_add(offset), len) {
+        Ok(()) | Err(Error::Forked) => {}
+        Err(e) => panic!("{e}"),
+    }
 }
 
 /// What memory shows.

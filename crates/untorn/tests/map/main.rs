@@ -12,5 +12,6 @@ mod permissions;
 mod rollback;
 mod sharing;
 mod system_calls;
+mod told;
 mod tracking;
 mod transactions;

@@ -78,6 +78,7 @@ fn a_racing_store_is_reported_and_not_torn() {
                     n = n.wrapping_add(1);
                     // SAFETY: inside the map, which outlives the thread.
                     unsafe { (address as *mut u8).write_volatile(n) };
+                    tell(&map, PAGE + 77, 1);
                 }
             });
             let reported = (0..10_000).find_map(|_| map.msync().err());

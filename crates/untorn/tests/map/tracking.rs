@@ -176,6 +176,7 @@ impl<'a> Program<'a> {
                 let into =
                     unsafe { std::slice::from_raw_parts_mut(self.map().as_mut_ptr().add(range.start), range.len()) };
                 source.read_exact_at(into, 0).expect("read");
+                tell(self.map(), range.start, range.len());
                 self.working[range].copy_from_slice(&bytes);
             }
             28 => self.reopen(),
@@ -230,7 +231,8 @@ impl<'a> Program<'a> {
     fn commit_while_another_thread_stores(&mut self) {
         let words: Vec<usize> = (0..16).map(|_| self.rng.usize(..self.working.len() / 8 - 1) * 8).collect();
         self.store_some();
-        let start = self.map().as_mut_ptr() as usize;
+        let map = self.map();
+        let start = map.as_mut_ptr() as usize;
         let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         let last = std::thread::scope(|scope| {
             let storing = scope.spawn(|| {
@@ -240,6 +242,7 @@ impl<'a> Program<'a> {
                     for word in &words {
                         // SAFETY: inside the map, aligned, and nobody else is there.
                         unsafe { ((start + word) as *mut u64).write_volatile(n) };
+                        tell(map, *word, 8);
                     }
                     rounds.store(n, SeqCst);
                     if n.is_multiple_of(64) {

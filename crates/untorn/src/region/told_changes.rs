@@ -1,0 +1,171 @@
+//! From what the program told to staged changes: copy these bytes once, and stage them.
+
+use super::Region;
+use super::changes::Copies;
+use crate::content::{Content, SpillSink};
+use crate::invariant;
+use bytes::Bytes;
+use std::ops::Range;
+use untorn_journal::Result;
+use untorn_journal::overlay::{Source, read_through};
+use untorn_os::{Piece, holds, value_if_holds};
+
+/// Bytes that are copied and staged at once, and ranges.
+const LOT_BYTES: u64 = 1 << 20;
+const LOT_RANGES: usize = 1024;
+/// Bytes that are copied at one moment at most; of more the rest is staged before the program goes on.
+const COPIES_MOST: u64 = 64 << 20;
+
+fn len_of(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+impl Region {
+    /// The first ranges that were told of, no more than a lot.
+    fn first_lot(&self) -> Vec<Range<u64>> {
+        let (mut lot, mut bytes) = (Vec::new(), 0);
+        for range in self.found.iter().take(LOT_RANGES) {
+            let range = range.start..range.end.min(range.start + LOT_BYTES - bytes);
+            bytes += range.end - range.start;
+            lot.push(range);
+            if bytes == LOT_BYTES {
+                break;
+            }
+        }
+        lot
+    }
+
+    /// Exactly what was told of is staged: whole lines, as they are compared with the other trackers, would have more.
+    fn add_lines(&mut self) {
+        if !holds(invariant::UNTOLD_STAYS_OUT) {
+            let lines = |range: &Range<u64>| range.start / 64 * 64..range.end.next_multiple_of(64).min(self.accessible);
+            self.found = self.found.iter().map(lines).collect();
+        }
+    }
+
+    /// Stages what was told of, as it is in memory now.
+    pub(super) fn stage_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
+        self.add_lines();
+        loop {
+            let lot = self.first_lot();
+            if lot.is_empty() {
+                return Ok(());
+            }
+            if !holds(invariant::TOLD_UNTIL_STAGED) {
+                lot.iter().for_each(|range| self.found.remove(range.clone()));
+            }
+            let mut bytes = vec![0; len_of(&lot) as usize];
+            self.copy_ranges_out(content, &lot, &mut bytes)?;
+            self.stage_told_lot(content, sink, unit, &lot, bytes)?;
+        }
+    }
+
+    /// Copies what was told of, all as it is at this moment.
+    pub(super) fn copy_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
+        self.find_stores(content)?;
+        if self.found.iter().map(|range| range.end - range.start).sum::<u64>() > COPIES_MOST {
+            self.check_unchanged(content)?;
+            self.stage_told(content, sink, unit)?;
+        }
+        self.add_lines();
+        let ranges: Vec<Range<u64>> = self.found.iter().cloned().collect();
+        let mut bytes = vec![0; len_of(&ranges) as usize];
+        self.copy_ranges_out(content, &ranges, &mut bytes)?;
+        Ok(Copies { pages: Vec::new(), ranges, bytes })
+    }
+
+    /// Stages copies, of bytes that nobody has staged since.
+    pub(super) fn stage_told_copies(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        copies: Copies,
+    ) -> Result<()> {
+        if copies.ranges.is_empty() {
+            return Ok(());
+        }
+        self.check_unchanged(content)?;
+        let (mut ranges, mut bytes, mut from) = (Vec::new(), Vec::with_capacity(copies.bytes.len()), 0);
+        for copied in copies.ranges {
+            for told in self.found.overlapping(&copied) {
+                let part = told.start.max(copied.start)..told.end.min(copied.end);
+                let at = from + (part.start - copied.start) as usize;
+                bytes.extend_from_slice(&copies.bytes[at..at + (part.end - part.start) as usize]);
+                ranges.push(part);
+            }
+            from += (copied.end - copied.start) as usize;
+        }
+        self.stage_told_lot(content, sink, unit, &ranges, bytes)
+    }
+
+    /// Stages bytes of ranges that were told of. What follows on the same page or line is not theirs.
+    fn stage_told_lot(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        ranges: &[Range<u64>],
+        bytes: Vec<u8>,
+    ) -> Result<()> {
+        let (page, size) = (self.page(), content.size());
+        let bytes = Bytes::from(bytes);
+        let mut staged: Vec<(Range<u64>, Bytes)> = Vec::with_capacity(ranges.len());
+        let mut from = 0;
+        for range in ranges {
+            let len = (range.end - range.start) as usize;
+            // Bytes behind the end of the file are never a part of it.
+            let inside = range.start..range.end.min(size);
+            if inside.start < inside.end {
+                let bytes = bytes.slice(from..from + (inside.end - inside.start) as usize);
+                match unit {
+                    1 => self.differing(content, inside, &bytes, &mut staged)?,
+                    _ => staged.push((inside, bytes)),
+                }
+            }
+            from += len;
+        }
+        for (range, bytes) in staged {
+            let origin = range.start;
+            content.write_set.insert(range, Source::Bytes { bytes, origin });
+        }
+        for range in ranges {
+            let pages = self.pages_of(range).step_by(page as usize);
+            pages.for_each(|at| _ = self.pages.entry(at).or_default());
+            self.found.remove(range.clone());
+        }
+        content.bound_memory(sink)
+    }
+
+    /// The parts of a range that differ from the content, to the byte: what belongs to a transaction on its way that may
+    /// fail yet must not get into the next commit with what was told of beside it.
+    fn differing(
+        &self,
+        content: &Content,
+        range: Range<u64>,
+        bytes: &Bytes,
+        into: &mut Vec<(Range<u64>, Bytes)>,
+    ) -> Result<()> {
+        let mut base = vec![0; bytes.len()];
+        let overlays = value_if_holds(invariant::COMPARE_WITH_VIEW, content.overlays());
+        read_through(&overlays, Some(self.data()?), &mut base, range.start)?;
+        let mut at = 0;
+        while let Some(skipped) = bytes[at..].iter().zip(&base[at..]).position(|(a, b)| a != b) {
+            let start = at + skipped;
+            let end = start + bytes[start..].iter().zip(&base[start..]).take_while(|(a, b)| a != b).count();
+            into.push((range.start + start as u64..range.start + end as u64, bytes.slice(start..end)));
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn copy_ranges_out(&self, content: &Content, ranges: &[Range<u64>], mut into: &mut [u8]) -> Result<()> {
+        let mut pieces = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let (piece, rest) = into.split_at_mut((range.end - range.start) as usize);
+            pieces.push(Piece { offset: range.start, into: piece });
+            into = rest;
+        }
+        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
+    }
+}
