@@ -60,7 +60,8 @@ fn options() -> StoreOptions {
 fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and this process has one thread that stores.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) }
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) };
+    map.touch(map.as_ptr().wrapping_add(offset), bytes.len()).expect("bytes of the map");
 }
 
 /// In the second process: commits as fast as it can, telling each commit once it is acknowledged.

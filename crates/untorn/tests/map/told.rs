@@ -92,6 +92,9 @@ fn it_may_be_told_before_and_after_and_without_a_store() {
     tell(&map, 10 * PAGE, 100);
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store).len(), 10 * PAGE + 5);
+    tell(&map, 10 * PAGE, 100);
+    map.msync().expect("msync");
+    assert_eq!((file.len().expect("size"), committed(dir.path(), &store).len()), (10 * PAGE as u64 + 5, 10 * PAGE + 5));
     map.resize(11 * PAGE as u64).expect("grow");
     map.msync().expect("msync");
     let found = committed(dir.path(), &store);
