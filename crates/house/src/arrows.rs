@@ -18,6 +18,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
     ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-xsync", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
+    ("untorn-tree", &["untorn-os", "untorn-journal", "untorn", CRASHLAB]),
+    ("untorn-mount", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-tree"]),
     ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-xsync"]),
     ("untorn-house", &[]),
 ];

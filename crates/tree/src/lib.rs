@@ -6,5 +6,6 @@
 mod file_tree;
 
 pub use file_tree::{
-    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, RenameFlags, Request, Result, SetTime, SpaceUse, Time, ROOT,
+    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
+    Time,
 };
