@@ -45,6 +45,7 @@ pub mod opcode {
     pub const LISTXATTR: u32 = 23;
     pub const REMOVEXATTR: u32 = 24;
     pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
     pub const FSYNCDIR: u32 = 30;
     pub const CREATE: u32 = 35;

@@ -196,6 +196,8 @@ impl Handlers {
             }
             opcode::GETATTR => Ok(Answer::default().stat(&hidden_attributes(&self.tree.attributes(ROOT)?))),
             opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
+            // Means "never ask again" of all directories, as elsewhere.
+            opcode::OPENDIR => errno(libc::ENOSYS),
             _ => errno(libc::EACCES),
         }
     }
@@ -368,6 +370,10 @@ impl Handlers {
                 self.tree.sync_all(&*self.pull)?;
                 self.pull.close_all();
                 Ok(done.u32(std::process::id()))
+            }
+            mount_control::SYNC_ALL => {
+                self.tree.sync_all(&*self.pull)?;
+                Ok(done)
             }
             mount_control::SYNC_FILES => {
                 let count = usize::try_from(fields.u64()?).ok().filter(|count| *count <= mount_control::MOST_FILES);

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub const HIDDEN: Ino = u64::MAX - 1;
 
 /// How long descriptors may take to be closed.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a mount that was made ready for unmounting waits for it.
+const UNMOUNTING: Duration = Duration::from_secs(2);
 /// Between two looks.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -39,6 +42,7 @@ struct Hidden {
     /// What is answered to a lookup in the root, while the directory is opened.
     name: Option<OsString>,
     directory: Option<Arc<OwnedFd>>,
+    closed: Option<Instant>,
 }
 
 /// Pulls by `sync_file_range`.
@@ -50,6 +54,7 @@ pub struct KernelPull {
     given: Mutex<HashMap<Ino, u64>>,
     /// Closing waits for locks of the file: a thread of its own does it.
     to_close: Sender<Arc<OwnedFd>>,
+    ended: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,7 +65,7 @@ impl KernelPull {
     /// Without hidden directory at first. Descriptors that are not needed any more go to `to_close`.
     pub fn new(device: Arc<Device>, to_close: Sender<Arc<OwnedFd>>) -> KernelPull {
         let (hidden, written, given) = Default::default();
-        KernelPull { device, hidden, written, given, to_close }
+        KernelPull { device, hidden, written, given, to_close, ended: AtomicBool::new(false) }
     }
 
     /// Opens the hidden directory beneath a mount point that answers.
@@ -77,9 +82,33 @@ impl KernelPull {
         Ok(())
     }
 
+    /// Opens it again if it has been closed for a while and nobody has unmounted.
+    pub fn reopen_hidden(&self, mount_point: &Path) -> io::Result<()> {
+        let closed = locked(&self.hidden).closed;
+        match closed {
+            Some(at) if at.elapsed() > UNMOUNTING => {
+                self.open_hidden(mount_point)?;
+                locked(&self.hidden).closed = None;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The mount is gone, and the kernel has sent everything: nothing is pulled any more. Returns each file that was open
+    /// for writing, and how often; the kernel need not have told that those openings ended.
+    pub fn end(&self) -> Vec<(Ino, u64)> {
+        self.ended.store(true, Ordering::Release);
+        locked(&self.written).drain().map(|(ino, file)| (ino, file.writers)).collect()
+    }
+
     /// Closes all descriptors on the mount, so that it can be unmounted. Pulls go on, and drop what is cached.
     pub fn close_all(&self) {
-        let hidden = locked(&self.hidden).directory.take();
+        let hidden = {
+            let mut hidden = locked(&self.hidden);
+            hidden.closed = Some(Instant::now());
+            hidden.directory.take()
+        };
         let own: Vec<_> = locked(&self.written).values_mut().filter_map(|file| file.own.take()).collect();
         let closing = own.into_iter().chain(hidden).map(|own| {
             let closing = Arc::downgrade(&own);
@@ -163,7 +192,7 @@ impl KernelPull {
 
 impl Pull for KernelPull {
     fn pull(&self, ino: Ino) -> Result<()> {
-        if !locked(&self.written).contains_key(&ino) {
+        if self.ended.load(Ordering::Acquire) || !locked(&self.written).contains_key(&ino) {
             return Ok(());
         }
         let Some(own) = self.descriptor(ino) else { return self.device.drop_cache(ino) };

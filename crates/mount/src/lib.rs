@@ -4,6 +4,9 @@
 //! `msync` and a rename over a file. What the kernel still has in its cache when that is asked, it is made to send
 //! (`kernel_pull`).
 
+pub mod cli;
+pub mod daemon;
+mod daemon_start;
 mod fuse_device;
 mod fuse_protocol;
 pub mod fuse_server;
@@ -12,5 +15,6 @@ pub mod kernel_pull;
 pub mod mount_control;
 pub mod mount_point;
 mod privileges;
+mod sync_paths;
 
 pub use fuse_device::End;

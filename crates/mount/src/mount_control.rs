@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
-use rustix::ioctl::{Getter, Setter, ioctl, opcode};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, NoArg, Setter, ioctl, opcode};
 use std::path::Path;
 use untorn_tree::Ino;
 
@@ -14,6 +15,9 @@ pub const MOST_FILES: usize = 511;
 pub const PREPARE_UNMOUNT: u32 = opcode::read::<u32>(b'U', 1);
 /// Commits several files as one.
 pub const SYNC_FILES: u32 = opcode::write::<FileList>(b'U', 2);
+
+/// Commits everything, as `syncfs` would: the kernel does not pass that on.
+pub const SYNC_ALL: u32 = opcode::none(b'U', 3);
 
 /// Inodes, and how many of them count.
 #[repr(C)]
@@ -49,4 +53,17 @@ pub fn sync_files(mount_point: &Path, files: &[Ino]) -> Result<()> {
     // SAFETY: the number says that a list is written, and the kernel copies it whole for the daemon.
     let result = unsafe { ioctl(&directory, Setter::<{ SYNC_FILES }, FileList>::new(list)) };
     result.with_context(|| format!("cannot commit the files on {}; their last commits stand", mount_point.display()))
+}
+
+/// Has everything on a mount committed. False if the directory is on no mount of Untorn.
+pub fn sync_all(directory_on_it: &Path) -> Result<bool> {
+    let directory = directory(directory_on_it)?;
+    // SAFETY: the number says that no memory is read or written.
+    match unsafe { ioctl(&directory, NoArg::<{ SYNC_ALL }>::new()) } {
+        Ok(()) => Ok(true),
+        Err(Errno::NOTTY) => Ok(false),
+        Err(e) => Err(e).with_context(|| {
+            format!("cannot commit everything on the mount of {}; the last commits stand", directory_on_it.display())
+        }),
+    }
 }

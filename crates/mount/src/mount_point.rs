@@ -19,7 +19,7 @@ pub const TYPE: &str = "fuse.untorn-mount";
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
 
-/// A line of `/proc/self/mountinfo`.
+/// A line of `mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
     /// Its number, as long as it is mounted.
@@ -51,7 +51,7 @@ fn is_root() -> bool {
 
 /// All mounts that this process sees, oldest first.
 pub fn mounts() -> Result<Vec<Mounted>> {
-    let path = "/proc/self/mountinfo";
+    let path = "/proc/thread-self/mountinfo";
     let lines = fs::read(path).context(path)?;
     Ok(lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo).collect())
 }
@@ -149,9 +149,11 @@ pub fn prepare(store: &Path, at: &Path) -> Result<()> {
 /// Mounts, and returns the descriptor by which the kernel asks. Nothing is answered yet.
 pub fn mount(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
     let device = "/dev/fuse";
+    if !is_root() && Path::new(device).exists() {
+        return mount_by_helper(source, at, allowed);
+    }
     match rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(descriptor) if is_root() => mount_as_root(descriptor, source, at, allowed),
-        Ok(_) => mount_by_helper(source, at, allowed),
+        Ok(descriptor) => mount_as_root(descriptor, source, at, allowed),
         Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
             bail!("{device} is not there, so nothing can be mounted; load the module (as root: modprobe fuse)")
         }

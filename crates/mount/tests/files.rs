@@ -13,7 +13,7 @@ use untorn_mount::End;
 #[test]
 fn files_are_written_read_and_unmounted() {
     let Some(mount) = Mount::new() else { return };
-    let content: Vec<u8> = (0..3_000_000u32).map(|n| (n * 7 >> 3) as u8).collect();
+    let content: Vec<u8> = (0..3_000_000u32).map(|n| ((n * 7) >> 3) as u8).collect();
     fs::write(mount.at("file"), &content).unwrap();
     assert_eq!(fs::read(mount.at("file")).unwrap(), content);
     rustix::fs::fadvise(File::open(mount.at("file")).unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();

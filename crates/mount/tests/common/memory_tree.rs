@@ -1,5 +1,7 @@
 //! A tree in memory, which commits nothing: for tests of what is between it and programs.
 
+#![allow(dead_code, reason = "not every program that is tested needs all of it")]
+
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::sync::{Mutex, MutexGuard};
@@ -42,6 +44,7 @@ struct State {
     last: Ino,
     asked: Vec<Asked>,
     failing: bool,
+    lazy: bool,
 }
 
 /// The tree.
@@ -186,19 +189,26 @@ impl MemoryTree {
     }
 
     /// What the kernel asked since the last call.
-    #[allow(dead_code, reason = "not every test program asks")]
     pub fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.state().asked)
     }
 
     /// From now on writes fail, or go well again.
-    #[allow(dead_code, reason = "not every test program asks")]
     pub fn fail_writes(&self, failing: bool) {
         self.state().failing = failing;
     }
 
+    /// From now on nothing is pulled: what comes late by itself is seen.
+    pub fn be_lazy(&self) {
+        self.state().lazy = true;
+    }
+
+    fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        let lazy = self.state().lazy;
+        if lazy { Ok(()) } else { pull.pull(ino) }
+    }
+
     /// How many inodes there are.
-    #[allow(dead_code, reason = "not every test program asks")]
     pub fn inodes(&self) -> usize {
         self.state().inodes.len()
     }
@@ -280,7 +290,7 @@ impl FileTree for MemoryTree {
     }
 
     fn link(&self, ino: Ino, dir: Ino, name: &OsStr, pull: &dyn Pull) -> Result<Attributes> {
-        pull.pull(ino)?;
+        self.pull(ino, pull)?;
         let mut state = self.state();
         state.add(dir, name, ino)?;
         state.asked.push(Asked::Link);
@@ -310,7 +320,7 @@ impl FileTree for MemoryTree {
 
     fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, pull: &dyn Pull) -> Result<()> {
         let ino = self.state().find(from.0, from.1)?;
-        pull.pull(ino)?;
+        self.pull(ino, pull)?;
         let mut state = self.state();
         state.asked.push(Asked::Rename);
         let target = state.find(to.0, to.1).ok();
@@ -409,7 +419,7 @@ impl FileTree for MemoryTree {
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: i32, pull: &dyn Pull) -> Result<u64> {
-        pull.pull(ino)?;
+        self.pull(ino, pull)?;
         let mut state = self.state();
         state.asked.push(Asked::Seek(ino));
         let size = state.get(ino)?.data.len() as u64;
@@ -422,7 +432,7 @@ impl FileTree for MemoryTree {
     }
 
     fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
-        pull.pull(ino)?;
+        self.pull(ino, pull)?;
         self.state().asked.push(Asked::Sync(ino));
         Ok(())
     }
@@ -434,13 +444,13 @@ impl FileTree for MemoryTree {
     fn sync_all(&self, pull: &dyn Pull) -> Result<()> {
         let open: Vec<Ino> =
             self.state().inodes.iter().filter(|(_, inode)| inode.open > 0).map(|(ino, _)| *ino).collect();
-        open.into_iter().try_for_each(|ino| pull.pull(ino))?;
+        open.into_iter().try_for_each(|ino| self.pull(ino, pull))?;
         self.state().asked.push(Asked::SyncAll);
         Ok(())
     }
 
     fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
-        inos.iter().try_for_each(|ino| pull.pull(*ino))?;
+        inos.iter().try_for_each(|ino| self.pull(*ino, pull))?;
         self.state().asked.push(Asked::SyncFiles(inos.to_vec()));
         Ok(())
     }

@@ -1,11 +1,14 @@
 //! A mount of a tree in memory, under a watchdog.
 
+#![allow(dead_code, reason = "not every test program needs all of it")]
+
 pub mod memory_tree;
 
 use memory_tree::MemoryTree;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -17,6 +20,26 @@ use untorn_tree::FileTree;
 
 /// No test takes as long, unless a handler waits for ever.
 const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// A program of the tests, built with the profile of this test.
+pub fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+        // `make test` has built everything.
+        if std::env::var_os("UNTORN_PREBUILT").is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "untorn-mount", "--examples", "--profile", profile]);
+            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+            assert!(built.expect("cargo").success());
+        }
+        profile_dir.join("examples")
+    });
+    dir.join(name)
+}
 
 /// A mount that this process serves. If the test does not end in time, the connection is cut, so that nothing waits for
 /// ever, and the process fails.
@@ -69,7 +92,6 @@ impl Mount {
         self.dir.path().join(name)
     }
 
-    #[allow(dead_code, reason = "not every test program asks")]
     pub fn pull(&self) -> &KernelPull {
         self.server.pull()
     }
