@@ -3,9 +3,19 @@
 //! Nothing here knows FUSE: `crates/mount` serves a [`FileTree`] to the kernel, and the tests run one on the simulated
 //! disk.
 
+mod clock;
+mod contents;
+mod core;
 mod file_tree;
+mod inode;
+mod operations;
+mod row;
+mod store_tree;
+mod table;
 
+pub use clock::{Clock, SystemClock};
 pub use file_tree::{
     Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
     Time,
 };
+pub use store_tree::{CommitMode, StoreTree, TreeOptions};
