@@ -3,7 +3,7 @@
 use crate::mount_point::{self, Allowed};
 use crate::{daemon, daemon_start, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
@@ -11,10 +11,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
-use untorn_tree::FileTree;
+use untorn_tree::{CommitMode, FileTree};
 
 /// Opens what is to be mounted; makes it where nothing is.
-pub type Open = fn(&Path) -> Result<Arc<dyn FileTree>>;
+pub type Open = fn(&Path, CommitMode) -> Result<Arc<dyn FileTree>>;
+
+/// What commits a file, besides a sync of it and a rename over another file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Commit {
+    /// Nothing at once; after some seconds files that no program has open for writing
+    #[default]
+    Fsync,
+    /// The end of its last writer, soon after; close() does not wait
+    Close,
+}
+
+impl From<Commit> for CommitMode {
+    fn from(commit: Commit) -> CommitMode {
+        match commit {
+            Commit::Fsync => CommitMode::Sync,
+            Commit::Close => CommitMode::Close,
+        }
+    }
+}
 
 #[derive(Parser)]
 #[command(
@@ -56,6 +75,9 @@ struct Mount {
     /// Stay in the foreground, and say there what goes wrong (for systemd).
     #[arg(long, short)]
     foreground: bool,
+    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    #[arg(long, value_enum, default_value_t)]
+    commit: Commit,
     /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other.
     #[arg(short, value_delimiter = ',', value_name = "OPTION")]
     options: Vec<String>,
@@ -104,6 +126,8 @@ impl Mount {
         mount_point::prepare(&store, &at)?;
         if !self.foreground {
             let mut arguments: Vec<OsString> = vec!["--foreground".into(), "--announce".into()];
+            let commit = self.commit.to_possible_value().expect("no mode is hidden");
+            arguments.push(format!("--commit={}", commit.get_name()).into());
             for option in &self.options {
                 arguments.extend(["-o".into(), option.into()]);
             }
@@ -113,7 +137,7 @@ impl Mount {
         if self.announce {
             daemon_start::leave_terminal()?;
         }
-        let tree = open(&store)?;
+        let tree = open(&store, self.commit.into())?;
         daemon::serve(&tree, &store, &at, allowed, || if self.announce { daemon_start::ready() } else { Ok(()) })?;
         Ok(Output::default())
     }

@@ -5,11 +5,9 @@ use crate::fuse_server::Server;
 use crate::kernel_pull::KernelPull;
 use crate::mount_point::{self, Allowed};
 use anyhow::{Context, Result, bail, ensure};
-use rustix::event::{PollFd, PollFlags, poll};
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_tree::{Errno, FileTree};
@@ -20,8 +18,6 @@ const TICK: Duration = Duration::from_secs(1);
 enum Event {
     /// Ctrl-C, SIGTERM or SIGHUP.
     Signal,
-    /// Something was mounted or unmounted somewhere.
-    Mounts,
     /// No request comes any more.
     Ended(End),
 }
@@ -39,7 +35,8 @@ pub fn serve(
 ) -> Result<()> {
     let descriptor = mount_point::mount(source, at, allowed)?;
     let started = Server::start(descriptor, Arc::clone(tree)).and_then(|server| {
-        server.pull().open_hidden(at).with_context(|| format!("the mount at {} does not answer", at.display()))?;
+        // Without a hidden directory, so that no descriptor of this process is on its own mount: if it is killed, the
+        // kernel closes them before `/dev/fuse`, sends what is dirty, and waits for this process for ever.
         let mounted = mount_point::mounted_at(at)?.context("the mount was gone at once")?;
         Ok((server, mounted.id))
     });
@@ -50,7 +47,6 @@ pub fn serve(
     let (sender, events) = channel();
     let signals = sender.clone();
     ctrlc::set_handler(move || drop(signals.send(Event::Signal))).context("cannot receive signals")?;
-    watch_mounts(sender.clone())?;
     let waiting = Arc::clone(&server);
     spawn(move || drop(sender.send(Event::Ended(waiting.wait()))))?;
     ready()?;
@@ -59,7 +55,6 @@ pub fn serve(
         match events.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
             Ok(Event::Ended(end)) => return life.end(end),
             Ok(Event::Signal) => life.stop()?,
-            Ok(Event::Mounts) => life.look()?,
             Err(RecvTimeoutError::Timeout) => {
                 life.tick();
                 next_tick = Instant::now() + TICK;
@@ -80,18 +75,6 @@ struct Life<'a> {
 impl Life<'_> {
     fn tick(&self) {
         self.tree.tick(&**self.pull);
-        if !self.stopping && mount_point::is_mounted(self.id).unwrap_or(false) {
-            // Without it pulls still work, and drop what is cached; the next tick tries again.
-            let _ = self.pull.reopen_hidden(self.at);
-        }
-    }
-
-    /// Own descriptors would keep a mount that nobody sees any more.
-    fn look(&self) -> Result<()> {
-        if !mount_point::is_mounted(self.id)? {
-            self.pull.close_all();
-        }
-        Ok(())
     }
 
     fn stop(&mut self) -> Result<()> {
@@ -103,7 +86,6 @@ impl Life<'_> {
         if let Err(e) = committed {
             eprintln!("untorn-mount: {e:#}; unmounting tries it again");
         }
-        self.pull.close_all();
         // Another mount may have come over this one: that is not to be unmounted.
         if mount_point::mounted_at(self.at)?.is_none_or(|mounted| mounted.id != self.id) {
             return Ok(());
@@ -136,21 +118,6 @@ impl Life<'_> {
 
 fn error(what: &'static str, Errno(error): Errno) -> anyhow::Error {
     anyhow::Error::new(std::io::Error::from_raw_os_error(error)).context(what)
-}
-
-/// The kernel tells readers of the list of mounts that it has changed.
-fn watch_mounts(events: Sender<Event>) -> Result<()> {
-    let path = "/proc/thread-self/mountinfo";
-    let list = File::open(path).context(path)?;
-    spawn(move || {
-        loop {
-            match poll(&mut [PollFd::new(&list, PollFlags::PRI)], None) {
-                Ok(_) if events.send(Event::Mounts).is_ok() => {}
-                Err(rustix::io::Errno::INTR) => {}
-                _ => return,
-            }
-        }
-    })
 }
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -13,12 +13,11 @@ pub const MAX_WRITE: usize = 1 << 20;
 /// What a buffer holds: the largest `WRITE`, and a page for what is before its data.
 pub const BUFFER: usize = MAX_WRITE + 4096;
 
-/// The protocol's version that this crate speaks: with `TMPFILE` and `SYNCFS`; later kernels fall back to it.
+/// The protocol's version that this crate speaks.
 pub const MAJOR: u32 = 7;
-/// Second part of the version.
-pub const MINOR: u32 = 41;
-/// The oldest version that has all that is needed here.
-pub const MINOR_NEEDED: u32 = 36;
+/// Second part of the version: that of Linux 6.16, where waiting for the kernel's writeback means that the server has the
+/// data. Later kernels fall back to it; earlier ones will not do.
+pub const MINOR: u32 = 44;
 
 /// Numbers of the requests.
 pub mod opcode {

@@ -4,9 +4,7 @@
 //! others receive: what the handler waits for is answered by them.
 
 use crate::fuse_device::{Device, End};
-use crate::fuse_protocol::{
-    Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, MINOR_NEEDED, REQUEST_HEADER, agreed, opcode,
-};
+use crate::fuse_protocol::{Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode};
 use crate::handlers::{Handlers, may_wait};
 use crate::kernel_pull::{KernelPull, close_descriptors};
 use anyhow::{Context, Result, bail, ensure};
@@ -174,8 +172,8 @@ fn agree(device: &Device) -> Result<()> {
             continue;
         }
         ensure!(
-            major == MAJOR && minor >= MINOR_NEEDED,
-            "the kernel's FUSE is version {major}.{minor}; {MAJOR}.{MINOR_NEEDED} or newer is needed"
+            major == MAJOR && minor >= MINOR,
+            "the kernel's FUSE is version {major}.{minor}, and {MAJOR}.{MINOR} is needed; use Linux 6.16 or newer"
         );
         let wanted = agreed::ASYNC_READ
             | agreed::ATOMIC_O_TRUNC
@@ -197,7 +195,7 @@ fn agree(device: &Device) -> Result<()> {
         let pages = u16::try_from(MAX_WRITE / rustix::param::page_size()).unwrap_or(u16::MAX);
         let answer = Answer::default()
             .u32(MAJOR)
-            .u32(MINOR.min(minor))
+            .u32(MINOR)
             .u32(read_ahead)
             .u32(flags as u32)
             .u16(64)

@@ -4,6 +4,8 @@
 //! once, and is not there after that. In it, the name of an inode is the number of the inode. No path of the mount is
 //! followed, so no lock is waited for that a handler's program holds. A descriptor is kept as long as a program has the
 //! file open for writing: only then can there be something to send.
+//!
+//! A process that may be killed opens no hidden directory: see `daemon`. Pulls then drop what is cached.
 
 use crate::fuse_device::Device;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -24,8 +26,6 @@ pub const HIDDEN: Ino = u64::MAX - 1;
 
 /// How long descriptors may take to be closed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a mount that was made ready for unmounting waits for it.
-const UNMOUNTING: Duration = Duration::from_secs(2);
 /// Between two looks.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -42,7 +42,6 @@ struct Hidden {
     /// What is answered to a lookup in the root, while the directory is opened.
     name: Option<OsString>,
     directory: Option<Arc<OwnedFd>>,
-    closed: Option<Instant>,
 }
 
 /// Pulls by `sync_file_range`.
@@ -82,19 +81,6 @@ impl KernelPull {
         Ok(())
     }
 
-    /// Opens it again if it has been closed for a while and nobody has unmounted.
-    pub fn reopen_hidden(&self, mount_point: &Path) -> io::Result<()> {
-        let closed = locked(&self.hidden).closed;
-        match closed {
-            Some(at) if at.elapsed() > UNMOUNTING => {
-                self.open_hidden(mount_point)?;
-                locked(&self.hidden).closed = None;
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The mount is gone, and the kernel has sent everything: nothing is pulled any more. Returns each file that was open
     /// for writing, and how often; the kernel need not have told that those openings ended.
     pub fn end(&self) -> Vec<(Ino, u64)> {
@@ -104,11 +90,7 @@ impl KernelPull {
 
     /// Closes all descriptors on the mount, so that it can be unmounted. Pulls go on, and drop what is cached.
     pub fn close_all(&self) {
-        let hidden = {
-            let mut hidden = locked(&self.hidden);
-            hidden.closed = Some(Instant::now());
-            hidden.directory.take()
-        };
+        let hidden = locked(&self.hidden).directory.take();
         let own: Vec<_> = locked(&self.written).values_mut().filter_map(|file| file.own.take()).collect();
         let closing = own.into_iter().chain(hidden).map(|own| {
             let closing = Arc::downgrade(&own);

@@ -102,11 +102,6 @@ pub fn mounted_at(at: &Path) -> Result<Option<Mounted>> {
     Ok(mounts()?.into_iter().rfind(|mounted| mounted.at == at))
 }
 
-/// Whether a mount is still there.
-pub fn is_mounted(id: u64) -> Result<bool> {
-    Ok(mounts()?.iter().any(|mounted| mounted.id == id))
-}
-
 /// Whether the daemon behind a mount has ended without unmounting.
 pub fn is_dead(at: &Path) -> bool {
     matches!(rustix::fs::statfs(at), Err(Errno::NOTCONN))

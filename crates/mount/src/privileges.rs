@@ -69,7 +69,7 @@ impl Privileges {
 
     /// A change of attributes, with what it does to privileges; `kill` says that the bits go.
     ///
-    /// A file that is given to another user or group always loses them.
+    /// A file that is given to another user or group loses its capabilities; of its bits the kernel says so itself.
     pub fn with_change(&self, ino: Ino, mut change: Change, kill: bool) -> Result<Change> {
         let given_away = change.uid.is_some() || change.gid.is_some();
         if change.size.is_some() || given_away {
@@ -78,7 +78,7 @@ impl Privileges {
             }
             self.drop_capabilities(ino)?;
         }
-        if (kill || given_away) && change.mode.is_none() {
+        if kill && change.mode.is_none() {
             let now = self.tree.attributes(ino)?;
             let without = without_bits(now.mode);
             if now.kind == Kind::File && without != now.mode {

@@ -189,6 +189,19 @@ fn a_busy_mount_stays_and_a_signal_detaches_it() {
     }
 }
 
+/// Root unmounts as any file system.
+#[test]
+fn an_unmount_by_root_ends_the_daemon() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::of(0);
+    place.mount();
+    place.sh("echo x > f");
+    rustix::mount::unmount(place.at(), rustix::mount::UnmountFlags::empty()).unwrap();
+    place.wait("ended", |place| place.daemon().is_none());
+}
+
 #[test]
 fn what_a_killed_daemon_left_is_unmounted_by_name_or_by_the_next() {
     for place in Place::all() {
