@@ -37,6 +37,16 @@ enum Command {
     /// Run a program that never waits for the disk, and lose nothing that it showed (the program untorn-xsync).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Xsync(Arguments),
+    /// Show a store as a file system, on which fsync and msync of any program are all-or-nothing (the program
+    /// untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Mount(Arguments),
+    /// Commit everything on such a file system, and unmount it (the program untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Umount(Arguments),
+    /// Commit files, several of one mount as one (the program untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Sync(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -61,6 +71,9 @@ pub fn run() -> Result<Output, Failure> {
         Command::PortCheck(c) => c.run(),
         Command::Crashtest(arguments) => Err(Other::Crashtest.execute(&arguments)),
         Command::Xsync(arguments) => Err(Other::Xsync.execute(&arguments)),
+        Command::Mount(arguments) => Err(Other::Mount.execute(&arguments)),
+        Command::Umount(arguments) => Err(Other::Umount.execute(&arguments)),
+        Command::Sync(arguments) => Err(Other::Sync.execute(&arguments)),
         Command::Bench(arguments) => Err(Other::Bench.execute(&arguments)),
         Command::Demo(arguments) => Err(Other::Demo.execute(&arguments)),
         Command::Completions(c) => c.run(Cli::command()),

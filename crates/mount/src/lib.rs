@@ -14,7 +14,7 @@ mod handlers;
 pub mod kernel_pull;
 pub mod mount_control;
 pub mod mount_point;
-pub mod open_store;
+pub mod mounted_store;
 mod privileges;
 mod sync_paths;
 

@@ -1,8 +1,8 @@
 //! `untorn-mount`: a store as a file system, for programs that nobody changes.
 
 use std::process::ExitCode;
-use untorn_mount::{cli, open_store};
+use untorn_mount::{cli, mounted_store};
 
 fn main() -> ExitCode {
-    untorn_terminal::print(env!("CARGO_BIN_NAME"), cli::run(open_store::open))
+    untorn_terminal::print(env!("CARGO_BIN_NAME"), cli::run(mounted_store::open))
 }
