@@ -14,7 +14,6 @@ use crashes::model::{Cache, Model, Op};
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use untorn::StoreOptions;
 use untorn_crashlab::{Cut, Options, PROFILES, SimDisk};
 use untorn_journal::store_dir::StoreDir;
 use untorn_tree::*;
@@ -94,8 +93,8 @@ fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32)
     }
     tree.close(&Clean).map_err(|e| format!("closing: {e:?}"))?;
     drop(tree);
-    let options = StoreOptions::default().background(false).sizes(1 << 20, 64 << 10, 16 << 10);
-    let store = options.open_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
+    let store =
+        store_options(&disk).open_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
     for dir in store.list("obj").map_err(|e| e.to_string())? {
         for object in store.list(std::path::Path::new("obj").join(dir)).map_err(|e| e.to_string())? {
             let ino: Ino = object.to_str().unwrap().parse().unwrap();
