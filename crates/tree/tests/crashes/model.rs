@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use untorn_tree::*;
 
 type File = usize;
+/// Where, which byte, how often.
+type Write = (usize, u8, usize);
 /// A name: in the directory or in the root.
 type Name = (bool, &'static str);
 
@@ -50,7 +52,7 @@ struct Inode {
     /// What the tree was sent.
     sent: Vec<u8>,
     /// What the kernel has yet to send.
-    cached: Vec<(usize, u8, usize)>,
+    cached: Vec<Write>,
     changed: bool,
     kept: usize,
     since: u64,
@@ -68,7 +70,7 @@ pub struct Model {
     stamp: u8,
 }
 
-fn put(bytes: &mut Vec<u8>, (at, stamp, len): (usize, u8, usize)) {
+fn put(bytes: &mut Vec<u8>, (at, stamp, len): Write) {
     bytes.resize(bytes.len().max(at + len), 0);
     bytes[at..at + len].fill(stamp);
 }
@@ -316,7 +318,7 @@ impl Model {
 /// A kernel's cache of writes.
 pub struct Cache<'a> {
     tree: &'a StoreTree,
-    dirty: Mutex<BTreeMap<Ino, Vec<(usize, u8, usize)>>>,
+    dirty: Mutex<BTreeMap<Ino, Vec<Write>>>,
     fails: AtomicBool,
 }
 
