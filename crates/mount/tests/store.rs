@@ -152,3 +152,35 @@ fn directories_that_are_no_store_are_left_alone() {
     assert!(!output.status.success() && said.contains("is not empty and no store"), "{said}");
     assert_eq!(fs::read_dir(place.store()).unwrap().count(), 1);
 }
+
+#[test]
+fn git_and_sqlite_work_on_a_store_and_after_a_kill() {
+    let Some(place) = Place::new() else { return };
+    let tools = ["git", "sqlite3"].map(|tool| Command::new(tool).arg("--version").output().is_ok());
+    if tools != [true, true] {
+        eprintln!("skipped: needs git and sqlite3");
+        return;
+    }
+    place.mount();
+    let sh = |script: &str| {
+        let mut command = Command::new("sh");
+        let output = command.args(["-ec", script]).current_dir(place.at("")).env("HOME", "/nowhere").output().unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    sh("git init -q r; cd r; git config user.email a@b; git config user.name a; git config core.fsync all
+        seq 10000 > f; git add .; git commit -qm one");
+    sh(
+        "sqlite3 d 'create table t (n); insert into t values (1)'; sqlite3 w 'pragma journal_mode=wal; create table t (n)'",
+    );
+    for round in 2..5 {
+        sh(&format!("sqlite3 d 'insert into t values ({round})'; sqlite3 w 'insert into t values ({round})'"));
+        place.kill();
+        place.mount();
+        assert_eq!(sh("sqlite3 d 'pragma integrity_check; select max(n) from t'"), format!("ok\n{round}\n"));
+        assert_eq!(sh("sqlite3 w 'pragma integrity_check; select max(n) from t'"), format!("ok\n{round}\n"));
+        sh("cd r; git fsck --strict");
+        assert_eq!(sh("cd r; git log --format=%s"), "one\n");
+    }
+    place.umount();
+}

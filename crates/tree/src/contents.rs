@@ -64,6 +64,9 @@ impl StoreTree {
     /// After a change of contents: `--commit=write` commits it before the reply.
     fn changed(&self, mut core: MappedMutexGuard<'_, Core>, ino: Ino) -> Result<()> {
         if self.mode == CommitMode::Write {
+            if core.inode(ino)?.poisoned {
+                return Err(Errno(libc::EIO));
+            }
             core.commit(&[ino], None)?;
             return self.wait(core);
         }

@@ -3,8 +3,8 @@
 use crate::clock::Clock;
 use crate::file_tree::{Attributes, Errno, Ino, Kind, ROOT, Request, Result, Time};
 use crate::inode::{Dir, Inode};
+use crate::inode_table::{Numbers, Table};
 use crate::row::{InodeRow, Key, Row};
-use crate::table::{Numbers, Table};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl Core {
     /// The tree in a store; a new one if the store has none.
     pub fn open(store: Store, clock: Arc<dyn Clock>, owner: Request) -> untorn::Result<Core> {
         // A store that was never a tree has no table: no transaction but the first makes one.
-        let core = match store.open_file(crate::table::TABLE) {
+        let core = match store.open_file(crate::inode_table::TABLE) {
             Ok(file) => Core::load(store, clock, file)?,
             Err(untorn::Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 Core::format(store, clock, owner)?
@@ -100,7 +100,7 @@ impl Core {
         let mut txn = store.begin();
         txn.mkdir("obj", 0o700)?;
         txn.mkdir(object_dir(0), 0o700)?;
-        let file = txn.create(crate::table::TABLE, 0o600)?;
+        let file = txn.create(crate::inode_table::TABLE, 0o600)?;
         let mut table = Table::format(file, Numbers { next: ROOT + 1, limit: OBJECTS })?;
         let mut root = new_row(Kind::Directory, 0o755, owner.uid, owner.gid, clock.now());
         root.nlink = 2;
@@ -127,7 +127,7 @@ impl Core {
             Row::Xattr { ino, name, value } => xattrs.push((ino, name, value)),
         })?;
         let damaged = |what: String| untorn::Error::Corrupt {
-            path: PathBuf::from(crate::table::TABLE),
+            path: PathBuf::from(crate::inode_table::TABLE),
             detail: what,
             advice: "Restore the store from a copy.",
         };

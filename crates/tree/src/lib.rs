@@ -8,10 +8,10 @@ mod contents;
 mod core;
 mod file_tree;
 mod inode;
+mod inode_table;
 mod operations;
 mod row;
 mod store_tree;
-mod table;
 
 pub use clock::{Clock, SystemClock};
 pub use file_tree::{

@@ -114,7 +114,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
     tree.release(a, true);
     assert_eq!(errno(tree.attributes(a)), libc::ESTALE);
     tree.close(&Clean).unwrap();
-    assert!(disk.get(&format!("obj/0/{a}")).is_err(), "its object goes");
+    assert!(disk.get(format!("obj/0/{a}")).is_err(), "its object goes");
     // A kill while it is open: the next opening drops it.
     let tree = open(&disk, &clock);
     let b = file(&tree, "b");
@@ -126,7 +126,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(errno(tree.attributes(b)), libc::ESTALE);
     tree.close(&Clean).unwrap();
-    assert!(disk.get(&format!("obj/1/{b}")).is_err(), "its object goes");
+    assert!(disk.get(format!("obj/1/{b}")).is_err(), "its object goes");
 }
 
 #[test]
@@ -147,11 +147,11 @@ fn an_object_whose_inode_no_commit_has_goes_with_the_next_opening() {
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(errno(tree.lookup(ROOT, name("d"))), libc::ENOENT);
     tree.close(&Clean).unwrap();
-    assert!(disk.get(&format!("obj/1/{d}")).is_err(), "no leftover");
+    assert!(disk.get(format!("obj/1/{d}")).is_err(), "no leftover");
     for ino in [a, c] {
-        assert!(disk.get(&format!("obj/0/{ino}")).is_ok());
+        assert!(disk.get(format!("obj/0/{ino}")).is_ok());
     }
-    assert!(disk.get(&format!("obj/0/{b}")).is_err(), "an empty file has no object");
+    assert!(disk.get(format!("obj/0/{b}")).is_err(), "an empty file has no object");
 }
 
 #[test]

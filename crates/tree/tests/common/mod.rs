@@ -50,8 +50,17 @@ impl Clock for TestClock {
 
 pub const ME: Request = Request { uid: 1000, gid: 1000 };
 
+/// Half of the seeds have a small journal: commits that wait together are written one by one, or through spill files.
+pub fn store_options(disk: &SimDisk) -> StoreOptions {
+    let (journal, first, inline) = match disk.options().seed % 2 {
+        0 => (1 << 20, 64 << 10, 16 << 10),
+        _ => (64 << 10, 4 << 10, 2 << 10),
+    };
+    StoreOptions::default().background(false).sizes(journal, first, inline)
+}
+
 pub fn open_with(disk: &SimDisk, clock: &Arc<TestClock>, commit: CommitMode) -> untorn::Result<StoreTree> {
-    let options = StoreOptions::default().background(false).sizes(1 << 20, 64 << 10, 16 << 10);
+    let options = store_options(disk);
     let store = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())?;
     StoreTree::open(store, TreeOptions { commit, owner: ME, clock: clock.clone() })
 }
