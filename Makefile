@@ -7,7 +7,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Where cargo builds; the programs below are run from there.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-bench)
+PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench)
 FUZZ_SECONDS ?= 20
 
 .PHONY: help setup build test demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs clean

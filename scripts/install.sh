@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, pkg-config file, CMake
-# package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync and
+# package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
 # untorn-bench with their man pages and shell
 # completions. The program `untorn` needs neither of the others.
 #
@@ -46,8 +46,8 @@ cd "$root"
 packages="-p untorn-capi"
 programs=
 if [ $library_only = no ]; then
-    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-xsync -p untorn-bench"
-    programs="untorn untorn-crashtest untorn-xsync untorn-bench"
+    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-xsync -p untorn-mount -p untorn-bench"
+    programs="untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench"
 fi
 
 # shellcheck disable=SC2086  # $packages is a list of words.
@@ -126,7 +126,7 @@ for page in "$work/man3"/*.3; do
     put 644 "$page" "share/man/man3/$(basename "$page")"
 done
 
-# The pages of untorn-crashtest, untorn-xsync and untorn-bench replace the short ones that untorn has of them.
+# The pages of untorn-crashtest, untorn-xsync, untorn-mount and untorn-bench replace the short ones that untorn has of them.
 for program in $programs; do
     put 755 "$out/$program" "bin/$program"
     mkdir "$work/man"

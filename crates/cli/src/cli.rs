@@ -37,6 +37,16 @@ enum Command {
     /// Run a program that never waits for the disk, and lose nothing that it showed (the program untorn-xsync).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Xsync(Arguments),
+    /// Show a store as a file system, on which fsync and msync of any program are all-or-nothing (the program
+    /// untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Mount(Arguments),
+    /// Commit everything on such a file system, and unmount it (the program untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Umount(Arguments),
+    /// Commit files, several of one mount as one (the program untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Sync(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -61,6 +71,9 @@ pub fn run() -> Result<Output, Failure> {
         Command::PortCheck(c) => c.run(),
         Command::Crashtest(_) => Err(Other::Crashtest.execute()),
         Command::Xsync(_) => Err(Other::Xsync.execute()),
+        Command::Mount(_) => Err(Other::Mount.execute()),
+        Command::Umount(_) => Err(Other::Umount.execute()),
+        Command::Sync(_) => Err(Other::Sync.execute()),
         Command::Bench(_) => Err(Other::Bench.execute()),
         Command::Demo(_) => Err(Other::Demo.execute()),
         Command::Completions(c) => c.run(Cli::command()),

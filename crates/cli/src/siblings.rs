@@ -26,6 +26,9 @@ pub struct Arguments {
 pub enum Other {
     Crashtest,
     Xsync,
+    Mount,
+    Umount,
+    Sync,
     Bench,
     Demo,
 }
@@ -35,6 +38,9 @@ impl Other {
         match self {
             Other::Crashtest => "crashtest",
             Other::Xsync => "xsync",
+            Other::Mount => "mount",
+            Other::Umount => "umount",
+            Other::Sync => "sync",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -45,6 +51,9 @@ impl Other {
         match self {
             Other::Crashtest => ("untorn-crashtest", None),
             Other::Xsync => ("untorn-xsync", None),
+            Other::Mount => ("untorn-mount", None),
+            Other::Umount => ("untorn-mount", Some("umount")),
+            Other::Sync => ("untorn-mount", Some("sync")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
 /// Which are programs of their own.
-const OTHERS: [&str; 4] = ["crashtest", "xsync", "bench", "demo"];
+const OTHERS: [&str; 7] = ["crashtest", "xsync", "mount", "umount", "sync", "bench", "demo"];
 const HIDDEN: [&str; 1] = ["man"];
 
 #[test]
@@ -90,6 +90,9 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
     for (subcommand, program, first) in [
         ("crashtest", "untorn-crashtest", ""),
         ("xsync", "untorn-xsync", ""),
+        ("mount", "untorn-mount", ""),
+        ("umount", "untorn-mount", "umount "),
+        ("sync", "untorn-mount", "sync "),
         ("bench", "untorn-bench", ""),
         ("demo", "untorn-bench", "demo "),
     ] {

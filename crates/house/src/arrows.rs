@@ -17,7 +17,9 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-demo", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
     ("untorn-cli", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),
     ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
+    ("untorn-tree", &["untorn-os", "untorn-journal", "untorn"]),
     ("untorn-xsync", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
+    ("untorn-mount", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-tree"]),
     ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-xsync"]),
     ("untorn-house", &[]),
 ];
@@ -61,10 +63,13 @@ pub fn packages(workspace: &Path) -> Result<Vec<Package>> {
             |target: &Value, kinds: &[&str]| list(&target["kind"]).iter().any(|k| kinds.contains(&text(k).as_str()));
         let of_source = |target: &&Value| is(target, &["lib", "rlib", "cdylib", "staticlib", "bin"]);
         let dependencies = list(&described["dependencies"]);
+        // Tests of a crate that nobody publishes may use the crash laboratory: nothing that is built from it has it.
+        let in_tests = |d: &Value| described["publish"].is_array() && text(&d["kind"]) == "dev";
+        let comes_in = |d: &&Value| names.contains(&text(&d["name"])) && !(text(&d["name"]) == CRASHLAB && in_tests(d));
         Package {
             name: text(&described["name"]),
             dir: manifest.parent().unwrap_or(workspace).to_owned(),
-            dependencies: dependencies.iter().map(|d| text(&d["name"])).filter(|d| names.contains(d)).collect(),
+            dependencies: dependencies.iter().filter(comes_in).map(|d| text(&d["name"])).collect(),
             roots: targets.iter().filter(of_source).map(|target| text(&target["src_path"]).into()).collect(),
             program: targets.iter().any(|target| is(target, &["bin"])),
             published: described["publish"].is_null(),

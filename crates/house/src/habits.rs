@@ -30,7 +30,13 @@ const ONE_CONCEPT: &[&[&str]] = &[
     &["crates/os/src/invariant.rs", "crates/journal/src/invariant.rs", "crates/untorn/src/invariant.rs"],
     &["crates/os/src/sync_point.rs", "crates/journal/src/sync_point.rs", "crates/untorn/src/sync_point.rs"],
     // The command line of each program.
-    &["crates/cli/src/cli.rs", "crates/crashtest/src/cli.rs", "crates/xsync/src/cli.rs", "bench/src/cli.rs"],
+    &[
+        "crates/cli/src/cli.rs",
+        "crates/crashtest/src/cli.rs",
+        "crates/xsync/src/cli.rs",
+        "crates/mount/src/cli.rs",
+        "bench/src/cli.rs",
+    ],
 ];
 
 /// Every Rust file beneath a directory, in order; builds and hidden directories are left out.

@@ -1,0 +1,210 @@
+//! The command line: help, completions and manual pages all come from here.
+
+use crate::mount_point::{self, Allowed};
+use crate::{daemon, daemon_start, sync_paths};
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_terminal::pages::{Completions, Man};
+use untorn_terminal::{Failure, Output};
+use untorn_tree::{CommitMode, FileTree};
+
+/// Opens what is to be mounted; makes it where nothing is.
+pub type Open = fn(&Path, CommitMode) -> Result<Arc<dyn FileTree>>;
+
+/// What commits a file, besides a sync of it and a rename over another file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Commit {
+    /// Nothing at once; after some seconds files that no program has open for writing
+    #[default]
+    Fsync,
+    /// The end of its last writer, soon after; close() does not wait
+    Close,
+}
+
+impl From<Commit> for CommitMode {
+    fn from(commit: Commit) -> CommitMode {
+        match commit {
+            Commit::Fsync => CommitMode::Sync,
+            Commit::Close => CommitMode::Close,
+        }
+    }
+}
+
+#[derive(Parser)]
+#[command(
+    name = "untorn-mount",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(flatten)]
+    mount: Option<Mount>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Umount(Umount),
+    Sync(Sync),
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Mount a store as a file system: each fsync and msync of any program is all-or-nothing.
+///
+/// STORE is made if it is missing or empty. The command returns when the mount answers; its daemon goes on in the
+/// background until the mount is unmounted (untorn umount), or ended by SIGTERM. An ordinary user needs fusermount3
+/// (package fuse3).
+#[derive(Args)]
+struct Mount {
+    /// The store: a directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// An empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    mount_point: PathBuf,
+    /// Stay in the foreground, and say there what goes wrong (for systemd).
+    #[arg(long, short)]
+    foreground: bool,
+    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    #[arg(long, value_enum, default_value_t)]
+    commit: Commit,
+    /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other.
+    #[arg(short, value_delimiter = ',', value_name = "OPTION")]
+    options: Vec<String>,
+    /// This is the daemon that a command in the foreground waits for.
+    #[arg(long, hide = true, requires = "foreground")]
+    announce: bool,
+}
+
+/// Commit everything on a mount, unmount it, and wait for the end of its daemon.
+#[derive(Args)]
+struct Umount {
+    /// Where the store is mounted.
+    #[arg(value_hint = ValueHint::DirPath)]
+    mount_point: PathBuf,
+}
+
+/// Commit files: several of one mount as one, all or none.
+///
+/// A directory stands for everything on its mount, as of `syncfs`.
+#[derive(Args)]
+struct Sync {
+    /// Files, or one directory.
+    #[arg(required = true, value_hint = ValueHint::AnyPath)]
+    paths: Vec<PathBuf>,
+}
+
+/// Runs the command that this process was started with.
+pub fn run(open: Open) -> Result<Output, Failure> {
+    let cli = Cli::parse();
+    let done = match (cli.command, cli.mount) {
+        (Some(Command::Completions(completions)), _) => return completions.run(Cli::command()),
+        (Some(Command::Man(man)), _) => return man.run(Cli::command()),
+        (Some(Command::Umount(umount)), _) => umount.run(),
+        (Some(Command::Sync(sync)), _) => sync_paths::sync(&sync.paths).map(|()| Output::default()),
+        (None, Some(mount)) => mount.run(open),
+        (None, None) => return Err(Failure::new("nothing to do; see --help").code(2)),
+    };
+    done.map_err(|e| Failure::new(format!("{e:#}")))
+}
+
+impl Mount {
+    fn run(&self, open: Open) -> Result<Output> {
+        let store = std::path::absolute(&self.store).with_context(|| self.store.display().to_string())?;
+        let at = mount_point::absolute(&self.mount_point)?;
+        let allowed = allowed(&self.options)?;
+        mount_point::prepare(&store, &at)?;
+        if !self.foreground {
+            let mut arguments: Vec<OsString> = vec!["--foreground".into(), "--announce".into()];
+            let commit = self.commit.to_possible_value().expect("no mode is hidden");
+            arguments.push(format!("--commit={}", commit.get_name()).into());
+            for option in &self.options {
+                arguments.extend(["-o".into(), option.into()]);
+            }
+            arguments.extend(["--".into(), store.into(), at.into()]);
+            return daemon_start::start(&arguments).map(|code| Output::default().code(code));
+        }
+        if self.announce {
+            daemon_start::leave_terminal()?;
+        }
+        let tree = open(&store, self.commit.into())?;
+        daemon::serve(&tree, &store, &at, allowed, || if self.announce { daemon_start::ready() } else { Ok(()) })?;
+        Ok(Output::default())
+    }
+}
+
+/// Options as `mount` passes them on; those that say what is so anyhow have no effect.
+fn allowed(options: &[String]) -> Result<Allowed> {
+    let mut allowed = Allowed::default();
+    for option in options {
+        match option.as_str() {
+            "nosuid" => allowed.no_setuid = true,
+            "nodev" => allowed.no_devices = true,
+            "noexec" => allowed.no_execute = true,
+            "allow_other" => allowed.others = true,
+            "rw" | "defaults" | "suid" | "dev" | "exec" | "auto" | "noauto" | "nofail" | "_netdev" | "noatime"
+            | "relatime" => {}
+            other if other.starts_with("x-") || other.starts_with("comment=") => {}
+            other => bail!("the option `{other}` is not known; there are nosuid, nodev, noexec and allow_other"),
+        }
+    }
+    Ok(allowed)
+}
+
+impl Umount {
+    fn run(&self) -> Result<Output> {
+        let at = mount_point::absolute(&self.mount_point)?;
+        let shown = at.display();
+        let Some(mounted) = mount_point::mounted_at(&at)? else { bail!("nothing is mounted at {shown}") };
+        ensure!(
+            mounted.kind == mount_point::TYPE,
+            "{shown} is a mount of type {}, and none of Untorn; use umount",
+            mounted.kind
+        );
+        if mount_point::is_dead(&at) {
+            mount_point::detach(&at)?;
+            return Ok(Output::text(format!(
+                "the daemon of {shown} had ended before; {} has the last commits\n",
+                mounted.source.display()
+            )));
+        }
+        let daemon = crate::mount_control::prepare_unmount(&at)?;
+        let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
+        // In another namespace of processes the daemon cannot be seen, and is not waited for.
+        let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
+        mount_point::unmount(&at)?;
+        if let Some(daemon) = daemon {
+            poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None).context("cannot wait for the daemon")?;
+        }
+        Ok(Output::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_fstab_are_understood() {
+        let of = |text: &str| allowed(&text.split(',').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(of("rw,defaults,x-systemd.automount").unwrap(), Allowed::default());
+        let some = Allowed { no_setuid: true, no_execute: true, ..Allowed::default() };
+        assert_eq!(of("nosuid,noexec").unwrap(), some);
+        assert!(of("ro").unwrap_err().to_string().contains("`ro`"));
+    }
+}

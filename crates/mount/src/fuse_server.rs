@@ -1,0 +1,212 @@
+//! Threads that answer the kernel's requests.
+//!
+//! Each thread receives a request and answers it. Before a handler that may wait, the thread makes sure that enough
+//! others receive: what the handler waits for is answered by them.
+
+use crate::fuse_device::{Device, End};
+use crate::fuse_protocol::{Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode};
+use crate::handlers::{Handlers, may_wait};
+use crate::kernel_pull::{KernelPull, close_descriptors};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use untorn_tree::{Errno, FileTree};
+
+/// Threads that never wait in a handler.
+const RECEIVING: usize = 2;
+/// Threads that receive, when many handlers have ended: those beyond end.
+const RECEIVING_MOST: usize = 6;
+
+#[derive(Default)]
+struct Threads {
+    all: usize,
+    /// Those in a handler that may wait.
+    waiting: usize,
+    end: Option<End>,
+}
+
+/// A mount that is served.
+pub struct Server {
+    device: Arc<Device>,
+    handlers: Handlers,
+    pull: Arc<KernelPull>,
+    threads: Mutex<Threads>,
+    ended: Condvar,
+}
+
+impl Server {
+    /// Agrees with the kernel at a mount's descriptor, and serves the tree from then on.
+    pub fn start(descriptor: OwnedFd, tree: Arc<dyn FileTree>) -> Result<Arc<Server>> {
+        let device = Arc::new(Device::new(descriptor));
+        agree(&device)?;
+        let (to_close, closing) = channel();
+        let pull = Arc::new(KernelPull::new(Arc::clone(&device), to_close));
+        let handlers = Handlers::new(tree, Arc::clone(&pull));
+        let (threads, ended) = Default::default();
+        let server = Arc::new(Server { device, handlers, pull, threads, ended });
+        spawn(move || close_descriptors(&closing))?;
+        for _ in 0..RECEIVING {
+            server.add_thread(&mut server.threads())?;
+        }
+        Ok(server)
+    }
+
+    /// What brings the kernel's cache to the tree.
+    pub fn pull(&self) -> &Arc<KernelPull> {
+        &self.pull
+    }
+
+    /// Waits until the mount is gone and every handler has ended.
+    pub fn wait(&self) -> End {
+        let mut threads = self.threads();
+        loop {
+            match threads.end {
+                Some(end) if threads.all == 0 => return end,
+                _ => threads = self.ended.wait(threads).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_thread(self: &Arc<Server>, threads: &mut Threads) -> Result<()> {
+        let server = Arc::clone(self);
+        spawn(move || server.serve())?;
+        threads.all += 1;
+        Ok(())
+    }
+
+    fn serve(self: Arc<Server>) {
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let len = match self.device.receive(&mut buffer) {
+                Ok(len) => len,
+                Err(end) => {
+                    self.threads().end.get_or_insert(end);
+                    break;
+                }
+            };
+            let Ok((header, fields)) = Fields::of(&buffer[..len]) else { continue };
+            if !may_wait(header.opcode) {
+                self.answer(&header, fields);
+                continue;
+            }
+            if let Err(e) = self.begin_waiting() {
+                self.device.answer(header.unique, Err(e));
+                continue;
+            }
+            self.answer(&header, fields);
+            if !self.end_waiting() {
+                return;
+            }
+        }
+        self.threads().all -= 1;
+        self.ended.notify_all();
+    }
+
+    fn answer(&self, header: &crate::fuse_protocol::Header, fields: Fields<'_>) {
+        // A program would wait for ever for what a panic leaves unanswered.
+        let answer = catch_unwind(AssertUnwindSafe(|| self.handlers.answer(header, fields)));
+        if let Some(answer) = answer.unwrap_or(Some(Err(Errno(libc::EIO)))) {
+            self.device.answer(header.unique, answer);
+        }
+    }
+
+    /// Before a handler that may wait. `ENOMEM` if there is no thread for what it waits for.
+    fn begin_waiting(self: &Arc<Server>) -> Result<(), Errno> {
+        let mut threads = self.threads();
+        threads.waiting += 1;
+        while threads.all - threads.waiting < RECEIVING {
+            if self.add_thread(&mut threads).is_err() {
+                if threads.all > threads.waiting {
+                    return Ok(());
+                }
+                threads.waiting -= 1;
+                return Err(Errno(libc::ENOMEM));
+            }
+        }
+        Ok(())
+    }
+
+    /// After it. Whether this thread goes on.
+    fn end_waiting(&self) -> bool {
+        let mut threads = self.threads();
+        threads.waiting -= 1;
+        if threads.all - threads.waiting <= RECEIVING_MOST {
+            return true;
+        }
+        threads.all -= 1;
+        self.ended.notify_all();
+        false
+    }
+}
+
+fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
+    thread::Builder::new().name("untorn mount".to_owned()).spawn(run).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// The first request, `INIT`.
+fn agree(device: &Device) -> Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let Ok(len) = device.receive(&mut buffer) else { bail!("the mount was gone before it was served") };
+        let (header, mut fields) =
+            Fields::of(&buffer[..len]).map_err(|_| anyhow::anyhow!("the kernel sent nothing"))?;
+        ensure!(header.opcode == opcode::INIT && len > REQUEST_HEADER, "the descriptor is no fresh mount");
+        let fields = (|| {
+            let (major, minor, read_ahead, flags) = (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
+            let more = if flags & agreed::INIT_EXT as u32 != 0 { fields.u32()? } else { 0 };
+            Ok((major, minor, read_ahead, u64::from(flags) | u64::from(more) << 32))
+        })();
+        let (major, minor, read_ahead, offered) =
+            fields.map_err(|_: Errno| anyhow::anyhow!("the kernel's INIT is short"))?;
+        if major > MAJOR {
+            // It asks again, with this version.
+            device.answer(header.unique, Ok(Answer::default().u32(MAJOR).u32(MINOR).raw(&[0; 56])));
+            continue;
+        }
+        ensure!(
+            major == MAJOR && minor >= MINOR,
+            "the kernel's FUSE is version {major}.{minor}, and {MAJOR}.{MINOR} is needed; use Linux 6.16 or newer"
+        );
+        let wanted = agreed::ASYNC_READ
+            | agreed::ATOMIC_O_TRUNC
+            | agreed::BIG_WRITES
+            | agreed::DO_READDIRPLUS
+            | agreed::READDIRPLUS_AUTO
+            | agreed::ASYNC_DIO
+            | agreed::WRITEBACK_CACHE
+            | agreed::PARALLEL_DIROPS
+            | agreed::ABORT_ERROR
+            | agreed::MAX_PAGES
+            | agreed::CACHE_SYMLINKS
+            | agreed::NO_OPENDIR_SUPPORT
+            | agreed::HANDLE_KILLPRIV_V2
+            | agreed::INIT_EXT;
+        let flags = wanted & offered;
+        let needed = agreed::WRITEBACK_CACHE | agreed::MAX_PAGES | agreed::ATOMIC_O_TRUNC | agreed::HANDLE_KILLPRIV_V2;
+        ensure!(flags & needed == needed, "the kernel's FUSE has no cache of writes; use a newer kernel");
+        let pages = u16::try_from(MAX_WRITE / rustix::param::page_size()).unwrap_or(u16::MAX);
+        let answer = Answer::default()
+            .u32(MAJOR)
+            .u32(MINOR)
+            .u32(read_ahead)
+            .u32(flags as u32)
+            .u16(64)
+            .u16(48)
+            .u32(MAX_WRITE as u32)
+            .u32(1)
+            .u16(pages)
+            .u16(0)
+            .u32((flags >> 32) as u32)
+            .raw(&[0; 28]);
+        device.answer(header.unique, Ok(answer));
+        return Ok(());
+    }
+}

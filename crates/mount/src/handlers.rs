@@ -1,0 +1,418 @@
+//! What each request asks of the tree.
+
+use crate::fuse_protocol::{
+    Answer, ENTRY_LEN, Fields, Header, MAX_WRITE, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, dirent_len, kind_of, meant,
+    opcode,
+};
+use crate::kernel_pull::{HIDDEN, KernelPull};
+use crate::mount_control;
+use crate::privileges::Privileges;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use untorn_tree::{
+    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, ROOT, RenameFlags, Request, Result, SetTime, Time,
+};
+
+/// Where a directory goes on after `.` and after `..`: beyond what any tree says.
+const AFTER_DOT: u64 = i64::MAX.cast_unsigned() - 1;
+const AFTER_DOT_DOT: u64 = i64::MAX.cast_unsigned();
+/// Names that the tree is asked for at a time.
+const NAMES: usize = 128;
+
+/// Answers requests from a tree.
+pub struct Handlers {
+    tree: Arc<dyn FileTree>,
+    pull: Arc<KernelPull>,
+    privileges: Privileges,
+}
+
+/// Whether a handler may wait for other requests to be answered: for what is dirty of a file, or for a commit.
+pub fn may_wait(opcode: u32) -> bool {
+    !matches!(
+        opcode,
+        opcode::WRITE
+            | opcode::READ
+            | opcode::FORGET
+            | opcode::BATCH_FORGET
+            | opcode::GETATTR
+            | opcode::GETXATTR
+            | opcode::LISTXATTR
+            | opcode::LOOKUP
+            | opcode::OPEN
+            | opcode::RELEASE
+            | opcode::READDIR
+            | opcode::READDIRPLUS
+            | opcode::READLINK
+            | opcode::STATFS
+    )
+}
+
+fn errno<T>(error: i32) -> Result<T> {
+    Err(Errno(error))
+}
+
+fn writable(flags: u32) -> bool {
+    flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+impl Handlers {
+    /// Handlers for a tree.
+    pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>) -> Handlers {
+        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull }
+    }
+
+    /// The answer to a request; none if it wants none.
+    pub fn answer(&self, header: &Header, fields: Fields<'_>) -> Option<Result<Answer>> {
+        match header.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET => {
+                let _ = self.forget(header, fields);
+                None
+            }
+            opcode::INTERRUPT => None,
+            _ if header.ino == HIDDEN => Some(self.hidden(header, fields)),
+            _ => Some(self.ask_tree(header, fields)),
+        }
+    }
+
+    fn ask_tree(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let ino = header.ino;
+        let done = |result: Result<()>| result.map(|()| Answer::default());
+        let entry = |attributes: Attributes| Answer::default().entry(&attributes);
+        match header.opcode {
+            opcode::LOOKUP => self.lookup(ino, fields.name()?),
+            opcode::GETATTR => Ok(Answer::default().stat(&self.tree.attributes(ino)?)),
+            opcode::SETATTR => self.set_attributes(ino, fields),
+            opcode::READLINK => Ok(Answer::default().raw(self.tree.read_link(ino)?.as_bytes())),
+            opcode::SYMLINK => {
+                let (name, target) = (fields.name()?, fields.name()?);
+                self.tree.symlink(by(header), ino, name, target).map(entry)
+            }
+            opcode::MKNOD => {
+                let (mode, rdev) = (fields.u32()?, fields.u32()?);
+                fields.skip(8)?;
+                self.tree.make(by(header), ino, fields.name()?, kind_of(mode)?, mode & 0o7777, rdev).map(entry)
+            }
+            opcode::MKDIR => {
+                let mode = fields.u32()?;
+                fields.skip(4)?;
+                self.tree.make(by(header), ino, fields.name()?, Kind::Directory, mode & 0o7777, 0).map(entry)
+            }
+            opcode::UNLINK => done(self.tree.unlink(ino, fields.name()?)),
+            opcode::RMDIR => done(self.tree.remove_dir(ino, fields.name()?)),
+            opcode::RENAME => {
+                let to = fields.u64()?;
+                self.rename(ino, to, 0, fields)
+            }
+            opcode::RENAME2 => {
+                let (to, flags) = (fields.u64()?, fields.u32()?);
+                fields.skip(4)?;
+                self.rename(ino, to, flags, fields)
+            }
+            opcode::LINK => {
+                let linked = fields.u64()?;
+                self.tree.link(linked, ino, fields.name()?, &*self.pull).map(entry)
+            }
+            opcode::OPEN => self.open(ino, fields.u32()?, fields.u32()?),
+            opcode::READ => {
+                fields.skip(8)?;
+                let (offset, len) = (fields.u64()?, fields.u32()? as usize);
+                Answer::filled(len.min(MAX_WRITE), |buf| self.tree.read(ino, offset, buf))
+            }
+            opcode::WRITE => self.write(ino, fields),
+            opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
+            opcode::RELEASE => {
+                fields.skip(8)?;
+                let writable = writable(fields.u32()?);
+                if writable {
+                    self.pull.released(ino);
+                }
+                self.tree.release(ino, writable);
+                Ok(Answer::default())
+            }
+            opcode::FSYNC => done(self.tree.sync(ino, &*self.pull)),
+            opcode::FSYNCDIR => done(self.tree.sync_names()),
+            opcode::SYNCFS => done(self.tree.sync_all(&*self.pull)),
+            opcode::DESTROY => Ok(Answer::default()),
+            opcode::SETXATTR => {
+                let (len, flags) = (fields.u32()? as usize, fields.u32()?.cast_signed());
+                let name = fields.name()?;
+                self.tree.set_xattr(ino, name, fields.bytes(len)?, flags)?;
+                self.privileges.attribute_set(ino, name);
+                Ok(Answer::default())
+            }
+            opcode::GETXATTR => {
+                let room = fields.u32()? as usize;
+                fields.skip(4)?;
+                sized(&self.tree.xattr(ino, fields.name()?)?, room)
+            }
+            opcode::LISTXATTR => {
+                let names = self.tree.xattrs(ino)?;
+                let list: Vec<u8> = names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect();
+                sized(&list, fields.u32()? as usize)
+            }
+            opcode::REMOVEXATTR => done(self.tree.remove_xattr(ino, fields.name()?)),
+            opcode::READDIR => self.read_dir(ino, fields, false),
+            opcode::READDIRPLUS => self.read_dir(ino, fields, true),
+            opcode::CREATE => self.create(header, fields, true),
+            opcode::TMPFILE => self.create(header, fields, false),
+            opcode::FALLOCATE => {
+                fields.skip(8)?;
+                let (offset, len, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
+                done(self.tree.allocate(ino, offset, len, mode.cast_signed()))
+            }
+            opcode::LSEEK => {
+                fields.skip(8)?;
+                let (offset, whence) = (fields.u64()?, fields.u32()?.cast_signed());
+                Ok(Answer::default().u64(self.tree.seek(ino, offset, whence, &*self.pull)?))
+            }
+            opcode::IOCTL => self.control(header, fields),
+            _ => errno(libc::ENOSYS),
+        }
+    }
+
+    fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Answer> {
+        if dir == ROOT && self.pull.is_hidden(name) {
+            return Ok(Answer::default().unbelieved_entry(&hidden_attributes(&self.tree.attributes(ROOT)?)));
+        }
+        match self.tree.lookup(dir, name) {
+            Ok(found) => Ok(Answer::default().entry(&found)),
+            Err(Errno(libc::ENOENT)) => Ok(Answer::default().no_entry()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// In the hidden directory nothing is done but opening files by their numbers.
+    fn hidden(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        match header.opcode {
+            opcode::LOOKUP => {
+                let ino = fields.name()?.to_str().and_then(|name| name.parse().ok()).ok_or(Errno(libc::ENOENT))?;
+                let found = self.tree.attributes(ino)?;
+                if found.kind != Kind::File {
+                    return errno(libc::ENOENT);
+                }
+                self.pull.gave(ino);
+                Ok(Answer::default().unbelieved_entry(&found))
+            }
+            opcode::GETATTR => Ok(Answer::default().stat(&hidden_attributes(&self.tree.attributes(ROOT)?))),
+            opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
+            // Means "never ask again" of all directories, as elsewhere.
+            opcode::OPENDIR => errno(libc::ENOSYS),
+            _ => errno(libc::EACCES),
+        }
+    }
+
+    fn forget(&self, header: &Header, mut fields: Fields<'_>) -> Result<()> {
+        if header.opcode == opcode::FORGET {
+            self.forget_one(header.ino, fields.u64()?);
+            return Ok(());
+        }
+        let count = fields.u32()?;
+        fields.skip(4)?;
+        for _ in 0..count {
+            self.forget_one(fields.u64()?, fields.u64()?);
+        }
+        Ok(())
+    }
+
+    fn forget_one(&self, ino: Ino, count: u64) {
+        if ino == HIDDEN || ino == ROOT {
+            return;
+        }
+        match self.pull.forgotten(ino, count) {
+            0 => {}
+            count => self.tree.forget(ino, count),
+        }
+    }
+
+    fn set_attributes(&self, ino: Ino, mut fields: Fields<'_>) -> Result<Answer> {
+        let given = fields.u32()?;
+        fields.skip(12)?;
+        let size = fields.u64()?;
+        fields.skip(8)?;
+        let seconds = [fields.u64()?, fields.u64()?, fields.u64()?];
+        let nanoseconds = [fields.u32()?, fields.u32()?, fields.u32()?];
+        let mode = fields.u32()?;
+        fields.skip(4)?;
+        let (uid, gid) = (fields.u32()?, fields.u32()?);
+        let is = |bit: u32| given & bit != 0;
+        let time = |n: usize| Time { seconds: seconds[n].cast_signed(), nanoseconds: nanoseconds[n] };
+        let set = |bit, now, n| match (is(bit), is(now)) {
+            (false, _) => None,
+            (true, true) => Some(SetTime::Now),
+            (true, false) => Some(SetTime::At(time(n))),
+        };
+        let change = Change {
+            mode: is(meant::MODE).then_some(mode & 0o7777),
+            uid: is(meant::UID).then_some(uid),
+            gid: is(meant::GID).then_some(gid),
+            size: is(meant::SIZE).then_some(size),
+            atime: set(meant::ATIME, meant::ATIME_NOW, 0),
+            mtime: set(meant::MTIME, meant::MTIME_NOW, 1),
+            ctime: is(meant::CTIME).then(|| time(2)),
+        };
+        let change = self.privileges.with_change(ino, change, is(meant::KILL_SUIDGID))?;
+        Ok(Answer::default().stat(&self.tree.set_attributes(ino, &change)?))
+    }
+
+    fn rename(&self, from: Ino, to: Ino, flags: u32, mut fields: Fields<'_>) -> Result<Answer> {
+        let (old, new) = (fields.name()?, fields.name()?);
+        let flags = match flags {
+            0 => RenameFlags::Replace,
+            libc::RENAME_NOREPLACE => RenameFlags::NoReplace,
+            libc::RENAME_EXCHANGE => RenameFlags::Exchange,
+            _ => return errno(libc::EINVAL),
+        };
+        self.tree.rename((from, old), (to, new), flags, &*self.pull)?;
+        Ok(Answer::default())
+    }
+
+    fn open(&self, ino: Ino, flags: u32, open_flags: u32) -> Result<Answer> {
+        self.begin(ino, flags)?;
+        if flags.cast_signed() & libc::O_TRUNC != 0 {
+            let kill = open_flags & OPEN_KILL_SUIDGID != 0;
+            let truncated = self
+                .privileges
+                .with_change(ino, Change { size: Some(0), ..Change::default() }, kill)
+                .and_then(|change| self.tree.set_attributes(ino, &change));
+            if let Err(e) = truncated {
+                self.end(ino, flags);
+                return Err(e);
+            }
+        }
+        Ok(Answer::default().opened())
+    }
+
+    /// An opening begins: before the kernel is told, so that no write comes before it.
+    fn begin(&self, ino: Ino, flags: u32) -> Result<()> {
+        self.tree.open(ino, writable(flags))?;
+        if writable(flags) {
+            self.pull.opened(ino);
+            self.privileges.opened(ino);
+        }
+        Ok(())
+    }
+
+    fn end(&self, ino: Ino, flags: u32) {
+        if writable(flags) {
+            self.pull.released(ino);
+        }
+        self.tree.release(ino, writable(flags));
+    }
+
+    fn create(&self, header: &Header, mut fields: Fields<'_>, named: bool) -> Result<Answer> {
+        let (flags, mode) = (fields.u32()?, fields.u32()? & 0o7777);
+        fields.skip(8)?;
+        let made = match named {
+            true => self.tree.make(by(header), header.ino, fields.name()?, Kind::File, mode, 0)?,
+            false => self.tree.make_unnamed(by(header), header.ino, mode)?,
+        };
+        if let Err(e) = self.begin(made.ino, flags) {
+            self.tree.forget(made.ino, 1);
+            return Err(e);
+        }
+        Ok(Answer::default().entry(&made).opened())
+    }
+
+    fn write(&self, ino: Ino, mut fields: Fields<'_>) -> Result<Answer> {
+        fields.skip(8)?;
+        let (offset, len, flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
+        fields.skip(16)?;
+        let data = fields.bytes(len as usize)?;
+        self.privileges.before_write(ino, flags & WRITE_KILL_SUIDGID != 0)?;
+        self.tree.write(ino, offset, data)?;
+        Ok(Answer::default().u32(len).u32(0))
+    }
+
+    fn read_dir(&self, dir: Ino, mut fields: Fields<'_>, plus: bool) -> Result<Answer> {
+        fields.skip(8)?;
+        let (mut start, room) = (fields.u64()?, fields.u32()? as usize);
+        let mut answer = Answer::default();
+        // What the two lead to is not known here, and the kernel does not ask for it.
+        let own = |next, name: &str| Entry { next, name: OsString::from(name), ino: dir, kind: Kind::Directory };
+        let mut entries = match start {
+            0 => vec![own(AFTER_DOT, "."), own(AFTER_DOT_DOT, "..")],
+            AFTER_DOT => vec![own(AFTER_DOT_DOT, "..")],
+            _ => Vec::new(),
+        };
+        if start == AFTER_DOT || start == AFTER_DOT_DOT {
+            start = 0;
+        }
+        entries.extend(self.tree.read_dir(dir, start, NAMES)?);
+        for entry in entries {
+            let len = dirent_len(&entry.name) + if plus { ENTRY_LEN } else { 0 };
+            if answer.len() + len > room {
+                break;
+            }
+            if plus {
+                let of_tree = entry.next != AFTER_DOT && entry.next != AFTER_DOT_DOT;
+                let found = of_tree.then(|| self.tree.lookup(dir, &entry.name).ok()).flatten();
+                answer = match found {
+                    Some(found) => answer.entry(&found),
+                    // Gone meanwhile: the name alone.
+                    None => answer.raw(&[0; ENTRY_LEN]),
+                };
+            }
+            answer = answer.dirent(&entry);
+        }
+        Ok(answer)
+    }
+
+    fn control(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        fields.skip(12)?;
+        let command = fields.u32()?;
+        fields.skip(16)?;
+        let done = Answer::default().u32(0).u32(0).u32(0).u32(0);
+        let of_daemon = header.uid == 0 || header.uid == rustix::process::geteuid().as_raw();
+        match command {
+            mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
+            mount_control::PREPARE_UNMOUNT => {
+                self.tree.sync_all(&*self.pull)?;
+                self.pull.close_all();
+                Ok(done.u32(std::process::id()))
+            }
+            mount_control::SYNC_ALL => {
+                self.tree.sync_all(&*self.pull)?;
+                Ok(done)
+            }
+            mount_control::SYNC_FILES => {
+                let count = usize::try_from(fields.u64()?).ok().filter(|count| *count <= mount_control::MOST_FILES);
+                let files = (0..count.ok_or(Errno(libc::EINVAL))?).map(|_| fields.u64()).collect::<Result<Vec<_>>>()?;
+                for file in &files {
+                    let owner = self.tree.attributes(*file)?.uid;
+                    if !of_daemon && header.uid != owner {
+                        return errno(libc::EPERM);
+                    }
+                }
+                self.tree.sync_files(&files, &*self.pull)?;
+                Ok(done)
+            }
+            _ => errno(libc::ENOTTY),
+        }
+    }
+}
+
+fn by(header: &Header) -> Request {
+    Request { uid: header.uid, gid: header.gid }
+}
+
+/// A value, or only its length if there is no room to be filled.
+fn sized(value: &[u8], room: usize) -> Result<Answer> {
+    match room {
+        0 => Ok(Answer::default().u32(u32::try_from(value.len()).map_err(|_| Errno(libc::E2BIG))?).u32(0)),
+        _ if value.len() > room => errno(libc::ERANGE),
+        _ => Ok(Answer::default().raw(value)),
+    }
+}
+
+fn hidden_attributes(root: &Attributes) -> Attributes {
+    Attributes {
+        ino: HIDDEN,
+        kind: Kind::Directory,
+        mode: 0o700,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        nlink: 2,
+        ..*root
+    }
+}

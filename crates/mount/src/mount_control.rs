@@ -1,0 +1,69 @@
+//! What `untorn` commands ask the daemon of a mount: `ioctl` on any directory of the mount.
+
+use anyhow::{Context, Result};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, NoArg, Setter, ioctl, opcode};
+use std::path::Path;
+use untorn_tree::Ino;
+
+/// The most files that are committed as one.
+pub const MOST_FILES: usize = 511;
+
+/// Commits everything and closes the daemon's own descriptors; the answer is the daemon's process.
+pub const PREPARE_UNMOUNT: u32 = opcode::read::<u32>(b'U', 1);
+/// Commits several files as one.
+pub const SYNC_FILES: u32 = opcode::write::<FileList>(b'U', 2);
+
+/// Commits everything, as `syncfs` would: the kernel does not pass that on.
+pub const SYNC_ALL: u32 = opcode::none(b'U', 3);
+
+/// Inodes, and how many of them count.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FileList {
+    count: u64,
+    inos: [Ino; MOST_FILES],
+}
+
+fn directory(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).with_context(|| path.display().to_string())
+}
+
+/// Has everything on a mount committed, and its daemon ready for the end. Returns the daemon's process.
+pub fn prepare_unmount(mount_point: &Path) -> Result<u32> {
+    let directory = directory(mount_point)?;
+    // SAFETY: the number says that 32 bits are read, and the kernel copies as many from the daemon.
+    let result = unsafe { ioctl(&directory, Getter::<{ PREPARE_UNMOUNT }, u32>::new()) };
+    result.with_context(|| {
+        format!(
+            "cannot commit everything on {}, so it stays mounted; find the cause, and try again",
+            mount_point.display()
+        )
+    })
+}
+
+/// Has files of a mount committed as one. There are at most [`MOST_FILES`].
+pub fn sync_files(mount_point: &Path, files: &[Ino]) -> Result<()> {
+    let directory = directory(mount_point)?;
+    let mut list = FileList { count: files.len() as u64, inos: [0; MOST_FILES] };
+    list.inos.get_mut(..files.len()).context("too many files at once")?.copy_from_slice(files);
+    // SAFETY: the number says that a list is written, and the kernel copies it whole for the daemon.
+    let result = unsafe { ioctl(&directory, Setter::<{ SYNC_FILES }, FileList>::new(list)) };
+    result.with_context(|| format!("cannot commit the files on {}; their last commits stand", mount_point.display()))
+}
+
+/// Has everything on a mount committed. False if the directory is on no mount of Untorn.
+pub fn sync_all(directory_on_it: &Path) -> Result<bool> {
+    let directory = directory(directory_on_it)?;
+    // SAFETY: the number says that no memory is read or written.
+    match unsafe { ioctl(&directory, NoArg::<{ SYNC_ALL }>::new()) } {
+        Ok(()) => Ok(true),
+        Err(Errno::NOTTY) => Ok(false),
+        Err(e) => Err(e).with_context(|| {
+            format!("cannot commit everything on the mount of {}; the last commits stand", directory_on_it.display())
+        }),
+    }
+}

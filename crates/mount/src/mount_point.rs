@@ -1,0 +1,265 @@
+//! Mounting and unmounting: as root by `mount(2)`, else by `fusermount3`; and what is mounted where.
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use std::ffi::{CString, OsStr, OsString};
+use std::fs;
+use std::io::{ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The type of the file system; its second part is the program that `mount.fuse3` starts for a line in `/etc/fstab`.
+pub const TYPE: &str = "fuse.untorn-mount";
+const SUBTYPE: &str = "untorn-mount";
+const HELPER: &str = "fusermount3";
+
+/// A line of `mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Its number, as long as it is mounted.
+    pub id: u64,
+    /// Where.
+    pub at: PathBuf,
+    /// The type of the file system.
+    pub kind: String,
+    /// What is mounted.
+    pub source: PathBuf,
+}
+
+/// What a mount allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Setuid bits have no effect.
+    pub no_setuid: bool,
+    /// Devices cannot be opened.
+    pub no_devices: bool,
+    /// Nothing can be executed.
+    pub no_execute: bool,
+    /// Other users reach the mount, too. Root's mounts always allow that.
+    pub others: bool,
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// All mounts that this process sees, oldest first.
+pub fn mounts() -> Result<Vec<Mounted>> {
+    let path = "/proc/thread-self/mountinfo";
+    let lines = fs::read(path).context(path)?;
+    Ok(lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo).collect())
+}
+
+fn line_of_mountinfo(line: &[u8]) -> Option<Mounted> {
+    let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let rest = words.iter().position(|word| *word == b"-")?;
+    Some(Mounted {
+        id: std::str::from_utf8(words.first()?).ok()?.parse().ok()?,
+        at: unescaped(words.get(4)?),
+        kind: String::from_utf8_lossy(words.get(rest + 1)?).into_owned(),
+        source: unescaped(words.get(rest + 2)?),
+    })
+}
+
+/// Spaces and their like are written as `\040`.
+fn unescaped(word: &[u8]) -> PathBuf {
+    let mut plain = Vec::new();
+    let mut left = word;
+    while let Some((first, rest)) = left.split_first() {
+        let octal = left.get(1..4).and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match (first, octal) {
+            (b'\\', Some(byte)) => {
+                plain.push(byte);
+                left = &left[4..];
+            }
+            _ => {
+                plain.push(*first);
+                left = rest;
+            }
+        }
+    }
+    OsString::from_vec(plain).into()
+}
+
+/// The absolute path of a mount point, without asking what is mounted there.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let absolute = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(absolute) };
+    match name == ".." {
+        true => fs::canonicalize(&absolute).with_context(|| path.display().to_string()),
+        false => Ok(fs::canonicalize(parent).with_context(|| parent.display().to_string())?.join(name)),
+    }
+}
+
+/// What is mounted at a path: the last of several.
+pub fn mounted_at(at: &Path) -> Result<Option<Mounted>> {
+    Ok(mounts()?.into_iter().rfind(|mounted| mounted.at == at))
+}
+
+/// Whether the daemon behind a mount has ended without unmounting.
+pub fn is_dead(at: &Path) -> bool {
+    matches!(rustix::fs::statfs(at), Err(Errno::NOTCONN))
+}
+
+/// Sees to it that a store can be mounted at a path: a directory, empty, at which nothing is mounted.
+///
+/// What a daemon left that was killed is unmounted.
+pub fn prepare(store: &Path, at: &Path) -> Result<()> {
+    let shown = at.display();
+    if let Some(mounted) = mounted_at(at)? {
+        ensure!(
+            mounted.kind == TYPE && is_dead(at),
+            "{shown} is a mount point already, of {} ({}); unmount that first, or use another directory",
+            mounted.source.display(),
+            mounted.kind
+        );
+        detach(at).with_context(|| format!("the daemon of {shown} has ended, and what it left cannot be unmounted"))?;
+    }
+    let mut entries = match fs::read_dir(at) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            bail!("the mount point {shown} does not exist; make it: mkdir {shown}")
+        }
+        Err(e) if e.kind() == ErrorKind::NotADirectory => {
+            bail!("the mount point {shown} is no directory; use a directory")
+        }
+        Err(e) => return Err(e).with_context(|| format!("cannot read the mount point {shown}")),
+    };
+    if store.starts_with(at) || at.starts_with(store) {
+        bail!("the mount point {shown} and the store {} lie one in the other; use another directory", store.display());
+    }
+    ensure!(
+        entries.next().is_none(),
+        "the mount point {shown} is not empty, and what is in it would be hidden; use an empty directory"
+    );
+    Ok(())
+}
+
+/// Mounts, and returns the descriptor by which the kernel asks. Nothing is answered yet.
+pub fn mount(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
+    let device = "/dev/fuse";
+    if !is_root() && Path::new(device).exists() {
+        return mount_by_helper(source, at, allowed);
+    }
+    match rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(descriptor) => mount_as_root(descriptor, source, at, allowed),
+        Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
+            bail!("{device} is not there, so nothing can be mounted; load the module (as root: modprobe fuse)")
+        }
+        Err(e) => {
+            Err(e).with_context(|| format!("cannot open {device}; an administrator can allow it (chmod 666 {device})"))
+        }
+    }
+}
+
+fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
+    let data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other",
+        descriptor.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw()
+    );
+    let data = CString::new(data).expect("there is no zero in it");
+    let flags = [
+        (allowed.no_setuid, MountFlags::NOSUID),
+        (allowed.no_devices, MountFlags::NODEV),
+        (allowed.no_execute, MountFlags::NOEXEC),
+    ];
+    let flags = flags.into_iter().filter_map(|(set, flag)| set.then_some(flag)).collect();
+    rustix::mount::mount(source, at, TYPE, flags, &*data)
+        .with_context(|| format!("cannot mount at {}; root needs CAP_SYS_ADMIN for it", at.display()))?;
+    Ok(descriptor)
+}
+
+/// What stands between commas in the options of the helper.
+fn escaped(word: &OsStr) -> OsString {
+    let escape = |byte: &u8| if matches!(byte, b',' | b'\\') { vec![b'\\', *byte] } else { vec![*byte] };
+    OsString::from_vec(word.as_bytes().iter().flat_map(escape).collect())
+}
+
+fn mount_by_helper(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
+    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .context("socketpair")?;
+    let mut options = OsString::from(format!("rw,nosuid,nodev,default_permissions,subtype={SUBTYPE},fsname="));
+    options.push(escaped(source.as_os_str()));
+    for (set, option) in [(allowed.no_execute, ",noexec"), (allowed.others, ",allow_other")] {
+        if set {
+            options.push(option);
+        }
+    }
+    // The helper sends the descriptor through its standard input.
+    let mut command = Command::new(HELPER);
+    command.arg("-o").arg(options).arg("--").arg(at).env("_FUSE_COMMFD", "0").stdin(theirs).stdout(Stdio::null());
+    let output = command.stderr(Stdio::piped()).output().map_err(no_helper)?;
+    drop(command);
+    ensure!(output.status.success(), "cannot mount at {}: {}", at.display(), said(&output.stderr));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    rustix::net::recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        .with_context(|| format!("cannot receive the descriptor of {HELPER}"))?;
+    let received = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    received.with_context(|| format!("{HELPER} sent no descriptor"))
+}
+
+fn no_helper(e: std::io::Error) -> anyhow::Error {
+    match e.kind() {
+        ErrorKind::NotFound => anyhow::anyhow!(
+            "an ordinary user mounts by {HELPER}, which is not in PATH; install the package fuse3, or do this as root"
+        ),
+        _ => anyhow::Error::new(e).context(HELPER),
+    }
+}
+
+fn said(stderr: &[u8]) -> String {
+    String::from_utf8_lossy(stderr).trim().trim_start_matches("fusermount3: ").to_owned()
+}
+
+/// Unmounts, if no program uses the mount.
+pub fn unmount(at: &Path) -> Result<()> {
+    unmount_with(at, UnmountFlags::NOFOLLOW, &["-u"]).with_context(|| {
+        format!("cannot unmount {}: a program may work in it or have a file of it open (fuser -vm {0})", at.display())
+    })
+}
+
+/// Takes a mount out of the tree of directories; it ends when no program uses it any more.
+pub fn detach(at: &Path) -> Result<()> {
+    unmount_with(at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, &["-u", "-z"])
+}
+
+fn unmount_with(at: &Path, flags: UnmountFlags, helper_flags: &[&str]) -> Result<()> {
+    if is_root() {
+        return Ok(rustix::mount::unmount(at, flags)?);
+    }
+    let output = Command::new(HELPER).args(helper_flags).arg("--").arg(at).output().map_err(no_helper)?;
+    ensure!(output.status.success(), "{}", said(&output.stderr));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_mountinfo_are_understood() {
+        let line = b"36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 - fuse.untorn-mount /s\\134t rw,user_id=0";
+        let mounted = line_of_mountinfo(line).unwrap();
+        assert_eq!((mounted.id, mounted.kind.as_str()), (36, TYPE));
+        assert_eq!((mounted.at, mounted.source), (PathBuf::from("/mnt/a b"), PathBuf::from("/s\\t")));
+        assert_eq!(line_of_mountinfo(b""), None);
+    }
+
+    #[test]
+    fn commas_are_escaped_for_the_helper() {
+        assert_eq!(escaped("a,b\\c".as_ref()), "a\\,b\\\\c");
+    }
+}

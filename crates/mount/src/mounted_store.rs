@@ -1,0 +1,53 @@
+//! The store behind a mount.
+
+use anyhow::{Context, Result, bail};
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+use untorn::Store;
+use untorn_tree::{CommitMode, FileTree, StoreTree, TreeOptions};
+
+/// Where a store has its journal.
+const JOURNAL: &str = ".untorn";
+/// The file of a tree in which its names are.
+const TABLE: &str = "table";
+
+/// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
+pub fn open(path: &Path, commit: CommitMode) -> Result<Arc<dyn FileTree>> {
+    if is_new(path)? {
+        eprintln!("untorn-mount: a new store is made in {}", path.display());
+    }
+    let options = TreeOptions { commit, ..TreeOptions::default() };
+    let tree = Store::open(path).and_then(|store| StoreTree::open(store, options));
+    Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
+}
+
+fn is_new(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            DirBuilder::new().mode(0o700).create(path).with_context(|| format!("cannot make the directory {shown}"))?;
+            return Ok(true);
+        }
+        Err(e) if e.kind() == ErrorKind::NotADirectory => {
+            bail!("{shown} is no directory; a store that can be mounted is one")
+        }
+        Err(e) => return Err(e).with_context(|| format!("cannot read the store {shown}")),
+    };
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<std::io::Result<Vec<_>>>();
+    let names = names.with_context(|| format!("cannot read the store {shown}"))?;
+    let (journal, table) = (names.iter().any(|name| name == JOURNAL), names.iter().any(|name| name == TABLE));
+    match (journal, table) {
+        (true, true) => Ok(false),
+        // A crash may have left an empty journal, or the names that recovery makes.
+        (true, false) if names.iter().all(|name| name == JOURNAL || name == "obj") => Ok(false),
+        (true, false) => {
+            bail!("{shown} is a store with files of programs, and none that can be mounted; use another directory")
+        }
+        (false, _) if names.is_empty() => Ok(true),
+        (false, _) => bail!("{shown} is not empty and no store; use a new or an empty directory"),
+    }
+}

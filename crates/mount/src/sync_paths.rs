@@ -1,0 +1,56 @@
+//! `untorn sync`: files are committed by name.
+
+use crate::mount_control;
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Commits one file, several files of a mount as one, or all that is on a directory's mount.
+pub fn sync(paths: &[PathBuf]) -> Result<()> {
+    if let [path] = paths {
+        return sync_one(path);
+    }
+    ensure!(
+        paths.len() <= mount_control::MOST_FILES,
+        "{} files cannot be committed as one; at most {} can",
+        paths.len(),
+        mount_control::MOST_FILES
+    );
+    let mut files = Vec::new();
+    for path in paths {
+        let about = opened(path)?.metadata().with_context(|| path.display().to_string())?;
+        ensure!(about.is_file(), "{} is no file; give files, or one directory alone", path.display());
+        files.push((about.dev(), about.ino()));
+    }
+    for (path, file) in paths.iter().zip(&files) {
+        ensure!(
+            file.0 == files[0].0,
+            "{} and {} are on different mounts; only files of one mount are committed as one",
+            paths[0].display(),
+            path.display()
+        );
+    }
+    let real = paths[0].canonicalize().with_context(|| paths[0].display().to_string())?;
+    let directory = real.parent().context("a file is in a directory")?;
+    let numbers: Vec<u64> = files.iter().map(|file| file.1).collect();
+    mount_control::sync_files(directory, &numbers)
+}
+
+fn sync_one(path: &Path) -> Result<()> {
+    let file = opened(path)?;
+    let about = file.metadata().with_context(|| path.display().to_string())?;
+    if about.is_dir() && !mount_control::sync_all(path)? {
+        return rustix::fs::syncfs(&file).with_context(|| format!("cannot sync {}", path.display()));
+    }
+    file.sync_all().with_context(|| format!("cannot commit {}; its last commit stands", path.display()))
+}
+
+/// Whoever may read or write a file may commit it.
+fn opened(path: &Path) -> Result<File> {
+    let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::open(path, OFlags::RDONLY | flags, Mode::empty());
+    let opened = opened.or_else(|e| rustix::fs::open(path, OFlags::WRONLY | flags, Mode::empty()).map_err(|_| e));
+    Ok(opened.with_context(|| format!("cannot open {}", path.display()))?.into())
+}

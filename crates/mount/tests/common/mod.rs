@@ -1,0 +1,112 @@
+//! A mount of a tree in memory, under a watchdog.
+
+#![allow(dead_code, reason = "not every test program needs all of it")]
+
+pub mod memory_tree;
+
+use memory_tree::MemoryTree;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+use untorn_mount::End;
+use untorn_mount::fuse_server::Server;
+use untorn_mount::kernel_pull::KernelPull;
+use untorn_mount::mount_point::{self, Allowed};
+use untorn_tree::FileTree;
+
+/// No test takes as long, unless a handler waits for ever.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// A program of the tests, built with the profile of this test.
+pub fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+        // `make test` has built everything.
+        if std::env::var_os("UNTORN_PREBUILT").is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "untorn-mount", "--examples", "--profile", profile]);
+            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+            assert!(built.expect("cargo").success());
+        }
+        profile_dir.join("examples")
+    });
+    dir.join(name)
+}
+
+/// A mount that this process serves. If the test does not end in time, the connection is cut, so that nothing waits for
+/// ever, and the process fails.
+pub struct Mount {
+    dir: TempDir,
+    pub tree: Arc<MemoryTree>,
+    server: Arc<Server>,
+    _watchdog: Sender<()>,
+}
+
+/// Whether this process can mount; says so if not.
+pub fn can_mount() -> bool {
+    let can = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
+    if !can {
+        eprintln!("skipped: needs /dev/fuse and root");
+    }
+    can
+}
+
+impl Mount {
+    pub fn new() -> Option<Mount> {
+        can_mount().then(Mount::mounted)
+    }
+
+    fn mounted() -> Mount {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let tree = Arc::new(MemoryTree::new());
+        let descriptor = mount_point::mount("memory".as_ref(), &at, Allowed::default()).unwrap();
+        let (watchdog, stopped) = channel();
+        let cut = at.clone();
+        thread::spawn(move || {
+            if stopped.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("the watchdog cuts the connection of {}", cut.display());
+                let _ = rustix::mount::unmount(&cut, rustix::mount::UnmountFlags::FORCE);
+                let _ = rustix::mount::unmount(&cut, rustix::mount::UnmountFlags::DETACH);
+                std::process::abort();
+            }
+        });
+        let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>).unwrap();
+        server.pull().open_hidden(&at).unwrap();
+        Mount { dir, tree, server, _watchdog: watchdog }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn pull(&self) -> &KernelPull {
+        self.server.pull()
+    }
+
+    /// Unmounts, and waits for the end.
+    pub fn unmount(self) -> End {
+        mount_point::unmount(self.path()).unwrap();
+        self.server.pull().close_all();
+        self.server.wait()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = mount_point::detach(self.dir.path());
+        self.server.pull().close_all();
+    }
+}

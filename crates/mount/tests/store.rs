@@ -1,0 +1,186 @@
+//! The program on a store: what is committed is there after the daemon was killed, and all is after an unmount.
+
+mod common;
+
+use common::can_mount;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Option<Place> {
+        if !can_mount() {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("mnt")).unwrap();
+        Some(Place { dir })
+    }
+
+    fn store(&self) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("store")
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("mnt").join(name)
+    }
+
+    fn program() -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-mount"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn try_mount(&self) -> Output {
+        Place::program().arg(self.store()).arg(self.dir.path().join("mnt")).output().unwrap()
+    }
+
+    fn mount(&self) -> String {
+        let output = self.try_mount();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    }
+
+    fn umount(&self) {
+        let output = Place::program().arg("umount").arg(self.dir.path().join("mnt")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Kills the daemon and waits for its end; the mount is dead then.
+    fn kill(&self) {
+        let daemon = self.daemon().unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_raw(daemon).unwrap(), rustix::process::Signal::KILL)
+            .unwrap();
+        while self.daemon().is_some() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn daemon(&self) -> Option<i32> {
+        let store = self.store();
+        let of = |entry: fs::DirEntry| -> Option<i32> {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let words = fs::read(entry.path().join("cmdline")).ok()?;
+            words.split(|byte| *byte == 0).any(|word| word == store.as_os_str().as_encoded_bytes()).then_some(pid)
+        };
+        fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).next()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.daemon().is_some() {
+            self.kill();
+        }
+        let at = self.at("").components().as_path().to_owned();
+        while untorn_mount::mount_point::mounted_at(&at).unwrap().is_some() {
+            let _ = untorn_mount::mount_point::detach(&at);
+        }
+    }
+}
+
+#[test]
+fn everything_is_there_after_an_unmount() {
+    let Some(place) = Place::new() else { return };
+    assert!(place.mount().contains("a new store is made in"), "a new store is told of");
+    fs::create_dir(place.at("d")).unwrap();
+    let content: Vec<u8> = (0..500_000u32).map(|n| (n / 3) as u8).collect();
+    fs::write(place.at("d/f"), &content).unwrap();
+    fs::hard_link(place.at("d/f"), place.at("g")).unwrap();
+    place.umount();
+    assert!(!place.at("g").exists());
+    assert_eq!(place.mount(), "", "and one that is there is not");
+    assert_eq!(fs::read(place.at("g")).unwrap(), content);
+    assert_eq!(fs::read(place.at("d/f")).unwrap(), content);
+    let second = Place::program().arg(place.store()).arg(tempfile::tempdir().unwrap().path()).output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && said.contains("in use"), "{said}");
+    place.umount();
+}
+
+/// Each round updates two pages of a file that is mapped or written, and syncs; then begins an update that is not synced.
+#[test]
+fn a_killed_daemon_leaves_the_last_commit() {
+    let Some(place) = Place::new() else { return };
+    place.mount();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(place.at("f")).unwrap();
+    file.write_all_at(&[0; 16384], 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    for round in 1..=5u8 {
+        let file = OpenOptions::new().read(true).write(true).open(place.at("f")).unwrap();
+        file.write_all_at(&[round; 4096], 0).unwrap();
+        file.write_all_at(&[round; 4096], 12288).unwrap();
+        file.sync_data().unwrap();
+        let mut replaced = fs::File::create(place.at("new")).unwrap();
+        replaced.write_all(&[round; 5000]).unwrap();
+        drop(replaced);
+        fs::rename(place.at("new"), place.at("replaced")).unwrap();
+        fs::File::open(place.at("")).unwrap().sync_all().unwrap();
+        // Sent to the daemon, and not committed.
+        file.write_all_at(&[99; 4096], 0).unwrap();
+        let range = libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: a system call on an open descriptor.
+        assert_eq!(unsafe { libc::sync_file_range(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, range) }, 0);
+        place.kill();
+        drop(file);
+        place.mount();
+        let content = fs::read(place.at("f")).unwrap();
+        assert_eq!((content.len(), content[0], content[4095]), (16384, round, round), "round {round}");
+        assert!(content[12288..].iter().all(|byte| *byte == round), "round {round}");
+        assert_eq!(fs::read(place.at("replaced")).unwrap(), [round; 5000]);
+        assert!(!place.at("new").exists());
+    }
+    place.umount();
+}
+
+#[test]
+fn directories_that_are_no_store_are_left_alone() {
+    let Some(place) = Place::new() else { return };
+    fs::create_dir(place.store()).unwrap();
+    fs::write(place.store().join("mine"), "text").unwrap();
+    let output = place.try_mount();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("is not empty and no store"), "{said}");
+    assert_eq!(fs::read_dir(place.store()).unwrap().count(), 1);
+}
+
+#[test]
+fn git_and_sqlite_work_on_a_store_and_after_a_kill() {
+    let Some(place) = Place::new() else { return };
+    let tools = ["git", "sqlite3"].map(|tool| Command::new(tool).arg("--version").output().is_ok());
+    if tools != [true, true] {
+        eprintln!("skipped: needs git and sqlite3");
+        return;
+    }
+    place.mount();
+    let sh = |script: &str| {
+        let mut command = Command::new("sh");
+        let output = command.args(["-ec", script]).current_dir(place.at("")).env("HOME", "/nowhere").output().unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    sh("git init -q r; cd r; git config user.email a@b; git config user.name a; git config core.fsync all
+        seq 10000 > f; git add .; git commit -qm one");
+    sh(
+        "sqlite3 d 'create table t (n); insert into t values (1)'; sqlite3 w 'pragma journal_mode=wal; create table t (n)'",
+    );
+    for round in 2..5 {
+        sh(&format!("sqlite3 d 'insert into t values ({round})'; sqlite3 w 'insert into t values ({round})'"));
+        place.kill();
+        place.mount();
+        assert_eq!(sh("sqlite3 d 'pragma integrity_check; select max(n) from t'"), format!("ok\n{round}\n"));
+        assert_eq!(sh("sqlite3 w 'pragma integrity_check; select max(n) from t'"), format!("ok\n{round}\n"));
+        sh("cd r; git fsck --strict");
+        assert_eq!(sh("cd r; git log --format=%s"), "one\n");
+    }
+    place.umount();
+}

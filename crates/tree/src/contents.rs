@@ -1,0 +1,181 @@
+//! Contents of files: what is read and written is staged in the object until a commit of the file.
+
+use crate::core::{Core, refused};
+use crate::file_tree::{Change, Errno, Ino, Result};
+use crate::store_tree::{CommitMode, StoreTree};
+use parking_lot::MappedMutexGuard;
+
+/// The largest size of a file.
+const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// The size that is to be set.
+pub(crate) fn size_of_change(change: &Change) -> Result<Option<u64>> {
+    match change.size {
+        Some(size) if size > SIZE_MAX => Err(Errno(libc::EFBIG)),
+        size => Ok(size),
+    }
+}
+
+fn end_of(offset: u64, len: u64) -> Result<u64> {
+    offset.checked_add(len).filter(|end| *end <= SIZE_MAX).ok_or(Errno(libc::EFBIG))
+}
+
+impl StoreTree {
+    pub(crate) fn read_contents(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let (size, object) = {
+            let mut core = self.core()?;
+            let inode = core.inode(ino)?;
+            if !inode.is_file() {
+                return Err(Errno(libc::EISDIR));
+            }
+            (inode.size(), core.object(ino)?)
+        };
+        let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let buf = &mut buf[..len];
+        let mut done = 0;
+        if let Some(object) = object {
+            while done < len {
+                match refused(object.read_at(&mut buf[done..], offset + done as u64))? {
+                    0 => break,
+                    n => done += n,
+                }
+            }
+        }
+        // The object may be shorter than the file: the rest is a hole.
+        buf[done..].fill(0);
+        Ok(len)
+    }
+
+    /// From here on the file has uncommitted contents; `first` is the first byte that changes.
+    fn begin_change(core: &mut Core, ino: Ino, first: u64) -> Result<&mut crate::inode::Uncommitted> {
+        let (now, elapsed) = (core.clock.now(), core.clock.elapsed());
+        core.changed.insert(ino);
+        let inode = core.inode_mut(ino)?;
+        let is_open = inode.openings > 0;
+        let u = inode.change(elapsed);
+        u.kept = u.kept.min(first);
+        (u.mtime, u.ctime) = (now, now);
+        if !is_open {
+            u.since = elapsed;
+        }
+        Ok(u)
+    }
+
+    /// After a change of contents: `--commit=write` commits it before the reply.
+    fn changed(&self, mut core: MappedMutexGuard<'_, Core>, ino: Ino) -> Result<()> {
+        if self.mode == CommitMode::Write {
+            if core.inode(ino)?.poisoned {
+                return Err(Errno(libc::EIO));
+            }
+            core.commit(&[ino], None)?;
+            return self.wait(core);
+        }
+        Self::relieve(&mut core)
+    }
+
+    pub(crate) fn write_contents(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        let mut core = self.core()?;
+        if !core.inode(ino)?.is_file() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let staged = Self::stage(&mut core, ino, offset, data);
+        if let Err(e) = staged {
+            tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
+            core.inode_mut(ino)?.poisoned = true;
+            return Err(e);
+        }
+        self.changed(core, ino)
+    }
+
+    fn stage(core: &mut Core, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        core.check()?;
+        let end = end_of(offset, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let object = core.object_for_writing(ino)?;
+        let u = Self::begin_change(core, ino, offset)?;
+        refused(object.write_all_at(data, offset))?;
+        u.size = u.size.max(end);
+        Ok(())
+    }
+
+    pub(crate) fn truncate(&self, ino: Ino, size: u64) -> Result<()> {
+        let mut core = self.changing()?;
+        let inode = core.inode(ino)?;
+        if !inode.is_file() {
+            return Err(Errno(if inode.is_dir() { libc::EISDIR } else { libc::EINVAL }));
+        }
+        let old = inode.size();
+        if size > old {
+            drop(core);
+            self.check_room()?;
+            core = self.changing()?;
+        }
+        if let Some(object) = core.object(ino)?
+            && refused(object.len())? > size
+        {
+            refused(object.set_len(size))?;
+        }
+        let u = Self::begin_change(&mut core, ino, size.min(old))?;
+        u.size = size;
+        if size == 0 {
+            core.inode_mut(ino)?.poisoned = false;
+        }
+        self.changed(core, ino)
+    }
+
+    pub(crate) fn allocate_contents(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()> {
+        use libc::{FALLOC_FL_KEEP_SIZE as KEEP, FALLOC_FL_PUNCH_HOLE as PUNCH, FALLOC_FL_ZERO_RANGE as ZERO};
+        let (punches, zeroes, keeps) = (mode & PUNCH != 0, mode & ZERO != 0, mode & KEEP != 0);
+        if mode & !(KEEP | PUNCH | ZERO) != 0 || punches && (zeroes || !keeps) {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if len == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let end = end_of(offset, len)?;
+        if !punches {
+            self.check_room()?;
+        }
+        let mut core = self.changing()?;
+        if !core.inode(ino)?.is_file() {
+            return Err(Errno(libc::ENODEV));
+        }
+        let old = core.inode(ino)?.size();
+        let size = if keeps { old } else { old.max(end) };
+        if (punches || zeroes)
+            && let Some(object) = core.object(ino)?
+        {
+            let last = end.min(refused(object.len())?);
+            if offset < last {
+                Self::begin_change(&mut core, ino, offset)?;
+                refused(object.zero(offset, last - offset))?;
+            }
+        }
+        if size != old {
+            Self::begin_change(&mut core, ino, old)?.size = size;
+        }
+        self.changed(core, ino)
+    }
+
+    /// The object is data; what is beyond it is a hole.
+    pub(crate) fn seek_contents(&self, ino: Ino, offset: u64, whence: i32) -> Result<u64> {
+        let mut core = self.core()?;
+        let size = core.inode(ino)?.size();
+        if offset >= size {
+            return Err(Errno(libc::ENXIO));
+        }
+        let data_end = match core.object(ino)? {
+            Some(object) => refused(object.len())?.min(size),
+            None => 0,
+        };
+        match whence {
+            libc::SEEK_DATA if offset < data_end => Ok(offset),
+            libc::SEEK_DATA => Err(Errno(libc::ENXIO)),
+            libc::SEEK_HOLE if offset < data_end => Ok(data_end),
+            libc::SEEK_HOLE => Ok(offset),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+}

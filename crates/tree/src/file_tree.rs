@@ -1,0 +1,241 @@
+//! What a file system of untorn files does, as the kernel asks for it: by inode number.
+
+use std::ffi::{OsStr, OsString};
+
+/// Number of an inode. Never used for a second one.
+pub type Ino = u64;
+
+/// The directory that everything lies below.
+pub const ROOT: Ino = 1;
+
+/// An error number of the system, such as `libc::ENOENT`: what the program is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+/// What an operation gives.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// Seconds and nanoseconds since 1970, UTC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time {
+    /// Whole seconds; negative before 1970.
+    pub seconds: i64,
+    /// 0 to 999,999,999.
+    pub nanoseconds: u32,
+}
+
+/// What an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A FIFO.
+    Fifo,
+    /// A socket's name.
+    Socket,
+    /// A character device; its number is in `rdev`.
+    CharDevice,
+    /// A block device; its number is in `rdev`.
+    BlockDevice,
+}
+
+/// What `stat` tells about an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// The inode.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: Kind,
+    /// Permissions, setuid, setgid and sticky bits: the low 12 bits of `st_mode`.
+    pub mode: u32,
+    /// Names; a directory has 2 and one for each directory in it.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number, of devices.
+    pub rdev: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Blocks of 512 bytes that are taken.
+    pub blocks: u64,
+    /// Last reading; changed by `utimensat` and never by reading (as with `noatime`).
+    pub atime: Time,
+    /// Last change of the contents.
+    pub mtime: Time,
+    /// Last change of anything.
+    pub ctime: Time,
+}
+
+/// A name in a directory, in the order in which `read_dir` gives them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where to go on after this entry; never 0, and the same as long as the name is there.
+    pub next: u64,
+    /// The name. `.` and `..` are not among them.
+    pub name: OsString,
+    /// What it names.
+    pub ino: Ino,
+    /// What that is.
+    pub kind: Kind,
+}
+
+/// A time to be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The present.
+    Now,
+    /// This one.
+    At(Time),
+}
+
+/// Attributes to be set (`chmod`, `chown`, `truncate`, `utimensat`); those that are `None` stay.
+///
+/// The kernel has checked the rights, and has cleared setuid and setgid bits by `mode` where that is due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The low 12 bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes: what is beyond is gone, what is new is zeros.
+    pub size: Option<u64>,
+    /// Last reading.
+    pub atime: Option<SetTime>,
+    /// Last change of the contents.
+    pub mtime: Option<SetTime>,
+    /// Last change of anything, as the kernel's cache of writes has it.
+    pub ctime: Option<Time>,
+}
+
+/// Who asks: the owner of what is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// User of the program.
+    pub uid: u32,
+    /// Its group. A directory with the setgid bit passes its own on.
+    pub gid: u32,
+}
+
+/// How `rename` treats what has the new name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameFlags {
+    /// It is replaced.
+    Replace,
+    /// It is kept: `EEXIST`.
+    NoReplace,
+    /// The two exchange their names.
+    Exchange,
+}
+
+/// What `statfs` tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceUse {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks there are.
+    pub blocks: u64,
+    /// Blocks that are free.
+    pub free: u64,
+    /// Blocks that are free to ordinary users.
+    pub available: u64,
+    /// Inodes there are, and those that are free.
+    pub files: u64,
+    /// Inodes that are free.
+    pub files_free: u64,
+}
+
+/// Brings what programs wrote to a file, and the kernel still has in its cache, to the tree.
+pub trait Pull: Send + Sync {
+    /// Makes the kernel send the dirty pages of `ino`, and waits until [`FileTree::write`] has had them all.
+    ///
+    /// The tree calls it without holding any lock that `write`, `read` or `attributes` need. An error means that a write
+    /// failed: the file's uncommitted contents have a hole that nobody can fill (the file is *poisoned*).
+    fn pull(&self, ino: Ino) -> Result<()>;
+}
+
+/// A file system, as the kernel asks for it. Every method can be called from any thread.
+///
+/// Names are bytes without `/` and zero, at most 255. The kernel has checked the rights of the program (the mount has
+/// `default_permissions`), that a directory is one, and that no name is `.` or `..`.
+///
+/// Each inode that [`lookup`](FileTree::lookup), [`make`](FileTree::make), [`symlink`](FileTree::symlink) or
+/// [`link`](FileTree::link) gives counts as known to the kernel once more, until [`forget`](FileTree::forget). Each
+/// [`open`](FileTree::open) has its [`release`](FileTree::release). An inode without names stays as long as it is known or
+/// open.
+pub trait FileTree: Send + Sync {
+    /// The inode that `name` in `dir` names.
+    fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Attributes>;
+    /// The kernel forgets `count` of the times that it was given `ino`.
+    fn forget(&self, ino: Ino, count: u64);
+    /// Attributes, with uncommitted changes.
+    fn attributes(&self, ino: Ino) -> Result<Attributes>;
+    /// Changes attributes. A new length belongs to the file's uncommitted contents, the rest to the names.
+    fn set_attributes(&self, ino: Ino, change: &Change) -> Result<Attributes>;
+
+    /// Makes an inode of any kind but a symbolic link; `EEXIST` if the name is taken.
+    fn make(&self, by: Request, dir: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u32) -> Result<Attributes>;
+    /// Makes a file without a name (`O_TMPFILE`).
+    fn make_unnamed(&self, by: Request, dir: Ino, mode: u32) -> Result<Attributes>;
+    /// Makes a symbolic link.
+    fn symlink(&self, by: Request, dir: Ino, name: &OsStr, target: &OsStr) -> Result<Attributes>;
+    /// Where a symbolic link leads.
+    fn read_link(&self, ino: Ino) -> Result<OsString>;
+    /// Gives `ino` one name more.
+    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, pull: &dyn Pull) -> Result<Attributes>;
+    /// Takes a name from what is no directory.
+    fn unlink(&self, dir: Ino, name: &OsStr) -> Result<()>;
+    /// Removes an empty directory.
+    fn remove_dir(&self, dir: Ino, name: &OsStr) -> Result<()>;
+    /// Gives another name.
+    fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, pull: &dyn Pull) -> Result<()>;
+    /// Names in `dir`, at most `most` of them, from `start` on: 0, or an entry's `next`.
+    ///
+    /// Names that are there all the time come exactly once, whatever else is made and removed meanwhile.
+    fn read_dir(&self, dir: Ino, start: u64, most: usize) -> Result<Vec<Entry>>;
+
+    /// An opening of a file; `writable` if it can write.
+    fn open(&self, ino: Ino, writable: bool) -> Result<()>;
+    /// The end of an opening: of its descriptors and its mappings.
+    fn release(&self, ino: Ino, writable: bool);
+    /// Reads into `buf` from `offset`; less than its length at the end of the file alone.
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// Writes all of `data` at `offset`. If it fails, the file is poisoned.
+    fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()>;
+    /// `fallocate` with `mode` as the kernel has it.
+    fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()>;
+    /// `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
+    fn seek(&self, ino: Ino, offset: u64, whence: i32, pull: &dyn Pull) -> Result<u64>;
+
+    /// Commits the file's contents, and all names and attributes: `fsync`, `fdatasync`, `msync`, `O_SYNC`.
+    fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()>;
+    /// Commits all names and attributes: `fsync` of a directory.
+    fn sync_names(&self) -> Result<()>;
+    /// Commits everything but what a program syncs itself and has open for writing: `syncfs`, unmounting.
+    fn sync_all(&self, pull: &dyn Pull) -> Result<()>;
+    /// Commits several files as one.
+    fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()>;
+    /// What is due without being asked for; to be called about every second.
+    fn tick(&self, pull: &dyn Pull);
+
+    /// An extended attribute's value; `ENODATA` if there is none.
+    fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>>;
+    /// Sets one; `flags` are `XATTR_CREATE` and `XATTR_REPLACE`.
+    fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<()>;
+    /// The names.
+    fn xattrs(&self, ino: Ino) -> Result<Vec<OsString>>;
+    /// Removes one.
+    fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()>;
+
+    /// Room on the file system below, less what is promised to uncommitted contents.
+    fn space(&self) -> Result<SpaceUse>;
+    /// Commits as [`sync_all`](FileTree::sync_all) does, applies everything and closes the store. Nothing works after it.
+    fn close(&self, pull: &dyn Pull) -> Result<()>;
+}

@@ -1,0 +1,152 @@
+//! An inode in memory: its row, what is uncommitted of it, and who uses it.
+
+use crate::file_tree::{Attributes, Ino, Kind, Time};
+use crate::row::InodeRow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use untorn::File;
+
+/// Size and times of uncommitted contents; the bytes are staged in the object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Uncommitted {
+    pub size: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    /// Bytes before this one are as committed.
+    pub kept: u64,
+    /// When the clock of the timer started.
+    pub since: Duration,
+}
+
+pub(crate) struct Inode {
+    /// What a commit of the names has.
+    pub row: InodeRow,
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Of a directory: the one it lies in.
+    pub parent: Ino,
+    /// Times that the kernel was given it.
+    pub known: u64,
+    pub openings: u32,
+    pub writers: u32,
+    /// A write failed: the uncommitted contents have a hole that nobody can fill.
+    pub poisoned: bool,
+    pub object: Option<Arc<File>>,
+    pub uncommitted: Option<Uncommitted>,
+}
+
+impl Inode {
+    pub fn new(row: InodeRow) -> Inode {
+        Inode {
+            row,
+            xattrs: BTreeMap::new(),
+            parent: 0,
+            known: 0,
+            openings: 0,
+            writers: 0,
+            poisoned: false,
+            object: None,
+            uncommitted: None,
+        }
+    }
+
+    pub fn is_file(&self) -> bool {
+        self.row.kind == Kind::File
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.row.kind == Kind::Directory
+    }
+
+    /// Size with uncommitted changes.
+    pub fn size(&self) -> u64 {
+        self.uncommitted.map_or(self.row.size, |u| u.size)
+    }
+
+    /// The uncommitted contents; from here on there are some.
+    pub fn change(&mut self, since: Duration) -> &mut Uncommitted {
+        let row = &self.row;
+        self.uncommitted.get_or_insert(Uncommitted {
+            size: row.size,
+            atime: row.atime,
+            mtime: row.mtime,
+            ctime: row.ctime,
+            kept: u64::MAX,
+            since,
+        })
+    }
+
+    /// The uncommitted size and times become the row's.
+    pub fn fold(&mut self) -> bool {
+        let Some(u) = self.uncommitted.take() else { return false };
+        self.row.size = u.size;
+        self.row.atime = u.atime;
+        self.row.mtime = u.mtime;
+        self.row.ctime = u.ctime;
+        true
+    }
+
+    /// Times: access, contents, anything; those of the uncommitted contents if there are some.
+    pub fn times(&mut self) -> [&mut Time; 3] {
+        match &mut self.uncommitted {
+            Some(u) => [&mut u.atime, &mut u.mtime, &mut u.ctime],
+            None => [&mut self.row.atime, &mut self.row.mtime, &mut self.row.ctime],
+        }
+    }
+
+    pub fn attributes(&self, ino: Ino) -> Attributes {
+        let row = &self.row;
+        let (atime, mtime, ctime) = match &self.uncommitted {
+            Some(u) => (u.atime, u.mtime, u.ctime),
+            None => (row.atime, row.mtime, row.ctime),
+        };
+        let size = self.size();
+        Attributes {
+            ino,
+            kind: row.kind,
+            mode: row.mode,
+            nlink: row.nlink,
+            uid: row.uid,
+            gid: row.gid,
+            rdev: row.rdev,
+            size,
+            blocks: if row.object { size.div_ceil(512) } else { 0 },
+            atime,
+            mtime,
+            ctime,
+        }
+    }
+}
+
+/// The names in a directory.
+#[derive(Default)]
+pub(crate) struct Dir {
+    pub names: BTreeMap<Box<[u8]>, (Ino, u64)>,
+    pub order: BTreeMap<u64, Box<[u8]>>,
+    last: u64,
+}
+
+impl Dir {
+    /// Adds a name, or gives a name that is there another inode. The name keeps its place.
+    pub fn set(&mut self, name: &[u8], ino: Ino) {
+        let cookie = match self.names.get(name) {
+            Some((_, cookie)) => *cookie,
+            None => self.last + 1,
+        };
+        self.restore(name, ino, cookie);
+    }
+
+    /// Adds a name with the place that it has.
+    pub fn restore(&mut self, name: &[u8], ino: Ino, cookie: u64) {
+        self.last = self.last.max(cookie);
+        self.names.insert(name.into(), (ino, cookie));
+        self.order.insert(cookie, name.into());
+    }
+
+    pub fn remove(&mut self, name: &[u8]) {
+        if let Some((_, cookie)) = self.names.remove(name) {
+            self.order.remove(&cookie);
+        }
+    }
+}

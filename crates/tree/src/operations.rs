@@ -1,0 +1,489 @@
+//! The operations of a tree, as the kernel asks for them.
+
+use crate::contents::size_of_change;
+use crate::core::{Core, new_row};
+use crate::file_tree::*;
+use crate::inode::Inode;
+use crate::row::Key;
+use crate::store_tree::{CommitMode, StoreTree};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+const NAME_MAX: usize = 255;
+const VALUE_MAX: usize = 65536;
+
+fn bytes(name: &OsStr) -> Result<&[u8]> {
+    match name.as_bytes() {
+        [] => Err(Errno(libc::ENOENT)),
+        name if name.len() > NAME_MAX => Err(Errno(libc::ENAMETOOLONG)),
+        name => Ok(name),
+    }
+}
+
+impl StoreTree {
+    fn make_inode(
+        &self,
+        by: Request,
+        at: (Ino, Option<&OsStr>),
+        kind: Kind,
+        change: &dyn Fn(&mut Inode),
+    ) -> Result<Attributes> {
+        self.check_room()?;
+        let (dir, name) = (at.0, at.1.map(bytes).transpose()?);
+        let mut core = self.changing()?;
+        let names = core.living_dir(dir)?;
+        if name.is_some_and(|name| names.names.contains_key(name)) {
+            return Err(Errno(libc::EEXIST));
+        }
+        let parent = &core.inode(dir)?.row;
+        let inherits = parent.mode & libc::S_ISGID != 0;
+        let mut row = new_row(kind, 0, by.uid, if inherits { parent.gid } else { by.gid }, core.clock.now());
+        row.nlink = match kind {
+            Kind::Directory => 2,
+            _ => u32::from(name.is_some()),
+        };
+        let mut inode = Inode::new(row);
+        change(&mut inode);
+        if inherits && kind == Kind::Directory {
+            inode.row.mode |= libc::S_ISGID;
+        }
+        let ino = core.add_inode(inode)?;
+        if let Some(name) = name {
+            core.set_name(dir, name, ino);
+            core.touch_dir(dir);
+            if kind == Kind::Directory {
+                core.add_links(dir, 1);
+            }
+        }
+        let answer = core.give(ino)?;
+        self.named(core, answer)
+    }
+
+    /// Seals a file: its contents so far are part of the names as of now.
+    ///
+    /// The commit is submitted in the same step as the change of the names, so that the log has the two as one.
+    fn seal(core: &mut Core, inos: &[Ino]) -> Result<()> {
+        let changed = |ino: &Ino| core.inodes.get(ino).is_some_and(|i| i.uncommitted.is_some() && i.row.nlink > 0);
+        if inos.iter().any(changed) {
+            core.commit(inos, None)?;
+        }
+        Ok(())
+    }
+
+    fn is_in_or_below(core: &Core, mut dir: Ino, above: Ino) -> Result<bool> {
+        while dir != ROOT {
+            if dir == above {
+                return Ok(true);
+            }
+            dir = core.inode(dir)?.parent;
+        }
+        Ok(dir == above)
+    }
+
+    /// Which files a renaming has to pull, and to seal.
+    fn to_seal(core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
+        let mut inos = Vec::new();
+        let source = core.inode(from)?;
+        if source.is_file() && (to.is_some() || !source.row.synced) {
+            inos.push(from);
+        }
+        if let (RenameFlags::Exchange, Some(to)) = (flags, to)
+            && core.inode(to)?.is_file()
+        {
+            inos.push(to);
+        }
+        Ok(inos)
+    }
+
+    fn check_rename(core: &Core, from: (Ino, Ino), to: (Ino, Option<Ino>), flags: RenameFlags) -> Result<()> {
+        let (source, fail) = (core.inode(from.1)?, |number| Err(Errno(number)));
+        core.living_dir(to.0)?;
+        match (flags, to.1) {
+            (RenameFlags::NoReplace, Some(_)) => return fail(libc::EEXIST),
+            (RenameFlags::Exchange, None) => return fail(libc::ENOENT),
+            _ => {}
+        }
+        if source.is_dir() && Self::is_in_or_below(core, to.0, from.1)? {
+            return fail(libc::EINVAL);
+        }
+        let Some(other) = to.1 else { return Ok(()) };
+        let target = core.inode(other)?;
+        if flags == RenameFlags::Exchange {
+            let below = target.is_dir() && Self::is_in_or_below(core, from.0, other)?;
+            return if below { fail(libc::EINVAL) } else { Ok(()) };
+        }
+        match (source.is_dir(), target.is_dir()) {
+            (false, true) => fail(libc::EISDIR),
+            (true, false) => fail(libc::ENOTDIR),
+            (true, true) if !core.dir(other)?.names.is_empty() => fail(libc::ENOTEMPTY),
+            _ => Ok(()),
+        }
+    }
+
+    fn apply_rename(
+        core: &mut Core,
+        from: (Ino, &[u8], Ino),
+        to: (Ino, &[u8], Option<Ino>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (is_dir, exchanges) = (core.inode(from.2)?.is_dir(), flags == RenameFlags::Exchange);
+        let target_is_dir = match to.2 {
+            Some(other) => core.inode(other)?.is_dir(),
+            None => false,
+        };
+        match to.2 {
+            Some(other) if exchanges => core.set_name(from.0, from.1, other),
+            _ => core.remove_name(from.0, from.1),
+        }
+        core.set_name(to.0, to.1, from.2);
+        // Links of the two directories: one for each directory in them.
+        let moved = i32::from(is_dir);
+        let other = i32::from(target_is_dir);
+        core.add_links(from.0, if exchanges { other - moved } else { -moved });
+        core.add_links(to.0, moved - other);
+        core.touch(from.2);
+        match to.2 {
+            Some(other) if exchanges => core.touch(other),
+            Some(other) => core.lose_name(other),
+            None => {}
+        }
+        core.touch_dir(from.0);
+        core.touch_dir(to.0);
+        Ok(())
+    }
+}
+
+impl FileTree for StoreTree {
+    fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Attributes> {
+        let mut core = self.core()?;
+        let ino = core.find(dir, bytes(name)?)?;
+        core.give(ino)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        let Ok(mut core) = self.core() else { return };
+        if let Some(inode) = core.inodes.get_mut(&ino)
+            && ino != ROOT
+        {
+            inode.known = inode.known.saturating_sub(count);
+            core.reap(ino);
+        }
+    }
+
+    fn attributes(&self, ino: Ino) -> Result<Attributes> {
+        self.core()?.attributes(ino)
+    }
+
+    fn set_attributes(&self, ino: Ino, change: &Change) -> Result<Attributes> {
+        if let Some(size) = size_of_change(change)? {
+            self.truncate(ino, size)?;
+        }
+        let mut core = self.changing()?;
+        let now = core.clock.now();
+        let inode = core.inode_mut(ino)?;
+        let row = &mut inode.row;
+        (row.mode, row.uid, row.gid) = (
+            change.mode.map_or(row.mode, |mode| mode & 0o7777),
+            change.uid.unwrap_or(row.uid),
+            change.gid.unwrap_or(row.gid),
+        );
+        let at = |time: SetTime| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        let [atime, mtime, ctime] = inode.times();
+        *atime = change.atime.map_or(*atime, at);
+        *mtime = change.mtime.map_or(*mtime, at);
+        *ctime = change.ctime.unwrap_or(now);
+        core.mark(Key::Inode(ino));
+        let answer = core.attributes(ino)?;
+        self.named(core, answer)
+    }
+
+    fn make(&self, by: Request, dir: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u32) -> Result<Attributes> {
+        if kind == Kind::Symlink {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.make_inode(by, (dir, Some(name)), kind, &|inode| {
+            (inode.row.mode, inode.row.rdev, inode.parent) = (mode & 0o7777, rdev, dir);
+        })
+    }
+
+    fn make_unnamed(&self, by: Request, dir: Ino, mode: u32) -> Result<Attributes> {
+        self.make_inode(by, (dir, None), Kind::File, &|inode| inode.row.mode = mode & 0o7777)
+    }
+
+    fn symlink(&self, by: Request, dir: Ino, name: &OsStr, target: &OsStr) -> Result<Attributes> {
+        if target.len() >= libc::PATH_MAX as usize {
+            return Err(Errno(libc::ENAMETOOLONG));
+        }
+        self.make_inode(by, (dir, Some(name)), Kind::Symlink, &|inode| {
+            inode.row.mode = 0o777;
+            inode.row.size = target.len() as u64;
+            inode.row.target = target.as_bytes().into();
+        })
+    }
+
+    fn read_link(&self, ino: Ino) -> Result<OsString> {
+        let core = self.core()?;
+        let inode = core.inode(ino)?;
+        match inode.row.kind {
+            Kind::Symlink => Ok(OsString::from_vec(inode.row.target.to_vec())),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, pull: &dyn Pull) -> Result<Attributes> {
+        let name = bytes(name)?;
+        let pulls = {
+            let core = self.changing()?;
+            let inode = core.inode(ino)?;
+            inode.is_file() && !inode.row.synced
+        };
+        if pulls {
+            self.pull(ino, pull)?;
+        }
+        let mut core = self.changing()?;
+        if core.living_dir(dir)?.names.contains_key(name) {
+            return Err(Errno(libc::EEXIST));
+        }
+        let inode = core.inode_mut(ino)?;
+        if inode.is_dir() {
+            return Err(Errno(libc::EPERM));
+        }
+        if inode.poisoned {
+            return Err(Errno(libc::EIO));
+        }
+        inode.row.nlink = inode.row.nlink.checked_add(1).ok_or(Errno(libc::EMLINK))?;
+        let seals = inode.is_file() && !inode.row.synced;
+        core.set_name(dir, name, ino);
+        core.touch(ino);
+        core.touch_dir(dir);
+        if seals {
+            Self::seal(&mut core, &[ino])?;
+        }
+        let answer = core.give(ino)?;
+        self.named(core, answer)
+    }
+
+    fn unlink(&self, dir: Ino, name: &OsStr) -> Result<()> {
+        let name = bytes(name)?;
+        let mut core = self.changing()?;
+        let ino = core.find(dir, name)?;
+        if core.inode(ino)?.is_dir() {
+            return Err(Errno(libc::EISDIR));
+        }
+        core.remove_name(dir, name);
+        core.touch_dir(dir);
+        core.lose_name(ino);
+        self.named(core, ())
+    }
+
+    fn remove_dir(&self, dir: Ino, name: &OsStr) -> Result<()> {
+        let name = bytes(name)?;
+        let mut core = self.changing()?;
+        let ino = core.find(dir, name)?;
+        if !core.dir(ino)?.names.is_empty() {
+            return Err(Errno(libc::ENOTEMPTY));
+        }
+        core.remove_name(dir, name);
+        core.add_links(dir, -1);
+        core.touch_dir(dir);
+        core.lose_name(ino);
+        self.named(core, ())
+    }
+
+    fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, pull: &dyn Pull) -> Result<()> {
+        let (name, new_name) = (bytes(from.1)?, bytes(to.1)?);
+        let mut pulled: Vec<Ino> = Vec::new();
+        loop {
+            let mut core = self.changing()?;
+            let source = core.find(from.0, name)?;
+            let target = match core.find(to.0, new_name) {
+                Ok(ino) => Some(ino),
+                Err(Errno(libc::ENOENT)) => None,
+                Err(e) => return Err(e),
+            };
+            if target == Some(source) && flags != RenameFlags::NoReplace {
+                return Ok(());
+            }
+            Self::check_rename(&core, (from.0, source), (to.0, target), flags)?;
+            let seals = Self::to_seal(&core, source, target, flags)?;
+            let missing: Vec<Ino> = seals.iter().filter(|ino| !pulled.contains(ino)).copied().collect();
+            if !missing.is_empty() {
+                drop(core);
+                for ino in missing {
+                    self.pull(ino, pull)?;
+                    pulled.push(ino);
+                }
+                // The names may be others by now.
+                continue;
+            }
+            let exchanged = target.filter(|_| flags == RenameFlags::Exchange);
+            for ino in std::iter::once(source).chain(exchanged) {
+                if core.inode(ino)?.poisoned {
+                    return Err(Errno(libc::EIO));
+                }
+            }
+            Self::apply_rename(&mut core, (from.0, name, source), (to.0, new_name, target), flags)?;
+            Self::seal(&mut core, &seals)?;
+            return self.named(core, ());
+        }
+    }
+
+    fn read_dir(&self, dir: Ino, start: u64, most: usize) -> Result<Vec<Entry>> {
+        let core = self.core()?;
+        let mut entries = Vec::new();
+        for (cookie, name) in core.dir(dir)?.order.range(start.saturating_add(1)..).take(most) {
+            let ino = core.find(dir, name)?;
+            let kind = core.inode(ino)?.row.kind;
+            entries.push(Entry { next: *cookie, name: OsString::from_vec(name.to_vec()), ino, kind });
+        }
+        Ok(entries)
+    }
+
+    fn open(&self, ino: Ino, writable: bool) -> Result<()> {
+        let mut core = self.core()?;
+        let inode = core.inode_mut(ino)?;
+        inode.openings += 1;
+        inode.writers += u32::from(writable);
+        Ok(())
+    }
+
+    fn release(&self, ino: Ino, writable: bool) {
+        let Ok(mut core) = self.core() else { return };
+        let now = core.clock.elapsed();
+        let Some(inode) = core.inodes.get_mut(&ino) else { return };
+        inode.openings = inode.openings.saturating_sub(1);
+        inode.writers = inode.writers.saturating_sub(u32::from(writable));
+        if let Some(u) = &mut inode.uncommitted {
+            u.since = now;
+        }
+        let commits = self.mode != CommitMode::Sync && writable && inode.writers == 0 && !inode.poisoned;
+        core.close_object(ino);
+        core.reap(ino);
+        if commits && core.changed.contains(&ino) && core.commit(&[ino], None).is_err() {
+            tracing::error!(ino, "the file was not committed when it was closed");
+        }
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_contents(ino, offset, buf)
+    }
+
+    fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_contents(ino, offset, data)
+    }
+
+    fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()> {
+        self.allocate_contents(ino, offset, len, mode)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, whence: i32, pull: &dyn Pull) -> Result<u64> {
+        self.pull(ino, pull)?;
+        self.seek_contents(ino, offset, whence)
+    }
+
+    fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        self.commit_files(&[ino], pull)
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        self.commit_names()
+    }
+
+    fn sync_all(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_all(pull)
+    }
+
+    fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
+        self.commit_files(inos, pull)
+    }
+
+    fn tick(&self, pull: &dyn Pull) {
+        if let Err(e) = self.commit_due(pull) {
+            tracing::error!(errno = e.0, "the timer could not commit; reopen the store if this stays");
+        }
+    }
+
+    fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
+        let core = self.core()?;
+        let value = core.inode(ino)?.xattrs.get(name.as_bytes());
+        value.map(|value| value.to_vec()).ok_or(Errno(libc::ENODATA))
+    }
+
+    fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+        match name.as_bytes() {
+            [] => return Err(Errno(libc::EINVAL)),
+            name if name.len() > NAME_MAX => return Err(Errno(libc::ERANGE)),
+            _ if value.len() > VALUE_MAX => return Err(Errno(libc::E2BIG)),
+            _ => {}
+        }
+        let mut core = self.changing()?;
+        let inode = core.inode_mut(ino)?;
+        let is_there = inode.xattrs.contains_key(name.as_bytes());
+        if is_there && flags & libc::XATTR_CREATE != 0 {
+            return Err(Errno(libc::EEXIST));
+        }
+        if !is_there && flags & libc::XATTR_REPLACE != 0 {
+            return Err(Errno(libc::ENODATA));
+        }
+        inode.xattrs.insert(name.as_bytes().into(), value.into());
+        core.mark(Key::Xattr(ino, name.as_bytes().into()));
+        core.touch(ino);
+        self.named(core, ())
+    }
+
+    fn xattrs(&self, ino: Ino) -> Result<Vec<OsString>> {
+        let core = self.core()?;
+        Ok(core.inode(ino)?.xattrs.keys().map(|name| OsString::from_vec(name.to_vec())).collect())
+    }
+
+    fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
+        let mut core = self.changing()?;
+        core.inode_mut(ino)?.xattrs.remove(name.as_bytes()).ok_or(Errno(libc::ENODATA))?;
+        core.mark(Key::Xattr(ino, name.as_bytes().into()));
+        core.touch(ino);
+        self.named(core, ())
+    }
+
+    fn space(&self) -> Result<SpaceUse> {
+        self.space_below()
+    }
+
+    fn close(&self, pull: &dyn Pull) -> Result<()> {
+        self.close_store(pull)
+    }
+}
+
+impl StoreTree {
+    fn space_below(&self) -> Result<SpaceUse> {
+        let below = rustix::fs::statvfs(&self.path).map_err(|e| Errno(e.raw_os_error()))?;
+        let staged = {
+            let core = self.core()?;
+            let sizes = core.changed.iter().filter_map(|ino| core.inodes.get(ino));
+            sizes.map(|i| if i.row.object { i.size() } else { 0 }).fold(0u64, u64::saturating_add)
+        };
+        let block = below.f_frsize.max(1);
+        let promised = staged.div_ceil(block);
+        Ok(SpaceUse {
+            block_size: block as u32,
+            blocks: below.f_blocks,
+            free: below.f_bfree.saturating_sub(promised),
+            available: below.f_bavail.saturating_sub(promised),
+            files: below.f_files,
+            files_free: below.f_ffree,
+        })
+    }
+
+    /// Refuses what takes room while the file system below has little left: what programs wrote already must fit.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        // A store on the simulated disk has no path.
+        if self.path.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let below = rustix::fs::statvfs(&self.path).map_err(|e| Errno(e.raw_os_error()))?;
+        let kept = (64 << 20).min(below.f_blocks.saturating_mul(below.f_frsize) / 20);
+        if below.f_bavail.saturating_mul(below.f_frsize) < kept { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,401 @@
+//! The rules as a model, and a kernel's cache of writes.
+
+use crate::common::{ME, TestClock, name};
+use fastrand::Rng;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use untorn_tree::*;
+
+type File = usize;
+/// Where, which byte, how often.
+type Write = (usize, u8, usize);
+/// A name: in the directory or in the root.
+type Name = (bool, &'static str);
+
+const NAMES: [Name; 4] = [(false, "a"), (false, "b"), (true, "a"), (true, "c")];
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    Create(Name, File),
+    Open(File),
+    Write(File, usize, u8, usize),
+    /// The kernel sends what it has of a file.
+    Send(File),
+    Release(File),
+    Truncate(File, usize),
+    Sync(File),
+    /// The kernel's write fails in the sync.
+    SyncFails(File),
+    SyncNames,
+    /// Seconds pass; then the timer.
+    Tick(u64),
+    Rename(Name, Name),
+    Exchange(Name, Name),
+    Link(Name, Name),
+    Unlink(Name),
+    RenameDir,
+    SyncAll,
+}
+
+impl Op {
+    pub fn is_sync(&self) -> bool {
+        matches!(self, Op::Sync(_) | Op::SyncNames | Op::SyncAll)
+    }
+}
+
+#[derive(Clone, Default)]
+struct Inode {
+    ino: Ino,
+    /// What commits show.
+    committed: Vec<u8>,
+    /// What the tree was sent.
+    sent: Vec<u8>,
+    /// What the kernel has yet to send.
+    cached: Vec<Write>,
+    changed: bool,
+    kept: usize,
+    since: u64,
+    synced: bool,
+    writer: bool,
+    poisoned: bool,
+}
+
+pub struct Model {
+    dir: Ino,
+    dir_name: &'static str,
+    names: BTreeMap<Name, File>,
+    files: Vec<Inode>,
+    now: u64,
+    stamp: u8,
+}
+
+fn put(bytes: &mut Vec<u8>, (at, stamp, len): Write) {
+    bytes.resize(bytes.len().max(at + len), 0);
+    bytes[at..at + len].fill(stamp);
+}
+
+impl Inode {
+    fn change(&mut self, first: usize, now: u64) {
+        if !self.changed {
+            (self.changed, self.kept, self.since) = (true, usize::MAX, now);
+        }
+        self.kept = self.kept.min(first);
+        if !self.writer {
+            self.since = now;
+        }
+    }
+
+    fn send(&mut self, now: u64) {
+        for write in std::mem::take(&mut self.cached) {
+            self.change(write.0, now);
+            put(&mut self.sent, write);
+        }
+    }
+
+    fn commit(&mut self) {
+        if !self.poisoned {
+            self.committed = self.sent.clone();
+            self.changed = false;
+        }
+    }
+}
+
+impl Model {
+    pub fn new(dir: Ino) -> Model {
+        Model { dir, dir_name: "d", names: BTreeMap::new(), files: Vec::new(), now: 0, stamp: 0 }
+    }
+
+    fn path(&self, (below, name): Name) -> String {
+        if below { format!("/{}/{name}", self.dir_name) } else { format!("/{name}") }
+    }
+
+    fn state_of(&self, contents: impl Fn(&Inode) -> Vec<u8>) -> BTreeMap<String, Option<Vec<u8>>> {
+        let files = self.names.iter().map(|(name, file)| (self.path(*name), Some(contents(&self.files[*file]))));
+        files.chain([(format!("/{}", self.dir_name), None)]).collect()
+    }
+
+    /// What a commit of all names shows.
+    pub fn state(&self) -> BTreeMap<String, Option<Vec<u8>>> {
+        self.state_of(|file| file.committed.clone())
+    }
+
+    /// What the tree shows now: what it was sent.
+    pub fn live(&self) -> BTreeMap<String, Option<Vec<u8>>> {
+        self.state_of(|file| file.sent.clone())
+    }
+
+    fn names_of(&self, file: File) -> usize {
+        self.names.values().filter(|other| **other == file).count()
+    }
+
+    /// An operation that can be.
+    pub fn draw(&mut self, rng: &mut Rng) -> Op {
+        loop {
+            let (one, other) = (NAMES[rng.usize(..4)], NAMES[rng.usize(..4)]);
+            let there = |name| self.names.contains_key(&name);
+            let usable = |f: &File| self.files[*f].writer || self.names_of(*f) > 0;
+            let file = rng.usize(..self.files.len().max(1));
+            let is_usable = file < self.files.len() && usable(&file);
+            let is_writer = is_usable && self.files[file].writer;
+            self.stamp = self.stamp % 250 + 1;
+            return match rng.u8(..24) {
+                0..=2 if !there(one) => Op::Create(one, self.files.len()),
+                3 | 4 if is_usable && !is_writer => Op::Open(file),
+                5..=8 if is_writer => {
+                    // Many append.
+                    let end = self.files[file].sent.len();
+                    let at = if rng.bool() { end } else { rng.usize(..=end) };
+                    Op::Write(file, at, self.stamp, rng.usize(1..3000))
+                }
+                9 | 10 if is_writer && !self.files[file].cached.is_empty() => Op::Send(file),
+                11 if is_writer => Op::Release(file),
+                12 if is_usable => Op::Truncate(file, if rng.bool() { 0 } else { rng.usize(..4000) }),
+                13 | 14 if is_usable => Op::Sync(file),
+                15 if is_usable && rng.u8(..3) == 0 => Op::SyncFails(file),
+                16 if rng.u8(..3) == 0 => Op::SyncNames,
+                17 => Op::Tick(if rng.bool() { 6 } else { 31 }),
+                18 | 19 if there(one) && one != other => Op::Rename(one, other),
+                20 if there(one) && there(other) && one != other => Op::Exchange(one, other),
+                21 if there(one) && !there(other) => Op::Link(one, other),
+                22 if there(one) => Op::Unlink(one),
+                23 => match rng.u8(..4) {
+                    0 => Op::SyncAll,
+                    1 => Op::RenameDir,
+                    _ => continue,
+                },
+                _ => continue,
+            };
+        }
+    }
+
+    /// Does it, by the rules; says whether it succeeds.
+    pub fn apply(&mut self, op: &Op) -> bool {
+        let now = self.now;
+        match *op {
+            Op::Create(name, file) => {
+                assert_eq!(file, self.files.len());
+                self.files.push(Inode::default());
+                self.names.insert(name, file);
+            }
+            Op::Open(file) => self.files[file].writer = true,
+            Op::Write(file, at, stamp, len) => self.files[file].cached.push((at, stamp, len)),
+            Op::Send(file) => self.files[file].send(now),
+            Op::Release(file) => {
+                let file = &mut self.files[file];
+                file.send(now);
+                (file.writer, file.since) = (false, now);
+            }
+            Op::Truncate(file, size) => {
+                let file = &mut self.files[file];
+                file.send(now);
+                file.change(size.min(file.sent.len()), now);
+                file.sent.resize(size, 0);
+                file.poisoned &= size > 0;
+            }
+            Op::Sync(file) => {
+                let names = self.names_of(file);
+                let file = &mut self.files[file];
+                file.send(now);
+                if file.poisoned {
+                    return false;
+                }
+                file.synced = true;
+                if names > 0 {
+                    file.commit();
+                }
+            }
+            Op::SyncFails(file) => {
+                let file = &mut self.files[file];
+                file.cached.clear();
+                file.poisoned = true;
+                return false;
+            }
+            Op::SyncNames => {}
+            Op::RenameDir => self.dir_name = if self.dir_name == "d" { "e" } else { "d" },
+            Op::Tick(seconds) => {
+                self.now += seconds;
+                let now = self.now;
+                for n in 0..self.files.len() {
+                    let has_names = self.names_of(n) > 0;
+                    let f = &mut self.files[n];
+                    let appends = |f: &Inode| f.kept >= f.committed.len() && f.sent.len() >= f.committed.len();
+                    if !has_names || !f.changed || f.poisoned {
+                        continue;
+                    }
+                    if !f.writer && now - f.since >= 5 {
+                        f.commit();
+                    } else if f.writer && !f.synced && now - f.since >= 30 && appends(f) {
+                        f.send(now);
+                        if appends(f) {
+                            f.commit();
+                        }
+                    }
+                }
+            }
+            Op::Rename(from, to) => {
+                let file = self.names[&from];
+                let target = self.names.get(&to).copied();
+                if target == Some(file) {
+                    return true;
+                }
+                let seals = target.is_some() || !self.files[file].synced;
+                if !self.seal(file, seals) {
+                    return false;
+                }
+                self.names.remove(&from);
+                self.names.insert(to, file);
+                self.lost(target);
+            }
+            Op::Exchange(one, other) => {
+                let (a, b) = (self.names[&one], self.names[&other]);
+                if a == b {
+                    return true;
+                }
+                // Both are pulled before either is looked at.
+                self.files[a].send(now);
+                self.files[b].send(now);
+                if self.files[a].poisoned || self.files[b].poisoned {
+                    return false;
+                }
+                self.seal(a, true);
+                self.seal(b, true);
+                self.names.insert(one, b);
+                self.names.insert(other, a);
+            }
+            Op::Link(from, to) => {
+                let file = self.names[&from];
+                let seals = !self.files[file].synced;
+                if !self.seal(file, seals) {
+                    return false;
+                }
+                self.names.insert(to, file);
+            }
+            Op::Unlink(name) => {
+                let file = self.names.remove(&name);
+                self.lost(file);
+            }
+            Op::SyncAll => {
+                for n in 0..self.files.len() {
+                    let has_names = self.names_of(n) > 0;
+                    let f = &mut self.files[n];
+                    if f.writer && !f.synced {
+                        f.send(now);
+                    }
+                    if has_names && (!f.writer || !f.synced) {
+                        f.commit();
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn seal(&mut self, file: File, seals: bool) -> bool {
+        let now = self.now;
+        let file = &mut self.files[file];
+        if seals {
+            file.send(now);
+        }
+        if file.poisoned {
+            return false;
+        }
+        if seals {
+            file.commit();
+        }
+        true
+    }
+
+    fn lost(&mut self, file: Option<File>) {
+        if let Some(file) = file
+            && self.names_of(file) == 0
+        {
+            self.files[file].poisoned = false;
+        }
+    }
+}
+
+/// A kernel's cache of writes.
+pub struct Cache<'a> {
+    tree: &'a StoreTree,
+    dirty: Mutex<BTreeMap<Ino, Vec<Write>>>,
+    fails: AtomicBool,
+}
+
+impl Pull for Cache<'_> {
+    fn pull(&self, ino: Ino) -> Result<()> {
+        let writes = self.dirty.lock().unwrap().remove(&ino).unwrap_or_default();
+        if self.fails.load(SeqCst) {
+            return Err(Errno(libc::EIO));
+        }
+        for (at, stamp, len) in writes {
+            self.tree.write(ino, at as u64, &vec![stamp; len])?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Cache<'a> {
+    pub fn new(tree: &'a StoreTree) -> Cache<'a> {
+        Cache { tree, dirty: Mutex::default(), fails: AtomicBool::new(false) }
+    }
+
+    /// Does it in the tree. The model has done it, and learns the inode of a new file.
+    pub fn act(&self, op: &Op, clock: &TestClock, model: &mut Model) -> Result<()> {
+        let tree = self.tree;
+        let at = |model: &Model, (below, called): Name| (if below { model.dir } else { ROOT }, name(called));
+        let ino = |model: &Model, file: File| model.files[file].ino;
+        match *op {
+            Op::Create(called, file) => {
+                let (dir, called) = at(model, called);
+                model.files[file].ino = tree.make(ME, dir, called, Kind::File, 0o644, 0)?.ino;
+                tree.forget(model.files[file].ino, 1);
+            }
+            Op::Open(file) => tree.open(ino(model, file), true)?,
+            Op::Write(file, at, stamp, len) => {
+                self.dirty.lock().unwrap().entry(ino(model, file)).or_default().push((at, stamp, len));
+            }
+            Op::Send(file) => self.pull(ino(model, file))?,
+            Op::Release(file) => {
+                self.pull(ino(model, file))?;
+                tree.release(ino(model, file), true);
+            }
+            Op::Truncate(file, size) => {
+                self.pull(ino(model, file))?;
+                tree.set_attributes(ino(model, file), &Change { size: Some(size as u64), ..Change::default() })?;
+            }
+            Op::Sync(file) => tree.sync(ino(model, file), self)?,
+            Op::SyncFails(file) => {
+                self.fails.store(true, SeqCst);
+                let result = tree.sync(ino(model, file), self);
+                self.fails.store(false, SeqCst);
+                result?;
+            }
+            Op::SyncNames => tree.sync_names()?,
+            Op::RenameDir => {
+                let (from, to) = if model.dir_name == "e" { ("d", "e") } else { ("e", "d") };
+                tree.rename((ROOT, name(from)), (ROOT, name(to)), RenameFlags::Replace, self)?;
+            }
+            Op::Tick(seconds) => {
+                clock.pass(seconds);
+                tree.tick(self);
+            }
+            Op::Rename(from, to) => tree.rename(at(model, from), at(model, to), RenameFlags::Replace, self)?,
+            Op::Exchange(from, to) => tree.rename(at(model, from), at(model, to), RenameFlags::Exchange, self)?,
+            Op::Link(from, to) => {
+                let (dir, called) = at(model, from);
+                let linked = tree.lookup(dir, called)?.ino;
+                tree.forget(linked, 1);
+                let (dir, called) = at(model, to);
+                tree.link(linked, dir, called, self)?;
+                tree.forget(linked, 1);
+            }
+            Op::Unlink(called) => {
+                let (dir, called) = at(model, called);
+                tree.unlink(dir, called)?;
+            }
+            Op::SyncAll => tree.sync_all(self)?,
+        }
+        Ok(())
+    }
+}

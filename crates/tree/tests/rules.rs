@@ -1,0 +1,174 @@
+//! Rules of commits, one by one. All programs and all crashes: see `crashes.rs`.
+
+mod common;
+use common::*;
+use std::sync::Arc;
+use untorn_crashlab::{Failed, Fault, On, SimDisk, What};
+use untorn_tree::*;
+
+const EIO: Result<()> = Err(Errno(libc::EIO));
+
+fn synced(tree: &StoreTree, called: &str, bytes: &[u8]) -> Ino {
+    let ino = file(tree, called);
+    tree.open(ino, true).unwrap();
+    tree.write(ino, 0, bytes).unwrap();
+    tree.sync(ino, &Clean).unwrap();
+    ino
+}
+
+#[test]
+fn a_link_of_a_synced_file_never_commits_half_a_transaction() {
+    let (disk, clock, tree) = new_tree();
+    synced(&tree, "db", b"whole");
+    // The column is in the table: the next owner knows it.
+    let tree = reopen(&disk, &clock, tree);
+    let db = tree.lookup(ROOT, name("db")).unwrap().ino;
+    tree.open(db, true).unwrap();
+    tree.write(db, 0, b"half!").unwrap();
+    tree.link(db, ROOT, name("db.bak"), &Clean).unwrap();
+    tree.sync_names().unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "db.bak"), b"whole");
+}
+
+#[test]
+fn a_commit_by_the_timer_is_no_sync() {
+    let (disk, clock, tree) = new_tree();
+    let a = file(&tree, "a");
+    tree.write(a, 0, b"first").unwrap();
+    clock.pass(6);
+    tree.tick(&Clean);
+    tree.write(a, 0, b"final").unwrap();
+    tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean).unwrap();
+    tree.sync_names().unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "b"), b"final");
+}
+
+#[test]
+fn the_timer_commits_after_its_time_and_waits() {
+    let (disk, clock, tree) = new_tree();
+    let (a, held) = (file(&tree, "a"), synced(&tree, "held", b"whole"));
+    tree.write(a, 0, b"all").unwrap();
+    tree.write(held, 0, b"half!").unwrap();
+    clock.pass(4);
+    tree.tick(&Clean);
+    let before = open(&disk.fork(), &clock);
+    assert!(before.lookup(ROOT, name("a")).map_or(true, |a| a.size == 0), "too early");
+    // The end of an opening starts the clock again.
+    tree.open(a, true).unwrap();
+    tree.release(a, true);
+    clock.pass(4);
+    tree.tick(&Clean);
+    let before = open(&disk.fork(), &clock);
+    assert_eq!(contents_of(&before, "a"), b"", "too early after the release");
+    clock.pass(31);
+    tree.tick(&Clean);
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "a"), b"all");
+    assert_eq!(contents_of(&tree, "held"), b"whole", "a program has it open");
+}
+
+#[test]
+fn a_poisoned_file_is_committed_by_nothing_until_it_is_empty() {
+    let (disk, clock, tree) = new_tree();
+    let a = synced(&tree, "a", b"whole");
+    tree.write(a, 0, b"holes").unwrap();
+    assert_eq!(tree.sync(a, &Failing), EIO);
+    assert_eq!(tree.sync(a, &Clean), EIO, "the second time, too");
+    assert_eq!(tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean), EIO);
+    assert_eq!(tree.link(a, ROOT, name("b"), &Clean).map(drop), EIO);
+    tree.release(a, true);
+    clock.pass(40);
+    tree.tick(&Clean);
+    tree.sync_all(&Clean).unwrap();
+    let other = open(&disk.fork(), &clock);
+    assert_eq!(contents_of(&other, "a"), b"whole");
+    tree.set_attributes(a, &Change { size: Some(0), ..Change::default() }).unwrap();
+    tree.write(a, 0, b"anew").unwrap();
+    tree.sync(a, &Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "a"), b"anew");
+}
+
+#[test]
+fn several_files_are_committed_as_one() {
+    let (disk, clock, tree) = new_tree();
+    let (a, b) = (file(&tree, "a"), file(&tree, "b"));
+    tree.write(a, 0, b"a").unwrap();
+    tree.write(b, 0, b"b").unwrap();
+    tree.sync_files(&[a, b], &Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!((contents_of(&tree, "a"), contents_of(&tree, "b")), (b"a".to_vec(), b"b".to_vec()));
+}
+
+#[test]
+fn close_mode_commits_at_the_end_of_the_last_writer() {
+    let disk = SimDisk::new(untorn_crashlab::Options::default());
+    let clock = Arc::new(TestClock::default());
+    let tree = open_with(&disk, &clock, CommitMode::Close).unwrap();
+    let a = file(&tree, "a");
+    tree.open(a, true).unwrap();
+    tree.open(a, true).unwrap();
+    tree.write(a, 0, b"all").unwrap();
+    tree.release(a, true);
+    tree.tick(&Clean);
+    assert!(open(&disk.fork(), &clock).lookup(ROOT, name("a")).is_err(), "somebody still writes");
+    tree.release(a, true);
+    tree.tick(&Clean);
+    assert_eq!(contents_of(&open(&disk.fork(), &clock), "a"), b"all");
+}
+
+#[test]
+fn write_mode_commits_every_write_and_name() {
+    let disk = SimDisk::new(untorn_crashlab::Options::default());
+    let clock = Arc::new(TestClock::default());
+    let tree = open_with(&disk, &clock, CommitMode::Write).unwrap();
+    let now = || open(&disk.fork(), &clock);
+    let a = file(&tree, "a");
+    assert_eq!(contents_of(&now(), "a"), b"");
+    tree.open(a, true).unwrap();
+    tree.write(a, 0, b"one").unwrap();
+    assert_eq!(contents_of(&now(), "a"), b"one");
+    tree.set_attributes(a, &Change { size: Some(2), mode: Some(0o600), ..Change::default() }).unwrap();
+    assert_eq!(contents_of(&now(), "a"), b"on");
+    assert_eq!(now().lookup(ROOT, name("a")).unwrap().mode, 0o600);
+    tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean).unwrap();
+    assert_eq!(contents_of(&now(), "b"), b"on");
+    // Contents with a hole that nobody can fill stay out, though what comes later could be written.
+    assert_eq!(tree.sync(a, &Failing), EIO);
+    assert_eq!(tree.write(a, 0, b"torn"), EIO);
+    tree.sync_names().unwrap();
+    assert_eq!(contents_of(&now(), "b"), b"on");
+    tree.unlink(ROOT, name("b")).unwrap();
+    assert!(now().lookup(ROOT, name("b")).is_err());
+}
+
+#[test]
+fn after_a_failed_commit_nothing_is_acknowledged() {
+    let (disk, clock, tree) = new_tree();
+    let a = synced(&tree, "a", b"before");
+    tree.write(a, 0, b"during").unwrap();
+    disk.fail(Fault { on: On::Sync, after: 0, times: 1, what: What::Writeback(Failed::Lost) });
+    assert!(tree.sync(a, &Clean).is_err());
+    disk.clear_faults();
+    assert_eq!(tree.sync(a, &Clean), EIO);
+    assert_eq!(tree.sync_names(), EIO);
+    assert_eq!(tree.make(ME, ROOT, name("b"), Kind::File, 0o600, 0).map(drop), EIO);
+    let tree = reopen(&disk, &clock, tree);
+    assert!([&b"before"[..], b"during"].contains(&&contents_of(&tree, "a")[..]));
+    synced(&tree, "b", b"after");
+}
+
+#[test]
+fn many_files_without_a_writer_are_committed_early() {
+    let (disk, clock, tree) = new_tree();
+    for n in 0..600 {
+        let ino = file(&tree, &format!("{n}"));
+        tree.write(ino, 0, b"x").unwrap();
+    }
+    tree.tick(&Clean);
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "500"), b"x");
+    assert!(tree.lookup(ROOT, name("599")).is_err());
+}

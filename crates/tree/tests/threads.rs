@@ -1,0 +1,66 @@
+//! Threads over one tree, on a real file system.
+
+mod common;
+use common::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use untorn::StoreOptions;
+use untorn_tree::*;
+
+fn open_in(dir: &std::path::Path) -> StoreTree {
+    let store = StoreOptions::new().create(true).open(dir.join("store")).unwrap();
+    StoreTree::open(store, TreeOptions { clock: Arc::new(TestClock::default()), owner: ME, ..TreeOptions::default() })
+        .unwrap()
+}
+
+#[test]
+fn threads_that_sync_their_own_files() {
+    let temp = tempfile::tempdir().unwrap();
+    let tree = open_in(temp.path());
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4u8)
+            .map(|n| {
+                let tree = &tree;
+                scope.spawn(move || {
+                    let a = file(tree, &format!("{n}"));
+                    tree.open(a, true).unwrap();
+                    for round in 0..50u8 {
+                        tree.write(a, u64::from(round) * 100, &[n; 100]).unwrap();
+                        tree.sync(a, &Clean).unwrap();
+                        let (new, old) = (format!("{n}.new"), format!("{n}.old"));
+                        let b = file(tree, &new);
+                        tree.write(b, 0, &[round; 5000]).unwrap();
+                        tree.rename((ROOT, name(&new)), (ROOT, name(&old)), RenameFlags::Replace, &Clean).unwrap();
+                        tree.forget(b, 1);
+                    }
+                    tree.release(a, true);
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !ends.load(SeqCst) {
+                tree.tick(&Clean);
+                tree.sync_names().unwrap();
+                assert!(tree.read_dir(ROOT, 0, 100).unwrap().len() <= 12);
+                tree.space().unwrap();
+            }
+        });
+        let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        ends.store(true, SeqCst);
+        assert!(done.iter().all(|done| done.is_ok()));
+    });
+    let held = file(&tree, "held");
+    tree.write(held, 0, b"held").unwrap();
+    tree.close(&Clean).unwrap();
+    drop(tree);
+    let tree = open_in(temp.path());
+    for n in 0..4u8 {
+        assert_eq!(contents_of(&tree, &format!("{n}")), vec![n; 5000]);
+        assert_eq!(contents_of(&tree, &format!("{n}.old")), [49; 5000]);
+    }
+    assert_eq!(contents_of(&tree, "held"), b"held");
+    let objects = std::fs::read_dir(temp.path().join("store/obj/0")).unwrap();
+    let objects = objects.filter(|entry| !entry.as_ref().unwrap().file_name().to_string_lossy().contains("untorn"));
+    assert_eq!(objects.count(), 9, "replaced files left nothing");
+}
