@@ -10,7 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs clean
+.PHONY: help setup build test demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs mount-programs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -57,6 +57,9 @@ ports: setup ## Port four programs to Untorn, test, kill and measure them (needs
 
 xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, builds, packages (root; needs the network)
 	@scripts/xsync-programs.sh
+
+mount-programs: ## Test programs for file systems on a mounted store: fsx, pjdfstest (root; needs the network)
+	@scripts/mount-programs.sh
 
 clean: ## Remove everything that was built
 	$(CARGO) clean
