@@ -18,8 +18,8 @@ version=$(rustc --version | cut -d' ' -f2)
 printf '1.88.0\n%s\n' "${version%%-*}" | sort -VC || fail "Rust $version is too old: 1.88 or newer is needed (rustup update)"
 
 # What the tests run by name, and the packages that bring it.
-packages=(build-essential pkg-config cmake clang valgrind acl attr xfsprogs btrfs-progs e2fsprogs rsync git sqlite3 redis-server)
-programs=(cc pkg-config cmake clang valgrind setfacl setfattr mkfs.xfs mkfs.btrfs mkfs.ext4 rsync git sqlite3 redis-server)
+packages=(build-essential pkg-config cmake clang valgrind acl attr xfsprogs btrfs-progs e2fsprogs rsync git sqlite3 redis-server fuse3)
+programs=(cc pkg-config cmake clang valgrind setfacl setfattr mkfs.xfs mkfs.btrfs mkfs.ext4 rsync git sqlite3 redis-server fusermount3)
 export PATH="$PATH:/usr/sbin:/sbin"
 
 missing() {

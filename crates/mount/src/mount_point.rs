@@ -198,7 +198,12 @@ fn mount_by_helper(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd
     command.arg("-o").arg(options).arg("--").arg(at).env("_FUSE_COMMFD", "0").stdin(theirs).stdout(Stdio::null());
     let output = command.stderr(Stdio::piped()).output().map_err(no_helper)?;
     drop(command);
-    ensure!(output.status.success(), "cannot mount at {}: {}", at.display(), said(&output.stderr));
+    let said = said(&output.stderr);
+    let advice = match said.contains("/dev/fuse: Permission denied") {
+        true => "; an administrator lets users mount by `chmod 666 /dev/fuse`",
+        false => "",
+    };
+    ensure!(output.status.success(), "cannot mount at {}: {said}{advice}", at.display());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];

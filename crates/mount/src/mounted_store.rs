@@ -1,13 +1,19 @@
 //! The store behind a mount.
 
+use crate::mount_point;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use untorn::Store;
 use untorn_tree::{CommitMode, FileTree, StoreTree, TreeOptions};
+
+/// A daemon may take so long to close a store that nobody uses any more.
+const CLOSING_MAX: Duration = Duration::from_secs(60);
+const TELL_AFTER: Duration = Duration::from_secs(2);
 
 /// Where a store has its journal.
 const JOURNAL: &str = ".untorn";
@@ -20,8 +26,29 @@ pub fn open(path: &Path, commit: CommitMode) -> Result<Arc<dyn FileTree>> {
         eprintln!("untorn-mount: a new store is made in {}", path.display());
     }
     let options = TreeOptions { commit, ..TreeOptions::default() };
-    let tree = Store::open(path).and_then(|store| StoreTree::open(store, options));
+    let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, options));
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
+}
+
+/// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
+/// closing it; a second one that mounts it is told at once.
+fn open_when_closed(path: &Path) -> untorn::Result<Store> {
+    let (started, mut told) = (Instant::now(), false);
+    loop {
+        match Store::open(path) {
+            Err(untorn::Error::Busy { .. }) if !is_mounted(path) && started.elapsed() < CLOSING_MAX => {}
+            done => return done,
+        }
+        if !told && started.elapsed() > TELL_AFTER {
+            told = true;
+            eprintln!("untorn-mount: waiting for the daemon that had {} mounted, and closes it", path.display());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn is_mounted(path: &Path) -> bool {
+    mount_point::mounts().is_ok_and(|mounts| mounts.iter().any(|m| m.kind == mount_point::TYPE && m.source == path))
 }
 
 fn is_new(path: &Path) -> Result<bool> {

@@ -87,6 +87,22 @@ impl Drop for Place {
     }
 }
 
+/// `umount` waits for no daemon: whoever mounts the store again waits until it is closed.
+#[test]
+fn a_store_is_mounted_again_right_after_umount() {
+    let Some(place) = Place::new() else { return };
+    place.mount();
+    for round in 0..5 {
+        for n in 0..100 {
+            fs::write(place.at(&format!("{n}")), format!("{round}")).unwrap();
+        }
+        assert!(Command::new("umount").arg(place.dir.path().join("mnt")).status().unwrap().success());
+        place.mount();
+        assert_eq!(fs::read_to_string(place.at("99")).unwrap(), round.to_string());
+    }
+    place.umount();
+}
+
 #[test]
 fn everything_is_there_after_an_unmount() {
     let Some(place) = Place::new() else { return };
