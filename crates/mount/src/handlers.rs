@@ -14,6 +14,8 @@ use untorn_tree::{
     Attributes, Change, Entry, Errno, FileTree, Ino, Kind, ROOT, RenameFlags, Request, Result, SetTime, Time,
 };
 
+/// Attributes of files that are access lists begin so.
+const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 /// Where a directory goes on after `.` and after `..`: beyond what any tree says.
 const AFTER_DOT: u64 = i64::MAX.cast_unsigned() - 1;
 const AFTER_DOT_DOT: u64 = i64::MAX.cast_unsigned();
@@ -137,6 +139,10 @@ impl Handlers {
             opcode::SETXATTR => {
                 let (len, flags) = (fields.u32()? as usize, fields.u32()?.cast_signed());
                 let name = fields.name()?;
+                // The kernel would keep an access list here, and not enforce it.
+                if name.as_bytes().starts_with(ACCESS_LISTS) {
+                    return Err(Errno(libc::EOPNOTSUPP));
+                }
                 self.tree.set_xattr(ino, name, fields.bytes(len)?, flags)?;
                 self.privileges.attribute_set(ino, name);
                 Ok(Answer::default())
