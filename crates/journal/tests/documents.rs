@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 16] = [
+const DOCUMENTS: [&str; 18] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -17,10 +17,12 @@ const DOCUMENTS: [&str; 16] = [
     "docs/GUARANTEES.md",
     "docs/HEAP.md",
     "docs/MAPPINGS.md",
+    "docs/MOUNT.md",
     "docs/PORTING.md",
     "docs/TESTING.md",
     "docs/TUTORIAL_HEAP.md",
     "docs/TUTORIAL_MMAP.md",
+    "docs/XSYNC.md",
 ];
 
 fn root() -> PathBuf {
