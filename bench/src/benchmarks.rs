@@ -5,8 +5,8 @@ use crate::fs::{FileSystem, Place};
 use crate::section::{Report, Section};
 use crate::status_line::StatusLine;
 use crate::{
-    append, commits, fs, heap_large, kv, msync, msync_large, oneshot, plot, recovery_time, scratch, section_text,
-    syncv, threads, xsync,
+    append, commits, fs, heap_large, kv, mounted, msync, msync_large, oneshot, plot, recovery_time, scratch,
+    section_text, syncv, threads, xsync,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -83,7 +83,9 @@ enum Benchmark {
     KvOpen,
     /// Sessions of untorn xsync: their costs, a server with clients, programs (root only)
     Xsync,
-    /// All of them but those of kv and xsync
+    /// Files on a mounted store (untorn-mount must be beside this program)
+    Mount,
+    /// All of them but those of kv, xsync and mount
     All,
 }
 
@@ -158,13 +160,13 @@ impl Bench {
 
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
-            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Msync, MsyncLarge, Oneshot, Recovery, Syncv, Threads,
-            Xsync,
+            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Mount, Msync, MsyncLarge, Oneshot, Recovery, Syncv,
+            Threads, Xsync,
         };
         let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
-        chosen.extend([Kv, KvLarge, KvOpen, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen.extend([Kv, KvLarge, KvOpen, Mount, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)));
         chosen
     }
 
@@ -197,6 +199,7 @@ impl Benchmark {
             Benchmark::Kv => kv::run(run, place)?,
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],
+            Benchmark::Mount => vec![mounted::run(run, place)?],
             Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })

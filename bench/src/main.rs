@@ -13,6 +13,7 @@ mod harness;
 mod heap_large;
 mod kv;
 mod memory_use;
+mod mounted;
 mod msync;
 mod msync_large;
 mod oneshot;

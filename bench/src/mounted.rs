@@ -1,0 +1,201 @@
+//! Files on a mounted store, against the same system calls on the file system that the store is on.
+
+use crate::bench_run::Run;
+use crate::fs::Place;
+use crate::harness::{COMMITS_MIN, Contender, Plan, interleave};
+use crate::peers::{fill, replace_file};
+use crate::section::{Chart, Row, Section, Target, TimeUnit, Waited};
+use crate::statistics::Ratio;
+use anyhow::{Context, Result, ensure};
+use memmap2::MmapMut;
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const FILE_BYTES: u64 = 64 << 20;
+/// Files that are made, renamed and removed in one operation.
+const NAMES: usize = 100;
+/// Processes that sync their own files.
+const PROCESSES: usize = 4;
+/// How long a daemon may take to answer.
+const START_MAX: Duration = Duration::from_secs(20);
+
+/// A mounted store.
+struct Mounted {
+    at: PathBuf,
+    daemon: Child,
+}
+
+/// The program, beside this one.
+fn program() -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("untorn-mount");
+    ensure!(path.exists(), "{} is missing: build it, too (cargo build --release -p untorn-mount)", path.display());
+    Ok(path)
+}
+
+impl Mounted {
+    fn new(dir: &Path) -> Result<Mounted> {
+        let [store, at] = ["store", "mnt"].map(|name| dir.join(name));
+        std::fs::create_dir(&at)?;
+        let below = rustix::fs::stat(&at)?.st_dev;
+        let mut command = Command::new(program()?);
+        command.arg("--foreground").arg(store).arg(&at).stdin(Stdio::null()).stderr(Stdio::null());
+        let mut mounted = Mounted { daemon: command.spawn().context("untorn-mount")?, at };
+        let started = Instant::now();
+        while rustix::fs::stat(&mounted.at)?.st_dev == below {
+            let ended = mounted.daemon.try_wait()?;
+            ensure!(
+                ended.is_none() && started.elapsed() < START_MAX,
+                "untorn-mount does not mount at {}",
+                mounted.at.display()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(mounted)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.daemon),
+            rustix::process::Signal::TERM,
+        );
+        let _ = self.daemon.wait();
+    }
+}
+
+/// The `mount` section of one place.
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
+    let dir = place.directory("mount")?;
+    let native = dir.join("native");
+    std::fs::create_dir(&native)?;
+    let mounted = Mounted::new(&dir)?;
+    for at in [&native, &mounted.at] {
+        fill(&at.join("file"), FILE_BYTES)?;
+        for n in 0..PROCESSES {
+            fill(&at.join(format!("own{n}")), 1 << 20)?;
+        }
+        // Its contents are committed, whoever opens it from here on.
+        rustix::fs::syncfs(File::open(at)?)?;
+    }
+    let cells: [(&str, usize, Target, Operation); 9] = [
+        ("overwrite 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(0.9), &|at, _| overwrite(at, 1)),
+        ("64 overwrites of 4 KiB, fsync", COMMITS_MIN / 2, Target::AtLeast(3.0), &|at, _| overwrite(at, 64)),
+        ("append 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(1.5), &|at, _| append(at)),
+        ("store to 16 pages, msync", COMMITS_MIN / 2, Target::AtLeast(3.0), &|at, _| stores(at, 16)),
+        ("replace by rename, synced", COMMITS_MIN, Target::AtLeast(1.8), &|at, _| {
+            Ok(replace_file(at, "replaced", &[7; PAGE])?)
+        }),
+        ("4 threads that fsync their own files", COMMITS_MIN / 2, Target::AtLeast(1.5), &|at, _| crowd(at)),
+        ("make 100 files", COMMITS_MIN / 4, Target::AtLeast(0.5), &|at, n| {
+            each(at, n, |path| File::create(path).map(drop))
+        }),
+        ("rename 100 files", COMMITS_MIN / 4, Target::AtLeast(0.25), &|at, n| {
+            each(at, n, |path| std::fs::rename(path, path.with_extension("new")))
+        }),
+        ("remove 100 files", COMMITS_MIN / 4, Target::AtLeast(0.33), &|at, n| {
+            each(at, n, |path| std::fs::remove_file(path.with_extension("new")))
+        }),
+    ];
+    let mut rows = Vec::new();
+    for (name, operations, target, operation) in cells {
+        run.progress.cell(format!("{}: mount, {name}", place.name));
+        let plan = Plan::spread(if run.quick { 2 } else { operations }, 1, run.quick, Duration::ZERO);
+        let [of_mount, of_native] = [Cell::new(0), Cell::new(0)];
+        let timed = |at: &Path, number: &Cell<usize>| {
+            number.set(number.get() + 1);
+            let start = Instant::now();
+            operation(at, number.get())?;
+            Ok(start.elapsed())
+        };
+        let mut contenders = [
+            Contender::new("on the mount", 1, || timed(&mounted.at, &of_mount)),
+            Contender::new("natively", 1, || timed(&native, &of_native)),
+        ];
+        let measured = interleave(&mut contenders, &plan, &run.progress, || true)?;
+        drop(contenders);
+        let row = Row {
+            cell: name.to_owned(),
+            load: "saturated".to_owned(),
+            contenders: measured.iter().map(|m| m.summary()).collect(),
+            ratio: Some(Ratio::speedup(&measured[0], &[&measured[1]])),
+            ..Row::default()
+        };
+        rows.push(row.against_target(Some(target), Waited::Allowed, run.quick));
+    }
+    drop(mounted);
+    std::fs::remove_dir_all(&dir)?;
+    Ok(Section {
+        title: "mount: files on a mounted store, class power".to_owned(),
+        chart: Chart::Bars,
+        place: place.name.clone(),
+        place_details: place.details.clone(),
+        unit: TimeUnit::Microseconds,
+        ratio_means: "median natively ÷ median on the mount: times faster",
+        rows,
+        notes: vec![
+            "Natively, nothing is atomic: a crash leaves some of the pages. The file has 64 MiB, of which all is cached; \
+             pages are random. Of a directory of 100 files the time is that of all."
+                .to_owned(),
+        ],
+    })
+}
+
+type Operation<'a> = &'a dyn Fn(&Path, usize) -> Result<()>;
+
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+fn page_offset(bytes: u64) -> u64 {
+    fastrand::u64(..bytes / PAGE as u64) * PAGE as u64
+}
+
+fn overwrite(at: &Path, pages: usize) -> Result<()> {
+    let (file, page) = (open(&at.join("file"))?, [fastrand::u8(..); PAGE]);
+    (0..pages).try_for_each(|_| file.write_all_at(&page, page_offset(FILE_BYTES)))?;
+    Ok(file.sync_all()?)
+}
+
+fn append(at: &Path) -> Result<()> {
+    let file = open(&at.join("log"))?;
+    file.write_all_at(&[7; PAGE], file.metadata()?.len())?;
+    Ok(file.sync_all()?)
+}
+
+fn stores(at: &Path, pages: usize) -> Result<()> {
+    let file = open(&at.join("file"))?;
+    // SAFETY: nobody else has the file.
+    let mut map = unsafe { MmapMut::map_mut(&file)? };
+    for _ in 0..pages {
+        map[page_offset(FILE_BYTES) as usize] = fastrand::u8(..);
+    }
+    Ok(map.flush()?)
+}
+
+fn crowd(at: &Path) -> Result<()> {
+    let work = |n: usize| {
+        let (file, page) = (open(&at.join(format!("own{n}")))?, [fastrand::u8(..); PAGE]);
+        for _ in 0..8 {
+            file.write_all_at(&page, page_offset(1 << 20))?;
+            file.sync_all()?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..PROCESSES).map(|n| scope.spawn(move || work(n))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a thread panicked"))
+    })
+}
+
+/// A hundred files of a directory, whose number they have.
+fn each(at: &Path, number: usize, work: impl Fn(&Path) -> std::io::Result<()>) -> Result<()> {
+    let dir = at.join(format!("dir{number}"));
+    std::fs::create_dir_all(&dir)?;
+    Ok((0..NAMES).try_for_each(|n| work(&dir.join(n.to_string())))?)
+}
