@@ -135,7 +135,7 @@ fn one_benchmark_by_itself_and_completions_and_manual_pages() {
         out
     };
     let out = run(&["recovery", "--quick", "--fs", "here", "--dir", "."]);
-    assert!(out.contains("recovery of a full journal") && out.contains("copy + fdatasync"), "{out}");
+    assert!(out.contains("recovery of a full journal") && out.contains("pwrites + fdatasync"), "{out}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&["completions", shell]);
