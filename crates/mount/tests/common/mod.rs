@@ -52,11 +52,27 @@ pub struct Mount {
 
 /// Whether this process can mount; says so if not.
 pub fn can_mount() -> bool {
-    let can = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
+    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let can = device && may_mount() && kernel() >= (6, 16);
     if !can {
-        eprintln!("skipped: needs /dev/fuse and root");
+        eprintln!("skipped: needs /dev/fuse, root with CAP_SYS_ADMIN, and Linux 6.16");
     }
     can
+}
+
+fn may_mount() -> bool {
+    const CAP_SYS_ADMIN: u64 = 1 << 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set & CAP_SYS_ADMIN != 0)
+}
+
+/// The first two numbers of the kernel's version.
+fn kernel() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 impl Mount {
