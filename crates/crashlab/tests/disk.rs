@@ -233,6 +233,35 @@ fn fdatasync_loses_an_attribute_and_fsync_does_not() {
 }
 
 #[test]
+fn what_is_written_out_comes_before_later_entries_of_an_ordered_log() {
+    for profile in PROFILES {
+        for bytes in [1, 1024] {
+            let disk = disk_with(profile, &[b'a'; 512]);
+            let process = disk.process();
+            let [file, other] = ["f", "g"].map(|name| {
+                process
+                    .open(path(name), Open::WRITE)
+                    .unwrap_or_else(|_| process.open(path(name), Open::create(0o600)).unwrap())
+            });
+            process.sync_file_system(STEP).unwrap();
+            let (old, new) = (disk.get("f").unwrap(), vec![b'b'; bytes]);
+            file.write_at(&new, 0).unwrap();
+            let whole = [&new, &old[bytes.min(512)..]].concat();
+            file.write_out(STEP).unwrap();
+            other.set_attribute(b"id").unwrap();
+            let state =
+                |disk: &SimDisk| (disk.get("f").unwrap() == whole, disk.entry("g").unwrap().attribute.is_some());
+            let seen = outcomes(&disk, state);
+            let ordered = matches!(profile, Profile::Ext4 | Profile::Xfs);
+            assert!(seen.contains(&(false, false)) && seen.contains(&(true, true)), "{profile:?}, {bytes} bytes");
+            assert_eq!(!seen.contains(&(false, true)), ordered, "{profile:?}, {bytes} bytes");
+            other.sync_all(STEP).unwrap();
+            assert_eq!(outcomes(&disk, state) == BTreeSet::from([(true, true)]), ordered, "{profile:?}, {bytes} bytes");
+        }
+    }
+}
+
+#[test]
 fn a_size_without_its_data_shows_zeros_or_garbage_on_posix_only() {
     for profile in PROFILES {
         let disk = disk_with(profile, &[b'a'; 512]);

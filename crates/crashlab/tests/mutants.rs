@@ -47,6 +47,9 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
         sync_point::SEGMENT_CONTENTS => Some(
             "not needed: it is for speed: the flush of the segment's first commit makes the same bytes and the same size durable",
         ),
+        sync_point::CHECKPOINT_STEP => {
+            Some("not needed: it is for speed: the flush at the end of the checkpoint covers what was written out")
+        }
         sync_point::QUARANTINE_NAME => {
             Some("not needed: the journal that is made next flushes the same directories before anything relies on it")
         }

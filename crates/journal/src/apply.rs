@@ -303,6 +303,17 @@ enum What {
 /// `clone_bytes_least` bytes in whole blocks lie in a spill file, the data file shares them, if the file system can do
 /// that; `None`: all is copied.
 pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_bytes_least: Option<u64>) -> Result<()> {
+    apply_overlay_in_steps(file, overlay, path, clone_bytes_least, &mut |_| Ok(()))
+}
+
+/// As [`apply_overlay`]; `step` is told how many bytes were written each time.
+pub fn apply_overlay_in_steps(
+    file: &dyn File,
+    overlay: &Overlay,
+    path: &Path,
+    clone_bytes_least: Option<u64>,
+    step: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<()> {
     let current = file.meta().context("stat", path)?.size;
     let size = overlay.size.unwrap_or(current);
     if size < current {
@@ -328,6 +339,7 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_byte
             Source::Bytes { .. } => {
                 let bytes = source.slice(&(range.start..end)).expect("bytes in memory");
                 write_all_at(file, &bytes, range.start).context("write", path)?;
+                step(end - range.start)?;
             }
             Source::Spill { .. } | Source::Log { .. } => {
                 if let Some((segment, end)) = source.log_place() {
@@ -343,6 +355,7 @@ pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_byte
                         source.copy_to(&mut chunk[..n], rest.start)?;
                         write_all_at(file, &chunk[..n], rest.start).context("write", path)?;
                         rest.start += n as u64;
+                        step(n as u64)?;
                     }
                 }
             }

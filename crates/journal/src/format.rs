@@ -21,6 +21,12 @@ pub const HEADER_SLOTS: u64 = 2;
 pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
 /// Where a header slot keeps its list of epochs.
 pub const EPOCHS_AT: usize = 112;
+/// First bytes of the attribute `user.untorn` of a header file: the header of a closed journal.
+pub const CLOSED_MAGIC: &[u8; 4] = b"UTCH";
+/// Its length: as an attribute of this length, it lies in the inode on ext4.
+pub const CLOSED_BYTES: usize = 64;
+/// Where it keeps its checksum, which is keyed, over everything before it.
+pub const CLOSED_CRC_AT: usize = CLOSED_BYTES - 8;
 /// Bytes of an entry of that list.
 pub const EPOCH_BYTES: usize = 32;
 /// Epochs that a header lists at most. An opening that would have to list more redoes all of them first. Each takes a
@@ -169,6 +175,53 @@ impl Header {
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
+    }
+
+    /// The header of a closed journal as an attribute of the header file: what a slot says and no store keeps for good.
+    pub fn encode_closed(&self) -> [u8; CLOSED_BYTES] {
+        debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
+        let mut b = [0; CLOSED_BYTES];
+        set_bytes(&mut b, 0, CLOSED_MAGIC);
+        set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
+        set_bytes(&mut b, 6, &u16::from(self.clean).to_le_bytes());
+        set_bytes(&mut b, 8, &self.generation.to_le_bytes());
+        set_bytes(&mut b, 16, &self.checkpoint_lsn.to_le_bytes());
+        set_bytes(&mut b, 24, &self.link.to_le_bytes());
+        set_bytes(&mut b, 32, &self.epoch.to_le_bytes());
+        set_bytes(&mut b, 40, &self.start_crc.to_le_bytes());
+        set_bytes(&mut b, 48, &self.start_segment.to_le_bytes());
+        let crc = self.key.crc64(&[&b[..CLOSED_CRC_AT]]);
+        set_bytes(&mut b, CLOSED_CRC_AT, &crc.to_le_bytes());
+        b
+    }
+
+    /// The header of the same journal that an attribute of the header file holds. `Ok(None)`: it holds none.
+    pub fn decode_closed(&self, b: &[u8], path: &Path) -> Result<Option<Header>> {
+        if b.len() != CLOSED_BYTES
+            || &b[..4] != CLOSED_MAGIC
+            || u64_at(b, CLOSED_CRC_AT) != self.key.crc64(&[&b[..CLOSED_CRC_AT]])
+        {
+            return Ok(None);
+        }
+        let version = u32::from(u16_at(b, 4));
+        if version > VERSION {
+            return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
+        }
+        let checkpoint_lsn = u64_at(b, 16);
+        Ok(Some(Header {
+            store: self.store,
+            generation: u64_at(b, 8),
+            checkpoint_lsn,
+            listed: Vec::new(),
+            open_lsn: checkpoint_lsn.saturating_add(1),
+            link: u64_at(b, 24),
+            clean: u16_at(b, 6) & 1 != 0,
+            start_segment: u32_at(b, 48),
+            start_crc: u64_at(b, 40),
+            boot: None,
+            epoch: u64_at(b, 32),
+            key: self.key,
+        }))
     }
 
     /// Reads a slot. `Ok(None)`: not a valid slot (torn, never written).
@@ -412,6 +465,22 @@ mod tests {
             bad[at] ^= 1 << (at % 8);
             assert_eq!(Header::decode(&bad, Path::new("h")).unwrap(), None, "byte {at}");
         }
+    }
+
+    #[test]
+    fn closed_header_round_trip_and_every_flipped_bit_is_seen() {
+        let slot = header();
+        let closed =
+            Header { generation: 10, checkpoint_lsn: 50, open_lsn: 51, listed: Vec::new(), boot: None, ..slot.clone() };
+        let good = closed.encode_closed();
+        assert_eq!(slot.decode_closed(&good, Path::new("h")).unwrap(), Some(closed));
+        for at in 0..CLOSED_BYTES {
+            let mut bad = good;
+            bad[at] ^= 1 << (at % 8);
+            assert_eq!(slot.decode_closed(&bad, Path::new("h")).unwrap(), None, "byte {at}");
+        }
+        let other = Header { key: Key(13), ..slot };
+        assert_eq!(other.decode_closed(&good, Path::new("h")).unwrap(), None, "it is of another journal");
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Scan {
     }
 }
 
-/// Reads the newest valid header slot of a journal.
+/// Reads the newest valid header of a journal: from a slot, or from the attribute.
 pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     let path = journal.join("header");
     let file = match storage.open(&path, Open::READ) {
@@ -142,6 +142,13 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
             best = Some(header);
         }
     }
+    if let Some(slot) = &best
+        && let Some(value) = file.attribute().context("read the attribute of", &path)?
+        && let Some(closed) = slot.decode_closed(&value, &path)?
+        && closed.generation > slot.generation
+    {
+        return Ok(closed);
+    }
     best.ok_or_else(|| {
         if slots.iter().any(|b| *b != 0)
             && !slots.windows(8).step_by(BLOCK_BYTES).any(|w| w == crate::format::HEADER_MAGIC)
@@ -162,7 +169,8 @@ pub fn flush_header(storage: &dyn Storage, journal: &Path) -> Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         done => done.context("open", &path)?,
     };
-    file.sync_data(sync_point::RECOVER_JOURNAL).context("flush", &path)?;
+    // The attribute, too.
+    file.sync_all(sync_point::RECOVER_JOURNAL).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
     read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)
 }
@@ -177,9 +185,17 @@ pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
         return Ok(());
     }
     let header = read_header(storage, journal)?;
-    let header = Header { generation: header.generation + 1, clean: false, boot: Some(NO_BOOT), ..header };
     let path = journal.join("header");
     let file = storage.open(&path, Open::WRITE).context("open", &path)?;
+    // A power cut may tear the note. What is left then must name a boot, too: of two headers that do, the older one is
+    // durable, and the newer one perhaps not. Otherwise the newer one is.
+    let older_at = BLOCK_BYTES as u64 * ((header.generation + 1) % HEADER_SLOTS);
+    let mut older = vec![0; BLOCK_BYTES];
+    read_full_at(&*file, &mut older, older_at).context("read", &path)?;
+    let older = Header::decode(&older, &path)?;
+    let over_newest = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
+    let generation = header.generation + if over_newest { HEADER_SLOTS } else { 1 };
+    let header = Header { generation, clean: false, boot: Some(NO_BOOT), ..header };
     let at = BLOCK_BYTES as u64 * (header.generation % HEADER_SLOTS);
     write_all_at(&*file, &header.encode(), at).context("write", &path)?;
     file.sync_data(sync_point::HEADER_BOOT).context("flush", &path)

@@ -103,11 +103,16 @@ impl Spill {
     /// Appends bytes; returns their offset. With an `origin`, the offset that they are for in a data file, they lie in
     /// blocks of the spill file as they will in blocks of the data file, which can share these ([`File::clone_range`]).
     pub fn append(&self, bytes: &[u8], origin: Option<u64>) -> Result<u64> {
-        let end = |len: u64| Some(congruent(len, origin) + bytes.len() as u64);
-        let before = self.len.fetch_update(SeqCst, SeqCst, end).expect("an end");
-        let at = congruent(before, origin);
+        let at = self.take_room(bytes.len() as u64, origin);
         write_all_at(&*self.file, bytes, at).context("write", self.path())?;
         Ok(at)
+    }
+
+    /// The offset of so many bytes, for which there is room from now on.
+    fn take_room(&self, bytes: u64, origin: Option<u64>) -> u64 {
+        let end = |len: u64| Some(congruent(len, origin) + bytes);
+        let before = self.len.fetch_update(SeqCst, SeqCst, end).expect("an end");
+        congruent(before, origin)
     }
 
     /// Writes bytes where nothing refers to what is there.
@@ -186,8 +191,22 @@ pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64) -> Result<()> {
 }
 
 /// Appends bytes as [`Spill::append`] does; returns their offset and their checksum.
+///
+/// While a chunk is copied and summed up, the device writes the one before: the flush finds little left.
 pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result<(u64, u64)> {
-    Ok((spill.append(bytes, origin)?, crc64(bytes)))
+    if bytes.len() <= CHUNK_BYTES {
+        return Ok((spill.append(bytes, origin)?, crc64(bytes)));
+    }
+    let start = spill.take_room(bytes.len() as u64, origin);
+    let mut digest = crc64fast_nvme::Digest::new();
+    let mut at = start;
+    for chunk in bytes.chunks(CHUNK_BYTES) {
+        write_all_at(&*spill.file, chunk, at).context("write", spill.path())?;
+        spill.file.begin_write_out(at, chunk.len() as u64);
+        digest.write(chunk);
+        at += chunk.len() as u64;
+    }
+    Ok((start, digest.sum64()))
 }
 
 /// The first offset from `at` that lies in a block where `origin` does, or any.

@@ -29,6 +29,8 @@ untorn_os::sync_points! {
     RESTATED,
     /// Data files, applied, before the log is truncated behind their records.
     CHECKPOINT_DATA,
+    /// The contents of a data file that a large checkpoint has written so far, on their way to the device: for speed.
+    CHECKPOINT_STEP,
     /// Many data files at once, before the log is truncated behind their records.
     CHECKPOINT_MANY,
     /// The names of the directories on the way, before a file moves into another directory.
@@ -39,6 +41,11 @@ untorn_os::sync_points! {
     CLEARED,
     /// The header that truncates the log.
     HEADER,
+    /// The contents of data files, applied, on their way to the device, before the header of a closed journal.
+    CONTENTS_OUT,
+    /// The header of a closed journal, and with it everything that was written out before: the one flush of a close where
+    /// the file system keeps order.
+    HEADER_CLOSED,
     /// The header that lists the epochs which are not applied, before the first record behind them.
     HEADER_LISTED,
     /// The header that is no longer clean, before a first record that does not fit where a clean

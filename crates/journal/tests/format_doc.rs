@@ -91,6 +91,8 @@ fn constants() {
         ("EPOCHS_AT", EPOCHS_AT as u64),
         ("EPOCH_BYTES", EPOCH_BYTES as u64),
         ("EPOCHS_MAX", EPOCHS_MAX as u64),
+        ("CLOSED_BYTES", CLOSED_BYTES as u64),
+        ("CLOSED_CRC_AT", CLOSED_CRC_AT as u64),
         ("RECORD_HEAD_BYTES", RECORD_HEAD_BYTES as u64),
         ("RECORD_HEAD_CRC_AT", RECORD_HEAD_CRC_AT as u64),
         ("RECORD_CRC_AT", RECORD_CRC_AT as u64),
@@ -181,6 +183,41 @@ fn header_slot() {
     let clean = Header { clean: true, boot: None, ..header }.encode();
     assert_eq!(clean[12..16], [1, 0, 0, 0]);
     assert_eq!(clean[64..80], [0; 16]);
+}
+
+#[test]
+fn closed_header() {
+    let header = Header {
+        store: [0x11; 16],
+        generation: 2,
+        checkpoint_lsn: 3,
+        listed: Vec::new(),
+        open_lsn: 4,
+        link: 5,
+        clean: true,
+        start_segment: 6,
+        start_crc: 7,
+        boot: None,
+        epoch: 8,
+        key: Key(0x0807_0605_0403_0201),
+    };
+    let written = header.encode_closed();
+    let crc = crc64(&[&[1, 2, 3, 4, 5, 6, 7, 8], &written[..CLOSED_CRC_AT]].concat()).to_le_bytes();
+    describes(
+        "closed-header",
+        &written,
+        0,
+        &[
+            ("flags", &[1, 0]),
+            ("generation", &[2, 0, 0, 0, 0, 0, 0, 0]),
+            ("checkpoint_lsn", &[3, 0, 0, 0, 0, 0, 0, 0]),
+            ("link", &[5, 0, 0, 0, 0, 0, 0, 0]),
+            ("epoch", &[8, 0, 0, 0, 0, 0, 0, 0]),
+            ("start_crc", &[7, 0, 0, 0, 0, 0, 0, 0]),
+            ("start_segment", &[6, 0, 0, 0]),
+            ("crc", &crc),
+        ],
+    );
 }
 
 #[test]

@@ -31,6 +31,7 @@ mod storage;
 mod sync_point;
 mod thread_signals;
 mod tracker;
+mod write_out;
 
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
 pub use fork::{is_own_descriptor, process_generation};

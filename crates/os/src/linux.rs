@@ -9,6 +9,7 @@ use crate::metadata_order::keeps_order;
 use crate::read_write::write_all_at;
 use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
 use crate::sync_point::SyncPoint;
+use crate::write_out;
 use parking_lot::Mutex;
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -573,6 +574,16 @@ impl File for LinuxFile {
     fn sync_all(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         Ok(fs::fsync(self.fd.get()?)?)
+    }
+
+    fn begin_write_out(&self, offset: u64, len: u64) {
+        if let Ok(fd) = self.fd.get() {
+            let _ = write_out::begin(fd, offset, len);
+        }
+    }
+
+    fn write_out(&self, _point: SyncPoint) -> io::Result<()> {
+        write_out::whole(self.fd.get()?)
     }
 
     fn meta(&self) -> io::Result<Meta> {

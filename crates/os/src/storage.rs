@@ -213,6 +213,14 @@ pub trait File: Any + Send + Sync {
     fn sync_data(&self, point: SyncPoint) -> io::Result<()>;
     /// `fsync`: contents, size and attributes.
     fn sync_all(&self, point: SyncPoint) -> io::Result<()>;
+    /// Lets the device begin to write a range of the contents (`sync_file_range`), and waits for nothing. Speed only: errors
+    /// are for the next flush.
+    fn begin_write_out(&self, _offset: u64, _len: u64) {}
+    /// Writes the contents out to the device, whose cache has them when this returns (`sync_file_range`). A power cut may
+    /// still take them, until the device is flushed. Where the storage keeps order ([`Storage::keeps_order`]), the flush of
+    /// any file whose attribute was set after this flushes the device, too, and with it what was set before: contents,
+    /// sizes, names, attributes. Elsewhere it promises nothing.
+    fn write_out(&self, point: SyncPoint) -> io::Result<()>;
     /// `fstat`.
     fn meta(&self) -> io::Result<Meta>;
     /// `fchmod`, exactly these permission bits.

@@ -10,12 +10,13 @@ use crate::content::edited;
 use crate::engine::Engine;
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::invariant;
+use crate::pace::Pace;
 use crate::sync_point;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use untorn_journal::apply::apply_overlay;
+use untorn_journal::apply::apply_overlay_in_steps;
 use untorn_journal::create::sync_names;
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::journal::CheckpointTarget;
@@ -34,6 +35,8 @@ pub(crate) enum After {
     More,
     /// A clean journal, whatever attributes say: the contents alone need be flushed.
     Clean,
+    /// The header of a closed journal, by whose flush everything becomes durable that was written out before.
+    Closed,
 }
 
 /// What one file has to do with a checkpoint.
@@ -213,7 +216,7 @@ impl<'a> Checkpoint<'a> {
                 // It may have been a failure of what is written here, and was told to another flush.
                 return Err(Error::io("flush", &engine.path, rustix::io::Errno::IO.into()));
             }
-        } else if engine.is_durable() {
+        } else if engine.is_durable() && after != After::Closed {
             self.flush_dirs()?;
         }
         // A disk that failed a write or a flush may have lost what it had taken of other files, too.
@@ -228,7 +231,7 @@ impl<'a> Checkpoint<'a> {
             waiting.map(|unapplied| unapplied.reason.clone())
         });
         if let Some(reason) = file_waits.or(names_wait) {
-            if after == After::Clean {
+            if after != After::More {
                 return Err(reason);
             }
             if !self.restate(&waiting, names_healed)? {
@@ -301,7 +304,8 @@ impl<'a> Checkpoint<'a> {
             data.forget_cached().context("drop the cache of", &path)?;
         }
         let least = engine.clone_bytes_least(&file.read());
-        let applied = apply_overlay(&*data, &to_write, &path, least);
+        let mut pace = Pace::new(engine, &*data, &path);
+        let applied = apply_overlay_in_steps(&*data, &to_write, &path, least, &mut |bytes| pace.wrote(bytes));
         let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
         // Also a write that failed half-way has changed the file: this process did, nobody else.
         let meta = data.meta();
@@ -315,21 +319,25 @@ impl<'a> Checkpoint<'a> {
             // As a mode that is refused when it is committed: the file waits, and keeps nobody else.
             return Ok(Applied::Not(e));
         }
-        let contents_only = after == After::Clean && !names_changed;
+        let contents_only = after != After::More && !names_changed;
         let applied = applied.and(meta.map(drop).context("look at", &path)).and_then(|()| match contents_only {
             true => Ok(()),
             false => set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e)),
         });
         if let Err(e) = applied {
+            if e.is_failed_flush() {
+                return Err(e);
+            }
             // Whatever of it was written: all of it is written again.
             return Ok(Applied::Not(e));
         }
         if (flush || first) && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
             // of it is written again.
-            let flushed = match contents_only {
-                true => data.sync_data(sync_point::CHECKPOINT_DATA),
-                false => data.sync_all(sync_point::CHECKPOINT_DATA),
+            let flushed = match after {
+                After::Closed => data.write_out(sync_point::CONTENTS_OUT),
+                _ if contents_only => data.sync_data(sync_point::CHECKPOINT_DATA),
+                _ => data.sync_all(sync_point::CHECKPOINT_DATA),
             };
             flushed.context("flush", &path)?;
         }

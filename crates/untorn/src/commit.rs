@@ -228,6 +228,7 @@ impl Engine {
         queue.leading = false;
         queue.batch_took = start.elapsed();
         self.queue_changed.notify_all();
+        self.batches.fetch_add(1, Relaxed);
         self.wakeup.note_commit();
         if self.options.background && (wants_checkpoint || !queue.waiting.is_empty()) {
             self.wakeup.wake();

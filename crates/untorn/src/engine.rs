@@ -61,6 +61,8 @@ pub(crate) struct Engine {
     pub failed: AtomicBool,
     pub next_txn: AtomicU64,
     pub commits_waited: AtomicU64,
+    /// Batches of commits so far: a checkpoint sees whether there are any beside it.
+    pub batches: AtomicU64,
     pub checkpoints: AtomicU64,
     /// Flushes of the whole file system that failed. Each is told once, to one caller: they come one after the other.
     pub flush_failures: Mutex<u64>,

@@ -51,6 +51,7 @@ mod open_files;
 mod open_store;
 mod options;
 mod output_gate;
+mod pace;
 mod put;
 mod queue;
 mod region;

@@ -87,6 +87,7 @@ impl OpenStore {
             failed: AtomicBool::new(false),
             next_txn: AtomicU64::new(1),
             commits_waited: AtomicU64::new(0),
+            batches: AtomicU64::new(0),
             checkpoints: AtomicU64::new(0),
             flush_failures: Mutex::new(0),
             checkpointing: AtomicBool::new(false),
@@ -143,8 +144,9 @@ impl OpenStore {
                 return Ok(());
             }
         }
+        let by_one_flush = self.is_durable() && self.storage.keeps_order();
         if let Some(checkpoint) = self.begin_checkpoint()? {
-            checkpoint.apply_before(After::Clean)?;
+            checkpoint.apply_before(if by_one_flush { After::Closed } else { After::Clean })?;
         }
         let with_attribute: Vec<_> = self.files.lock().all().filter(|f| f.read().attribute_set).cloned().collect();
         // The files hold everything, durably: nobody has to wait for the journal any more, wherever a file goes.
@@ -157,7 +159,12 @@ impl OpenStore {
                 cleared.push((data.clone(), state.path().to_owned()));
             }
         }
-        if self.is_durable() && !flush_one_by_one(&*self.storage, cleared.len()) {
+        if by_one_flush {
+            if self.journal.lock().journal.write_closed_header()? {
+                return Ok(());
+            }
+            self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
+        } else if self.is_durable() && !flush_one_by_one(&*self.storage, cleared.len()) {
             self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
         } else if self.is_durable() {
             for (data, path) in cleared {

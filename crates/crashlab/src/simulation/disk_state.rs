@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    fn push(&mut self, effect: Effect) {
+    pub(super) fn push(&mut self, effect: Effect) {
         Arc::make_mut(&mut self.pending).push(Arc::new(effect));
     }
 

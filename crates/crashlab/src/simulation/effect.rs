@@ -20,6 +20,9 @@ pub(crate) struct Patch {
 pub(crate) enum Effect {
     /// Contents; with `grows`, the file's new size is `to`.
     Write { slot: Slot, patches: Vec<Patch>, from: u64, to: u64, grows: bool, direct: bool },
+    /// The device has the file's contents so far in its cache: its next flush, for whatever, makes them durable, and it is
+    /// flushed before later entries of the log are.
+    WrittenOut { slot: Slot },
     /// `ftruncate` or `fallocate`: a new size, and pages that get room.
     Size { slot: Slot, to: Option<u64>, reserve: Range<u32> },
     /// A new name (`created`: of a new inode).
@@ -56,6 +59,7 @@ impl Effect {
     pub fn slot(&self) -> Slot {
         match self {
             Effect::Write { slot, .. }
+            | Effect::WrittenOut { slot }
             | Effect::Size { slot, .. }
             | Effect::Link { slot, .. }
             | Effect::Unlink { slot, .. }
@@ -71,7 +75,7 @@ impl Effect {
 
     /// Goes through the file system's log, in order, where there is one.
     pub fn is_logged(&self) -> bool {
-        !self.is_write()
+        !matches!(self, Effect::Write { .. } | Effect::WrittenOut { .. })
     }
 
     pub fn resizes(&self) -> bool {
@@ -134,6 +138,7 @@ impl Effect {
                     inode.set_size(size);
                 }
             }
+            Effect::WrittenOut { .. } => {}
             _ if !metadata => {}
             Effect::Size { slot, to, reserve } => {
                 let Some(inode) = image.get_mut(*slot) else { return };
@@ -190,6 +195,7 @@ impl Effect {
                 let grows = if *grows { ", growing" } else { "" };
                 format!("{how} to {} [{from}..{to}){grows}", file(*slot))
             }
+            Effect::WrittenOut { slot } => format!("contents of {}, written out", file(*slot)),
             Effect::Size { slot, to: Some(to), .. } => format!("size of {} = {to}", file(*slot)),
             Effect::Size { slot, reserve, .. } => format!("room for {} pages {reserve:?}", file(*slot)),
             Effect::Link { directory, name, slot, .. } => {

@@ -1,6 +1,6 @@
 //! Effects of syncs, and of failed ones.
 
-use super::disk_options::Failed;
+use super::disk_options::{Failed, Profile};
 use super::disk_state::State;
 use super::effect::{Effect, chosen_by_directory_sync, chosen_by_file_sync};
 use super::inodes::Slot;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 impl State {
     /// Makes the chosen effects durable.
     fn settle(&mut self, mut chosen: Vec<bool>) {
+        self.flush_device(&mut chosen);
         if !chosen.contains(&true) {
             return;
         }
@@ -70,6 +71,33 @@ impl State {
     pub fn sync_file(&mut self, slot: Slot, all: bool) {
         self.settle(self.file_sync_choice(slot, all));
         self.settle_time(slot);
+    }
+
+    /// The contents of a file go to the cache of the device. Without an ordered log, this is worth nothing.
+    pub fn write_out(&mut self, slot: Slot) {
+        if matches!(self.options.profile, Profile::Ext4 | Profile::Xfs) && self.waits(slot) {
+            self.push(Effect::WrittenOut { slot });
+        }
+    }
+
+    /// Every flush is one of the device. A size that came with contents is an entry of the log, and durable as far as that
+    /// is.
+    fn flush_device(&self, chosen: &mut [bool]) {
+        let log_end = chosen.iter().zip(&*self.pending).rposition(|(chosen, effect)| *chosen && effect.is_logged());
+        for (out_at, effect) in self.pending.iter().enumerate() {
+            let Effect::WrittenOut { slot: out } = **effect else { continue };
+            let mut all = true;
+            for (at, effect) in self.pending[..out_at].iter().enumerate() {
+                if let Effect::Write { slot, grows, .. } = **effect
+                    && slot == out
+                {
+                    // A later write of the file repeats sectors of an earlier one, and goes over it.
+                    chosen[at] |= all && (!grows || log_end.is_some_and(|end| out_at < end));
+                    all &= chosen[at];
+                }
+            }
+            chosen[out_at] = all;
+        }
     }
 
     fn settle_time(&mut self, slot: Slot) {

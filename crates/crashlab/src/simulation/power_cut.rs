@@ -224,7 +224,7 @@ impl Snapshot {
                     if grows && !ordered {
                         units.push(Unit::Metadata(i));
                     }
-                } else if !ordered {
+                } else if !ordered && effect.is_logged() {
                     units.push(Unit::Metadata(i));
                 }
             }
@@ -371,6 +371,18 @@ impl Snapshot {
     /// entry that was logged before the write, and it covers only data that is out.
     fn force_order(&self, lands: &mut [Land], metadata: &mut [bool]) {
         let pending = &self.state.pending;
+        // The device was flushed before an entry of the log that comes after what was written out.
+        let log_end = metadata.iter().rposition(|metadata| *metadata).unwrap_or(0);
+        for out_at in 0..log_end {
+            let Effect::WrittenOut { slot: out } = *pending[out_at] else { continue };
+            for j in 0..out_at {
+                if let Effect::Write { slot, grows, .. } = *pending[j]
+                    && slot == out
+                {
+                    (lands[j], metadata[j]) = (Land::All, grows);
+                }
+            }
+        }
         for i in (0..pending.len()).rev() {
             let Effect::Write { slot, grows: true, .. } = *pending[i] else { continue };
             if !metadata[i] {

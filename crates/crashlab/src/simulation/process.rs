@@ -491,6 +491,24 @@ impl File for SimFile {
         self.sync(true, step)
     }
 
+    fn write_out(&self, step: SyncPoint) -> io::Result<()> {
+        self.call(
+            Call::Sync(step),
+            || format!("write_out ({step:?})"),
+            |machine, fault| {
+                if machine.state.options.skips(step) {
+                    return Ok(());
+                }
+                if let Some(What::Writeback(how)) = fault {
+                    machine.fail_writeback(Some(self.slot), how);
+                } else {
+                    machine.state.write_out(self.slot);
+                }
+                told(&self.failures_seen, machine.failures.get(&self.slot).copied().unwrap_or(0))
+            },
+        )
+    }
+
     fn meta(&self) -> io::Result<Meta> {
         self.call(Call::Look, || "meta".to_owned(), |machine, _| machine.state.meta(self.slot))
     }

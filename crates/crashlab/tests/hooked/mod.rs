@@ -90,6 +90,8 @@ impl File for HookedFile {
         fn zero(&self, offset: u64, len: u64) -> Result<()>;
         fn sync_data(&self, point: SyncPoint) -> Result<()>;
         fn sync_all(&self, point: SyncPoint) -> Result<()>;
+        fn begin_write_out(&self, offset: u64, len: u64) -> ();
+        fn write_out(&self, point: SyncPoint) -> Result<()>;
         fn meta(&self) -> Result<Meta>;
         fn set_mode(&self, mode: u32) -> Result<()>;
         fn attribute(&self) -> Result<Option<Vec<u8>>>;

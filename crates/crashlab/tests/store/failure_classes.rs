@@ -54,6 +54,39 @@ fn accepting_an_unknown_state_may_be_interrupted_anywhere() {
     }
 }
 
+/// The note that a flush was lost went over the newest durable header: a power cut that tore the note brought back a header
+/// that named no boot, and the store pretended.
+#[test]
+fn a_power_cut_while_a_lost_flush_is_noted_leaves_the_state_unknown() {
+    let mut unknown = 0;
+    for checkpoints in 0..3 {
+        let disk = small::disk();
+        let store = small::open_with(&disk, small::options().class(FailureClass::Process)).unwrap();
+        let a = store.open_or_create("a").unwrap();
+        for n in 0..=checkpoints {
+            a.write_at(&[b'a' + n; 9000], 0).unwrap();
+            a.commit().unwrap();
+            if n < checkpoints {
+                store.checkpoint().unwrap();
+            }
+        }
+        drop(a);
+        disk.settle();
+        disk.fail(Fault { on: On::Sync, after: 0, times: 1, what: What::Writeback(Failed::Lost) });
+        disk.record();
+        store.close().unwrap_err();
+        for moment in disk.recorded() {
+            for cut in moment.cuts(64, 1) {
+                match small::open_with(&moment.power_cut(cut).disk, small::options()) {
+                    Err(Error::UnknownState { .. }) => unknown += 1,
+                    opened => panic!("{checkpoints} checkpoints, call {}, {cut}: {:?}", moment.call(), opened.err()),
+                }
+            }
+        }
+    }
+    assert!(unknown > 100, "only {unknown} crash states");
+}
+
 /// The kernel tells once that it could not write back what class `process` had not flushed. The next opening's flush says
 /// OK, and must not be believed: the store says that the state is unknown.
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::fixture::roomy;
 use untorn::sync_point;
-use untorn_crashlab::{Failed, Fault, On, PROFILES, Profile, SimDisk, What};
+use untorn_crashlab::{Cut, Failed, Fault, On, PROFILES, Profile, SimDisk, What};
 
 #[test]
 fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
@@ -83,4 +83,54 @@ fn a_closed_file_can_be_moved_after_a_power_cut() {
     disk.skip(sync_point::CLEARED);
     let missed = moved_after_a_power_cut(&disk).expect_err("the flush is needed");
     assert_eq!(missed.kind(), "needs-its-journal");
+}
+
+/// A store with one commit that is not applied.
+fn committed(profile: Profile) -> (SimDisk, untorn::Store) {
+    let disk = roomy::disk(profile);
+    let store = roomy::open(&disk);
+    let file = store.open_or_create("a").unwrap();
+    file.write_at(b"ACK", 0).unwrap();
+    file.commit().unwrap();
+    store.checkpoint().unwrap();
+    file.write_at(b"acknowledged", 0).unwrap();
+    file.commit().unwrap();
+    (disk, store)
+}
+
+#[test]
+fn a_close_is_one_flush_where_order_is_kept() {
+    for profile in PROFILES {
+        let (disk, store) = committed(profile);
+        let before = disk.counters().syncs;
+        store.close().unwrap();
+        let one = matches!(profile, Profile::Ext4 | Profile::Xfs);
+        assert_eq!(disk.syncs(sync_point::HEADER_CLOSED), u64::from(one), "{profile:?}");
+        if one {
+            // The other call writes the file out, and flushes nothing.
+            assert_eq!(disk.syncs(sync_point::CONTENTS_OUT), 1, "{profile:?}");
+            assert_eq!(disk.counters().syncs - before, 2, "{profile:?}");
+        }
+        let after = disk.snapshot().power_cut(Cut::Nothing).disk;
+        assert_eq!(after.get("a").unwrap(), b"acknowledged", "{profile:?}");
+        // Clean: nothing is recovered.
+        assert_eq!(roomy::open(&after).status().recovered.commits, 0, "{profile:?}");
+    }
+}
+
+#[test]
+fn a_header_that_takes_no_attribute_is_closed_all_the_same() {
+    let mut refused = 0;
+    for nth in 0..3 {
+        let (disk, store) = committed(Profile::Xfs);
+        disk.fail(Fault { on: On::Attribute, after: nth, times: 1, what: What::Errno(libc::ENOSPC) });
+        store.close().unwrap_or_else(|e| panic!("attribute {nth}: {e}"));
+        refused += u64::from(disk.syncs(sync_point::HEADER_CLOSED) == 0);
+        for cut in disk.snapshot().cuts(64, 1) {
+            let after = disk.snapshot().power_cut(cut).disk;
+            assert_eq!(after.get("a").unwrap(), b"acknowledged", "attribute {nth}, {cut}");
+            assert_eq!(roomy::open(&after).status().recovered.commits, 0, "attribute {nth}, {cut}");
+        }
+    }
+    assert_eq!(refused, 1, "one of them is the header's");
 }

@@ -123,23 +123,47 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes a clean header: the journal is empty, as everything is in the data files. If they were
-    /// not flushed, the header goes on naming the boot.
-    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
-        let target = self.begin_checkpoint();
-        let mut header = self.truncated_header(target);
-        if flushed {
-            header.boot = None;
-        }
+    /// The header of a clean journal: it is empty, as everything is in the data files.
+    fn clean_header(&self) -> Header {
+        let mut header = self.truncated_header(self.begin_checkpoint());
         let current = &self.segments[self.current];
         header.start_segment = current.index;
         header.start_crc = current.first_block_crc.unwrap_or(0);
         header.clean = current.first_block_crc.is_some();
+        header
+    }
+
+    /// Writes a clean header. If the data files were not flushed, it goes on naming the boot.
+    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
+        let mut header = self.clean_header();
+        if flushed {
+            header.boot = None;
+        }
         // Also in class `process`: a header without a boot says that all was flushed.
         let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
         write.write()?;
         self.finish_truncate(write);
         Ok(())
+    }
+
+    /// Closes a journal whose data files were written out and not flushed, where the storage keeps order: the clean header
+    /// is an attribute first. An entry of the file system's log is on the disk after the entries before it, and after a
+    /// flush of the device. If that flush fails, the log takes no more entries, and nobody ever sees this one.
+    ///
+    /// False: the attribute cannot be set. What was written out has to be flushed before [`Journal::write_clean_header`].
+    pub fn write_closed_header(&mut self) -> Result<bool> {
+        let header = Header { boot: None, ..self.clean_header() };
+        let copy = self.header_write_with(header, None);
+        // By its generation it stands where the newest durable slot is, so that the next header goes over the other one.
+        let closed = Header { generation: copy.header.generation + 1, ..copy.header.clone() };
+        if copy.file.set_attribute(&closed.encode_closed()).is_err() {
+            return Ok(false);
+        }
+        copy.file.sync_all(sync_point::HEADER_CLOSED).context("flush", &copy.path)?;
+        // For copies of the store that lack attributes; not flushed.
+        let _ = copy.write();
+        self.finish_truncate(copy);
+        Ok(true)
     }
 
     /// Whether the header does not describe the journal as it is: closing has work to do.

@@ -1,0 +1,44 @@
+//! The pace of a checkpoint: what it writes goes to the device in steps, so that a commit beside it finds a short queue.
+
+use crate::engine::Engine;
+use crate::sync_point;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use untorn_journal::{Context, Result};
+use untorn_os::File;
+
+/// Bytes of a step while commits are made, and while none are.
+const STEP_BESIDE_COMMITS: u64 = 4 << 20;
+const STEP_ALONE: u64 = 64 << 20;
+
+/// What a checkpoint has written of one file and not sent to the device.
+pub(crate) struct Pace<'a> {
+    engine: &'a Engine,
+    file: &'a dyn File,
+    path: &'a Path,
+    written: u64,
+    looked_at: u64,
+    batches: u64,
+}
+
+impl<'a> Pace<'a> {
+    pub(crate) fn new(engine: &'a Engine, file: &'a dyn File, path: &'a Path) -> Pace<'a> {
+        Pace { engine, file, path, written: 0, looked_at: 0, batches: engine.batches.load(Relaxed) }
+    }
+
+    /// Bytes were written to the file.
+    pub(crate) fn wrote(&mut self, bytes: u64) -> Result<()> {
+        self.written += bytes;
+        if self.written - self.looked_at < STEP_BESIDE_COMMITS || !self.engine.is_durable() {
+            return Ok(());
+        }
+        self.looked_at = self.written;
+        let batches = self.engine.batches.load(Relaxed);
+        let commits_are_made = std::mem::replace(&mut self.batches, batches) != batches;
+        if !commits_are_made && self.written < STEP_ALONE {
+            return Ok(());
+        }
+        (self.written, self.looked_at) = (0, 0);
+        self.file.write_out(sync_point::CHECKPOINT_STEP).context("flush", self.path)
+    }
+}
