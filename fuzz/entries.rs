@@ -360,6 +360,7 @@ pub type Sample = (&'static str, fn(&[u8]), Vec<u8>);
 /// One for each entry at least.
 pub fn samples() -> Vec<Sample> {
     let header_sample = Header {
+        start_blocks: 4,
         store: [7; 16],
         generation: 9,
         checkpoint_lsn: 41,

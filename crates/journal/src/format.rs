@@ -129,12 +129,14 @@ pub struct Header {
     /// the checksum of record `checkpoint_lsn` if that is of the open epoch.
     pub link: u64,
     /// Nothing was pending when this header was written, and nothing is unless block 0 of segment
-    /// `start_segment` has changed since.
+    /// `start_segment`, or its length, has changed since.
     pub clean: bool,
     /// The segment that a clean journal continues in.
     pub start_segment: u32,
     /// Checksum of that segment's first block when this header was written.
     pub start_crc: u64,
+    /// Length of that segment in blocks.
+    pub start_blocks: u32,
     /// Id of the boot in which commits of class `process` were made, if some may not have been flushed.
     pub boot: Option<[u8; 16]>,
     /// The epoch in which this header was written.
@@ -143,10 +145,17 @@ pub struct Header {
     pub key: Key,
 }
 
+/// Where a header slot keeps the length of the segment in which a clean journal continues.
+const START_BLOCKS_AT: usize = EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_BOOT: u32 = 2;
 
 impl Header {
+    /// Length of the segment in which a clean journal continues.
+    pub fn start_bytes(&self) -> u64 {
+        u64::from(self.start_blocks) * BLOCK_BYTES as u64
+    }
+
     /// The slot's block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut b = [0; BLOCK_BYTES];
@@ -172,6 +181,7 @@ impl Header {
             set_bytes(&mut b, at + 16, &listed.last_lsn.to_le_bytes());
             set_bytes(&mut b, at + 24, &listed.last_crc.to_le_bytes());
         }
+        set_bytes(&mut b, START_BLOCKS_AT, &self.start_blocks.to_le_bytes());
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
@@ -190,6 +200,7 @@ impl Header {
         set_bytes(&mut b, 32, &self.epoch.to_le_bytes());
         set_bytes(&mut b, 40, &self.start_crc.to_le_bytes());
         set_bytes(&mut b, 48, &self.start_segment.to_le_bytes());
+        set_bytes(&mut b, 52, &self.start_blocks.to_le_bytes());
         let crc = self.key.crc64(&[&b[..CLOSED_CRC_AT]]);
         set_bytes(&mut b, CLOSED_CRC_AT, &crc.to_le_bytes());
         b
@@ -218,6 +229,7 @@ impl Header {
             clean: u16_at(b, 6) & 1 != 0,
             start_segment: u32_at(b, 48),
             start_crc: u64_at(b, 40),
+            start_blocks: u32_at(b, 52),
             boot: None,
             epoch: u64_at(b, 32),
             key: self.key,
@@ -255,6 +267,7 @@ impl Header {
             clean: flags & FLAG_CLEAN != 0 && version == VERSION,
             start_segment: u32_at(b, 88),
             start_crc: u64_at(b, 80),
+            start_blocks: u32_at(b, START_BLOCKS_AT),
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
             epoch: u64_at(b, 56),
             key: Key(u64_at(b, 92)),
@@ -449,6 +462,7 @@ mod tests {
             clean: true,
             start_segment: 3,
             start_crc: 77,
+            start_blocks: 16,
             boot: Some([5; 16]),
             epoch: 11,
             key: Key(12),

@@ -25,6 +25,10 @@ untorn_os::invariants! {
     LISTED_SEGMENTS_STAY,
     /// A spill file that a record of any listed epoch refers to is no orphan.
     LISTED_SPILLS_STAY,
+    /// A first commit that is flushed together with attributes is appended: it is not on the disk without them.
+    FIRST_COMMIT_APPENDED,
+    /// A journal is not clean if its segment is longer than the clean header says.
+    START_LENGTH,
     /// What is restated is read from the journal before the segments that it lies in are used again.
     RESTATED_LEAVES_LOG,
     /// Bytes that are read from the journal have the checksum that they had when they were accepted.

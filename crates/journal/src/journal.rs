@@ -7,6 +7,7 @@
 //! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
 //! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
 
+mod appended;
 mod headers;
 mod reserved;
 mod segments;
@@ -57,6 +58,8 @@ impl Options {
 struct Segment {
     index: u32,
     bytes: u64,
+    /// Bytes behind these that were appended in this epoch, with whole groups.
+    appended: u64,
     file: Arc<dyn File>,
     /// LSN of the last record in it; 0: none that counts.
     last_lsn: u64,
@@ -202,7 +205,7 @@ impl Journal {
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
             let (index, bytes) = (s.index, s.bytes);
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
-            journal.segments.push(Segment { index, bytes, file, last_lsn, first_block_crc });
+            journal.segments.push(Segment { index, bytes, appended: 0, file, last_lsn, first_block_crc });
         }
         let checkpoint_lsn = journal.header.checkpoint_lsn;
         let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;
@@ -251,7 +254,7 @@ impl Journal {
 
     /// Bytes of all segments.
     pub fn allocated_bytes(&self) -> u64 {
-        self.segments.iter().map(|s| s.bytes).sum()
+        self.segments.iter().map(|s| s.bytes + s.appended).sum()
     }
 
     /// Bytes of segments that a checkpoint would free.
@@ -319,19 +322,25 @@ impl Journal {
         if done == 0 {
             return Ok(Committed::Full);
         }
+        self.finish_commit(first_lsn, done)
+    }
+
+    /// Flushes so many records, which are written.
+    fn finish_commit(&mut self, first_lsn: u64, n: usize) -> Result<Committed> {
         self.flush(sync_point::COMMIT)?;
         self.mark_due = true;
         self.last_commit = self.last_lsn();
-        self.counters.commits += done as u64;
+        self.counters.commits += n as u64;
         self.counters.groups += 1;
-        Ok(Committed::Records { first_lsn, n: done })
+        Ok(Committed::Records { first_lsn, n })
     }
 
     /// Writes as many records as fit into one segment; 0: there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            match self.encode_group(records) {
+            let room = self.segments[self.current].bytes - self.position;
+            match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
                 Ok(0) => {}
                 Ok(n) => {
                     self.keep_spills(&records[..n], next_lsn);
@@ -379,11 +388,9 @@ impl Journal {
         if inline > most { RECORD_HEAD_BYTES as u64 + 24 } else { inline }
     }
 
-    /// Puts as many records as fit behind the current position into the buffer, linked and sealed.
-    fn encode_group(&mut self, records: &[Record]) -> Result<usize> {
+    /// Puts as many records as fit into so many bytes at the current position into the buffer, linked and sealed.
+    fn encode_group(&mut self, records: &[Record], room: u64) -> Result<usize> {
         self.buf.clear();
-        let room = self.segments[self.current].bytes - self.position;
-        let room = room.saturating_sub(self.reserved_here(self.current));
         let mut sealed = 0;
         for record in records {
             let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
@@ -463,19 +470,23 @@ impl Journal {
     /// Writes the buffer at the current position and moves on to the next block.
     fn write_group(&mut self) -> Result<()> {
         self.buf.pad_to_block();
-        let last_lsn = self.next_lsn - 1;
         let segment = &mut self.segments[self.current];
         if self.position == 0 {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         let written = write_all_at(&*segment.file, &self.buf, self.position);
-        segment.last_lsn = last_lsn;
         self.position += self.buf.len() as u64;
+        self.note_written();
+        written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
+    }
+
+    /// The buffer was written to the current segment, or some of it.
+    fn note_written(&mut self) {
+        self.segments[self.current].last_lsn = self.next_lsn - 1;
         self.counters.bytes_written += self.buf.len() as u64;
         if !self.unflushed.contains(&self.current) {
             self.unflushed.push(self.current);
         }
-        written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
     }
 
     /// Flushes a record: once; twice if the group, or a durable mark before it, began in another segment.

@@ -290,7 +290,8 @@ fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut [u8], at: u64) -> std:
 fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> Result<bool> {
     let (start, crc) = (scan.header.start_segment, scan.header.start_crc);
     let Some(segment) = scan.segments.iter_mut().find(|s| s.index == start) else { return Ok(false) };
-    if segment.bytes == 0 || (mode == ReadMode::PastCache && !segment.file.is_direct()) {
+    let other_length = segment.bytes != scan.header.start_bytes() && holds(invariant::START_LENGTH);
+    if segment.bytes == 0 || other_length || (mode == ReadMode::PastCache && !segment.file.is_direct()) {
         return Ok(false);
     }
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
@@ -316,7 +317,8 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
         segment.contents = Bytes::from_owner(buf);
     }
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
-    scan.start_changed = start.is_none_or(|s| s.first_block_crc != scan.header.start_crc);
+    scan.start_changed =
+        start.is_none_or(|s| s.first_block_crc != scan.header.start_crc || s.bytes != scan.header.start_bytes());
     Ok(())
 }
 

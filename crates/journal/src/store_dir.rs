@@ -318,6 +318,7 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
 /// Makes the files of a new journal, or uses those that are there, and flushes them.
 fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
     let new = store_dir.journal_new();
+    let segment_bytes = first_segment(storage, &new, from.segment_bytes, from.durable)?;
     let header = Header {
         store: from.store,
         generation: from.generation + 1,
@@ -328,6 +329,7 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
         clean: true,
         start_segment: 0,
         start_crc: crc64(&[0; BLOCK_BYTES]),
+        start_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
         boot: None,
         epoch: 0,
         key: from.key,
@@ -346,7 +348,6 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
     if from.durable {
         file.sync_all(sync_point::CREATE_CONTENTS).context("flush", &path)?;
     }
-    first_segment(storage, &new, from.segment_bytes, from.durable)?;
     if from.durable {
         storage.sync_dir(&new, sync_point::CREATE_ENTRIES).context("flush", &new)?;
     }
@@ -388,7 +389,8 @@ pub fn create_segment(
 }
 
 /// Makes the first segment of a new journal, or takes the room set apart for it, which may be less than is asked for.
-fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: bool) -> Result<()> {
+/// Returns its length.
+fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: bool) -> Result<u64> {
     let path = journal.join(segment_name(0));
     let (file, _) = open_or_create(storage, &path, durable).context("create", &path)?;
     let there = file.meta().context("look at", &path)?.size;
@@ -400,7 +402,8 @@ fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: boo
         }
         done => done.map(|()| bytes.max(there)).context("write", &path)?,
     };
-    write_segment(&*file, bytes, durable, sync_point::CREATE_CONTENTS).context("write", &path)
+    write_segment(&*file, bytes, durable, sync_point::CREATE_CONTENTS).context("write", &path)?;
+    Ok(bytes)
 }
 
 fn write_segment(file: &dyn File, bytes: u64, durable: bool, point: SyncPoint) -> io::Result<()> {

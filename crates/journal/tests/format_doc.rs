@@ -144,6 +144,7 @@ fn header_slot() {
         clean: false,
         start_segment: 5,
         start_crc: 6,
+        start_blocks: 14,
         boot: Some([0x22; 16]),
         epoch: 7,
         key: Key(8),
@@ -163,6 +164,7 @@ fn header_slot() {
         ("listed", &[1, 0, 0, 0]),
         ("open_lsn", &[13, 0, 0, 0, 0, 0, 0, 0]),
         ("epochs", &written[EPOCHS_AT..EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES]),
+        ("start_blocks", &[14, 0, 0, 0]),
         ("crc", &crc),
     ];
     fields.push(("flags", &[2, 0, 0, 0]));
@@ -197,6 +199,7 @@ fn closed_header() {
         clean: true,
         start_segment: 6,
         start_crc: 7,
+        start_blocks: 9,
         boot: None,
         epoch: 8,
         key: Key(0x0807_0605_0403_0201),
@@ -215,6 +218,7 @@ fn closed_header() {
             ("epoch", &[8, 0, 0, 0, 0, 0, 0, 0]),
             ("start_crc", &[7, 0, 0, 0, 0, 0, 0, 0]),
             ("start_segment", &[6, 0, 0, 0]),
+            ("start_blocks", &[9, 0, 0, 0]),
             ("crc", &crc),
         ],
     );

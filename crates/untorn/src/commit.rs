@@ -26,7 +26,7 @@ use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
 use untorn_journal::{Context, Error, Outcome, Result};
-use untorn_os::holds;
+use untorn_os::{File, holds};
 
 /// The longest wait for other threads to join a batch.
 const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
@@ -413,16 +413,13 @@ impl Engine {
         for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
             built.push(self.build_record(request, lsn, &mut run)?);
         }
-        self.set_attributes(&run.without_attribute, last_lsn)?;
+        let unflushed = self.set_attributes(&run.without_attribute, last_lsn)?;
         let records: Vec<Record> = built.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
         let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
             // Nothing to write; the empty overlays end here, so that the next commit does not take them for its own.
             (last_lsn, requests.len())
         } else {
-            let committed = match in_reserved {
-                true => journal.journal.commit_in_reserved(&records),
-                false => journal.journal.commit(&records),
-            };
+            let committed = self.write_records(&records, unflushed, journal, in_reserved);
             self.note_failure(&journal.journal);
             match committed? {
                 Committed::Records { first_lsn: first, n } => (first, n),
@@ -452,6 +449,28 @@ impl Engine {
             }
         }
         Ok(n)
+    }
+
+    /// Writes and flushes records, after the attributes that are not flushed, or with them.
+    fn write_records(
+        &self,
+        records: &[Record],
+        unflushed: Vec<Marked>,
+        journal: &mut JournalState,
+        in_reserved: bool,
+    ) -> Result<Committed> {
+        if !unflushed.is_empty()
+            && self.storage.keeps_order()
+            && let Some(committed) = journal.journal.commit_appended(records)?
+        {
+            unflushed.iter().for_each(|marked| marked.file.write().attribute_set = true);
+            return Ok(committed);
+        }
+        self.flush_attributes(unflushed)?;
+        match in_reserved {
+            true => journal.journal.commit_in_reserved(records),
+            false => journal.journal.commit(records),
+        }
     }
 
     /// A request as a record.
@@ -490,9 +509,9 @@ impl Engine {
         Ok(built)
     }
 
-    /// Gives files their attribute, durably, before the record of their first commit in this epoch.
-    fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<()> {
-        let one_by_one = flush_one_by_one(&*self.storage, files.len());
+    /// Gives files their attribute, before the record of their first commit in this epoch. Returns those of which it has to
+    /// be flushed before that record, or with it.
+    fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<Vec<Marked>> {
         let mut set = Vec::new();
         for file in files {
             let mut state = self.changeable(file)?;
@@ -513,21 +532,35 @@ impl Engine {
             state.last_lsn = checkpoint_lsn;
             state.applied_lsn = checkpoint_lsn;
             state.attribute_set = !self.is_durable();
-            if self.is_durable() && one_by_one {
-                set.push((file, data, path));
+            if self.is_durable() {
+                // A flush of many needs no descriptors.
+                let data = flush_one_by_one(&*self.storage, files.len()).then_some(data);
+                set.push(Marked { file: file.clone(), data, path });
             }
         }
-        // After all of them are set: on most file systems the first flush brings the others along.
-        for (file, data, path) in set {
-            data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
-            file.write().attribute_set = true;
-        }
-        if self.is_durable() && !one_by_one {
+        Ok(set)
+    }
+
+    /// Flushes attributes, all of which are set: on most file systems the first flush brings the others along.
+    fn flush_attributes(&self, files: Vec<Marked>) -> Result<()> {
+        if files.iter().any(|marked| marked.data.is_none()) {
             self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
-            files.iter().for_each(|file| file.write().attribute_set = true);
+        }
+        for Marked { file, data, path } in files {
+            if let Some(data) = data {
+                data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
+            }
+            file.write().attribute_set = true;
         }
         Ok(())
     }
+}
+
+/// A file with its attribute, which is not flushed.
+struct Marked {
+    file: Arc<SharedFile>,
+    data: Option<Arc<dyn File>>,
+    path: PathBuf,
 }
 
 // Fail.

@@ -118,17 +118,22 @@ impl State {
     /// forgotten; a direct write may or may not survive, so it stays pending.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         let of_file = |e: &Effect| slot.is_none_or(|slot| e.slot() == slot);
-        let hit: Vec<bool> = self
-            .pending
-            .iter()
-            .map(|e| of_file(e) && matches!(**e, Effect::Write { direct, .. } if how == Failed::Landed || !direct))
-            .collect();
-        let count = hit.iter().filter(|&&hit| hit).count();
+        let is_hit =
+            |e: &Effect| of_file(e) && matches!(*e, Effect::Write { direct, .. } if how == Failed::Landed || !direct);
+        let count = self.pending.iter().filter(|e| is_hit(e)).count();
         let landing = match how {
             Failed::Lost => 0,
             Failed::Half => count / 2,
             Failed::Landed => count,
         };
+        if matches!(self.options.profile, Profile::Ext4 | Profile::Xfs) {
+            // A new size that lands is behind the earlier entries of the log.
+            let lands = self.pending.iter().enumerate().filter(|(_, e)| is_hit(e)).take(landing);
+            if let Some((end, _)) = lands.filter(|(_, e)| e.resizes()).last() {
+                self.settle(self.pending.iter().enumerate().map(|(at, e)| at < end && e.is_logged()).collect());
+            }
+        }
+        let hit: Vec<bool> = self.pending.iter().map(|e| is_hit(e)).collect();
         let mut left = Vec::new();
         let mut seen = 0;
         for (effect, hit) in self.pending.iter().zip(&hit) {

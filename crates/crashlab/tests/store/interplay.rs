@@ -269,7 +269,10 @@ fn contents_whose_loss_a_commit_was_told_of_are_written_again() {
             failing.fail_writeback(Path::new("0"), Failed::Lost).unwrap();
             let plain: Vec<_> = (0..20).map(|n| store.open_file(format!("plain{n}")).unwrap()).collect();
             plain.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
-            store.syncv(&plain.iter().collect::<Vec<_>>()).expect_err("the flush was told");
+            let committed = store.syncv(&plain.iter().collect::<Vec<_>>());
+            // Where order is kept, a first commit flushes the journal alone.
+            let flushes_all = !matches!(profile, Profile::Ext4 | Profile::Xfs);
+            assert_eq!(committed.is_err(), flushes_all, "{profile:?}: who was told");
         });
         let many: Vec<_> = (0..20).map(|n| store.open_or_create(n.to_string()).unwrap()).collect();
         store.checkpoint().unwrap();

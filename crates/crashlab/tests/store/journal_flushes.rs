@@ -134,3 +134,61 @@ fn a_header_that_takes_no_attribute_is_closed_all_the_same() {
     }
     assert_eq!(refused, 1, "one of them is the header's");
 }
+
+/// Opens a store that was closed, changes a file for the first time, and again, closes.
+#[test]
+fn a_first_commit_is_one_flush_where_order_is_kept() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        disk.put("a", b"former").unwrap();
+        let store = roomy::open(&disk);
+        store.close().unwrap();
+        disk.settle();
+        let segment = disk.get(".untorn/journal/segment.0").unwrap().len();
+        let store = roomy::open(&disk);
+        let file = store.open_file("a").unwrap();
+        file.write_at(b"first", 0).unwrap();
+        let before = disk.counters().syncs;
+        file.commit().unwrap();
+        let ordered = matches!(profile, Profile::Ext4 | Profile::Xfs);
+        assert_eq!(disk.counters().syncs - before, if ordered { 1 } else { 2 }, "{profile:?}");
+        let appended = disk.get(".untorn/journal/segment.0").unwrap().len() - segment;
+        assert_eq!(appended > 0, ordered, "{profile:?}");
+        for cut in disk.snapshot().cuts(256, 1) {
+            let after = roomy::recovered(&disk.snapshot().power_cut(cut).disk);
+            assert_eq!(after.get("a").unwrap(), b"firstr", "{profile:?} {cut}");
+        }
+        file.write_at(b"second", 0).unwrap();
+        file.commit().unwrap();
+        drop(file);
+        store.close().unwrap();
+        assert_eq!(
+            disk.get(".untorn/journal/segment.0").unwrap().len(),
+            segment,
+            "{profile:?}: it has its length back"
+        );
+        for cut in disk.snapshot().cuts(256, 1) {
+            let after = disk.snapshot().power_cut(cut).disk;
+            assert_eq!(after.get("a").unwrap(), b"second", "{profile:?} {cut}");
+            assert_eq!(roomy::recovered(&after).get("a").unwrap(), b"second", "{profile:?} {cut}");
+        }
+    }
+}
+
+/// On a disk that is full, the journal cannot become longer: the first commit goes where there is room, after its attribute.
+#[test]
+fn a_first_commit_on_a_full_disk_goes_into_the_journal() {
+    let disk = roomy::disk(Profile::Xfs);
+    disk.put("a", b"former").unwrap();
+    roomy::open(&disk).close().unwrap();
+    let store = roomy::open(&disk);
+    let file = store.open_file("a").unwrap();
+    file.write_at(b"first", 0).unwrap();
+    disk.settle();
+    disk.fill_up(true, false);
+    let segment = disk.get(".untorn/journal/segment.0").unwrap().len();
+    file.commit().unwrap();
+    assert_eq!(disk.get(".untorn/journal/segment.0").unwrap().len(), segment);
+    let after = roomy::recovered(&disk.snapshot().power_cut(Cut::Nothing).disk);
+    assert_eq!(after.get("a").unwrap(), b"firstr");
+}

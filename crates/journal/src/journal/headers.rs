@@ -129,6 +129,7 @@ impl Journal {
         let current = &self.segments[self.current];
         header.start_segment = current.index;
         header.start_crc = current.first_block_crc.unwrap_or(0);
+        header.start_blocks = (current.bytes / BLOCK_BYTES as u64) as u32;
         header.clean = current.first_block_crc.is_some();
         header
     }
@@ -143,6 +144,7 @@ impl Journal {
         let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
         write.write()?;
         self.finish_truncate(write);
+        self.cut_segments();
         Ok(())
     }
 
@@ -163,6 +165,7 @@ impl Journal {
         // For copies of the store that lack attributes; not flushed.
         let _ = copy.write();
         self.finish_truncate(copy);
+        self.cut_segments();
         Ok(true)
     }
 

@@ -58,6 +58,16 @@ impl Journal {
         }
     }
 
+    /// Gives segments the lengths back that they had before commits were appended to them: the journal is empty. Not
+    /// flushed: of a segment that stays longer, the next opening sees that it is.
+    pub(super) fn cut_segments(&mut self) {
+        for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0) {
+            if segment.file.set_len(segment.bytes).is_ok() {
+                segment.appended = 0;
+            }
+        }
+    }
+
     pub(super) fn add_segment(&mut self, bytes: u64) -> Result<usize> {
         let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
         let durable = self.options.durable;
@@ -77,7 +87,7 @@ impl Journal {
             return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, file, last_lsn: 0, first_block_crc });
+        self.segments.push(Segment { index, bytes, appended: 0, file, last_lsn: 0, first_block_crc });
         Ok(self.segments.len() - 1)
     }
 }
