@@ -53,6 +53,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
         invariant::UNTOLD_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
+        invariant::LAYERS_APPLIED => Some("large_commits_lie_over_each_other"),
         invariant::KEYED_CHECKSUM => Some("contents_that_look_like_records_are_none"),
         invariant::MODES_LAST => Some("a_directory_that_is_closed_is_filled"),
         invariant::ONLY_CYCLES => Some("a_file_that_waits_keeps_its_place"),
@@ -97,6 +98,10 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
         invariant::RESTATED_WHOLE => Some(
             "not here: no enumerated program has changes that wait in an open store; \
              `a_commit_under_the_checkpoint_that_restates_its_file` fails without it",
+        ),
+        invariant::LAYERS_AS_MERGED => Some(
+            "not here: no program of one thread commits while layers are merged; \
+             `a_merged_copy_replaces_only_what_it_was_made_of` fails without it",
         ),
         invariant::STORES_SINCE_UNDO_FOUND => Some(
             "not here: no program of one thread stores during a rollback; `a_store_during_a_rollback_is_not_forgotten` \

@@ -129,6 +129,8 @@ impl Source {
 /// Changes of one file that lie over its older contents.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
+    /// Ranges that came all at once, in order, as long as no other one did: this is empty, or the map is.
+    run: Vec<(Range<u64>, Source)>,
     ranges: RangeMap<u64, Source>,
     /// The file's size, if this overlay changes it.
     pub size: Option<u64>,
@@ -138,9 +140,48 @@ pub struct Overlay {
 }
 
 impl Overlay {
+    /// Sets the sources of ranges, which are in order and apart from each other: where nothing lies behind the first of
+    /// them, much faster than one by one.
+    pub fn insert_all(&mut self, ranges: Vec<(Range<u64>, Source)>) {
+        debug_assert!(ranges.iter().all(|(range, _)| !range.is_empty()));
+        debug_assert!(ranges.is_sorted_by(|(one, _), (next, _)| one.end <= next.start));
+        let is_behind = |(last, _): &(Range<u64>, _)| ranges.first().is_none_or(|(first, _)| last.end <= first.start);
+        if !self.ranges.is_empty() || !self.run.last().is_none_or(is_behind) {
+            ranges.into_iter().for_each(|(range, source)| self.insert(range, source));
+            return;
+        }
+        for (range, source) in &ranges {
+            self.note_memory(range, source);
+        }
+        if self.run.is_empty() {
+            self.run = ranges;
+        } else {
+            self.run.extend(ranges);
+        }
+    }
+
+    fn note_memory(&mut self, range: &Range<u64>, source: &Source) {
+        if let Source::Bytes { .. } = source {
+            self.memory_bytes += range.end - range.start;
+            self.in_memory.push(range.clone());
+        }
+    }
+
+    /// The ranges as a map, to be changed.
+    fn map(&mut self) -> &mut RangeMap<u64, Source> {
+        for (range, source) in std::mem::take(&mut self.run) {
+            self.ranges.insert(range, source);
+        }
+        &mut self.ranges
+    }
+
     /// Nothing changed.
     pub fn is_empty(&self) -> bool {
-        self.size.is_none() && self.ranges.is_empty()
+        self.size.is_none() && self.has_no_ranges()
+    }
+
+    fn has_no_ranges(&self) -> bool {
+        self.run.is_empty() && self.ranges.is_empty()
     }
 
     /// Bytes of memory that the overlay was given; what was overwritten since counts too.
@@ -150,17 +191,24 @@ impl Overlay {
 
     /// The ranges in order.
     pub fn ranges(&self) -> impl Iterator<Item = (&Range<u64>, &Source)> {
-        self.ranges.iter()
+        self.run.iter().map(|(range, source)| (range, source)).chain(self.ranges.iter())
+    }
+
+    /// How many ranges there are.
+    pub fn ranges_len(&self) -> usize {
+        self.run.len() + self.ranges.len()
     }
 
     /// The ranges that touch a range, in order.
     pub fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = (&'a Range<u64>, &'a Source)> {
-        self.ranges.overlapping(range)
+        let first = self.run.partition_point(|(one, _)| one.end <= range.start);
+        let run = self.run[first..].iter().take_while(|(one, _)| one.start < range.end);
+        run.map(|(range, source)| (range, source)).chain(self.ranges.overlapping(range))
     }
 
     /// Bytes that differ from what is below, without the endless tail.
     pub fn changed_bytes(&self) -> u64 {
-        self.ranges.iter().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
+        self.ranges().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
     }
 
     /// Sets the source of a range. Does not change the size.
@@ -168,16 +216,13 @@ impl Overlay {
         if range.is_empty() {
             return;
         }
-        if let Source::Bytes { .. } = source {
-            self.memory_bytes += range.end - range.start;
-            self.in_memory.push(range.clone());
-        }
-        self.ranges.insert(range, source);
+        self.note_memory(&range, &source);
+        self.map().insert(range, source);
     }
 
     /// Sets the size and cuts what is beyond it, here and below.
     pub fn truncate(&mut self, size: u64) {
-        self.ranges.insert(size..NO_END, Source::Zero);
+        self.map().insert(size..NO_END, Source::Zero);
         self.size = Some(size);
     }
 
@@ -187,8 +232,9 @@ impl Overlay {
             *self = newer.clone();
             return;
         }
-        for (range, source) in newer.ranges.iter() {
-            self.ranges.insert(range.clone(), source.clone());
+        let ranges = self.map();
+        for (range, source) in newer.ranges() {
+            ranges.insert(range.clone(), source.clone());
         }
         self.size = newer.size.or(self.size);
         self.memory_bytes += newer.memory_bytes;
@@ -202,6 +248,7 @@ impl Overlay {
     /// Moves bytes from memory to a spill file; small ranges stay. After an error some have moved. What was moved
     /// before costs nothing.
     pub fn spill(&mut self, space: &mut SpillSpace, least_bytes: u64) -> Result<()> {
+        self.map();
         let candidates: RangeSet<u64> = self.in_memory.drain(..).collect();
         self.in_memory.extend(candidates.iter().cloned());
         let (mut stay, mut memory_bytes) = (Vec::new(), 0);
@@ -234,7 +281,7 @@ impl Overlay {
     /// The spill files that the overlay's ranges lie in, each once.
     pub fn spills(&self) -> Vec<Arc<Spill>> {
         let mut found: Vec<Arc<Spill>> = Vec::new();
-        for (_, source) in self.ranges.iter() {
+        for (_, source) in self.ranges() {
             if let Source::Spill { spill, .. } = source
                 && !found.iter().any(|e| Arc::ptr_eq(e, spill))
             {
@@ -246,13 +293,13 @@ impl Overlay {
 
     /// Whether any range lies in a segment of the journal.
     pub fn lies_in_log(&self) -> bool {
-        self.ranges.iter().any(|(_, source)| matches!(source, Source::Log { .. }))
+        self.ranges().any(|(_, source)| matches!(source, Source::Log { .. }))
     }
 
     /// The overlay with every range that lies in a segment of the journal in memory.
     pub fn without_log(&self) -> Result<Overlay> {
         let mut overlay = Overlay { size: self.size, ..Overlay::default() };
-        for (range, source) in self.ranges.iter() {
+        for (range, source) in self.ranges() {
             let mut source = source.clone();
             if let Source::Log { .. } = source {
                 let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -266,7 +313,7 @@ impl Overlay {
 
     /// The ranges of a spill file that the overlay refers to.
     pub fn used_of(&self, file: &Spill) -> RangeSet<u64> {
-        let used = self.ranges.iter().filter_map(|(range, source)| match source {
+        let used = self.ranges().filter_map(|(range, source)| match source {
             Source::Spill { spill, at, origin, .. } if std::ptr::eq(&**spill, file) => {
                 Some(at + (range.start - origin)..at + (range.end - origin))
             }
@@ -277,7 +324,14 @@ impl Overlay {
 
     /// Whether the overlay alone has all bytes of a range.
     pub fn covers(&self, range: &Range<u64>) -> bool {
-        self.ranges.gaps(range).next().is_none()
+        let mut at = range.start;
+        for (found, _) in self.overlapping(range) {
+            if found.start > at {
+                return false;
+            }
+            at = found.end;
+        }
+        at >= range.end
     }
 }
 
@@ -289,14 +343,14 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
     let all = offset..offset + buf.len() as u64;
     let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
     let within = |range: &Range<u64>| (range.start - offset) as usize..(range.end - offset) as usize;
-    for overlay in overlays.iter().filter(|overlay| !overlay.ranges.is_empty()) {
+    for overlay in overlays.iter().filter(|overlay| !overlay.has_no_ranges()) {
         if missing.is_empty() {
             return Ok(());
         }
         let mut below = Vec::with_capacity(missing.len());
         for range in missing {
             let mut at = range.start;
-            for (found, source) in overlay.ranges.overlapping(&range) {
+            for (found, source) in overlay.overlapping(&range) {
                 let part = found.start.max(range.start)..found.end.min(range.end);
                 source.copy_to(&mut buf[within(&part)], part.start)?;
                 if at < part.start {
@@ -407,6 +461,28 @@ mod tests {
             let (mut overlay, mut model) = (Overlay::default(), vec![0; 4096]);
             for n in 1..60 {
                 let mut newer = Overlay::default();
+                if rng.u8(..3) == 0 {
+                    // Many at once, over nothing, over others, or behind them.
+                    let (mut ranges, mut at) = (Vec::new(), rng.usize(..model.len() - 400));
+                    for _ in 0..rng.usize(0..8) {
+                        let end = at + rng.usize(1..20);
+                        model[at..end].fill(n);
+                        let source = Source::Bytes { bytes: Bytes::from(vec![n; end - at]), origin: at as u64 };
+                        ranges.push((at as u64..end as u64, source));
+                        at = end + rng.usize(..20);
+                    }
+                    let mut halves = [ranges.split_off(ranges.len() / 2), ranges];
+                    if rng.bool() {
+                        halves.reverse();
+                    }
+                    halves.into_iter().for_each(|half| newer.insert_all(half));
+                    assert!(newer.covers(&(0..0)), "seed {seed}, step {n}");
+                    newer.ranges().for_each(|(range, _)| {
+                        assert!(newer.covers(range), "seed {seed}, step {n}");
+                        assert!(!newer.covers(&(range.start..range.end + 400)), "seed {seed}, step {n}");
+                    });
+                    overlay.merge(&std::mem::take(&mut newer));
+                }
                 for _ in 0..rng.usize(1..4) {
                     let at = rng.usize(..model.len());
                     let end = at + rng.usize(1..=(model.len() - at).min(300));

@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// The most pieces in one call of `process_vm_readv` (`IOV_MAX`).
+/// The most pieces in one call of `process_vm_writev` (`IOV_MAX`).
 const PIECES_MOST: usize = 1024;
 
 pub(crate) struct LinuxMapping {
@@ -123,7 +123,7 @@ impl LinuxMapping {
         into.extend(addresses.into_iter().map(|r| r.start - base..r.end - base));
     }
 
-    /// Copies out through `/proc/self/mem`, where a filter forbids `process_vm_readv`.
+    /// Copies out through `/proc/self/mem`, where a filter forbids `process_vm_writev`.
     fn copy_out_by_file(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
         let memory = fs::open("/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         for piece in pieces {
@@ -265,18 +265,29 @@ impl Mapping for LinuxMapping {
     fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
         let pid = self.pid()?;
         for pieces in pieces.chunks_mut(PIECES_MOST) {
-            let here: Vec<_> = pieces.iter_mut().map(|p| iovec(p.into.as_mut_ptr(), p.into.len())).collect();
-            let there: Vec<_> = pieces
+            let from: Vec<_> = pieces
                 .iter()
                 .map(|p| {
                     let addresses = self.addresses(&(p.offset..p.offset + p.into.len() as u64));
                     iovec(addresses.start as *mut u8, p.into.len())
                 })
                 .collect();
-            let wanted: usize = pieces.iter().map(|p| p.into.len()).sum();
-            let n = here.len() as libc::c_ulong;
-            // SAFETY: the kernel writes to the pieces' exclusive buffers and checks what it reads from.
-            let got = unsafe { libc::process_vm_readv(pid, here.as_ptr(), n, there.as_ptr(), n, 0) };
+            // Buffers that lie one behind the other are one to the kernel, which pins the pages of each.
+            let mut into: Vec<libc::iovec> = Vec::new();
+            let mut wanted = 0;
+            for piece in pieces.iter_mut() {
+                let (start, len) = (piece.into.as_mut_ptr(), piece.into.len());
+                wanted += len;
+                match into.last_mut() {
+                    Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == start.cast() => last.iov_len += len,
+                    _ => into.push(iovec(start, len)),
+                }
+            }
+            let (n, m) = (from.len() as libc::c_ulong, into.len() as libc::c_ulong);
+            // The direction of a write: the mapping is what this process reads from, many places in one pass, and the
+            // buffers are what is pinned.
+            // SAFETY: the kernel checks what it reads from, and writes to the pieces' exclusive buffers.
+            let got = unsafe { libc::process_vm_writev(pid, from.as_ptr(), n, into.as_ptr(), m, 0) };
             match (got, Errno::from_io_error(&io::Error::last_os_error())) {
                 (-1, Some(Errno::PERM | Errno::NOSYS)) => self.copy_out_by_file(pieces)?,
                 (-1, Some(e)) => return Err(e.into()),

@@ -87,7 +87,7 @@ pub trait Mapping: Send + Sync {
     /// Appends the ranges of pages in `within` that have left the file: stored to and not dropped since.
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
     /// Copies bytes out of ranges that are shown or blank. `EFAULT` if some of their pages are gone. Hidden pages
-    /// are `EFAULT`, too, but Linux without `process_vm_readv` may return zeros.
+    /// are `EFAULT`, too, but Linux without `process_vm_writev` may return zeros.
     fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()>;
     /// Stores bytes in a range that is shown or blank. `EFAULT` if some of its pages are gone: those before
     /// them were stored. Linux may take a store to a hidden page, which nobody sees.

@@ -44,6 +44,9 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
     while engine.has_waiting() {
         engine.write_one_batch();
     }
+    if engine.merge_wanted.swap(false, Relaxed) {
+        engine.merge_layers();
+    }
     let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock()) || engine.checkpoint_failed.load(Relaxed);
     let mut failed = false;
     if wants_checkpoint && let Err(e) = engine.checkpoint() {

@@ -66,7 +66,7 @@ impl Part {
         // A commit wrote newer changes, too: older ones must not go over these.
         let mut overlay = (*self.overlay).clone();
         if holds(invariant::NEWEST_OVER_OLDER) {
-            overlay.merge(&state.content.committed);
+            state.content.committed.lay_over(&mut overlay);
         }
         Some(ToWrite { overlay: Arc::new(overlay), again, first: true })
     }
@@ -98,6 +98,8 @@ impl Engine {
     pub(crate) fn checkpoint(&self) -> Result<()> {
         let _turn = self.checkpoint_turn.lock();
         self.check_not_shut_down()?;
+        // What is left for the moment in which it begins is little.
+        self.merge_layers();
         let done = match self.begin_checkpoint()? {
             Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
             None => Ok(()),
@@ -111,6 +113,18 @@ impl Engine {
         }
         self.checkpoint_failed.store(done.is_err(), Relaxed);
         done
+    }
+
+    /// Merges the commits of each file that lie over each other, while others go on.
+    pub(crate) fn merge_layers(&self) {
+        let files: Vec<_> = self.journal.lock().dirty.values().cloned().collect();
+        for file in files {
+            let layers = file.read().content.committed.to_merge();
+            if let Some(layers) = layers {
+                let merged = layers.merged();
+                file.write().content.committed.replace(&layers, merged);
+            }
+        }
     }
 
     /// Begins a checkpoint: everything committed so far is its part. The caller has the turn.
@@ -131,7 +145,7 @@ impl Engine {
         for file in std::mem::take(&mut state.dirty).into_values() {
             let mut state = file.write();
             state.whole_pages.clear();
-            let committed = std::mem::take(&mut state.content.committed);
+            let committed = std::mem::take(&mut state.content.committed).into_merged();
             let earlier = state.content.applying.take();
             let again = earlier.is_some();
             let overlay = match earlier {

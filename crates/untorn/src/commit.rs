@@ -230,7 +230,8 @@ impl Engine {
         self.queue_changed.notify_all();
         self.batches.fetch_add(1, Relaxed);
         self.wakeup.note_commit();
-        if self.options.background && (wants_checkpoint || !queue.waiting.is_empty()) {
+        if self.options.background && (wants_checkpoint || self.merge_wanted.load(Relaxed) || !queue.waiting.is_empty())
+        {
             self.wakeup.wake();
         }
         queue
@@ -432,6 +433,9 @@ impl Engine {
                 let mut state = part.file.write();
                 if part.has_overlay {
                     state.finish_commit();
+                    if state.content.committed.wants_merge() {
+                        self.merge_wanted.store(true, Relaxed);
+                    }
                 }
                 state.whole_pages.extend(&part.whole_pages);
                 if part.index.is_some() {

@@ -89,7 +89,7 @@ impl Engine {
                 state.life = Life::Named;
                 state.attribute_set = true;
                 state.attribute_unsynced = true;
-                state.content.committed = last.overlay.clone();
+                state.content.committed = last.overlay.clone().into();
             }
         }
         for file in files {

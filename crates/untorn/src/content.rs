@@ -8,6 +8,7 @@
 //! data         the data file
 //! ```
 
+use crate::committed::Committed;
 use crate::invariant;
 use bytes::Bytes;
 use std::collections::{BTreeSet, VecDeque};
@@ -48,7 +49,7 @@ pub(crate) struct Content {
     pub path: PathBuf,
     pub write_set: Overlay,
     pub committing: VecDeque<Committing>,
-    pub committed: Overlay,
+    pub committed: Committed,
     pub applying: Option<Arc<Overlay>>,
     /// The data file, unless it was closed to save descriptors.
     pub data: Option<Arc<dyn File>>,
@@ -66,7 +67,7 @@ impl Content {
             path,
             write_set: Overlay::default(),
             committing: VecDeque::new(),
-            committed: Overlay::default(),
+            committed: Committed::default(),
             applying: None,
             data: None,
             base_size: 0,
@@ -80,7 +81,7 @@ impl Content {
         let mut overlays = Vec::with_capacity(4);
         overlays.push(&self.write_set);
         overlays.extend(self.committing.iter().rev().map(|commit| &*commit.overlay));
-        overlays.push(&self.committed);
+        overlays.extend(self.committed.overlays());
         overlays.extend(self.applying.as_deref());
         overlays.retain(|o| !o.is_empty());
         overlays
@@ -237,7 +238,7 @@ impl Content {
     pub(crate) fn with_whole_pages(&self, nth: usize, logged: &BTreeSet<u64>) -> Result<(Overlay, Vec<u64>)> {
         let mut overlay = (*self.committing[nth].overlay).clone();
         let older = self.committing.iter().take(nth).rev().map(|commit| &*commit.overlay);
-        let below: Vec<&Overlay> = older.chain([&self.committed]).chain(self.applying.as_deref()).collect();
+        let below: Vec<&Overlay> = older.chain(self.committed.overlays()).chain(self.applying.as_deref()).collect();
         let pages = changed_pages(&overlay).difference(logged).copied().collect::<Vec<_>>();
         self.fill_pages(&mut overlay, &pages, &below)?;
         Ok((overlay, pages))
@@ -247,7 +248,7 @@ impl Content {
     /// whole.
     pub(crate) fn pending(&self, whole_pages: bool) -> Result<Overlay> {
         let mut overlay = self.applying.as_deref().cloned().unwrap_or_default();
-        overlay.merge(&self.committed);
+        self.committed.lay_over(&mut overlay);
         if whole_pages {
             let pages = changed_pages(&overlay).into_iter().collect::<Vec<_>>();
             self.fill_pages(&mut overlay, &pages, &[])?;

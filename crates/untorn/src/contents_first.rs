@@ -91,7 +91,7 @@ impl Contents for ContentsFirst<'_> {
             data.sync_all(sync_point::ATTRIBUTE_NEW).context("flush the attribute of", &path)?;
         }
         let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
-        overlay.merge(&state.content.committed);
+        state.content.committed.lay_over(&mut overlay);
         state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: false });
         let least = engine.clone_bytes_least(&state);
         let applied =

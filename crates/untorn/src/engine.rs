@@ -72,6 +72,8 @@ pub(crate) struct Engine {
     pub room_wanted: AtomicBool,
     /// The last checkpoint failed: another one is due, whatever the journal holds.
     pub checkpoint_failed: AtomicBool,
+    /// Commits of some file lie over each other in many layers.
+    pub merge_wanted: AtomicBool,
     /// Room is set apart for quarantining the journal on a full disk.
     pub has_spare: AtomicBool,
 }

@@ -1,5 +1,6 @@
 //! One open file of a store: its content, its mapping, and how far its commits have come.
 
+use crate::committed::Committed;
 use crate::concurrency::{AtomicBool, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
@@ -401,14 +402,14 @@ impl FileState {
             written.is_all = false;
         }
         if self.life == Life::Named {
-            self.content.committed.merge(&commit.overlay);
+            self.content.committed.lay(commit.overlay);
         }
     }
 
     /// The oldest commit on its way may be in the journal or not: it shows, and is never applied.
     pub(crate) fn finish_commit_unknown(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
-        self.content.committed.merge(&commit.overlay);
+        self.content.committed.lay(commit.overlay);
         self.outcome_unknown = true;
     }
 
@@ -445,7 +446,7 @@ impl FileState {
     pub(crate) fn be_gone(&mut self) {
         self.life = Life::Gone;
         self.content.write_set = Overlay::default();
-        self.content.committed = Overlay::default();
+        self.content.committed = Committed::default();
         self.content.data = None;
     }
 

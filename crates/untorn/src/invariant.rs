@@ -41,6 +41,10 @@ untorn_os::invariants! {
     UNTOLD_STAYS_OUT,
     /// Tracker `told`: the allocator of a heap tells of its own stores.
     HEAP_TELLS,
+    /// Large commits that lie in layers are a part of what a checkpoint applies, each over those before it.
+    LAYERS_APPLIED,
+    /// A merged copy of layers takes the place of nothing but the layers that it was made of.
+    LAYERS_AS_MERGED,
     /// A range that is zeroed is zero in memory from that moment, so that what is stored there later stays.
     ZEROED_AT_ONCE,
     /// A new heap's size and header are one commit.

@@ -26,6 +26,7 @@ mod background;
 mod carried;
 mod checkpoint;
 mod commit;
+mod committed;
 mod committed_names;
 mod completion;
 mod concurrency;

@@ -93,6 +93,7 @@ impl OpenStore {
             checkpointing: AtomicBool::new(false),
             room_wanted: AtomicBool::new(false),
             checkpoint_failed: AtomicBool::new(false),
+            merge_wanted: AtomicBool::new(false),
             has_spare: AtomicBool::new(has_spare),
         });
         engine.take_over(carried);

@@ -62,10 +62,12 @@ pub(crate) struct Region {
     /// Private pages by offset, some with the content that they had when they were last compared.
     pages: HashMap<u64, Option<Box<[u8]>>>,
     copies_bytes: u64,
-    /// Pages found to be stored to whose stores are not staged yet. With the tracker `told`: the bytes themselves.
+    /// Pages found to be stored to whose stores are not staged yet.
     found: RangeSet<u64>,
     /// What the program told of and nobody has taken yet.
     told: Arc<Told>,
+    /// What was taken of it and is not staged yet: bytes in order, and never pages.
+    taken: Vec<Range<u64>>,
     /// Set: stores that were not told of are looked for.
     checked: Option<told::Checked>,
     /// Ranges that were undone in the overlays and not in memory, and why: no commit goes through before memory follows.
@@ -104,6 +106,7 @@ impl Region {
             copies_bytes: 0,
             found: RangeSet::new(),
             told: Arc::new(Told::new(is_told)),
+            taken: Vec::new(),
             checked: None,
             owed: None,
             copies: Vec::new(),
@@ -275,6 +278,7 @@ impl Region {
     fn forget(&mut self, range: Range<u64>) {
         self.shown.remove(range.clone());
         self.found.remove(range.clone());
+        told::remove(&mut self.taken, &range);
         self.drop_pages(&range);
     }
 
@@ -413,10 +417,14 @@ impl Region {
 
     /// These bytes may have changed, whatever the tracker says.
     pub(crate) fn mark(&mut self, range: Range<u64>) {
-        let range = if self.is_told() { range } else { self.pages_of(&range) };
-        let range = range.start..range.end.min(self.accessible);
-        if range.start < range.end {
-            self.found.insert(range);
+        let end = self.accessible;
+        if self.is_told() {
+            self.told.note(range.start..range.end.min(end));
+            return;
+        }
+        let pages = self.pages_of(&range);
+        if pages.start < pages.end.min(end) {
+            self.found.insert(pages.start..pages.end.min(end));
         }
     }
 
@@ -466,13 +474,14 @@ impl Region {
         if end == 0 {
             return Ok(());
         }
+        self.told.take(self.accessible, &mut self.taken);
         let mut free = RangeSet::new();
         let pages = self.pages.keys().filter(|at| **at < end);
         pages.for_each(|at| free.insert(*at..at + page));
         self.shown.gaps(&(0..end)).for_each(|gap| free.insert(gap));
         let (zeros, bytes) =
             changed_ranges(&value_if_holds(invariant::KNOWN_PAGES_STAY, content.overlays()), &(0..end));
-        for range in zeros.iter().chain(bytes.iter()).chain(self.found.iter()) {
+        for range in zeros.iter().chain(bytes.iter()).chain(self.found.iter()).chain(&self.taken) {
             free.remove(self.pages_of(range));
         }
         let fail = |e| self.fail(content, "drop pages of", e);

@@ -18,6 +18,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_file_that_waits_keeps_its_place", name_scenarios::a_file_that_waits_keeps_its_place),
     ("a_racing_store_is_in_this_commit_or_the_next", store_scenarios::a_racing_store_is_in_this_commit_or_the_next),
     ("what_was_not_told_is_in_no_commit", store_scenarios::what_was_not_told_is_in_no_commit),
+    ("large_commits_lie_over_each_other", store_scenarios::large_commits_lie_over_each_other),
     ("what_is_spilled_is_overwritten_by_nothing_else", store_scenarios::what_is_spilled_is_overwritten_by_nothing_else),
     ("what_is_half_made_has_no_second_name", store_scenarios::what_is_half_made_has_no_second_name),
     ("a_name_shows_what_is_committed", store_scenarios::a_name_shows_what_is_committed),

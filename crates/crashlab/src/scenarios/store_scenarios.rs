@@ -162,6 +162,41 @@ pub(crate) fn what_was_not_told_is_in_no_commit() -> Result<(), String> {
     Ok(())
 }
 
+/// Commits of so many ranges that each stays as it came until a checkpoint, with small ones in between: of every byte
+/// the newest is in the file, recovered and after a checkpoint.
+pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
+    const PLACES: usize = 100;
+    let disk = SimDisk::new(Options::default());
+    disk.put("a", &[b'.'; PLACES * 16]).map_err(|e| e.to_string())?;
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_file("a").map_err(failed)?;
+    let options = MapOptions::new().tracker(Tracker::Told).address_space(1 << 16);
+    let map = file.map_with(&options).map_err(failed)?;
+    let mut wanted = vec![b'.'; PLACES * 16];
+    for round in 0..20 {
+        // Every second or third place, or one.
+        let every = if round % 5 == 4 { PLACES } else { 2 + round % 2 };
+        for at in (round % 3..PLACES).step_by(every).map(|place| place * 16 + round % 8) {
+            wanted[at..at + 4].fill(b'a' + round as u8);
+            disk.store(map.as_ptr().wrapping_add(at), &wanted[at..at + 4]).map_err(|e| e.to_string())?;
+            map.touch(map.as_ptr().wrapping_add(at), 4).map_err(failed)?;
+        }
+        map.msync().map_err(failed)?;
+        let after = disk.fork();
+        after.settle();
+        after.power_cut(crate::Cut::Nothing);
+        open(&after, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+        is_shown(&after, "a", &wanted).map_err(|e| format!("round {round}, recovered: {e}"))?;
+        if round % 7 == 6 {
+            store.checkpoint().map_err(failed)?;
+            is_shown(&disk, "a", &wanted).map_err(|e| format!("round {round}, checkpoint: {e}"))?;
+        }
+    }
+    drop((map, file));
+    store.close().map_err(failed)?;
+    is_shown(&disk, "a", &wanted)
+}
+
 /// A large change that is changed again and again leaves another large change of the same commit alone.
 pub(crate) fn what_is_spilled_is_overwritten_by_nothing_else() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());

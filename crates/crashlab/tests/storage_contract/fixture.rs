@@ -19,7 +19,7 @@ pub enum Difference {
     /// Linux: [`untorn_os::Mapping::copy_in`] may store into a page that is hidden, where nobody sees it. The
     /// simulated disk says `EFAULT`.
     HiddenPagesMayTakeStores,
-    /// Linux without `process_vm_readv`: a page that is hidden may be loaded. Elsewhere it is `EFAULT`.
+    /// Linux without `process_vm_writev`: a page that is hidden may be loaded. Elsewhere it is `EFAULT`.
     HiddenPagesMayBeLoaded,
     /// Linux, tracker `scan`: a page that was loaded for the first time may be told of as if it had been stored to.
     LoadedPagesMayCountAsStoredTo,

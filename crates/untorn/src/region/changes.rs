@@ -1,6 +1,6 @@
 //! From stores in memory to staged changes: find the pages, copy them once, compare, stage what differs.
 
-use super::{COPIES_BYTES_MAX, Region};
+use super::{COPIES_BYTES_MAX, Region, told};
 use crate::content::{Content, SpillSink, edited};
 use crate::invariant;
 use bytes::Bytes;
@@ -40,7 +40,7 @@ impl Region {
     /// Asks which pages were stored to. What the tracker has told it does not tell again.
     pub(crate) fn find_stores(&mut self, content: &Content) -> Result<()> {
         if self.is_told() {
-            self.told.take(self.accessible, &mut self.found);
+            self.told.take(self.accessible, &mut self.taken);
             return Ok(());
         }
         let mut found = Vec::new();
@@ -60,8 +60,13 @@ impl Region {
     /// Pages that were stored to and are not staged yet.
     pub(crate) fn stored(&mut self, content: &Content) -> Result<Vec<Range<u64>>> {
         self.find_stores(content)?;
-        let pages: RangeSet<u64> = self.found.iter().map(|range| self.pages_of(range)).collect();
+        let pages: RangeSet<u64> = self.unstaged().map(|range| self.pages_of(range)).collect();
         Ok(pages.into_iter().collect())
+    }
+
+    /// What was found or told of, and is not staged yet.
+    fn unstaged(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.found.iter().chain(&self.taken)
     }
 
     /// Appends those pages of a range that do not show the file any more.
@@ -199,7 +204,7 @@ impl Region {
     }
 
     fn stage_found(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
-        if self.found.is_empty() {
+        if self.unstaged().next().is_none() {
             return Ok(());
         }
         self.check_unchanged(content)?;
@@ -316,12 +321,12 @@ impl Region {
         self.find_stores(content)?;
         let (page, base) = (self.page(), self.mapping.address() as usize);
         let mut pages: Vec<u64> =
-            self.found.iter().flat_map(|range| self.pages_of(range).step_by(page as usize)).collect();
+            self.unstaged().flat_map(|range| self.pages_of(range).step_by(page as usize)).collect();
         pages.dedup();
         for pages in pages.chunks(LOT_PAGES) {
             let copies = self.copies(content, pages)?;
             let mut race = None;
-            let expected = |offset: &u64| !self.is_told() || self.found.contains(offset);
+            let expected = |offset: &u64| !self.is_told() || told::contains(&self.taken, *offset);
             self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
                 let mut bytes = (at..).zip(copy.iter().zip(base));
                 let differs = bytes.find(|(offset, (a, b))| a != b && expected(offset)).map(|(offset, _)| offset);

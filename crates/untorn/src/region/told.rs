@@ -70,7 +70,7 @@ impl Told {
 
     /// Notes a range of the file, which lies before the end.
     #[inline]
-    fn note(&self, range: Range<u64>) {
+    pub(super) fn note(&self, range: Range<u64>) {
         if self.is_on() && range.start < range.end {
             self.lists[list_of_thread()].0.lock().note(range);
         }
@@ -89,21 +89,18 @@ impl Told {
         }
     }
 
-    /// Takes what was told so far, as far as it lies before `end`.
-    pub(super) fn take(&self, end: u64, into: &mut RangeSet<u64>) {
-        let mut all = Vec::new();
+    /// Takes what was told so far, as far as it lies before `end`: adds it to ranges that are in order and do not meet.
+    pub(super) fn take(&self, end: u64, into: &mut Vec<Range<u64>>) {
+        let taken = into.len();
         for list in &self.lists {
             let mut list = list.0.lock();
-            all.append(&mut list.ranges);
+            into.append(&mut list.ranges);
             list.tidy_at = TIDY_AT;
             list.ranges.shrink_to(4 * TIDY_AT);
         }
-        tidy(&mut all);
-        for range in all {
-            let range = range.start..range.end.min(end);
-            if range.start < range.end {
-                into.insert(range);
-            }
+        if into.len() > taken {
+            tidy(into);
+            clip(into, end);
         }
     }
 }
@@ -127,7 +124,7 @@ impl Ranges {
 }
 
 /// Sorts ranges and joins those that meet.
-fn tidy(ranges: &mut Vec<Range<u64>>) {
+pub(super) fn tidy(ranges: &mut Vec<Range<u64>>) {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, last| {
         let meet = next.start <= last.end;
@@ -136,6 +133,28 @@ fn tidy(ranges: &mut Vec<Range<u64>>) {
         }
         meet
     });
+}
+
+/// Leaves of ranges in order what lies before an end.
+pub(super) fn clip(ranges: &mut Vec<Range<u64>>, end: u64) {
+    ranges.truncate(ranges.partition_point(|range| range.start < end));
+    if let Some(last) = ranges.last_mut() {
+        last.end = last.end.min(end);
+    }
+}
+
+/// Takes bytes out of ranges in order.
+pub(super) fn remove(ranges: &mut Vec<Range<u64>>, gone: &Range<u64>) {
+    let first = ranges.partition_point(|range| range.end <= gone.start);
+    let end = ranges.partition_point(|range| range.start < gone.end).max(first);
+    let parts = |range: &Range<u64>| [range.start..gone.start, gone.end..range.end];
+    let left: Vec<Range<u64>> = ranges[first..end].iter().flat_map(parts).filter(|part| !part.is_empty()).collect();
+    ranges.splice(first..end, left);
+}
+
+/// Whether one of ranges in order has a byte.
+pub(super) fn contains(ranges: &[Range<u64>], offset: u64) -> bool {
+    ranges.get(ranges.partition_point(|range| range.end <= offset)).is_some_and(|range| range.start <= offset)
 }
 
 /// What becomes of a store that was not told of.
@@ -168,9 +187,9 @@ mod tests {
     use super::*;
 
     fn taken(told: &Told, end: u64) -> Vec<Range<u64>> {
-        let mut into = RangeSet::new();
+        let mut into = Vec::new();
         told.take(end, &mut into);
-        into.iter().cloned().collect()
+        into
     }
 
     #[test]
@@ -182,6 +201,37 @@ mod tests {
         let off = Told::new(false);
         off.note(1..2);
         assert_eq!(taken(&off, 360), []);
+    }
+
+    #[test]
+    fn ranges_in_order_are_a_set_of_bytes() {
+        for seed in 0..300 {
+            let rng = &mut fastrand::Rng::with_seed(seed);
+            let range = |rng: &mut fastrand::Rng| {
+                let start = rng.u64(..100);
+                start..start + rng.u64(1..20)
+            };
+            let told = Told::new(true);
+            let (mut ranges, mut model) = (Vec::new(), [false; 140]);
+            for _ in 0..20 {
+                let bytes = range(rng);
+                let (within, told_of) = (bytes.start as usize..bytes.end as usize, rng.u8(..3) > 0);
+                match told_of {
+                    true => told.note(bytes),
+                    false => remove(&mut ranges, &bytes),
+                }
+                model[within].fill(told_of);
+                told.take(u64::MAX, &mut ranges);
+                let found: Vec<bool> = (0..140).map(|offset| contains(&ranges, offset)).collect();
+                assert_eq!(found, model, "seed {seed}: {ranges:?}");
+                assert!(ranges.is_sorted_by(|one, next| one.start < one.end && one.end <= next.start), "{ranges:?}");
+            }
+            let end = rng.u64(..140);
+            clip(&mut ranges, end);
+            let found: Vec<bool> = (0..140).map(|offset| contains(&ranges, offset)).collect();
+            model[end as usize..].fill(false);
+            assert_eq!(found, model, "seed {seed}: {ranges:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Region;
 use super::changes::Copies;
+use super::told::tidy;
 use crate::content::{Content, SpillSink};
 use crate::invariant;
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use untorn_os::{Piece, holds, value_if_holds};
 
 /// Bytes that are copied and staged at once, and ranges.
 const LOT_BYTES: u64 = 1 << 20;
-const LOT_RANGES: usize = 1024;
+const LOT_RANGES: usize = 1 << 14;
 /// Bytes that are copied at one moment at most; of more the rest is staged before the program goes on.
 const COPIES_MOST: u64 = 64 << 20;
 
@@ -20,61 +21,73 @@ fn len_of(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-impl Region {
-    /// The first ranges that were told of, no more than a lot.
-    fn first_lot(&self) -> Vec<Range<u64>> {
-        let (mut lot, mut bytes) = (Vec::new(), 0);
-        for range in self.found.iter().take(LOT_RANGES) {
-            let range = range.start..range.end.min(range.start + LOT_BYTES - bytes);
-            bytes += range.end - range.start;
-            lot.push(range);
-            if bytes == LOT_BYTES {
-                break;
-            }
+/// The first of these ranges, no more than a lot; the last may be a part of one.
+fn first_lot(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let (mut lot, mut bytes) = (Vec::new(), 0);
+    for range in ranges.iter().take(LOT_RANGES) {
+        let range = range.start..range.end.min(range.start + LOT_BYTES - bytes);
+        bytes += range.end - range.start;
+        lot.push(range);
+        if bytes == LOT_BYTES {
+            break;
         }
-        lot
     }
+    lot
+}
 
+impl Region {
     /// Exactly what was told of is staged: whole lines, as they are compared with the other trackers, would have more.
     fn add_lines(&mut self) {
         if !holds(invariant::UNTOLD_STAYS_OUT) {
-            let lines = |range: &Range<u64>| range.start / 64 * 64..range.end.next_multiple_of(64).min(self.accessible);
-            self.found = self.found.iter().map(lines).collect();
+            for range in &mut self.taken {
+                *range = range.start / 64 * 64..range.end.next_multiple_of(64).min(self.accessible);
+            }
+            tidy(&mut self.taken);
         }
     }
 
     /// Stages what was told of, as it is in memory now.
     pub(super) fn stage_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         self.add_lines();
-        loop {
-            let lot = self.first_lot();
-            if lot.is_empty() {
-                return Ok(());
-            }
-            if !holds(invariant::TOLD_UNTIL_STAGED) {
-                lot.iter().for_each(|range| self.found.remove(range.clone()));
-            }
+        let mut taken = std::mem::take(&mut self.taken);
+        let (mut staged, mut done) = (0, Ok(()));
+        while staged < taken.len() && done.is_ok() {
+            let lot = first_lot(&taken[staged..]);
             let mut bytes = vec![0; len_of(&lot) as usize];
-            self.copy_ranges_out(content, &lot, &mut bytes)?;
-            self.stage_told_lot(content, sink, unit, &lot, bytes)?;
+            done = self.copy_ranges_out(content, &lot, &mut bytes);
+            if done.is_ok() {
+                done = self.stage_told_lot(content, sink, unit, &lot, bytes);
+            }
+            // What cannot be staged stays, for the next commit.
+            if done.is_ok() || !holds(invariant::TOLD_UNTIL_STAGED) {
+                staged += lot.len();
+                let (whole, last) = (&mut taken[staged - 1], &lot[lot.len() - 1]);
+                if last.end < whole.end {
+                    whole.start = last.end;
+                    staged -= 1;
+                }
+            }
         }
+        taken.drain(..staged);
+        self.taken = taken;
+        done
     }
 
     /// Copies what was told of, all as it is at this moment.
     pub(super) fn copy_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
         self.find_stores(content)?;
-        if self.found.iter().map(|range| range.end - range.start).sum::<u64>() > COPIES_MOST {
+        if len_of(&self.taken) > COPIES_MOST {
             self.check_unchanged(content)?;
             self.stage_told(content, sink, unit)?;
         }
         self.add_lines();
-        let ranges: Vec<Range<u64>> = self.found.iter().cloned().collect();
+        let ranges = self.taken.clone();
         let mut bytes = vec![0; len_of(&ranges) as usize];
         self.copy_ranges_out(content, &ranges, &mut bytes)?;
         Ok(Copies { pages: Vec::new(), ranges, bytes })
     }
 
-    /// Stages copies, of bytes that nobody has staged since.
+    /// Stages copies, which are of all that was taken.
     pub(super) fn stage_told_copies(
         &mut self,
         content: &mut Content,
@@ -86,17 +99,9 @@ impl Region {
             return Ok(());
         }
         self.check_unchanged(content)?;
-        let (mut ranges, mut bytes, mut from) = (Vec::new(), Vec::with_capacity(copies.bytes.len()), 0);
-        for copied in copies.ranges {
-            for told in self.found.overlapping(&copied) {
-                let part = told.start.max(copied.start)..told.end.min(copied.end);
-                let at = from + (part.start - copied.start) as usize;
-                bytes.extend_from_slice(&copies.bytes[at..at + (part.end - part.start) as usize]);
-                ranges.push(part);
-            }
-            from += (copied.end - copied.start) as usize;
-        }
-        self.stage_told_lot(content, sink, unit, &ranges, bytes)
+        self.stage_told_lot(content, sink, unit, &copies.ranges, copies.bytes)?;
+        self.taken.clear();
+        Ok(())
     }
 
     /// Stages bytes of ranges that were told of. What follows on the same page or line is not theirs.
@@ -110,7 +115,7 @@ impl Region {
     ) -> Result<()> {
         let (page, size) = (self.page(), content.size());
         let bytes = Bytes::from(bytes);
-        let mut staged: Vec<(Range<u64>, Bytes)> = Vec::with_capacity(ranges.len());
+        let mut staged: Vec<(Range<u64>, Source)> = Vec::with_capacity(ranges.len());
         let mut from = 0;
         for range in ranges {
             let len = (range.end - range.start) as usize;
@@ -120,19 +125,15 @@ impl Region {
                 let bytes = bytes.slice(from..from + (inside.end - inside.start) as usize);
                 match unit {
                     1 => self.differing(content, inside, &bytes, &mut staged)?,
-                    _ => staged.push((inside, bytes)),
+                    _ => staged.push((inside.clone(), Source::Bytes { bytes, origin: inside.start })),
                 }
             }
             from += len;
         }
-        for (range, bytes) in staged {
-            let origin = range.start;
-            content.write_set.insert(range, Source::Bytes { bytes, origin });
-        }
+        content.write_set.insert_all(staged);
         for range in ranges {
             let pages = self.pages_of(range).step_by(page as usize);
             pages.for_each(|at| _ = self.pages.entry(at).or_default());
-            self.found.remove(range.clone());
         }
         content.bound_memory(sink)
     }
@@ -144,7 +145,7 @@ impl Region {
         content: &Content,
         range: Range<u64>,
         bytes: &Bytes,
-        into: &mut Vec<(Range<u64>, Bytes)>,
+        into: &mut Vec<(Range<u64>, Source)>,
     ) -> Result<()> {
         let mut base = vec![0; bytes.len()];
         let overlays = value_if_holds(invariant::COMPARE_WITH_VIEW, content.overlays());
@@ -153,7 +154,9 @@ impl Region {
         while let Some(skipped) = bytes[at..].iter().zip(&base[at..]).position(|(a, b)| a != b) {
             let start = at + skipped;
             let end = start + bytes[start..].iter().zip(&base[start..]).take_while(|(a, b)| a != b).count();
-            into.push((range.start + start as u64..range.start + end as u64, bytes.slice(start..end)));
+            let origin = range.start + start as u64;
+            let source = Source::Bytes { bytes: bytes.slice(start..end), origin };
+            into.push((origin..range.start + end as u64, source));
             at = end;
         }
         Ok(())

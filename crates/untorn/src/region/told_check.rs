@@ -5,7 +5,7 @@
 
 use super::Region;
 use super::changes::LOT_PAGES;
-use super::told::{Checked, ToldCheck};
+use super::told::{self, Checked, ToldCheck};
 use crate::content::Content;
 use crate::invariant;
 use std::fmt::Write;
@@ -58,7 +58,7 @@ impl Region {
             self.compare(invariant::COMPARE_WITH_VIEW, content, lot, &copies, |at, copy, base| {
                 for (offset, _) in (at..size).zip(copy.iter().zip(base)).filter(|(_, (a, b))| a != b) {
                     match untold.last_mut() {
-                        _ if self.found.contains(&offset) => {}
+                        _ if told::contains(&self.taken, offset) => {}
                         Some(last) if offset - last.end <= NEAR_BYTES => last.end = offset + 1,
                         _ => untold.push(offset..offset + 1),
                     }

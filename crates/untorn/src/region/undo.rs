@@ -23,6 +23,7 @@ impl Region {
     pub(crate) fn discard(&mut self, content: &mut Content) -> Result<()> {
         let found = self.find_stores(content);
         let mut undone = std::mem::take(&mut self.found);
+        std::mem::take(&mut self.taken).into_iter().for_each(|range| undone.insert(range));
         if self.tracker() == Tracker::Told && !holds(invariant::TOLD_UNDONE) {
             undone = RangeSet::new();
         }

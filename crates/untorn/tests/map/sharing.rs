@@ -101,7 +101,8 @@ fn a_racing_store_is_never_torn() {
     with_trackers(|tracker| {
         let dir = directory();
         let (store, _file, map) = mapped(dir.path(), 2, &MapOptions::new().tracker(tracker));
-        let (address, stop) = (map.as_mut_ptr() as usize, std::sync::atomic::AtomicBool::new(false));
+        let (address, started, stop) =
+            (map.as_mut_ptr() as usize, std::sync::Barrier::new(2), std::sync::atomic::AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut n = 0u64;
@@ -109,8 +110,13 @@ fn a_racing_store_is_never_torn() {
                     n += 1;
                     // SAFETY: aligned, inside the map, which outlives the thread.
                     unsafe { (address as *mut u64).add(8).write_volatile(n) };
+                    tell(&map, 64, 8);
+                    if n == 1 {
+                        started.wait();
+                    }
                 }
             });
+            started.wait();
             let mut last = 0;
             for _ in 0..200 {
                 map.msync().expect("msync");

@@ -66,6 +66,55 @@ fn a_commit_has_exactly_what_was_told() {
 }
 
 #[test]
+fn ranges_may_be_many_and_large() {
+    let dir = directory();
+    let (store, _file, map) = mapped(dir.path(), 1500, &told());
+    let mut wanted: Vec<u8> = (0..1500 * PAGE).map(|at| (at / PAGE) as u8).collect();
+    // More ranges than are staged at once, and then one of more bytes than are.
+    for at in (0..400 * PAGE).step_by(48) {
+        wanted[at..at + 8].fill(1);
+        poke(&map, at, &[1; 8]);
+    }
+    let large = 401 * PAGE + 7..1499 * PAGE + 9;
+    wanted[large.clone()].fill(2);
+    fill(&map, large, 2);
+    for round in 3..6 {
+        map.msync().expect("msync");
+        assert!(committed(dir.path(), &store) == wanted, "round {round}");
+        // Over those, and between them.
+        for at in (round..400 * PAGE).step_by(1001) {
+            wanted[at..at + 30].fill(round as u8);
+            poke(&map, at, &[round as u8; 30]);
+        }
+    }
+}
+
+#[test]
+fn what_is_told_behind_the_end_is_no_part_of_the_file() {
+    let dir = directory();
+    let (store, _file, map) = mapped(dir.path(), 2, &told());
+    map.resize(PAGE as u64 + 100).expect("shrink");
+    map.msync().expect("msync");
+    // Behind the end: nothing to commit.
+    poke_last_page(&map, PAGE + 200, &[b'y'; 20]);
+    let before = store.status();
+    map.msync().expect("msync");
+    let after = store.status();
+    assert_eq!((after.lsn, after.journal_bytes_written), (before.lsn, before.journal_bytes_written));
+    // Over the end, and behind it.
+    poke_last_page(&map, PAGE + 90, &[b'x'; 20]);
+    poke_last_page(&map, PAGE + 200, &[b'y'; 20]);
+    map.msync().expect("msync");
+    let disk = committed(dir.path(), &store);
+    assert_eq!((disk.len(), &disk[PAGE + 90..]), (PAGE + 100, &[b'x'; 10][..]));
+    map.resize(2 * PAGE as u64).expect("grow");
+    map.msync().expect("msync");
+    let disk = committed(dir.path(), &store);
+    assert_eq!((disk.len(), &disk[PAGE + 90..PAGE + 100]), (2 * PAGE, &[b'x'; 10][..]));
+    assert!(disk[PAGE + 100..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn it_may_be_told_before_and_after_and_without_a_store() {
     let dir = directory();
     let (store, file, map) = mapped(dir.path(), 600, &told());
