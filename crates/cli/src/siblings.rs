@@ -29,6 +29,8 @@ pub enum Other {
     Mount,
     Umount,
     Sync,
+    Import,
+    Export,
     Bench,
     Demo,
 }
@@ -41,6 +43,8 @@ impl Other {
             Other::Mount => "mount",
             Other::Umount => "umount",
             Other::Sync => "sync",
+            Other::Import => "import",
+            Other::Export => "export",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -54,6 +58,8 @@ impl Other {
             Other::Mount => ("untorn-mount", None),
             Other::Umount => ("untorn-mount", Some("umount")),
             Other::Sync => ("untorn-mount", Some("sync")),
+            Other::Import => ("untorn-mount", Some("import")),
+            Other::Export => ("untorn-mount", Some("export")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
 /// Which are programs of their own.
-const OTHERS: [&str; 7] = ["crashtest", "xsync", "mount", "umount", "sync", "bench", "demo"];
+const OTHERS: [&str; 9] = ["crashtest", "xsync", "mount", "umount", "sync", "import", "export", "bench", "demo"];
 const HIDDEN: [&str; 1] = ["man"];
 
 #[test]
@@ -93,6 +93,8 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
         ("mount", "untorn-mount", ""),
         ("umount", "untorn-mount", "umount "),
         ("sync", "untorn-mount", "sync "),
+        ("import", "untorn-mount", "import "),
+        ("export", "untorn-mount", "export "),
         ("bench", "untorn-bench", ""),
         ("demo", "untorn-bench", "demo "),
     ] {

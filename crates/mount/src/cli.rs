@@ -1,7 +1,7 @@
 //! The command line: help, completions and manual pages all come from here.
 
 use crate::mount_point::{self, Allowed};
-use crate::{daemon, daemon_start, sync_paths};
+use crate::{daemon, daemon_start, export, import, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -55,6 +55,8 @@ struct Cli {
 enum Command {
     Umount(Umount),
     Sync(Sync),
+    Import(Import),
+    Export(Export),
     Completions(Completions),
     Man(Man),
 }
@@ -104,6 +106,35 @@ struct Sync {
     paths: Vec<PathBuf>,
 }
 
+/// Make a store that can be mounted of a plain tree: all of it or nothing.
+///
+/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners and extended attributes are kept;
+/// blocks are shared where the file system can. Access lists (ACL) are left out, as a mounted store has none: what only a
+/// list allows is not allowed any more, and the command says how many there were.
+#[derive(Args)]
+struct Import {
+    /// The tree: a directory in which nobody writes meanwhile.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+    /// The store to be made: a new or an empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+}
+
+/// Make a plain tree of a store that can be mounted: all of it or nothing.
+///
+/// The store stays as it is, and may not be mounted meanwhile. What the user or the file system cannot keep (owners and
+/// attributes of the system, unless this is root) is left out, and the command says how often. Devices need root.
+#[derive(Args)]
+struct Export {
+    /// The store.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// The tree to be made: a new or an empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    to: PathBuf,
+}
+
 /// Runs the command that this process was started with.
 pub fn run(open: Open) -> Result<Output, Failure> {
     let cli = Cli::parse();
@@ -112,6 +143,8 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Man(man)), _) => return man.run(Cli::command()),
         (Some(Command::Umount(umount)), _) => umount.run(),
         (Some(Command::Sync(sync)), _) => sync_paths::sync(&sync.paths).map(|()| Output::default()),
+        (Some(Command::Import(import)), _) => import::import(&import.directory, &import.store).map(Output::text),
+        (Some(Command::Export(export)), _) => export::export(&export.store, &export.to).map(Output::text),
         (None, Some(mount)) => mount.run(open),
         (None, None) => return Err(Failure::new("nothing to do; see --help").code(2)),
     };

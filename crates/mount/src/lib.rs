@@ -5,13 +5,17 @@
 //! (`kernel_pull`).
 
 pub mod cli;
+mod copying;
 pub mod daemon;
 mod daemon_start;
+mod export;
 mod fuse_device;
 mod fuse_protocol;
 pub mod fuse_server;
 mod handlers;
+mod import;
 pub mod kernel_pull;
+mod made_whole;
 pub mod mount_control;
 pub mod mount_point;
 pub mod mounted_store;

@@ -1,7 +1,7 @@
 //! The store behind a mount.
 
 use crate::mount_point;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +16,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(60);
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
 /// Where a store has its journal.
-const JOURNAL: &str = ".untorn";
+pub const JOURNAL: &str = ".untorn";
 /// The file of a tree in which its names are.
 const TABLE: &str = "table";
 
@@ -28,6 +28,17 @@ pub fn open(path: &Path, commit: CommitMode) -> Result<Arc<dyn FileTree>> {
     let options = TreeOptions { commit, ..TreeOptions::default() };
     let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, options));
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
+}
+
+/// Opens the tree in a store that is there and that nobody uses, to copy what was committed.
+pub fn open_to_export(path: &Path) -> Result<StoreTree> {
+    let shown = path.display();
+    ensure!(path.is_dir() && !is_new(path)?, "there is no store in {shown}");
+    if is_mounted(path) {
+        bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
+    }
+    let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, TreeOptions::default()));
+    tree.with_context(|| format!("cannot open {shown}"))
 }
 
 /// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
