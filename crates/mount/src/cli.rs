@@ -24,6 +24,9 @@ enum Commit {
     Fsync,
     /// The end of its last writer, soon after; close() does not wait
     Close,
+    /// Each write() of up to 1020 KiB, as one, and each change of a name or attribute, before the call returns; nothing
+    /// is cached
+    Write,
 }
 
 impl From<Commit> for CommitMode {
@@ -31,6 +34,7 @@ impl From<Commit> for CommitMode {
         match commit {
             Commit::Fsync => CommitMode::Sync,
             Commit::Close => CommitMode::Close,
+            Commit::Write => CommitMode::Write,
         }
     }
 }
@@ -171,7 +175,8 @@ impl Mount {
             daemon_start::leave_terminal()?;
         }
         let tree = open(&store, self.commit.into())?;
-        daemon::serve(&tree, &store, &at, allowed, || if self.announce { daemon_start::ready() } else { Ok(()) })?;
+        let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
+        daemon::serve((&tree, self.commit.into()), &store, &at, allowed, ready)?;
         Ok(Output::default())
     }
 }

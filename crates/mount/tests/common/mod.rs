@@ -16,7 +16,7 @@ use untorn_mount::End;
 use untorn_mount::fuse_server::Server;
 use untorn_mount::kernel_pull::KernelPull;
 use untorn_mount::mount_point::{self, Allowed};
-use untorn_tree::FileTree;
+use untorn_tree::{CommitMode, FileTree};
 
 /// No test takes as long, unless a handler waits for ever.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -77,10 +77,14 @@ fn kernel() -> (u32, u32) {
 
 impl Mount {
     pub fn new() -> Option<Mount> {
-        can_mount().then(Mount::mounted)
+        Mount::with(CommitMode::Sync)
     }
 
-    fn mounted() -> Mount {
+    pub fn with(commit: CommitMode) -> Option<Mount> {
+        can_mount().then(|| Mount::mounted(commit))
+    }
+
+    fn mounted(commit: CommitMode) -> Mount {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().canonicalize().unwrap();
         let tree = Arc::new(MemoryTree::new());
@@ -95,7 +99,7 @@ impl Mount {
                 std::process::abort();
             }
         });
-        let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>).unwrap();
+        let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>, commit).unwrap();
         server.pull().open_hidden(&at).unwrap();
         Mount { dir, tree, server, _watchdog: watchdog }
     }
