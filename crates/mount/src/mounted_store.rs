@@ -1,6 +1,6 @@
 //! The store behind a mount.
 
-use crate::mount_point;
+use crate::mount_point::{self, Mounted};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -42,12 +42,14 @@ pub fn open_to_export(path: &Path) -> Result<StoreTree> {
 }
 
 /// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
-/// closing it; a second one that mounts it is told at once.
+/// closing it; one that is being killed still holds it. A second one that mounts it is told soon.
 fn open_when_closed(path: &Path) -> untorn::Result<Store> {
     let (started, mut told) = (Instant::now(), false);
     loop {
         match Store::open(path) {
-            Err(untorn::Error::Busy { .. }) if !is_mounted(path) && started.elapsed() < CLOSING_MAX => {}
+            Err(untorn::Error::Busy { .. })
+                if started.elapsed() < mount_point::DYING_MAX
+                    || started.elapsed() < CLOSING_MAX && !is_mounted(path) => {}
             done => return done,
         }
         if !told && started.elapsed() > TELL_AFTER {
@@ -58,8 +60,10 @@ fn open_when_closed(path: &Path) -> untorn::Result<Store> {
     }
 }
 
+/// Whether a mount shows the store. One whose daemon was killed does not.
 fn is_mounted(path: &Path) -> bool {
-    mount_point::mounts().is_ok_and(|mounts| mounts.iter().any(|m| m.kind == mount_point::TYPE && m.source == path))
+    let shows = |m: &Mounted| m.kind == mount_point::TYPE && m.source == path && !mount_point::is_dead(&m.at);
+    mount_point::mounts().is_ok_and(|mounts| mounts.iter().any(shows))
 }
 
 fn is_new(path: &Path) -> Result<bool> {

@@ -164,6 +164,37 @@ fn a_killed_daemon_leaves_the_last_commit() {
     place.umount();
 }
 
+/// Nobody waits for the end of a killed daemon: the store is mounted again at once, at the dead mount's place or at another
+/// one.
+#[test]
+fn a_store_is_mounted_again_right_after_a_kill() {
+    let Some(place) = Place::new() else { return };
+    let other = place.dir.path().canonicalize().unwrap().join("other");
+    fs::create_dir(&other).unwrap();
+    place.mount();
+    for round in 0..40u64 {
+        let file = fs::File::create(place.at("f")).unwrap();
+        file.write_all_at(round.to_string().as_bytes(), 0).unwrap();
+        file.sync_all().unwrap();
+        // Much for the daemon to lose and the kernel to free.
+        file.write_all_at(&vec![7; 8 << 20], 4096).unwrap();
+        let daemon = rustix::process::Pid::from_raw(place.daemon().unwrap()).unwrap();
+        rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+        if round % 2 == 0 {
+            place.mount();
+        } else {
+            let output = Place::program().arg(place.store()).arg(&other).output().unwrap();
+            assert!(output.status.success(), "round {round}: {}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(fs::read_to_string(other.join("f")).unwrap(), round.to_string());
+            assert!(Command::new("umount").arg(&other).status().unwrap().success());
+            place.mount();
+        }
+        drop(file);
+        assert_eq!(fs::read_to_string(place.at("f")).unwrap(), round.to_string());
+    }
+    place.umount();
+}
+
 #[test]
 fn directories_that_are_no_store_are_left_alone() {
     let Some(place) = Place::new() else { return };
