@@ -53,6 +53,10 @@ enum Command {
     /// Make a plain tree of a store that can be mounted (the program untorn-mount).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Export(Arguments),
+    /// Run a program on a plain directory where its files are all-or-nothing; it is plain again after (the program
+    /// untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Run(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -82,6 +86,7 @@ pub fn run() -> Result<Output, Failure> {
         Command::Sync(_) => Err(Other::Sync.execute()),
         Command::Import(_) => Err(Other::Import.execute()),
         Command::Export(_) => Err(Other::Export.execute()),
+        Command::Run(_) => Err(Other::Run.execute()),
         Command::Bench(_) => Err(Other::Bench.execute()),
         Command::Demo(_) => Err(Other::Demo.execute()),
         Command::Completions(c) => c.run(Cli::command()),

@@ -1,6 +1,6 @@
 //! What import and export share: contents with their holes, what is told, and what cannot be kept.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
@@ -81,6 +81,14 @@ impl Report {
         format!("{files}, {directories}{others}, {}", bytes(self.bytes))
     }
 
+    /// An error if anything was.
+    pub fn refuse_what_was_left_out(&self) -> Result<()> {
+        match self.left_out.iter().next() {
+            None => Ok(()),
+            Some((what, (_, first))) => bail!("{}: {what}, and would be lost; this is refused", first.display()),
+        }
+    }
+
     /// Says what was left out, a line for each sort.
     pub fn say_what_was_left_out(&self) {
         for (what, (times, first)) in &self.left_out {
@@ -153,10 +161,22 @@ fn by_memory(from: &File, to: &File, at: u64, most: u64) -> Result<u64> {
     Ok(len as u64)
 }
 
-/// Names and values of the extended attributes of what a path names; a symbolic link is followed.
+/// Names and values of the extended attributes of what a path of [`path_of`] leads to.
 pub fn attributes(path: &Path) -> rustix::io::Result<Vec<(OsString, Vec<u8>)>> {
+    all_attributes(|list| rustix::fs::listxattr(path, list), |name, value| rustix::fs::getxattr(path, name, value))
+}
+
+/// Those of what a path names; a symbolic link has its own.
+pub fn own_attributes(path: &Path) -> rustix::io::Result<Vec<(OsString, Vec<u8>)>> {
+    all_attributes(|list| rustix::fs::llistxattr(path, list), |name, value| rustix::fs::lgetxattr(path, name, value))
+}
+
+fn all_attributes(
+    names: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+    value_of: impl Fn(&OsStr, &mut [u8]) -> rustix::io::Result<usize>,
+) -> rustix::io::Result<Vec<(OsString, Vec<u8>)>> {
     let mut list = vec![0; 64 << 10];
-    let len = match rustix::fs::listxattr(path, &mut list[..]) {
+    let len = match names(&mut list[..]) {
         Err(Errno::OPNOTSUPP) => 0,
         len => len?,
     };
@@ -164,7 +184,7 @@ pub fn attributes(path: &Path) -> rustix::io::Result<Vec<(OsString, Vec<u8>)>> {
     for name in list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = OsStr::from_bytes(name);
         let mut value = vec![0; 64 << 10];
-        match rustix::fs::getxattr(path, name, &mut value[..]) {
+        match value_of(name, &mut value[..]) {
             Ok(len) => value.truncate(len),
             // Gone meanwhile, or listed and not shown.
             Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,

@@ -102,18 +102,21 @@ impl Life<'_> {
     }
 
     fn end(&self, end: End) -> Result<()> {
-        ensure!(
-            end == End::Unmounted,
-            "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
-            self.at.display()
-        );
-        for (ino, writers) in self.pull.end() {
-            (0..writers).for_each(|_| self.tree.release(ino, true));
-        }
-        self.tree
-            .close(&**self.pull)
-            .map_err(|e| error("cannot commit everything at the end; the last commits stand", e))
+        close(self.tree, self.pull, end, self.at)
     }
+}
+
+/// Commits everything when the mount is gone, and closes the tree.
+pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<()> {
+    ensure!(
+        end == End::Unmounted,
+        "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
+        at.display()
+    );
+    for (ino, writers) in pull.end() {
+        (0..writers).for_each(|_| tree.release(ino, true));
+    }
+    tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))
 }
 
 fn error(what: &'static str, Errno(error): Errno) -> anyhow::Error {

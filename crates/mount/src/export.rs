@@ -26,8 +26,7 @@ pub fn export(store: &Path, to: &Path) -> Result<String> {
     ensure!(!made.place().starts_with(&source), "{place} lies in the store; use another directory");
     let tree = mounted_store::open_to_export(&source)?;
     tree.write_back().map_err(error).with_context(|| format!("cannot bring {} up to date", store.display()))?;
-    let mut export =
-        Export { tree: &tree, root: made.path().to_owned(), linked: HashMap::new(), report: Report::new("exporting") };
+    let mut export = Export::new(&tree, made.path(), "exporting");
     export.root().context("nothing was made")?;
     let report = export.report;
     tree.close(&NoKernel).map_err(error).with_context(|| format!("cannot close {}", store.display()))?;
@@ -37,19 +36,26 @@ pub fn export(store: &Path, to: &Path) -> Result<String> {
     Ok(text)
 }
 
-struct Export<'a> {
+/// Copies out of a tree.
+pub struct Export<'a> {
     tree: &'a StoreTree,
     root: PathBuf,
     /// First names of files with several.
     linked: HashMap<Ino, PathBuf>,
-    report: Report,
+    /// What was copied.
+    pub report: Report,
 }
 
 fn error(Errno(number): Errno) -> std::io::Error {
     std::io::Error::from_raw_os_error(number)
 }
 
-impl Export<'_> {
+impl<'a> Export<'a> {
+    /// Of a tree, to a directory.
+    pub fn new(tree: &'a StoreTree, to: &Path, doing: &'static str) -> Export<'a> {
+        Export { tree, root: to.to_owned(), linked: HashMap::new(), report: Report::new(doing) }
+    }
+
     fn root(&mut self) -> Result<()> {
         let about = self.tree.attributes(ROOT).map_err(error)?;
         let root = self.root.clone();
@@ -76,7 +82,8 @@ impl Export<'_> {
         }
     }
 
-    fn entry(&mut self, ino: Ino, to: &Path, shown: &Path) -> Result<()> {
+    /// Copies what an inode is to a name that is free.
+    pub fn entry(&mut self, ino: Ino, to: &Path, shown: &Path) -> Result<()> {
         let about = self.tree.attributes(ino).map_err(error)?;
         if let Some(first) = self.linked.get(&ino) {
             return fs::hard_link(first, to).context("cannot link it");
@@ -118,19 +125,39 @@ impl Export<'_> {
 
     /// Last, as what is done before changes times, and a new owner takes attributes and bits away.
     fn attributes(&mut self, to: &Path, about: &Attributes, shown: &Path) -> Result<()> {
+        // Else they would be of somebody else's power.
+        let mode = if self.owner(to, about, shown)? { about.mode } else { about.mode & !0o6000 };
+        self.attributes_that_differ(to, about, shown)?;
+        if about.kind != Kind::Symlink {
+            fs::set_permissions(to, Permissions::from_mode(mode)).context("cannot set its mode")?;
+        }
+        let time = |time: Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
+        let times = Timestamps { last_access: time(about.atime), last_modification: time(about.mtime) };
+        utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW).context("cannot set its times")
+    }
+
+    /// Gives it its owner and group; whether that was possible.
+    pub fn owner(&mut self, to: &Path, about: &Attributes, shown: &Path) -> Result<bool> {
         let owner = (Uid::from_raw(about.uid), Gid::from_raw(about.gid));
-        let mut mode = about.mode;
         match chownat(CWD, to, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(()) => {}
+            Ok(()) => Ok(true),
             Err(SystemErrno::PERM | SystemErrno::INVAL) => {
                 self.report.leave_out("owners and groups are left out, as root alone can give files away", shown);
-                // They would be of somebody else's power.
-                mode &= !0o6000;
+                Ok(false)
             }
-            Err(e) => return Err(e).context("cannot set its owner"),
+            Err(e) => Err(e).context("cannot set its owner"),
         }
+    }
+
+    /// Gives it its extended attributes, and takes others away, but those of the file system.
+    pub fn attributes_that_differ(&mut self, to: &Path, about: &Attributes, shown: &Path) -> Result<()> {
+        let mut there: HashMap<_, _> =
+            copying::own_attributes(to).context("cannot read its attributes")?.into_iter().collect();
         for name in self.tree.xattrs(about.ino).map_err(error)? {
             let value = self.tree.xattr(about.ino, &name).map_err(error)?;
+            if there.remove(&name).is_some_and(|now| now == value) {
+                continue;
+            }
             match rustix::fs::lsetxattr(to, &name, &value, XattrFlags::empty()) {
                 Ok(()) => {}
                 Err(SystemErrno::PERM | SystemErrno::ACCESS | SystemErrno::OPNOTSUPP) => {
@@ -139,12 +166,12 @@ impl Export<'_> {
                 Err(e) => return Err(e).with_context(|| format!("cannot set its attribute {}", name.display())),
             }
         }
-        if about.kind != Kind::Symlink {
-            fs::set_permissions(to, Permissions::from_mode(mode)).context("cannot set its mode")?;
+        // Labels and the like come by themselves: only what a program gave is taken away.
+        for name in there.into_keys().filter(|name| name.as_bytes().starts_with(b"user.")) {
+            rustix::fs::lremovexattr(to, &name)
+                .with_context(|| format!("cannot remove its attribute {}", name.display()))?;
         }
-        let time = |time: Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
-        let times = Timestamps { last_access: time(about.atime), last_modification: time(about.mtime) };
-        utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW).context("cannot set its times")
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::copying::{self, NoKernel, Report, path_of};
 use crate::made_whole::MadeWhole;
+use crate::manifest::{self, Manifest, Plain, Stored};
 use crate::mounted_store;
 use anyhow::{Context, Error, Result, bail, ensure};
 use rustix::fd::OwnedFd;
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use untorn::Store;
 use untorn_tree::{Change, Errno, FileTree, Ino, Kind, ROOT, Request, SetTime, StoreTree, Time, TreeOptions};
 
@@ -19,7 +20,9 @@ const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 
 /// Makes a store with all that is in a directory; returns what is to be said.
-pub fn import(directory: &Path, store: &Path) -> Result<String> {
+///
+/// With a manifest it is for a session: what was copied is written there, and nothing may be left out.
+pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result<String> {
     let shown = directory.display();
     let source = directory.canonicalize().with_context(|| format!("cannot open {shown}"))?;
     ensure!(
@@ -36,14 +39,31 @@ pub fn import(directory: &Path, store: &Path) -> Result<String> {
     let opened = rustix::fs::open(&source, flags, Mode::empty()).with_context(|| format!("cannot open {shown}"))?;
     let opened_store = Store::open(made.path()).and_then(|store| StoreTree::open(store, TreeOptions::default()));
     let tree = opened_store.with_context(|| format!("cannot make a store for {place}"))?;
-    let mut import = Import { tree: &tree, linked: HashMap::new(), report: Report::new("importing") };
+    let mut import = Import {
+        tree: &tree,
+        linked: HashMap::new(),
+        copied: Vec::new(),
+        root: PathBuf::new(),
+        report: Report::new("importing"),
+    };
     import.root(&opened, directory).context("nothing was made")?;
-    let report = import.report;
+    let (report, copied) = (import.report, import.copied);
+    if manifest.is_some() {
+        report.refuse_what_was_left_out()?;
+    }
+    // Attributes of files with several names are settled by the last of them.
+    let stored = |(path, plain, ino): (PathBuf, Plain, Ino)| {
+        Ok((path, (plain, Stored::of(&tree.attributes(ino).map_err(error)?))))
+    };
+    let copied: Manifest = copied.into_iter().map(stored).collect::<Result<_>>()?;
     tree.close(&NoKernel)
         .map_err(error)
         .with_context(|| format!("cannot close the store for {place}; nothing was made"))?;
     let text = format!("{place}: {}; mount it: untorn mount {place} DIRECTORY\n", report.counts());
     made.finish()?;
+    if let Some(manifest) = manifest {
+        manifest::write(&copied, manifest)?;
+    }
     report.say_what_was_left_out();
     Ok(text)
 }
@@ -52,6 +72,10 @@ struct Import<'a> {
     tree: &'a StoreTree,
     /// Files with several names, by device and number.
     linked: HashMap<(u64, u64), Ino>,
+    /// Each name below the directory.
+    copied: Vec<(PathBuf, Plain, Ino)>,
+    /// As the user named it.
+    root: PathBuf,
     report: Report,
 }
 
@@ -62,6 +86,8 @@ fn error(Errno(number): Errno) -> std::io::Error {
 impl Import<'_> {
     fn root(&mut self, directory: &OwnedFd, shown: &Path) -> Result<()> {
         let about = stat(directory, shown)?;
+        self.copied.push((PathBuf::new(), Plain::of(&about), ROOT));
+        self.root = shown.to_owned();
         self.entries(directory, ROOT, &about, shown)?;
         self.attributes(directory, ROOT, Kind::Directory, &about, shown)
     }
@@ -85,7 +111,9 @@ impl Import<'_> {
         let about = stat(&entry, shown)?;
         let key = (about.st_dev, about.st_ino);
         let kind = kind(&about).with_context(what)?;
+        let below = shown.strip_prefix(&self.root).with_context(what)?.to_owned();
         if let Some(ino) = self.linked.get(&key) {
+            self.copied.push((below, Plain::of(&about), *ino));
             return self.tree.link(*ino, to, name, &NoKernel).map(drop).map_err(error).with_context(what);
         }
         let by = Request { uid: about.st_uid, gid: about.st_gid };
@@ -97,6 +125,7 @@ impl Import<'_> {
             _ => self.tree.make(by, to, name, kind, about.st_mode & 0o7777, device_number(&about)),
         };
         let ino = made.map_err(error).with_context(what)?.ino;
+        self.copied.push((below, Plain::of(&about), ino));
         if kind != Kind::Directory && about.st_nlink > 1 {
             self.linked.insert(key, ino);
         }

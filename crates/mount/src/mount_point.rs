@@ -164,6 +164,12 @@ pub fn mount(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
     if !is_root() && Path::new(device).exists() {
         return mount_by_helper(source, at, allowed);
     }
+    mount_directly(source, at, allowed)
+}
+
+/// Mounts without helper: for root, also of a user namespace.
+pub fn mount_directly(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
+    let device = "/dev/fuse";
     match rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(descriptor) => mount_as_root(descriptor, source, at, allowed),
         Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {

@@ -4,153 +4,15 @@
 mod common;
 
 use common::can_mount;
+use common::place::{NOBODY, Place, listing, said};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lsetxattr, mknodat, utimensat};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use tempfile::TempDir;
-
-const NOBODY: u32 = 65534;
-
-/// A directory, and who works in it.
-struct Place {
-    dir: TempDir,
-    uid: u32,
-}
-
-impl Place {
-    fn of(uid: u32) -> Place {
-        let place = Place { dir: tempfile::tempdir().unwrap(), uid };
-        // The user need not reach the directory of the build.
-        let built = env!("CARGO_BIN_EXE_untorn-mount");
-        let installed = Command::new("install").args(["-m", "755", built]).arg(place.at("program")).status();
-        assert!(installed.unwrap().success());
-        place.give("");
-        place
-    }
-
-    /// Whoever runs the tests; and an ordinary user, if that is root.
-    fn all() -> Vec<Place> {
-        let me = rustix::process::geteuid().as_raw();
-        if me != 0 {
-            eprintln!("skipped: as root");
-            return vec![Place::of(me)];
-        }
-        vec![Place::of(0), Place::of(NOBODY)]
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        match name {
-            "" => self.dir.path().canonicalize().unwrap(),
-            name => self.dir.path().canonicalize().unwrap().join(name),
-        }
-    }
-
-    /// What was made is the user's.
-    fn give(&self, name: &str) {
-        if rustix::process::geteuid().is_root() {
-            let owner = format!("{0}:{0}", self.uid);
-            assert!(Command::new("chown").args(["-hR", &owner]).arg(self.at(name)).status().unwrap().success());
-        }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.at("program"));
-        if rustix::process::geteuid().is_root() {
-            let uid = self.uid.to_string();
-            command = Command::new("setpriv");
-            command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups"]).arg(self.at("program"));
-        }
-        command.args(arguments).current_dir(self.at("")).stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
-    }
-
-    fn done(&self, arguments: &[&str]) -> Output {
-        let output = self.run(arguments);
-        assert!(output.status.success(), "as {}: {arguments:?}: {}", self.uid, said(&output));
-        output
-    }
-
-    fn refused(&self, arguments: &[&str], words: &str) {
-        let output = self.run(arguments);
-        assert_eq!(output.status.code(), Some(1), "as {}: {arguments:?}: {}", self.uid, said(&output));
-        assert!(said(&output).contains(words), "as {}: {arguments:?}: {}", self.uid, said(&output));
-    }
-
-    /// Names that were left, but those of `known`.
-    fn left(&self, known: &[&str]) -> Vec<String> {
-        let names = fs::read_dir(self.at("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name != "program" && !known.contains(&name.as_str())).collect()
-    }
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// All that a copy keeps of each name, but the time of reading, which this changes. Numbers of inodes are replaced by the first name.
-fn listing(root: &Path) -> BTreeMap<PathBuf, String> {
-    fn walk(at: &Path, root: &Path, found: &mut BTreeMap<PathBuf, String>, first: &mut BTreeMap<u64, PathBuf>) {
-        let about = fs::symlink_metadata(at).unwrap();
-        let name = at.strip_prefix(root).unwrap().to_owned();
-        let kind = about.file_type();
-        let contents = match (kind.is_file(), kind.is_symlink()) {
-            (true, _) => {
-                let mut hash = DefaultHasher::new();
-                fs::read(at).unwrap().hash(&mut hash);
-                format!("{:x}", hash.finish())
-            }
-            (_, true) => format!("{:?}", fs::read_link(at).unwrap()),
-            _ => String::new(),
-        };
-        let size = if kind.is_dir() { 0 } else { about.size() };
-        let (links, of) = match kind.is_dir() {
-            true => (0, name.clone()),
-            false => (about.nlink(), first.entry(about.ino()).or_insert_with(|| name.clone()).clone()),
-        };
-        let mut names = [0; 4096];
-        let len = rustix::fs::llistxattr(at, &mut names[..]).unwrap();
-        let mut attributes: Vec<_> = names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()).collect();
-        attributes.sort_unstable();
-        let attributes: Vec<String> = attributes
-            .into_iter()
-            .map(|name| {
-                let mut value = [0; 4096];
-                let name = std::str::from_utf8(name).unwrap();
-                let len = rustix::fs::lgetxattr(at, name, &mut value[..]).unwrap();
-                format!("{name}={}", String::from_utf8_lossy(&value[..len]))
-            })
-            .collect();
-        let line = format!(
-            "{:o} {}:{} {size} {links} {of:?} {} {}.{} {contents} {attributes:?}",
-            about.mode(),
-            about.uid(),
-            about.gid(),
-            about.rdev(),
-            about.mtime(),
-            about.mtime_nsec()
-        );
-        found.insert(name, line);
-        if kind.is_dir() {
-            let mut names: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect();
-            names.sort();
-            names.iter().for_each(|path| walk(path, root, found, first));
-        }
-    }
-    let (mut found, mut first) = Default::default();
-    walk(root, root, &mut found, &mut first);
-    found
-}
+use std::process::{Child, Command};
 
 /// Files of all kinds that the user can make.
 fn make_tree(place: &Place, name: &str) -> PathBuf {
@@ -367,7 +229,7 @@ fn killed_or_interrupted_there_is_nothing_under_the_name() {
             if command == "export" {
                 place.done(&["import", "tree", "whole"]);
             }
-            for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+            for signal in [Signal::INT, Signal::KILL] {
                 let mut child = loop {
                     match stopped(&place, &words, ".new.untorn-unfinished", 1) {
                         Some(child) if !place.at("new").exists() => break child,

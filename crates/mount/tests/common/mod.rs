@@ -3,8 +3,13 @@
 #![allow(dead_code, reason = "not every test program needs all of it")]
 
 pub mod memory_tree;
+pub mod place;
 
 use memory_tree::MemoryTree;
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::mount::MountPropagationFlags;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -129,4 +134,17 @@ impl Drop for Mount {
         let _ = mount_point::detach(self.dir.path());
         self.server.pull().close_all();
     }
+}
+
+/// Gives this thread and what it starts mounts of their own, where everybody may open `/dev/fuse`, as is usual.
+pub fn device_for_everybody() {
+    // SAFETY: only this thread's view of files changes, and no other thread relies on it.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("fuse");
+    let number = fs::metadata("/dev/fuse").unwrap().rdev();
+    rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::empty(), number).unwrap();
+    fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).unwrap();
+    rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
 }
