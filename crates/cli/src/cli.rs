@@ -47,6 +47,16 @@ enum Command {
     /// Commit files, several of one mount as one (the program untorn-mount).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Sync(Arguments),
+    /// Make a store that can be mounted of a plain tree (the program untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Import(Arguments),
+    /// Make a plain tree of a store that can be mounted (the program untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Export(Arguments),
+    /// Run a program on a plain directory where its files are all-or-nothing; it is plain again after (the program
+    /// untorn-mount).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Run(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -74,6 +84,9 @@ pub fn run() -> Result<Output, Failure> {
         Command::Mount(_) => Err(Other::Mount.execute()),
         Command::Umount(_) => Err(Other::Umount.execute()),
         Command::Sync(_) => Err(Other::Sync.execute()),
+        Command::Import(_) => Err(Other::Import.execute()),
+        Command::Export(_) => Err(Other::Export.execute()),
+        Command::Run(_) => Err(Other::Run.execute()),
         Command::Bench(_) => Err(Other::Bench.execute()),
         Command::Demo(_) => Err(Other::Demo.execute()),
         Command::Completions(c) => c.run(Cli::command()),

@@ -29,6 +29,13 @@ pub enum Other {
     Mount,
     Umount,
     Sync,
+    Import,
+    Export,
+    Run,
+    /// Of a directory with a session, and not of a store.
+    Status,
+    /// As `Status`.
+    Recover,
     Bench,
     Demo,
 }
@@ -41,6 +48,11 @@ impl Other {
             Other::Mount => "mount",
             Other::Umount => "umount",
             Other::Sync => "sync",
+            Other::Import => "import",
+            Other::Export => "export",
+            Other::Run => "run",
+            Other::Status => "status",
+            Other::Recover => "recover",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -54,6 +66,11 @@ impl Other {
             Other::Mount => ("untorn-mount", None),
             Other::Umount => ("untorn-mount", Some("umount")),
             Other::Sync => ("untorn-mount", Some("sync")),
+            Other::Import => ("untorn-mount", Some("import")),
+            Other::Export => ("untorn-mount", Some("export")),
+            Other::Run => ("untorn-mount", Some("run")),
+            Other::Status => ("untorn-mount", Some("status")),
+            Other::Recover => ("untorn-mount", Some("recover")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }
@@ -76,6 +93,17 @@ impl Other {
         let error = Command::new(&path).arg0(name).args(first).args(std::env::args_os().skip(2)).exec();
         Failure::io("execute", &path, error).code(NOT_EXECUTABLE)
     }
+}
+
+/// Whether a session of `untorn run` works on a directory, or was left there: then it has a directory beside.
+pub fn has_session(path: &Path) -> bool {
+    let beside = |path: PathBuf| {
+        let mut hidden = OsString::from(".");
+        hidden.push(path.file_name()?);
+        hidden.push(".untorn-run");
+        Some(path.parent()?.join(hidden).is_dir())
+    };
+    path.canonicalize().ok().and_then(beside).unwrap_or(false)
 }
 
 fn find(name: &str) -> Option<PathBuf> {

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
 /// Which are programs of their own.
-const OTHERS: [&str; 7] = ["crashtest", "xsync", "mount", "umount", "sync", "bench", "demo"];
+const OTHERS: [&str; 10] =
+    ["crashtest", "xsync", "mount", "umount", "sync", "import", "export", "run", "bench", "demo"];
 const HIDDEN: [&str; 1] = ["man"];
 
 #[test]
@@ -93,6 +94,9 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
         ("mount", "untorn-mount", ""),
         ("umount", "untorn-mount", "umount "),
         ("sync", "untorn-mount", "sync "),
+        ("import", "untorn-mount", "import "),
+        ("export", "untorn-mount", "export "),
+        ("run", "untorn-mount", "run "),
         ("bench", "untorn-bench", ""),
         ("demo", "untorn-bench", "demo "),
     ] {
@@ -108,6 +112,22 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
             assert_eq!(run.code, Some(7), "{}{}", run.out, run.err);
             assert_eq!(run.out.trim_end(), format!("{first}{}", arguments.join(" ")).trim_end());
         }
+    }
+}
+
+#[test]
+fn a_session_beside_a_directory_is_asked_about() {
+    let (dir, command) = installed("untorn-mount", "#!/bin/sh\necho \"$@\"\nexit 7\n");
+    let tree = dir.path().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    let run = |subcommand: &str| -> Run {
+        Command::new(&command).arg(subcommand).arg("tree/").current_dir(dir.path()).output().unwrap().into()
+    };
+    assert_ne!(run("status").code, Some(7));
+    std::fs::create_dir(dir.path().join(".tree.untorn-run")).unwrap();
+    for subcommand in ["status", "recover"] {
+        let run = run(subcommand);
+        assert_eq!((run.code, run.out), (Some(7), format!("{subcommand} tree/\n")));
     }
 }
 

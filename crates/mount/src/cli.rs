@@ -1,7 +1,9 @@
 //! The command line: help, completions and manual pages all come from here.
 
 use crate::mount_point::{self, Allowed};
-use crate::{daemon, daemon_start, sync_paths};
+use crate::run_on_plain::{self, Left};
+use crate::session_mount::Session;
+use crate::{daemon, daemon_start, export, import, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -24,6 +26,9 @@ enum Commit {
     Fsync,
     /// The end of its last writer, soon after; close() does not wait
     Close,
+    /// Each write() of up to 1020 KiB, as one, and each change of a name or attribute, before the call returns; nothing
+    /// is cached
+    Write,
 }
 
 impl From<Commit> for CommitMode {
@@ -31,6 +36,7 @@ impl From<Commit> for CommitMode {
         match commit {
             Commit::Fsync => CommitMode::Sync,
             Commit::Close => CommitMode::Close,
+            Commit::Write => CommitMode::Write,
         }
     }
 }
@@ -55,6 +61,12 @@ struct Cli {
 enum Command {
     Umount(Umount),
     Sync(Sync),
+    Import(Import),
+    Export(Export),
+    Run(Run),
+    Recover(Recover),
+    Status(Status),
+    Session(SessionOf),
     Completions(Completions),
     Man(Man),
 }
@@ -104,6 +116,99 @@ struct Sync {
     paths: Vec<PathBuf>,
 }
 
+/// Make a store that can be mounted of a plain tree: all of it or nothing.
+///
+/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners and extended attributes are kept;
+/// blocks are shared where the file system can. Access lists (ACL) are left out, as a mounted store has none: what only a
+/// list allows is not allowed any more, and the command says how many there were.
+#[derive(Args)]
+struct Import {
+    /// The tree: a directory in which nobody writes meanwhile.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+    /// The store to be made: a new or an empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// For a session: what was copied.
+    #[arg(long, hide = true)]
+    manifest: Option<PathBuf>,
+}
+
+/// Make a plain tree of a store that can be mounted: all of it or nothing.
+///
+/// The store stays as it is, and may not be mounted meanwhile. What the user or the file system cannot keep (owners and
+/// attributes of the system, unless this is root) is left out, and the command says how often. Devices need root.
+#[derive(Args)]
+struct Export {
+    /// The store.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// The tree to be made: a new or an empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    to: PathBuf,
+}
+
+/// Run a program in a plain directory where its files are all-or-nothing, as on a mount; it is plain again after.
+///
+/// What is in the directory is copied to a store beside it, which is mounted over the directory for the program alone, in
+/// namespaces of its own (needs no root where users may make namespaces and open /dev/fuse). When the program has ended,
+/// what it left running is ended, and what changed goes back to the directory. If the session is killed, `untorn recover`
+/// puts back what it had committed. What somebody else changed meanwhile is a conflict, and not overwritten.
+///
+/// The exit code is the program's; 124: there was a conflict; 125: the session could not begin, or was killed.
+#[derive(Args)]
+struct Run {
+    /// The directory.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    on: PathBuf,
+    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    #[arg(long, value_enum, default_value_t)]
+    commit: Commit,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_hint = ValueHint::CommandWithArguments)]
+    command: Vec<OsString>,
+}
+
+/// Put back what a session (untorn-mount run) did that was killed or met a conflict, up to its last commits.
+///
+/// Can be killed and repeated. Exit code 124: there is a conflict.
+#[derive(Args)]
+struct Recover {
+    /// The directory of the session.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+    /// Also where somebody else changed the same meanwhile: what they did there is lost.
+    #[arg(long)]
+    overwrite: bool,
+    /// Throw away what the session did.
+    #[arg(long, conflicts_with = "overwrite")]
+    discard: bool,
+}
+
+/// Say whether a session (untorn-mount run) works on a directory, or was left there: then the exit code is 1.
+#[derive(Args)]
+struct Status {
+    /// The directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+}
+
+/// The process that serves a session.
+#[derive(Args)]
+#[command(hide = true)]
+struct SessionOf {
+    #[arg(long, value_enum)]
+    commit: Commit,
+    #[arg(long)]
+    parent: i32,
+    store: PathBuf,
+    at: PathBuf,
+    ended: PathBuf,
+    cwd: PathBuf,
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
 /// Runs the command that this process was started with.
 pub fn run(open: Open) -> Result<Output, Failure> {
     let cli = Cli::parse();
@@ -112,6 +217,12 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Man(man)), _) => return man.run(Cli::command()),
         (Some(Command::Umount(umount)), _) => umount.run(),
         (Some(Command::Sync(sync)), _) => sync_paths::sync(&sync.paths).map(|()| Output::default()),
+        (Some(Command::Import(import)), _) => import.run(),
+        (Some(Command::Export(export)), _) => export::export(&export.store, &export.to).map(Output::text),
+        (Some(Command::Run(run)), _) => return run.run(),
+        (Some(Command::Recover(recover)), _) => recover.run(),
+        (Some(Command::Status(status)), _) => run_on_plain::status(&status.directory),
+        (Some(Command::Session(session)), _) => return session.run(open),
         (None, Some(mount)) => mount.run(open),
         (None, None) => return Err(Failure::new("nothing to do; see --help").code(2)),
     };
@@ -126,8 +237,7 @@ impl Mount {
         mount_point::prepare(&store, &at)?;
         if !self.foreground {
             let mut arguments: Vec<OsString> = vec!["--foreground".into(), "--announce".into()];
-            let commit = self.commit.to_possible_value().expect("no mode is hidden");
-            arguments.push(format!("--commit={}", commit.get_name()).into());
+            arguments.push(format!("--commit={}", self.commit.name()).into());
             for option in &self.options {
                 arguments.extend(["-o".into(), option.into()]);
             }
@@ -138,7 +248,52 @@ impl Mount {
             daemon_start::leave_terminal()?;
         }
         let tree = open(&store, self.commit.into())?;
-        daemon::serve(&tree, &store, &at, allowed, || if self.announce { daemon_start::ready() } else { Ok(()) })?;
+        let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
+        daemon::serve((&tree, self.commit.into()), &store, &at, allowed, ready)?;
+        Ok(Output::default())
+    }
+}
+
+impl Commit {
+    fn name(self) -> String {
+        self.to_possible_value().expect("no mode is hidden").get_name().to_owned()
+    }
+}
+
+impl Import {
+    fn run(&self) -> Result<Output> {
+        import::import(&self.directory, &self.store, self.manifest.as_deref()).map(Output::text)
+    }
+}
+
+/// Exit codes of programs must not be taken for those of a session.
+fn could_not(e: &anyhow::Error) -> Failure {
+    Failure::new(format!("{e:#}")).code(run_on_plain::COULD_NOT)
+}
+
+impl Run {
+    fn run(&self) -> Result<Output, Failure> {
+        let code = run_on_plain::run(&self.on, &self.commit.name(), &self.command).map_err(|e| could_not(&e))?;
+        Ok(Output::default().code(code))
+    }
+}
+
+impl Recover {
+    fn run(&self) -> Result<Output> {
+        let what = match (self.overwrite, self.discard) {
+            (true, _) => Left::Overwrite,
+            (_, true) => Left::Discard,
+            _ => Left::PutBack,
+        };
+        run_on_plain::recover(&self.directory, what)
+    }
+}
+
+impl SessionOf {
+    fn run(self, open: Open) -> Result<Output, Failure> {
+        let SessionOf { commit, parent, store, at, ended, cwd, command } = self;
+        let session = Session { store, at, cwd, ended, parent, commit: commit.into(), command };
+        session.run(open).map_err(|e| could_not(&e))?;
         Ok(Output::default())
     }
 }

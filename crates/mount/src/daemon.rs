@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use untorn_tree::{Errno, FileTree};
+use untorn_tree::{CommitMode, Errno, FileTree};
 
 /// Between two looks at what is due.
 const TICK: Duration = Duration::from_secs(1);
@@ -22,19 +22,19 @@ enum Event {
     Ended(End),
 }
 
-/// Mounts a tree, serves it until it is unmounted, and closes it. `ready` is called when the mount answers.
+/// Mounts a tree that was opened with a mode, serves it until it is unmounted, and closes it. `ready` is called when the mount answers.
 ///
 /// A signal unmounts. If programs use the mount, it is detached, and the daemon waits for them; a second signal commits
 /// everything and ends at once.
 pub fn serve(
-    tree: &Arc<dyn FileTree>,
+    (tree, commit): (&Arc<dyn FileTree>, CommitMode),
     source: &Path,
     at: &Path,
     allowed: Allowed,
     ready: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let descriptor = mount_point::mount(source, at, allowed)?;
-    let started = Server::start(descriptor, Arc::clone(tree)).and_then(|server| {
+    let started = Server::start(descriptor, Arc::clone(tree), commit).and_then(|server| {
         // Without a hidden directory, so that no descriptor of this process is on its own mount: if it is killed, the
         // kernel closes them before `/dev/fuse`, sends what is dirty, and waits for this process for ever.
         let mounted = mount_point::mounted_at(at)?.context("the mount was gone at once")?;
@@ -102,18 +102,21 @@ impl Life<'_> {
     }
 
     fn end(&self, end: End) -> Result<()> {
-        ensure!(
-            end == End::Unmounted,
-            "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
-            self.at.display()
-        );
-        for (ino, writers) in self.pull.end() {
-            (0..writers).for_each(|_| self.tree.release(ino, true));
-        }
-        self.tree
-            .close(&**self.pull)
-            .map_err(|e| error("cannot commit everything at the end; the last commits stand", e))
+        close(self.tree, self.pull, end, self.at)
     }
+}
+
+/// Commits everything when the mount is gone, and closes the tree.
+pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<()> {
+    ensure!(
+        end == End::Unmounted,
+        "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
+        at.display()
+    );
+    for (ino, writers) in pull.end() {
+        (0..writers).for_each(|_| tree.release(ino, true));
+    }
+    tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))
 }
 
 fn error(what: &'static str, Errno(error): Errno) -> anyhow::Error {

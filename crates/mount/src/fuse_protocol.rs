@@ -12,6 +12,8 @@ pub const ANSWER_HEADER: usize = 16;
 pub const MAX_WRITE: usize = 1 << 20;
 /// What a buffer holds: the largest `WRITE`, and a page for what is before its data.
 pub const BUFFER: usize = MAX_WRITE + 4096;
+/// The most that one `READ` asks for: programs' buffers of [`MAX_WRITE`] bytes and a page.
+pub const MAX_READ: usize = MAX_WRITE + 4096;
 
 /// The protocol's version that this crate speaks.
 pub const MAJOR: u32 = 7;
@@ -82,6 +84,7 @@ pub mod agreed {
     pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 }
 
 /// Which fields of `SETATTR` are meant.
@@ -104,6 +107,9 @@ pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Answer of `OPEN`: what is cached of the file stays.
 pub const KEEP_CACHE: u32 = 1 << 1;
+
+/// Answer of `OPEN`: nothing is cached of what programs read and write; a call is a message.
+const DIRECT_IO: u32 = 1 << 0;
 
 /// How long the kernel may believe names and attributes: nobody but the kernel changes them.
 const BELIEVE_SECONDS: u64 = 86_400;
@@ -280,9 +286,9 @@ impl Answer {
         self.u64(0).u64(0).u64(BELIEVE_SECONDS).u64(0).u64(0).raw(&[0; 88])
     }
 
-    /// What `OPEN` is answered.
-    pub fn opened(self) -> Answer {
-        self.u64(0).u32(KEEP_CACHE).u32(0)
+    /// What `OPEN` is answered; `direct` if each read and write is to be a message.
+    pub fn opened(self, direct: bool) -> Answer {
+        self.u64(0).u32(if direct { DIRECT_IO } else { KEEP_CACHE }).u32(0)
     }
 
     /// What `statfs` tells.

@@ -5,7 +5,7 @@
 
 use crate::fuse_device::{Device, End};
 use crate::fuse_protocol::{Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode};
-use crate::handlers::{Handlers, may_wait};
+use crate::handlers::Handlers;
 use crate::kernel_pull::{KernelPull, close_descriptors};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::OwnedFd;
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use untorn_tree::{Errno, FileTree};
+use untorn_tree::{CommitMode, Errno, FileTree};
 
 /// Threads that never wait in a handler.
 const RECEIVING: usize = 2;
@@ -38,13 +38,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Agrees with the kernel at a mount's descriptor, and serves the tree from then on.
-    pub fn start(descriptor: OwnedFd, tree: Arc<dyn FileTree>) -> Result<Arc<Server>> {
+    /// Agrees with the kernel at a mount's descriptor, and serves the tree from then on. `commit` is how the tree was
+    /// opened.
+    pub fn start(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
         let device = Arc::new(Device::new(descriptor));
-        agree(&device)?;
+        agree(&device, commit)?;
         let (to_close, closing) = channel();
         let pull = Arc::new(KernelPull::new(Arc::clone(&device), to_close));
-        let handlers = Handlers::new(tree, Arc::clone(&pull));
+        let handlers = Handlers::new(tree, Arc::clone(&pull), commit);
         let (threads, ended) = Default::default();
         let server = Arc::new(Server { device, handlers, pull, threads, ended });
         spawn(move || close_descriptors(&closing))?;
@@ -92,7 +93,7 @@ impl Server {
                 }
             };
             let Ok((header, fields)) = Fields::of(&buffer[..len]) else { continue };
-            if !may_wait(header.opcode) {
+            if !self.handlers.may_wait(header.opcode) {
                 self.answer(&header, fields);
                 continue;
             }
@@ -152,7 +153,7 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 /// The first request, `INIT`.
-fn agree(device: &Device) -> Result<()> {
+fn agree(device: &Device, commit: CommitMode) -> Result<()> {
     let mut buffer = vec![0; BUFFER];
     loop {
         let Ok(len) = device.receive(&mut buffer) else { bail!("the mount was gone before it was served") };
@@ -175,13 +176,17 @@ fn agree(device: &Device) -> Result<()> {
             major == MAJOR && minor >= MINOR,
             "the kernel's FUSE is version {major}.{minor}, and {MAJOR}.{MINOR} is needed; use Linux 6.16 or newer"
         );
+        let writes = match commit {
+            CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
+            _ => agreed::WRITEBACK_CACHE,
+        };
         let wanted = agreed::ASYNC_READ
             | agreed::ATOMIC_O_TRUNC
             | agreed::BIG_WRITES
+            | writes
             | agreed::DO_READDIRPLUS
             | agreed::READDIRPLUS_AUTO
             | agreed::ASYNC_DIO
-            | agreed::WRITEBACK_CACHE
             | agreed::PARALLEL_DIROPS
             | agreed::ABORT_ERROR
             | agreed::MAX_PAGES
@@ -190,9 +195,10 @@ fn agree(device: &Device) -> Result<()> {
             | agreed::HANDLE_KILLPRIV_V2
             | agreed::INIT_EXT;
         let flags = wanted & offered;
-        let needed = agreed::WRITEBACK_CACHE | agreed::MAX_PAGES | agreed::ATOMIC_O_TRUNC | agreed::HANDLE_KILLPRIV_V2;
+        let needed = writes | agreed::MAX_PAGES | agreed::ATOMIC_O_TRUNC | agreed::HANDLE_KILLPRIV_V2;
         ensure!(flags & needed == needed, "the kernel's FUSE has no cache of writes; use a newer kernel");
-        let pages = u16::try_from(MAX_WRITE / rustix::param::page_size()).unwrap_or(u16::MAX);
+        // One more than that, as a program's buffer need not begin with a page. (The kernel has a limit of its own.)
+        let pages = u16::try_from(MAX_WRITE / rustix::param::page_size() + 1).unwrap_or(u16::MAX);
         let answer = Answer::default()
             .u32(MAJOR)
             .u32(MINOR)

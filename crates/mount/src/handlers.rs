@@ -1,7 +1,7 @@
 //! What each request asks of the tree.
 
 use crate::fuse_protocol::{
-    Answer, ENTRY_LEN, Fields, Header, MAX_WRITE, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, dirent_len, kind_of, meant,
+    Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, dirent_len, kind_of, meant,
     opcode,
 };
 use crate::kernel_pull::{HIDDEN, KernelPull};
@@ -11,7 +11,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use untorn_tree::{
-    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, ROOT, RenameFlags, Request, Result, SetTime, Time,
+    Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, Kind, ROOT, RenameFlags, Request, Result, SetTime,
+    Time,
 };
 
 /// Attributes of files that are access lists begin so.
@@ -27,21 +28,23 @@ pub struct Handlers {
     tree: Arc<dyn FileTree>,
     pull: Arc<KernelPull>,
     privileges: Privileges,
+    commit: CommitMode,
 }
 
 /// Whether a handler may wait for other requests to be answered: for what is dirty of a file, or for a commit.
-pub fn may_wait(opcode: u32) -> bool {
+fn may_wait(opcode: u32, commit: CommitMode) -> bool {
+    if matches!(opcode, opcode::WRITE | opcode::OPEN) {
+        return commit == CommitMode::Write;
+    }
     !matches!(
         opcode,
-        opcode::WRITE
-            | opcode::READ
+        opcode::READ
             | opcode::FORGET
             | opcode::BATCH_FORGET
             | opcode::GETATTR
             | opcode::GETXATTR
             | opcode::LISTXATTR
             | opcode::LOOKUP
-            | opcode::OPEN
             | opcode::RELEASE
             | opcode::READDIR
             | opcode::READDIRPLUS
@@ -60,8 +63,18 @@ fn writable(flags: u32) -> bool {
 
 impl Handlers {
     /// Handlers for a tree.
-    pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>) -> Handlers {
-        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull }
+    pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
+        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull, commit }
+    }
+
+    /// Whether the answer to a request may wait for other requests to be answered.
+    pub fn may_wait(&self, opcode: u32) -> bool {
+        may_wait(opcode, self.commit)
+    }
+
+    /// Whether each `read` and `write` of a program is a message: what is to be committed as one then comes as one.
+    fn direct(&self) -> bool {
+        self.commit == CommitMode::Write
     }
 
     /// The answer to a request; none if it wants none.
@@ -119,7 +132,7 @@ impl Handlers {
             opcode::READ => {
                 fields.skip(8)?;
                 let (offset, len) = (fields.u64()?, fields.u32()? as usize);
-                Answer::filled(len.min(MAX_WRITE), |buf| self.tree.read(ino, offset, buf))
+                Answer::filled(len.min(MAX_READ), |buf| self.tree.read(ino, offset, buf))
             }
             opcode::WRITE => self.write(ino, fields),
             opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
@@ -286,7 +299,7 @@ impl Handlers {
                 return Err(e);
             }
         }
-        Ok(Answer::default().opened())
+        Ok(Answer::default().opened(self.direct()))
     }
 
     /// An opening begins: before the kernel is told, so that no write comes before it.
@@ -317,7 +330,7 @@ impl Handlers {
             self.tree.forget(made.ino, 1);
             return Err(e);
         }
-        Ok(Answer::default().entry(&made).opened())
+        Ok(Answer::default().entry(&made).opened(self.direct()))
     }
 
     fn write(&self, ino: Ino, mut fields: Fields<'_>) -> Result<Answer> {

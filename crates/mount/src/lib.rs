@@ -5,17 +5,27 @@
 //! (`kernel_pull`).
 
 pub mod cli;
+mod copying;
 pub mod daemon;
 mod daemon_start;
+mod export;
 mod fuse_device;
 mod fuse_protocol;
 pub mod fuse_server;
 mod handlers;
+mod import;
 pub mod kernel_pull;
+mod made_whole;
+mod manifest;
 pub mod mount_control;
 pub mod mount_point;
 pub mod mounted_store;
+mod passed_signals;
 mod privileges;
+mod put_back;
+mod run_on_plain;
+mod session_dir;
+mod session_mount;
 mod sync_paths;
 
 pub use fuse_device::End;

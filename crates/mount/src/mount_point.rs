@@ -13,11 +13,15 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The type of the file system; its second part is the program that `mount.fuse3` starts for a line in `/etc/fstab`.
 pub const TYPE: &str = "fuse.untorn-mount";
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
+
+/// A daemon that is killed may take so long until the kernel says so.
+pub const DYING_MAX: Duration = Duration::from_millis(500);
 
 /// A line of `mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +108,20 @@ pub fn mounted_at(at: &Path) -> Result<Option<Mounted>> {
 
 /// Whether the daemon behind a mount has ended without unmounting.
 pub fn is_dead(at: &Path) -> bool {
-    matches!(rustix::fs::statfs(at), Err(Errno::NOTCONN))
+    // The second is what a question is answered that was asked before.
+    matches!(rustix::fs::statfs(at), Err(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
+/// Whether the daemon has ended so, or does so in a moment: one that is being killed may still answer.
+fn is_dying(at: &Path) -> bool {
+    let started = Instant::now();
+    while !is_dead(at) {
+        if started.elapsed() > DYING_MAX {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
 }
 
 /// Sees to it that a store can be mounted at a path: a directory, empty, at which nothing is mounted.
@@ -114,7 +131,7 @@ pub fn prepare(store: &Path, at: &Path) -> Result<()> {
     let shown = at.display();
     if let Some(mounted) = mounted_at(at)? {
         ensure!(
-            mounted.kind == TYPE && is_dead(at),
+            mounted.kind == TYPE && is_dying(at),
             "{shown} is a mount point already, of {} ({}); unmount that first, or use another directory",
             mounted.source.display(),
             mounted.kind
@@ -147,6 +164,12 @@ pub fn mount(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
     if !is_root() && Path::new(device).exists() {
         return mount_by_helper(source, at, allowed);
     }
+    mount_directly(source, at, allowed)
+}
+
+/// Mounts without helper: for root, also of a user namespace.
+pub fn mount_directly(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
+    let device = "/dev/fuse";
     match rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(descriptor) => mount_as_root(descriptor, source, at, allowed),
         Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {

@@ -1,7 +1,7 @@
 //! The store behind a mount.
 
-use crate::mount_point;
-use anyhow::{Context, Result, bail};
+use crate::mount_point::{self, Mounted};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +16,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(60);
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
 /// Where a store has its journal.
-const JOURNAL: &str = ".untorn";
+pub const JOURNAL: &str = ".untorn";
 /// The file of a tree in which its names are.
 const TABLE: &str = "table";
 
@@ -30,13 +30,26 @@ pub fn open(path: &Path, commit: CommitMode) -> Result<Arc<dyn FileTree>> {
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
 }
 
+/// Opens the tree in a store that is there and that nobody uses, to copy what was committed.
+pub fn open_to_export(path: &Path) -> Result<StoreTree> {
+    let shown = path.display();
+    ensure!(path.is_dir() && !is_new(path)?, "there is no store in {shown}");
+    if is_mounted(path) {
+        bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
+    }
+    let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, TreeOptions::default()));
+    tree.with_context(|| format!("cannot open {shown}"))
+}
+
 /// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
-/// closing it; a second one that mounts it is told at once.
+/// closing it; one that is being killed still holds it. A second one that mounts it is told soon.
 fn open_when_closed(path: &Path) -> untorn::Result<Store> {
     let (started, mut told) = (Instant::now(), false);
     loop {
         match Store::open(path) {
-            Err(untorn::Error::Busy { .. }) if !is_mounted(path) && started.elapsed() < CLOSING_MAX => {}
+            Err(untorn::Error::Busy { .. })
+                if started.elapsed() < mount_point::DYING_MAX
+                    || started.elapsed() < CLOSING_MAX && !is_mounted(path) => {}
             done => return done,
         }
         if !told && started.elapsed() > TELL_AFTER {
@@ -47,8 +60,10 @@ fn open_when_closed(path: &Path) -> untorn::Result<Store> {
     }
 }
 
+/// Whether a mount shows the store. One whose daemon was killed does not.
 fn is_mounted(path: &Path) -> bool {
-    mount_point::mounts().is_ok_and(|mounts| mounts.iter().any(|m| m.kind == mount_point::TYPE && m.source == path))
+    let shows = |m: &Mounted| m.kind == mount_point::TYPE && m.source == path && !mount_point::is_dead(&m.at);
+    mount_point::mounts().is_ok_and(|mounts| mounts.iter().any(shows))
 }
 
 fn is_new(path: &Path) -> Result<bool> {

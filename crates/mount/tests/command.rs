@@ -2,12 +2,10 @@
 
 mod common;
 
-use common::{can_mount, example};
-use rustix::fs::{CWD, FileType, Mode};
-use rustix::mount::MountPropagationFlags;
+use common::{can_mount, device_for_everybody, example};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -116,19 +114,6 @@ impl Place {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-}
-
-/// Gives this thread and what it starts mounts of their own, where everybody may open `/dev/fuse`, as is usual.
-fn device_for_everybody() {
-    // SAFETY: only this thread's view of files changes, and no other thread relies on it.
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let device = dir.path().join("fuse");
-    let number = fs::metadata("/dev/fuse").unwrap().rdev();
-    rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::empty(), number).unwrap();
-    fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).unwrap();
-    rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
 }
 
 impl Drop for Place {

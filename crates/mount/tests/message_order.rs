@@ -8,12 +8,13 @@ use common::Mount;
 use common::memory_tree::Asked;
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{IoSlice, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
+use untorn_tree::CommitMode;
 
 const PAGE: usize = 4096;
 
@@ -286,4 +287,56 @@ fn handlers_never_wait_for_each_other() {
     };
     let workers: Vec<_> = (0..8).map(|n| thread::spawn(worker(n))).collect();
     workers.into_iter().for_each(|worker| worker.join().unwrap());
+}
+
+/// Wherever it is in the file and in memory: with the cache, even without writeback, a write that begins within a page
+/// would come as two.
+#[test]
+fn without_cache_each_write_is_one_message() {
+    const MOST: usize = 1020 << 10;
+    let Some(mount) = Mount::with(CommitMode::Write) else { return };
+    let mut file = new_file(&mount, "f");
+    file.write_all_at(&[1; 3 * PAGE], 0).unwrap();
+    let bytes: Vec<u8> = (0..MOST + PAGE).map(|n| (n / 5) as u8).collect();
+    mount.tree.asked();
+    let mut expected = Vec::new();
+    let ino = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    for (offset, start, len) in
+        [(0, 0, 1), (4095, 1, 2), (333, 7, 5000), (8192, 0, 8192), (77, 1, MOST), (1 << 20, 4095, MOST), (9, 0, 0)]
+    {
+        file.write_all_at(&bytes[start..start + len], offset).unwrap();
+        if len > 0 {
+            expected.push(Asked::Write(ino, offset, len));
+        }
+    }
+    file.seek(SeekFrom::Start(100)).unwrap();
+    assert_eq!(file.write_vectored(&[IoSlice::new(&bytes[3..9000]), IoSlice::new(&bytes[10..500])]).unwrap(), 9487);
+    expected.push(Asked::Write(ino, 100, 9487));
+    assert_eq!(mount.tree.asked(), expected);
+    // Up to the end of the file.
+    let mut found = vec![0; MOST + 5 * PAGE];
+    assert_eq!(file.read_at(&mut found, (1 << 20) + 1).unwrap(), MOST - 1);
+    assert_eq!(found[..MOST - 1], bytes[4096..MOST + 4095]);
+    let mut appended = OpenOptions::new().append(true).open(mount.at("f")).unwrap();
+    appended.write_all(&bytes[..5000]).unwrap();
+    assert_eq!(mount.tree.asked(), [Asked::Write(ino, (1 << 20) + MOST as u64, 5000)]);
+}
+
+#[test]
+fn without_cache_mappings_and_writes_see_each_other() {
+    let Some(mount) = Mount::with(CommitMode::Write) else { return };
+    let file = new_file(&mount, "f");
+    file.write_all_at(&[1; 2 * PAGE], 0).unwrap();
+    let map = Map::of(&file, 2 * PAGE);
+    map.store(10, 2);
+    let mut found = [0; 3];
+    file.read_exact_at(&mut found, 9).unwrap();
+    assert_eq!(found, [1, 2, 1]);
+    file.write_all_at(&[3], 11).unwrap();
+    mount.tree.asked();
+    map.store(12, 4);
+    map.sync(0, 2 * PAGE);
+    assert!(matches!(mount.tree.asked()[..], [Asked::Write(..), .., Asked::Sync(_)]));
+    file.read_exact_at(&mut found, 10).unwrap();
+    assert_eq!(found, [2, 3, 4]);
 }

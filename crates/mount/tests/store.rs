@@ -8,6 +8,8 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread;
 use tempfile::TempDir;
 
 struct Place {
@@ -38,12 +40,16 @@ impl Place {
         command
     }
 
-    fn try_mount(&self) -> Output {
-        Place::program().arg(self.store()).arg(self.dir.path().join("mnt")).output().unwrap()
+    fn try_mount(&self, options: &[&str]) -> Output {
+        Place::program().args(options).arg(self.store()).arg(self.dir.path().join("mnt")).output().unwrap()
     }
 
     fn mount(&self) -> String {
-        let output = self.try_mount();
+        self.mount_with(&[])
+    }
+
+    fn mount_with(&self, options: &[&str]) -> String {
+        let output = self.try_mount(options);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{said}");
         said
@@ -158,12 +164,43 @@ fn a_killed_daemon_leaves_the_last_commit() {
     place.umount();
 }
 
+/// Nobody waits for the end of a killed daemon: the store is mounted again at once, at the dead mount's place or at another
+/// one.
+#[test]
+fn a_store_is_mounted_again_right_after_a_kill() {
+    let Some(place) = Place::new() else { return };
+    let other = place.dir.path().canonicalize().unwrap().join("other");
+    fs::create_dir(&other).unwrap();
+    place.mount();
+    for round in 0..40u64 {
+        let file = fs::File::create(place.at("f")).unwrap();
+        file.write_all_at(round.to_string().as_bytes(), 0).unwrap();
+        file.sync_all().unwrap();
+        // Much for the daemon to lose and the kernel to free.
+        file.write_all_at(&vec![7; 8 << 20], 4096).unwrap();
+        let daemon = rustix::process::Pid::from_raw(place.daemon().unwrap()).unwrap();
+        rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+        if round % 2 == 0 {
+            place.mount();
+        } else {
+            let output = Place::program().arg(place.store()).arg(&other).output().unwrap();
+            assert!(output.status.success(), "round {round}: {}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(fs::read_to_string(other.join("f")).unwrap(), round.to_string());
+            assert!(Command::new("umount").arg(&other).status().unwrap().success());
+            place.mount();
+        }
+        drop(file);
+        assert_eq!(fs::read_to_string(place.at("f")).unwrap(), round.to_string());
+    }
+    place.umount();
+}
+
 #[test]
 fn directories_that_are_no_store_are_left_alone() {
     let Some(place) = Place::new() else { return };
     fs::create_dir(place.store()).unwrap();
     fs::write(place.store().join("mine"), "text").unwrap();
-    let output = place.try_mount();
+    let output = place.try_mount(&[]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("is not empty and no store"), "{said}");
     assert_eq!(fs::read_dir(place.store()).unwrap().count(), 1);
@@ -197,6 +234,85 @@ fn git_and_sqlite_work_on_a_store_and_after_a_kill() {
         assert_eq!(sh("sqlite3 w 'pragma integrity_check; select max(n) from t'"), format!("ok\n{round}\n"));
         sh("cd r; git fsck --strict");
         assert_eq!(sh("cd r; git log --format=%s"), "one\n");
+    }
+    place.umount();
+}
+
+fn seed() -> u64 {
+    let seed = match std::env::var("UNTORN_TEST_SEED") {
+        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
+        Err(_) => 20_260_101,
+    };
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    seed
+}
+
+/// Bytes around what is written, so that no write begins or ends with a page.
+const MARGIN: usize = 777;
+
+/// A program writes, makes, renames and removes without ever syncing, until the daemon is killed: what returned is there,
+/// and what was on its way is whole or not there.
+#[test]
+fn with_commit_write_nothing_that_returned_is_lost() {
+    let Some(place) = Place::new() else { return };
+    let mut random = fastrand::Rng::with_seed(seed());
+    let (written, named) = (AtomicU64::new(0), AtomicU64::new(0));
+    place.mount_with(&["--commit=write"]);
+    fs::write(place.at("f"), vec![0; (1 << 20) + 2 * MARGIN]).unwrap();
+    fs::write(place.at("name 0"), "0").unwrap();
+    for round in 0..12 {
+        let len = [8, 40_000, 1020 << 10][round % 3];
+        let update = |n: u64| -> std::io::Result<()> {
+            let file = OpenOptions::new().write(true).open(place.at("f"))?;
+            let bytes: Vec<u8> = n.to_le_bytes().into_iter().cycle().take(len).collect();
+            // One call of write, as write_all_at would repeat it.
+            assert_eq!(file.write_at(&bytes, MARGIN as u64)?, len);
+            written.store(n, SeqCst);
+            let (before, new) = (place.at(&format!("name {}", n - 1)), place.at(&format!("name {n}")));
+            let mut file = fs::File::create(place.at("new"))?;
+            file.write_all(n.to_string().as_bytes())?;
+            fs::rename(place.at("new"), new)?;
+            named.store(n, SeqCst);
+            fs::remove_file(before)
+        };
+        let kill_at = written.load(SeqCst) + random.u64(1..8);
+        thread::scope(|scope| {
+            let first = written.load(SeqCst) + 1;
+            let program = scope.spawn(move || (first..).find_map(|n| update(n).err()));
+            while written.load(SeqCst) < kill_at && !program.is_finished() {
+                thread::yield_now();
+            }
+            place.kill();
+            let error = program.join().unwrap().unwrap();
+            let expected = [libc::ENOTCONN, libc::ECONNABORTED, libc::EIO].map(Some);
+            assert!(expected.contains(&error.raw_os_error()), "{error}");
+        });
+        place.mount_with(&["--commit=write"]);
+        let content = fs::read(place.at("f")).unwrap();
+        let number = |at: usize| u64::from_le_bytes(content[at..at + 8].try_into().unwrap());
+        let (found, returned) = (number(MARGIN), written.load(SeqCst));
+        assert!((returned..=returned + 1).contains(&found), "round {round}: {found} is there, {returned} returned");
+        assert!((MARGIN..MARGIN + len).step_by(8).all(|at| number(at) == found), "round {round}: torn");
+        assert!(content[..MARGIN].iter().all(|byte| *byte == 0), "round {round}");
+        let returned = named.load(SeqCst);
+        let there = [returned, returned + 1].map(|n| fs::read_to_string(place.at(&format!("name {n}"))).ok());
+        assert!(
+            there.iter().any(Option::is_some) && there.iter().flatten().all(|text| !text.is_empty()),
+            "round {round}: {returned} returned, {there:?} are there"
+        );
+        // Names and writes go on from what is there.
+        let last = if there[1].is_some() { returned + 1 } else { returned };
+        for entry in fs::read_dir(place.at("")).unwrap() {
+            let path = entry.unwrap().path();
+            if path != place.at("f") && path != place.at(&format!("name {last}")) {
+                fs::remove_file(path).unwrap();
+            }
+        }
+        let next = found.max(last);
+        fs::rename(place.at(&format!("name {last}")), place.at(&format!("name {next}"))).unwrap();
+        fs::write(place.at("f"), vec![0; (1 << 20) + 2 * MARGIN]).unwrap();
+        written.store(next, SeqCst);
+        named.store(next, SeqCst);
     }
     place.umount();
 }

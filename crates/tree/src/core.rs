@@ -41,7 +41,7 @@ fn object_dir(ino: Ino) -> PathBuf {
     PathBuf::from(format!("obj/{:x}", ino / OBJECTS))
 }
 
-fn object_path(ino: Ino) -> PathBuf {
+pub(crate) fn object_path(ino: Ino) -> PathBuf {
     object_dir(ino).join(ino.to_string())
 }
 

@@ -10,6 +10,7 @@ mod file_tree;
 mod inode;
 mod inode_table;
 mod operations;
+mod plain_contents;
 mod row;
 mod store_tree;
 

@@ -5,12 +5,12 @@
 //! `--exact`.
 
 use std::process::ExitCode;
+use untorn_terminal::user_namespace::is_root;
 use untorn_xsync::cares::Cares;
 use untorn_xsync::place_layers;
 use untorn_xsync::run_on;
 use untorn_xsync::run_session::Wanted;
 use untorn_xsync::syscall_filter::Maps;
-use untorn_xsync::user_namespace::is_root;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);

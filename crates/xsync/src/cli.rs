@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
+use untorn_terminal::user_namespace::is_root;
 use untorn_terminal::{Failure, Output};
 use untorn_xsync::place_layers;
 use untorn_xsync::print_fstab::Provided;
@@ -13,7 +14,6 @@ use untorn_xsync::run_session::{Wanted, discard, resume};
 use untorn_xsync::session_network::Net;
 use untorn_xsync::status_socket;
 use untorn_xsync::syscall_filter::Maps;
-use untorn_xsync::user_namespace::is_root;
 use untorn_xsync::watcher;
 
 /// The session could not begin, or its volume failed; the program's own exit codes are passed on.

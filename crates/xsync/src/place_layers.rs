@@ -17,7 +17,6 @@ use crate::session_network::explain_net;
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
 use crate::supervisor::{self, Job};
-use crate::user_namespace::is_root;
 use crate::volume::sync_parent;
 use crate::volume_name;
 use crate::work_dirs::{Phase, WorkDirs};
@@ -30,6 +29,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use untorn_terminal::user_namespace::is_root;
 
 /// Ends the names of such directories; those that are made or removed have another end.
 const LAYERS: &str = "layers";

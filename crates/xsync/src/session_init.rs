@@ -11,7 +11,6 @@ use crate::sealed_directory;
 use crate::session_network::{self, HostNetwork};
 use crate::session_root;
 use crate::syscall_filter::{self, Maps};
-use crate::user_namespace::is_root;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
@@ -26,6 +25,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use untorn_terminal::user_namespace::is_root;
 
 /// The session could not begin; as `timeout`, `chroot` and others have it.
 pub const COULD_NOT: u8 = 125;

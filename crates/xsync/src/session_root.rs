@@ -6,7 +6,6 @@ use crate::host_view::{OWN, Shown, View, Written};
 use crate::on_directory::HIDDEN;
 use crate::overlays::{memory, overlay, path_of, show};
 use crate::split_view;
-use crate::user_namespace::is_root;
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, mknodat, symlinkat};
 use rustix::mount::{
@@ -17,6 +16,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use untorn_terminal::user_namespace::is_root;
 
 /// Devices that a program may expect: name, major, minor.
 const DEVICES: [(&str, u32, u32); 6] =

@@ -1,7 +1,7 @@
 //! `--status`: what the sessions of this machine are doing, each asked by its socket.
 
+use crate::session_home::home;
 use crate::session_report::Report;
-use crate::user_namespace::home;
 use anyhow::{Context, Result};
 use std::fs;
 use std::io::{Read, Write};

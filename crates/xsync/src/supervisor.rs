@@ -17,7 +17,6 @@ use crate::shared_maps;
 use crate::signal_thread::{self, Heard};
 use crate::status_socket::StatusSocket;
 use crate::syscall_filter::Maps;
-use crate::user_namespace::is_root;
 use crate::watcher::Watcher;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, fstat, major, minor};
@@ -31,6 +30,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+use untorn_terminal::user_namespace::is_root;
 
 /// Of the pipes between program and supervisor.
 const PIPE_BYTES: usize = 1 << 20;

@@ -8,7 +8,6 @@ use crate::control::Control;
 use crate::on_directory::disk_of;
 use crate::outside_readers::OutsideReaders;
 use crate::session_init::close_all_but;
-use crate::user_namespace::is_root;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, fsync, openat};
@@ -25,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use untorn_terminal::user_namespace::is_root;
 
 /// Where watchers listen.
 const HOME: &str = "/run/untorn-xsync";

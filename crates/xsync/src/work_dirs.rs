@@ -2,7 +2,6 @@
 
 use crate::access_lists::{AccessLists, NAMES};
 use crate::host_view::Written;
-use crate::user_namespace::is_root;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, XattrFlags, access, lgetxattr, llistxattr, lsetxattr};
 use rustix::io::Errno;
@@ -11,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
+use untorn_terminal::user_namespace::is_root;
 
 /// The file with this list, in a volume.
 const LIST: &str = "session.json";

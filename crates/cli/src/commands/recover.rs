@@ -2,6 +2,7 @@
 
 use super::status;
 use crate::progress_bar::Progress;
+use crate::siblings;
 use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
 use untorn::offline::{self, LostFile, RecoverOptions};
@@ -17,6 +18,8 @@ const SALVAGED: &str = "salvaged";
 ///
 /// Opening a store does the same by itself. Interrupting this does no harm: run it again, or open
 /// the store.
+///
+/// Of a directory with a session of `untorn run` that was killed, puts back what it did (the program untorn-mount).
 #[derive(Args)]
 pub struct Recover {
     /// A store's directory, or a file with its own store.
@@ -51,6 +54,9 @@ pub struct Recover {
 
 impl Recover {
     pub fn run(self) -> Result<Output, Failure> {
+        if siblings::has_session(&self.path) {
+            return Err(siblings::Other::Recover.execute());
+        }
         if self.dry_run {
             return self.dry_run();
         }

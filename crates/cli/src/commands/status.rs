@@ -1,6 +1,7 @@
 //! `untorn status`.
 
 use crate::json;
+use crate::siblings;
 use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
 use untorn::Error;
@@ -12,6 +13,8 @@ use untorn_terminal::{Failure, Output};
 ///
 /// Changes nothing and needs no ownership: while a program has the store open, the picture may be a
 /// moment old. Root may look at anybody's store.
+///
+/// Of a directory with a session of `untorn run`, says how that is (the program untorn-mount).
 ///
 /// Exit code: 0 in order, 1 problems, 2 could not look. A store that its owner did not close is in order
 /// if recovery will bring back its last commit.
@@ -27,6 +30,9 @@ pub struct Status {
 
 impl Status {
     pub fn run(self) -> Result<Output, Failure> {
+        if siblings::has_session(&self.path) {
+            return Err(siblings::Other::Status.execute());
+        }
         let found = look(&self.path)?;
         let output = if self.json { json::output(&summary(&found)?)? } else { Output::text(text(&found)) };
         Ok(output.code(code(&found)))

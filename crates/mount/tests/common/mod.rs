@@ -3,8 +3,13 @@
 #![allow(dead_code, reason = "not every test program needs all of it")]
 
 pub mod memory_tree;
+pub mod place;
 
 use memory_tree::MemoryTree;
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::mount::MountPropagationFlags;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -16,7 +21,7 @@ use untorn_mount::End;
 use untorn_mount::fuse_server::Server;
 use untorn_mount::kernel_pull::KernelPull;
 use untorn_mount::mount_point::{self, Allowed};
-use untorn_tree::FileTree;
+use untorn_tree::{CommitMode, FileTree};
 
 /// No test takes as long, unless a handler waits for ever.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -77,10 +82,14 @@ fn kernel() -> (u32, u32) {
 
 impl Mount {
     pub fn new() -> Option<Mount> {
-        can_mount().then(Mount::mounted)
+        Mount::with(CommitMode::Sync)
     }
 
-    fn mounted() -> Mount {
+    pub fn with(commit: CommitMode) -> Option<Mount> {
+        can_mount().then(|| Mount::mounted(commit))
+    }
+
+    fn mounted(commit: CommitMode) -> Mount {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().canonicalize().unwrap();
         let tree = Arc::new(MemoryTree::new());
@@ -95,7 +104,7 @@ impl Mount {
                 std::process::abort();
             }
         });
-        let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>).unwrap();
+        let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>, commit).unwrap();
         server.pull().open_hidden(&at).unwrap();
         Mount { dir, tree, server, _watchdog: watchdog }
     }
@@ -125,4 +134,17 @@ impl Drop for Mount {
         let _ = mount_point::detach(self.dir.path());
         self.server.pull().close_all();
     }
+}
+
+/// Gives this thread and what it starts mounts of their own, where everybody may open `/dev/fuse`, as is usual.
+pub fn device_for_everybody() {
+    // SAFETY: only this thread's view of files changes, and no other thread relies on it.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("fuse");
+    let number = fs::metadata("/dev/fuse").unwrap().rdev();
+    rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::empty(), number).unwrap();
+    fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).unwrap();
+    rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
 }

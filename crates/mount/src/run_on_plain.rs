@@ -1,0 +1,150 @@
+//! `untorn run`: a program has all-or-nothing files in a plain directory, which is plain again after.
+
+use crate::passed_signals;
+use crate::put_back::{PutBack, put_back};
+use crate::session_dir::{Condition, SessionDir, condition};
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
+use untorn_terminal::Output;
+use untorn_terminal::table::count;
+
+/// The session could not begin, or was killed; as `timeout`, `chroot` and others have it.
+pub const COULD_NOT: u8 = 125;
+/// Somebody else changed what the session changed.
+pub const CONFLICT: u8 = 124;
+/// Runs a program on a directory; the result is its exit code.
+pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
+    let cwd = std::env::current_dir().context("the working directory")?;
+    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let before = passed_signals::block()?;
+    let session = SessionDir::begin(on)?;
+    let meant = passed_signals::pass_on()?;
+    let run = |command: &mut Command| -> Result<ExitStatus> {
+        let mut child =
+            before.for_command(command).spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        meant.store(child.id().cast_signed(), Ordering::SeqCst);
+        let status = child.wait().context("cannot wait");
+        meant.store(0, Ordering::SeqCst);
+        status
+    };
+    let mut import = Command::new(&program);
+    import.arg("import").arg("--manifest").arg(session.manifest()).arg("--").arg(session.of()).arg(session.store());
+    let status = run(import.stdin(Stdio::null()).stdout(Stdio::null()));
+    match status {
+        Ok(status) if status.success() => {}
+        status => {
+            session.remove()?;
+            return status.map(|status| match status.code() {
+                Some(1) | None => COULD_NOT,
+                Some(code) => u8::try_from(code).unwrap_or(COULD_NOT),
+            });
+        }
+    }
+    let mut serve = Command::new(&program);
+    serve.arg("session").arg(format!("--commit={commit}")).arg(format!("--parent={}", std::process::id()));
+    serve.arg("--").args([&session.store(), session.of(), &session.ended(), &cwd]).args(command);
+    let status = run(&mut serve)?;
+    let code = fs::read_to_string(session.ended()).ok().and_then(|text| text.trim().parse().ok());
+    let Some(code) = code else {
+        if status.code() == Some(COULD_NOT.into()) {
+            // It has said why; the program did not begin.
+            session.remove()?;
+            return Ok(COULD_NOT);
+        }
+        let how = status.signal().map_or(String::new(), |number| format!(" (by signal {number})"));
+        bail!(
+            "the session on {0} was ended{how}; what it committed is kept: `untorn recover {0}` puts it back",
+            session.of().display()
+        );
+    };
+    match finish(session, false)? {
+        Finished::All(..) => Ok(code),
+        Finished::Conflicts(text) => {
+            eprintln!("untorn-mount: {text}\nuntorn-mount: the program ended with exit code {code}");
+            Ok(CONFLICT)
+        }
+    }
+}
+
+enum Finished {
+    All(usize, usize),
+    Conflicts(String),
+}
+
+fn finish(session: SessionDir, overwrite: bool) -> Result<Finished> {
+    let of = session.of().display().to_string();
+    let put = put_back(&session, overwrite);
+    let put =
+        put.with_context(|| format!("not all that the session did is put back; `untorn recover {of}` goes on with it"));
+    match put? {
+        PutBack::All(changed, removed) => {
+            session.remove()?;
+            Ok(Finished::All(changed, removed))
+        }
+        PutBack::Conflicts(paths) => {
+            let names: Vec<String> = paths.iter().map(|path| format!("  {}", path.display())).collect();
+            Ok(Finished::Conflicts(format!(
+                "somebody else changed in {of} what the session changed, so that was left as it is:\n{}\n\
+                 The session's files are in {}: `untorn export` copies them out. `untorn-mount recover --overwrite {of}` \
+                 puts them in place of the others, `untorn-mount recover --discard {of}` throws them away.",
+                names.join("\n"),
+                session.store().display()
+            )))
+        }
+    }
+}
+
+/// What to do with a session that was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Put back what it did.
+    PutBack,
+    /// Put it back, also in place of what others did.
+    Overwrite,
+    /// Nothing of it.
+    Discard,
+}
+
+/// Ends a session that was killed, or met a conflict.
+pub fn recover(of: &Path, what: Left) -> Result<Output> {
+    let session = SessionDir::left(of)?;
+    if what == Left::Discard {
+        if session.staged().exists() {
+            bail!(
+                "what the session on {0} did is put back in part; `untorn recover {0}` puts back the rest",
+                session.of().display()
+            );
+        }
+        session.remove()?;
+        return Ok(Output::default());
+    }
+    match finish(session, what == Left::Overwrite)? {
+        Finished::All(changed, removed) => {
+            let text = format!("{} put back, {removed} removed\n", count(changed as u64, "name", "names"));
+            Ok(Output::text(text))
+        }
+        Finished::Conflicts(text) => {
+            eprintln!("untorn-mount: {text}");
+            Ok(Output::default().code(CONFLICT))
+        }
+    }
+}
+
+/// Says how the session of a directory is. The exit code is 1 if there is something to do.
+pub fn status(of: &Path) -> Result<Output> {
+    let (condition, at) = condition(of)?;
+    let (of, at) = (of.display(), at.display());
+    Ok(match condition {
+        Condition::None => Output::text(format!("no session works on {of}, and none was left\n")),
+        Condition::Running => Output::text(format!("a session works on {of}; its files are in {at}\n")),
+        Condition::Left => Output::text(format!(
+            "a session on {of} was killed, or met a conflict; what it did is in {at}: `untorn recover {of}` puts it back\n"
+        ))
+        .code(1),
+    })
+}

@@ -1,0 +1,386 @@
+//! Sessions on a plain directory: it is plain again after, with what the program did; whoever is killed, nothing is torn, and
+//! what somebody else did is not overwritten. As root and as an ordinary user.
+
+mod common;
+
+use common::place::{Place, listing, said};
+use common::{can_mount, device_for_everybody};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+/// Root, and an ordinary user, who gets a user namespace.
+fn places() -> Vec<Place> {
+    if !can_mount() {
+        return Vec::new();
+    }
+    device_for_everybody();
+    Place::all()
+}
+
+fn seed() -> u64 {
+    let seed = match std::env::var("UNTORN_TEST_SEED") {
+        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
+        Err(_) => 20_260_101,
+    };
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    seed
+}
+
+/// A tree that scripts work on.
+fn make_tree(place: &Place, name: &str) -> PathBuf {
+    let root = place.at(name);
+    let at = |name: &str| root.join(name);
+    fs::create_dir_all(at("old/below")).unwrap();
+    fs::create_dir_all(at("stays/below")).unwrap();
+    for name in ["one", "two", "stays/three", "old/four", "old/below/five"] {
+        fs::write(at(name), format!("the old {name}\n").repeat(1000)).unwrap();
+    }
+    fs::hard_link(at("one"), at("stays/one too")).unwrap();
+    symlink("../one", at("stays/link")).unwrap();
+    place.give(name);
+    root
+}
+
+/// Every sort of change.
+const SCRIPT: &str = "set -e
+    echo more >> one; rm two; chmod 604 stays/three; mv old/below stays/moved; rm old/four; rmdir old
+    mkdir -p new/deep; echo text > new/deep/file; ln new/deep/file new/linked; ln -s nowhere new/symbolic; mkfifo -m 640 new/fifo
+    rm -r stays/below; echo a file now > stays/below; rm stays/link; mkdir stays/link; echo x > stays/link/within
+    echo replaced > temporary; mv temporary replaced; cp -p one copy; truncate -s 1M sparse; chmod 500 new/deep";
+
+/// Without times, as two runs have different ones.
+fn without_times(root: &Path) -> BTreeMap<PathBuf, String> {
+    let plain = |line: String| {
+        line.split(' ').enumerate().filter(|(at, _)| *at != 6).map(|(_, w)| w).collect::<Vec<_>>().join(" ")
+    };
+    listing(root).into_iter().map(|(path, line)| (path, plain(line))).collect()
+}
+
+#[track_caller]
+fn same(expected: &BTreeMap<PathBuf, String>, found: &BTreeMap<PathBuf, String>, about: &str) {
+    assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "{about}");
+    for (name, line) in expected {
+        assert_eq!(line, &found[name], "{about}: {}", name.display());
+    }
+}
+
+fn sh(place: &Place, on: &str, script: &str) -> Output {
+    place.run(&["run", "--on", on, "--", "sh", "-c", &format!("cd {on}; {script}")])
+}
+
+fn done(place: &Place, on: &str, script: &str) {
+    let output = sh(place, on, script);
+    assert!(output.status.success() && said(&output).is_empty(), "as {}: {}", place.uid, said(&output));
+}
+
+#[test]
+fn what_a_script_does_is_there_and_the_rest_is_as_it_was() {
+    for place in places() {
+        make_tree(&place, "model");
+        let tree = make_tree(&place, "tree");
+        let untouched = fs::metadata(tree.join("stays")).unwrap().ino();
+        let mut plain = place.command(&[]);
+        if rustix::process::geteuid().is_root() {
+            plain = Command::new("setpriv");
+            plain.args(["--reuid", &place.uid.to_string(), "--regid", &place.uid.to_string(), "--clear-groups", "sh"]);
+        }
+        let plain = plain.args(["-c", SCRIPT]).current_dir(place.at("model")).output().unwrap();
+        assert!(plain.status.success(), "{}", said(&plain));
+        done(&place, "tree", SCRIPT);
+        same(&without_times(&place.at("model")), &without_times(&tree), &format!("as {}", place.uid));
+        assert_eq!(fs::metadata(tree.join("stays")).unwrap().ino(), untouched);
+        assert_eq!(place.left(&["model", "tree"]), [""; 0]);
+        // What no session changed keeps its times, too.
+        let before = listing(&tree);
+        done(&place, "tree", "cat one > /dev/null; find . > /dev/null");
+        same(&before, &listing(&tree), "nothing changed");
+    }
+}
+
+#[test]
+fn a_session_ends_as_its_program_does() {
+    for place in places() {
+        make_tree(&place, "tree");
+        let code = |arguments: &[&str]| {
+            let output = place.run(&[&["run", "--on", "tree", "--"], arguments].concat());
+            (output.status.code().unwrap(), String::from_utf8(output.stdout.clone()).unwrap() + &said(&output))
+        };
+        assert_eq!(code(&["sh", "-c", "exit 7"]), (7, String::new()));
+        assert_eq!(code(&["sh", "-c", "kill -9 $$"]).0, 128 + 9);
+        assert_eq!(code(&["nothing-like-it"]).0, 127);
+        assert_eq!(code(&["./tree/one"]).0, 126);
+        // The working directory is the mount, if it lies there.
+        let mut within =
+            place.command(&["run", "--on", "../..", "--", "sh", "-c", "pwd; echo x > here; stat -f -c %T ."]);
+        let output = within.current_dir(place.at("tree/stays/below")).output().unwrap();
+        let at = place.at("tree/stays/below");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            format!("{}\nfuseblk\n", at.display()),
+            "{}",
+            said(&output)
+        );
+        assert_eq!(fs::read_to_string(at.join("here")).unwrap(), "x\n");
+        // Nobody is left who could still write.
+        let started = Instant::now();
+        let output =
+            sh(&place, "tree", "(trap '' TERM; while :; do echo x >> loop; sleep 0.01; done) & sleep 0.1; exit 3");
+        assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+        assert!(started.elapsed() < Duration::from_secs(60));
+        let len = fs::metadata(place.at("tree/loop")).unwrap().len();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(fs::metadata(place.at("tree/loop")).unwrap().len(), len);
+        assert_eq!(place.left(&["tree"]), [""; 0]);
+    }
+}
+
+/// A program that says, in a file outside, that it has begun.
+fn begun(place: &Place, script: &str) -> Child {
+    let _ = fs::remove_file(place.at("begun"));
+    let script = format!("cd tree; {script}");
+    let child = place.command(&["run", "--on", "tree", "--", "sh", "-c", &script]).spawn().unwrap();
+    until(|| place.at("begun").exists());
+    child
+}
+
+#[track_caller]
+fn until(is: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is() {
+        assert!(started.elapsed() < Duration::from_secs(60), "it never happened");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn signals_are_passed_on_and_a_second_session_is_refused() {
+    for place in places() {
+        make_tree(&place, "tree");
+        let mut child =
+            begun(&place, "trap 'echo heard > heard; exit 5' TERM; > ../begun; while :; do sleep 0.01; done");
+        place.refused_with(125, &["run", "--on", "tree", "--", "true"], "another session works on");
+        place.refused_with(1, &["recover", "tree"], "another session works on");
+        assert!(String::from_utf8_lossy(&place.done(&["status", "tree"]).stdout).contains("a session works on"));
+        assert!(!place.at("tree/heard").exists(), "outside nothing is seen yet");
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(5));
+        assert_eq!(fs::read_to_string(place.at("tree/heard")).unwrap(), "heard\n");
+        assert!(String::from_utf8_lossy(&place.done(&["status", "tree"]).stdout).contains("no session works on"));
+    }
+}
+
+/// The process that serves the mount.
+fn daemon(of: &Child) -> Pid {
+    let path = format!("/proc/{0}/task/{0}/children", of.id());
+    Pid::from_raw(fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()).unwrap()
+}
+
+/// A program counts in two files, that it syncs and that it replaces; whoever is killed, recovery has all that was synced.
+#[test]
+fn a_killed_session_is_recovered_to_its_last_commits() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    for place in places() {
+        let tree = make_tree(&place, "tree");
+        for round in 0..6 {
+            let script = "n=0; > ../begun; while :; do n=$((n + 1)); echo $n > synced; seq $n $((n + 500)) >> synced; sync synced
+                echo $n > new; sync new; mv new replaced; sync .; echo $n >> ../acknowledged; done";
+            let mut child = begun(&place, script);
+            let acknowledged = || fs::read_to_string(place.at("acknowledged")).unwrap_or_default().lines().count();
+            let enough = random.usize(1..15);
+            until(|| acknowledged() >= enough);
+            let whom = if round % 2 == 0 { daemon(&child) } else { Pid::from_child(&child) };
+            kill_process(whom, Signal::KILL).unwrap();
+            let output = child.wait().unwrap();
+            assert!(round % 2 == 1 || output.code() == Some(125), "{output:?}");
+            let status = place.run(&["status", "tree"]);
+            // The session's own process may take a moment to end, when the one that began it was killed.
+            assert!(status.status.code() == Some(1), "{}", String::from_utf8_lossy(&status.stdout));
+            assert!(!tree.join("synced").exists(), "nothing is put back by itself");
+            place.refused_with(125, &["run", "--on", "tree", "--", "true"], "was killed");
+            place.done(&["recover", "tree"]);
+            let last = acknowledged();
+            let text = fs::read_to_string(tree.join("synced")).unwrap();
+            let n: usize = text.lines().next().unwrap().parse().unwrap();
+            assert!(n == last || n == last + 1, "as {}, round {round}: {n} is there, {last} was synced", place.uid);
+            assert_eq!(text.lines().count(), 502, "whole");
+            let replaced: usize = fs::read_to_string(tree.join("replaced")).unwrap().trim().parse().unwrap();
+            assert!(replaced == last || replaced == last + 1, "round {round}: {replaced}, {last}");
+            assert_eq!(place.left(&["tree", "begun", "acknowledged"]), [""; 0]);
+            for name in ["tree/synced", "tree/replaced", "acknowledged"] {
+                fs::remove_file(place.at(name)).unwrap();
+            }
+            let _ = fs::remove_file(tree.join("new"));
+        }
+    }
+}
+
+/// Recovery is killed again and again, a little later each time: in the end all is as the program left it.
+#[test]
+fn putting_back_goes_on_where_it_was_killed() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let (mut kills, mut half) = (0, 0);
+    for place in places() {
+        for round in 0..2 {
+            make_tree(&place, "model");
+            make_tree(&place, "tree");
+            let many = "for n in $(seq 300); do echo $n > stays/many$n; done";
+            done(&place, "model", &format!("{SCRIPT}\n{many}"));
+            let script = format!("{SCRIPT}\n{many}\nsync .; > ../begun; sleep 60");
+            // The whole of it is committed when the mount is synced.
+            let program = script.replace("sync .;", "../program sync . || exit 9;");
+            let mut child = begun(&place, &program);
+            kill_process(daemon(&child), Signal::KILL).unwrap();
+            child.wait().unwrap();
+            let session = |name: &str| place.at(".tree.untorn-run").join(name);
+            // New files that have their place are no more among these.
+            let waiting = || fs::read_dir(session("new")).map_or(0, Iterator::count);
+            let (mut patience, mut enough) = (Duration::from_millis(3), 290);
+            loop {
+                let mut recover = place.command(&["recover", "tree"]).spawn().unwrap();
+                if kills % 2 == 0 {
+                    std::thread::sleep(patience.mul_f64(0.5 + random.f64()));
+                    patience = patience.mul_f64(1.6);
+                } else {
+                    enough = enough * random.usize(50..95) / 100;
+                    while !(session("staged").exists() && waiting() < enough) && recover.try_wait().unwrap().is_none() {
+                        std::hint::spin_loop();
+                    }
+                }
+                let _ = recover.kill();
+                let status = recover.wait().unwrap();
+                if status.success() {
+                    break;
+                }
+                kills += 1;
+                half += usize::from(session("staged").exists() && !session("done").exists());
+                assert_eq!(status.code(), None, "it was killed, and refused nothing");
+                // Killed after all was put back: what is left is removed, and there is nothing to recover.
+                if String::from_utf8_lossy(&place.run(&["status", "tree"]).stdout).contains("none was left") {
+                    place.run(&["recover", "tree"]);
+                    break;
+                }
+            }
+            same(
+                &without_times(&place.at("model")),
+                &without_times(&place.at("tree")),
+                &format!("as {}, round {round}", place.uid),
+            );
+            done(&place, "tree", "true");
+            assert_eq!(place.left(&["tree", "model", "begun"]), [""; 0]);
+            for name in ["model", "tree"] {
+                fs::remove_dir_all(place.at(name)).unwrap();
+            }
+        }
+    }
+    println!("{kills} kills, {half} of them in the middle");
+}
+
+#[test]
+fn what_somebody_else_changed_is_not_overwritten() {
+    for place in places() {
+        type Edit = fn(&Path);
+        let edits: [(&str, Edit, &str); 6] = [
+            ("one", |tree| fs::write(tree.join("one"), "outside").unwrap(), "echo inside > one"),
+            ("one", |tree| fs::remove_file(tree.join("one")).unwrap(), "echo inside > one"),
+            ("one", |tree| fs::write(tree.join("one"), "outside").unwrap(), "rm one"),
+            ("new", |tree| fs::write(tree.join("new"), "outside").unwrap(), "echo inside > new"),
+            ("old/outside", |tree| fs::write(tree.join("old/outside"), "x").unwrap(), "rm -r old"),
+            ("old/four", |tree| fs::remove_dir_all(tree.join("old")).unwrap(), "echo inside > old/four"),
+        ];
+        for (at, (name, edit, script)) in edits.into_iter().enumerate() {
+            for what in ["--overwrite", "--discard"] {
+                let tree = make_tree(&place, "tree");
+                let session = |script: &str| {
+                    let mut child = begun(
+                        &place,
+                        &format!("{script}; echo too > also; > ../begun; while ! [ -e ../go ]; do sleep 0.01; done"),
+                    );
+                    edit(&tree);
+                    fs::write(place.at("go"), "").unwrap();
+                    let output = child.wait().unwrap();
+                    fs::remove_file(place.at("go")).unwrap();
+                    output.code()
+                };
+                assert_eq!(session(script), Some(124), "as {}: {name}, edit {at}", place.uid);
+                let outside = listing(&tree);
+                let output = place.run(&["recover", "tree"]);
+                assert_eq!(output.status.code(), Some(124));
+                assert!(said(&output).contains(&format!("\n  {name}\n")), "edit {at}: {}", said(&output));
+                same(&outside, &listing(&tree), "nothing is put back");
+                place.done(&["recover", what, "tree"]);
+                if what == "--discard" {
+                    same(&outside, &listing(&tree), "thrown away");
+                } else {
+                    assert_eq!(fs::read_to_string(tree.join("also")).unwrap(), "too\n");
+                    let is = fs::read_to_string(tree.join(name)).unwrap_or_default();
+                    assert_eq!(is, ["inside\n", "inside\n", "", "inside\n", "x", "inside\n"][at], "edit {at}");
+                    assert!(at != 4 || !tree.join("old/four").exists());
+                }
+                for name in fs::read_dir(place.at("")).unwrap().map(|entry| entry.unwrap().file_name()) {
+                    if name != "program" {
+                        let path = place.at(name.to_str().unwrap());
+                        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+                    }
+                }
+            }
+        }
+        // What nobody else touched is put back, whatever they did beside it.
+        let tree = make_tree(&place, "tree");
+        let mut child = begun(&place, "echo inside > one; > ../begun; sleep 0.2");
+        fs::write(tree.join("two"), "outside").unwrap();
+        fs::write(tree.join("stays/new"), "outside").unwrap();
+        assert!(child.wait().unwrap().success());
+        let [one, two, new] = ["one", "two", "stays/new"].map(|name| fs::read_to_string(tree.join(name)).unwrap());
+        assert_eq!((one.as_str(), two.as_str(), new.as_str()), ("inside\n", "outside", "outside"));
+    }
+}
+
+#[test]
+fn what_will_not_do_is_refused() {
+    for place in places() {
+        make_tree(&place, "tree");
+        let refused = |on: &str, words: &str| place.refused_with(125, &["run", "--on", on, "--", "true"], words);
+        refused("none", "No such file or directory");
+        refused("tree/one", "is no directory");
+        refused("/", "cannot be; name another");
+        refused("/proc", "is a mount point");
+        place.refused_with(1, &["recover", "tree"], "there is nothing to recover");
+        place.done(&["import", "tree", "store"]);
+        refused("store", "is a store");
+        if place.uid != 0 {
+            refused("/etc", "cannot make /.etc.untorn-run");
+        }
+        assert_eq!(place.left(&["tree", "store"]), [""; 0]);
+    }
+}
+
+#[test]
+fn sqlite_without_a_journal_survives_the_kill_of_the_daemon() {
+    if Command::new("sqlite3").arg("--version").output().is_err() {
+        eprintln!("skipped: needs sqlite3");
+        return;
+    }
+    for place in places() {
+        fs::create_dir(place.at("tree")).unwrap();
+        place.give("tree");
+        done(&place, "tree", "sqlite3 db 'create table t (n, b)'");
+        for round in 1..4 {
+            let script = "> ../begun; (echo 'pragma journal_mode=off; pragma synchronous=full;'; while :; do \
+                echo 'begin; insert into t values (1, randomblob(9000)); update t set b = randomblob(5000); commit;'; done) \
+                | sqlite3 db > /dev/null";
+            let mut child = begun(&place, script);
+            std::thread::sleep(Duration::from_millis(100 * round));
+            kill_process(daemon(&child), Signal::KILL).unwrap();
+            child.wait().unwrap();
+            place.done(&["recover", "tree"]);
+            let check =
+                Command::new("sqlite3").arg(place.at("tree/db")).arg("pragma integrity_check").output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&check.stdout), "ok\n", "as {}, round {round}", place.uid);
+        }
+    }
+}
