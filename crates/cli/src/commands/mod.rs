@@ -1,12 +1,15 @@
 //! One file per command.
 
+pub mod cat;
 pub mod check;
 pub mod checkpoint;
 pub mod doctor;
 pub mod dump;
 pub mod eject;
 pub mod heap;
+pub mod ls;
 pub mod port_check;
 pub mod put;
 pub mod recover;
 pub mod status;
+pub mod tail;
