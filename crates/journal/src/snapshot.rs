@@ -32,6 +32,9 @@ const LOOKS_MAX: usize = 400;
 /// So many without a pause.
 const LOOKS_AT_ONCE: usize = 4;
 
+/// A file that is not under any of its names is looked for so often.
+const SEARCHES_MAX: usize = 5;
+
 /// The bytes of a lock file that count.
 const NOTE_BYTES: usize = 16;
 
@@ -465,6 +468,7 @@ impl Snapshot {
     /// What `act` finds in names; as of the snapshot's commit, or not at all. It tells whether that rests on names of the
     /// disk.
     fn of_this_moment<T>(&self, act: impl Fn(&View) -> Result<(T, bool)>) -> Result<T> {
+        let mut tries = 0;
         loop {
             let view = self.view();
             match act(&view) {
@@ -474,7 +478,10 @@ impl Snapshot {
                 }
                 Err(e) => {
                     self.check_now(true)?;
-                    if !self.reload(&view)? {
+                    tries += 1;
+                    // A file may have moved from the name that is looked at last to the one that was looked at first: names
+                    // of this commit, and of those before it, are made on the disk after they are durable.
+                    if !self.reload(&view)? && tries >= SEARCHES_MAX {
                         return Err(e);
                     }
                 }
