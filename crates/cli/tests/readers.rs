@@ -109,3 +109,79 @@ fn tail_follows_commits() {
     assert_eq!(said, ["a  wrote 3 bytes at 3", "a  has 6 bytes", "a  renamed to b", "c  created"], "{lines:?}");
     store.close().unwrap();
 }
+
+/// Names, modes and contents below a directory.
+fn tree(dir: &Path) -> Vec<(String, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(below) = left.pop() {
+        for entry in std::fs::read_dir(&below).unwrap() {
+            let path = entry.unwrap().path();
+            let meta = path.symlink_metadata().unwrap();
+            let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+            let contents = if meta.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            found.push((name, meta.permissions().mode() & 0o7777, contents));
+            if meta.is_dir() {
+                left.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn cp(from: &Path, to: &Path) -> common::Run {
+    untorn().arg("cp").arg(from).arg(to).stdin(Stdio::null()).output().unwrap().into()
+}
+
+#[test]
+fn cp_makes_plain_files_of_one_commit() {
+    let (dir, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open(dir.path());
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o750).unwrap();
+    txn.commit().unwrap();
+    commit(&store, "a", b"old");
+    commit(&store, "d/b", &[7; 5000]);
+    store.checkpoint().unwrap();
+    commit(&store, "a", b"committed");
+    let mut txn = store.begin();
+    txn.create("sparse", 0o640).unwrap().set_len(3 << 20).unwrap();
+    txn.chmod("a", 0o600).unwrap();
+    txn.commit().unwrap();
+    store.open_file("a").unwrap().write_all_at(b"not", 0).unwrap();
+    std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
+    let copy = copies.path().join("copy");
+    let said = cp(dir.path(), &copy).ok();
+    assert!(said.starts_with("copied 3 files, ") && said.contains("left out: 1 link"), "{said}");
+    let copied = tree(&copy);
+    let names: Vec<&str> = copied.iter().map(|(name, ..)| name.as_str()).collect();
+    assert_eq!(names, ["a", "d", "d/b", "sparse"], "no journal, no link");
+    assert_eq!((copied[0].1, &copied[0].2[..]), (0o600, &b"committed"[..]));
+    assert_eq!((copied[1].1, copied[2].2.len(), copied[3].2.len()), (0o750, 5000, 3 << 20));
+    let mut attribute = [0; 256];
+    let none = rustix::fs::getxattr(copy.join("a"), "user.untorn", &mut attribute);
+    assert_eq!(none, Err(rustix::io::Errno::NODATA), "no attribute");
+    assert_eq!(std::fs::read_dir(copies.path()).unwrap().count(), 1, "nothing unfinished is left");
+    // The copy is a store of its own, and the original goes on.
+    let other = open(&copy);
+    commit(&other, "a", b"other");
+    other.close().unwrap();
+    commit(&store, "a", b"more");
+    store.close().unwrap();
+    assert_eq!(std::fs::read(dir.path().join("a")).unwrap(), b"more");
+    assert!(cp(dir.path(), &copy).fails(1).contains("exists already"));
+    assert!(cp(dir.path(), &dir.path().join("d/copy")).fails(1).contains("inside of the store"));
+}
+
+#[test]
+fn cp_copies_a_standalone_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("settings");
+    let file = untorn::File::open_or_create(&path).unwrap();
+    file.write_all_at(b"dark", 0).and_then(|()| file.commit()).unwrap();
+    let copy = dir.path().join("copy");
+    cp(&path, &copy).ok();
+    assert_eq!(std::fs::read(&copy).unwrap(), b"dark");
+    assert!(!dir.path().join("copy.untorn").exists());
+}
