@@ -179,6 +179,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         clone_bytes_least: 4 << 10,
         in_memory_max: 0,
         spare: false,
+        readers: false,
     };
     let progress = |_, _| {};
     let options = OpenOptions {

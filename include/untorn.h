@@ -314,7 +314,12 @@ typedef enum untorn_error {
      * errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
      * asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
      */
-    UNTORN_E_LAYOUT_CHANGED = 22
+    UNTORN_E_LAYOUT_CHANGED = 22,
+    /**
+     * errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten what it shows, or its owner
+     * has closed the store. Take a new one.
+     */
+    UNTORN_E_SNAPSHOT_EXPIRED = 23
 } untorn_error;
 
 /** A handle of a file. All handles of one file show the same contents, uncommitted changes included. */

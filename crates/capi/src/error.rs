@@ -74,6 +74,9 @@ pub enum untorn_error {
     /// errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
     /// asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
     UNTORN_E_LAYOUT_CHANGED = 22,
+    /// errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten what it shows, or its owner
+    /// has closed the store. Take a new one.
+    UNTORN_E_SNAPSHOT_EXPIRED = 23,
 }
 
 use untorn_error::*;
@@ -144,6 +147,7 @@ impl From<Error> for Failure {
             Error::NoMemory { .. } => (UNTORN_E_NO_MEMORY, libc::ENOMEM),
             Error::RacingStore { .. } => (UNTORN_E_RACING_STORE, libc::EBUSY),
             Error::LayoutChanged { .. } => (UNTORN_E_LAYOUT_CHANGED, libc::EINVAL),
+            Error::SnapshotExpired { .. } => (UNTORN_E_SNAPSHOT_EXPIRED, libc::ESTALE),
             Error::Forked => (UNTORN_E_FORKED, libc::ECHILD),
             Error::Closed => (UNTORN_E_BAD_HANDLE, libc::EBADF),
             Error::InTransaction { .. } => (UNTORN_E_IN_TRANSACTION, libc::EBUSY),

@@ -30,6 +30,11 @@ enum Command {
     Eject(commands::eject::Eject),
     Doctor(commands::doctor::Doctor),
     Put(commands::put::Put),
+    Cat(commands::cat::Cat),
+    Ls(commands::ls::Ls),
+    Tail(commands::tail::Tail),
+    Cp(commands::cp::Cp),
+    FindUnclean(commands::find_unclean::FindUnclean),
     PortCheck(commands::port_check::PortCheck),
     /// Cut the power under any program, and show what that may leave (the program untorn-crashtest).
     #[command(disable_help_flag = true, disable_version_flag = true)]
@@ -78,6 +83,11 @@ pub fn run() -> Result<Output, Failure> {
         Command::Eject(c) => c.run(),
         Command::Doctor(c) => c.run(),
         Command::Put(c) => c.run(),
+        Command::Cat(c) => c.run(),
+        Command::Ls(c) => c.run(),
+        Command::Tail(c) => c.run(),
+        Command::Cp(c) => c.run(),
+        Command::FindUnclean(c) => c.run(),
         Command::PortCheck(c) => c.run(),
         Command::Crashtest(_) => Err(Other::Crashtest.execute()),
         Command::Xsync(_) => Err(Other::Xsync.execute()),

@@ -13,6 +13,7 @@ mod name_operations;
 pub mod names_fuzz;
 mod oracle;
 pub mod program;
+pub mod readers;
 pub mod reference_model;
 pub mod replay;
 mod run;

@@ -72,6 +72,17 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
         invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
         invariant::RESTATED_LEAVES_LOG => Some("what_waits_outlives_its_segment"),
+        invariant::TOLD_WHEN_DURABLE
+        | invariant::NAMES_TOLD_FIRST
+        | invariant::APPLYING_TOLD_FIRST
+        | invariant::CONTENTS_TOLD_FIRST
+        | invariant::PAGE_WITHDRAWN
+        | invariant::READ_VALIDATED
+        | invariant::NAME_VALIDATED
+        | invariant::LOG_REACHES
+        | invariant::READ_BY_IDENTITY
+        | invariant::CLOSED_VALIDATED => Some("readers_see_one_moment"),
+        invariant::RESTATED_TOLD => Some("readers_see_what_waits"),
         invariant::HEAP_TELLS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),

@@ -39,6 +39,10 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
             "not here: an open standalone file is renamed by the calls of POSIX; \
              `a_file_renamed_while_open_keeps_its_new_name` fails without it",
         ),
+        sync_point::READER_LOG => Some(
+            "not here: no enumerated program has readers; \
+             `what_a_reader_flushed_survives` fails without it",
+        ),
         sync_point::EJECT => Some("not here: `eject` is not enumerated: it ends the store"),
         sync_point::EJECT_JOURNAL => Some(
             "not here: no enumerated program removes a store; \

@@ -128,6 +128,14 @@ pub enum Error {
         /// What is there, what was expected, what to do.
         detail: String,
     },
+    /// What a snapshot shows was overwritten by a checkpoint, or its owner has closed the store.
+    #[error("{}: the snapshot as of commit {lsn} has expired: the files have gone on. Nothing wrong was shown; take a new snapshot", path.display())]
+    SnapshotExpired {
+        /// The store, or the file in it.
+        path: PathBuf,
+        /// The commit as of which it was.
+        lsn: u64,
+    },
     /// The handle was made before a `fork`, by the parent.
     #[error("this handle belongs to the parent process; open the store anew after the parent has closed it")]
     Forked,
@@ -246,6 +254,7 @@ impl Error {
             Error::NoMemory { .. } => "no-memory",
             Error::RacingStore { .. } => "racing-store",
             Error::LayoutChanged { .. } => "layout-changed",
+            Error::SnapshotExpired { .. } => "snapshot-expired",
             Error::Forked => "forked",
             Error::Closed => "closed",
             Error::InTransaction { .. } => "in-transaction",

@@ -59,6 +59,28 @@ untorn_os::invariants! {
     MODES_LAST,
     /// A failed flush of what class `process` had not flushed is remembered: the next one says OK, and the data are gone.
     FAILED_FLUSH_NOTED,
+    /// Readers are told of a commit after its flush.
+    TOLD_WHEN_DURABLE,
+    /// Readers are told of a change of names before it is made.
+    NAMES_TOLD_FIRST,
+    /// Readers are told of a checkpoint before it writes to the data files.
+    APPLYING_TOLD_FIRST,
+    /// Readers are told of contents that a commit writes before it gives their file a name.
+    CONTENTS_TOLD_FIRST,
+    /// Readers are told of what is restated before the log is truncated behind the records that said it first.
+    RESTATED_TOLD,
+    /// A new owner ends the life of the page that the last one left, before it changes anything.
+    PAGE_WITHDRAWN,
+    /// A reader believes what it read if nothing newer was being applied by then.
+    READ_VALIDATED,
+    /// A reader believes a name if no newer commit has changed names by then.
+    NAME_VALIDATED,
+    /// A reader takes a log that reaches the commit as of which it reads, and no shorter one.
+    LOG_REACHES,
+    /// A reader knows the files of commits that are not applied by their identities, not by their names.
+    READ_BY_IDENTITY,
+    /// A reader of a store that nobody has open believes what it read if nobody has opened it meanwhile.
+    CLOSED_VALIDATED,
     /// Only a file that waits for itself, by way of others, is moved to a rename temporary.
     ONLY_CYCLES,
 }

@@ -18,6 +18,7 @@ use crate::format::{
 };
 use crate::invariant;
 use crate::overlay::Source;
+use crate::readers_page::{Cell, OwnersPage};
 use crate::record::{Op, Record};
 use crate::scan::ScannedSegment;
 use crate::spill::{Spill, append_summed};
@@ -45,6 +46,8 @@ pub struct Options {
     pub in_memory_max: u64,
     /// Set room apart for quarantining the journal on a full disk.
     pub spare: bool,
+    /// Keep a page for readers, in class `power`.
+    pub readers: bool,
 }
 
 impl Options {
@@ -154,6 +157,7 @@ pub struct Journal {
     last_commit: u64,
     last_restated: u64,
     counters: JournalCounters,
+    page: Option<Arc<OwnersPage>>,
 }
 
 impl Journal {
@@ -193,6 +197,7 @@ impl Journal {
             last_commit: 0,
             last_restated: 0,
             counters: JournalCounters::default(),
+            page: None,
             storage,
             dir,
             options,
@@ -272,6 +277,23 @@ impl Journal {
     /// Whether commits bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.segments[self.current].file.is_direct()
+    }
+
+    /// From now on readers are told.
+    pub fn tell_readers(&mut self, page: Arc<OwnersPage>) {
+        self.page = Some(page);
+    }
+
+    /// What readers are told by.
+    pub fn readers_page(&self) -> Option<&Arc<OwnersPage>> {
+        self.page.as_ref()
+    }
+
+    /// Readers learn that commits are durable. One that they do not learn of is no less durable.
+    fn tell_durable(&self, lsn: u64) {
+        if let Some(page) = &self.page {
+            let _ = page.raise(Cell::Durable, lsn);
+        }
     }
 
     /// Directory of the journal, for new spill files.
@@ -491,6 +513,9 @@ impl Journal {
 
     /// Flushes a record: once; twice if the group, or a durable mark before it, began in another segment.
     fn flush(&mut self, point: SyncPoint) -> Result<()> {
+        if !holds(invariant::TOLD_WHEN_DURABLE) {
+            self.tell_durable(self.next_lsn - 1);
+        }
         for at in std::mem::take(&mut self.unflushed) {
             if self.options.durable
                 && let Err(e) = self.segments[at].file.sync_data(point)
@@ -499,6 +524,7 @@ impl Journal {
             }
         }
         self.durable_lsn = self.next_lsn - 1;
+        self.tell_durable(self.durable_lsn);
         Ok(())
     }
 

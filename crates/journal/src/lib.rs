@@ -4,7 +4,7 @@
 //! of it runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill`
 //! (bytes of large commits), `overlay` and `final_state` (what commits amount to), `apply` (writing
 //! that to the data files), `store_dir` and `quarantine` (directories, and who has locked the store),
-//! `scan` (reading), `journal` (writing), `recovery` (opening).
+//! `scan` (reading), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
 pub mod carry;
@@ -19,10 +19,12 @@ pub mod locate;
 pub mod log_reader;
 pub mod overlay;
 pub mod quarantine;
+pub mod readers_page;
 pub mod record;
 pub mod recovery;
 pub mod salvage;
 pub mod scan;
+pub mod snapshot;
 pub(crate) mod spare;
 pub mod spill;
 pub mod store_dir;

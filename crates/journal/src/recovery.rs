@@ -17,6 +17,7 @@ use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::locate::{Location, Locations, open_for_writing};
 use crate::quarantine::{NAME_SPARE, PendingFiles};
+use crate::readers_page::OwnersPage;
 use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, scan};
 use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare};
 use crate::sync_point;
@@ -24,7 +25,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{File, Storage, holds};
+use untorn_os::{File, Open, Storage, holds};
 
 /// More files than this are flushed by one `syncfs` instead of one by one.
 const FLUSH_ONE_BY_ONE_MAX: usize = 16;
@@ -99,6 +100,9 @@ pub struct Opened {
 /// Opens a store, recovering it.
 pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOptions<'_>) -> Result<Opened> {
     let store_lock = lock_store(&**storage, store_dir, options.create, options.wait)?;
+    if options.journal.readers && holds(invariant::PAGE_WITHDRAWN) {
+        OwnersPage::withdraw(&**storage, store_dir)?;
+    }
     let mut opening = Opening {
         storage,
         store_dir,
@@ -113,17 +117,24 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
     }
     opening.finish_creation()?;
     opening.recover_quarantined()?;
-    let journal = match opening.recover_current() {
+    let mut journal = match opening.recover_current() {
         Err(e @ Error::Corrupt { .. }) if options.salvage => {
             opening.salvage_current(&e)?;
             opening.recover_current()?
         }
         done => done?,
     };
-    let Opening { recovered, quarantined, carried, .. } = opening;
+    let Opening { mut recovered, quarantined, carried, .. } = opening;
     // Without room, the store goes on without it; checkpoints try again.
     let has_spare =
         !options.journal.spare || make_spare(&**storage, store_dir, options.journal.segment_bytes_first).is_ok();
+    if options.journal.readers && options.journal.durable {
+        // After the spare journal, which is needed more where there is little room.
+        match OwnersPage::publish(storage, store_dir, journal.store(), journal.last_lsn()) {
+            Ok(page) => journal.tell_readers(page),
+            Err(e) => recovered.notes.push(format!("no process can read this store until it is opened again: {e}")),
+        }
+    }
     Ok(Opened { journal, store_lock, recovered, quarantined, carried, has_spare })
 }
 
@@ -181,7 +192,7 @@ impl Opening<'_> {
         if !self.exists(&journal)? {
             return Ok(());
         }
-        flush_header(self.storage(), &journal)?;
+        flush_header(self.storage(), &journal, Open::WRITE, sync_point::RECOVER_JOURNAL)?;
         for dir in [journal.as_path(), self.store_dir.dir.as_path(), Path::new("")] {
             self.storage().sync_dir(dir, sync_point::RECOVER_JOURNAL).context("flush", dir)?;
         }

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{
-    AlignedBuf, File, Open, PageMemory, Storage, holds, read_full_at, read_full_past_cache_at, write_all_at,
+    AlignedBuf, File, Open, PageMemory, Storage, SyncPoint, holds, read_full_at, read_full_past_cache_at, write_all_at,
 };
 
 /// A segment is read whole; a larger one was not written by Untorn.
@@ -33,8 +33,16 @@ pub enum ReadMode {
     /// Flush, then read what the disk holds: the last record of a killed process may be in the page cache
     /// only, and applying it before it is durable tears the store at the next power cut.
     PastCache,
+    /// As before, through descriptors that only read: for a reader of a store that nobody has open.
+    PastCacheReadOnly,
     /// Read what the kernel shows: for class `process`, and for inspection without any change.
     Cached,
+}
+
+impl ReadMode {
+    fn is_past_cache(self) -> bool {
+        self != ReadMode::Cached
+    }
 }
 
 /// A valid record.
@@ -162,15 +170,15 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
 
 /// Flushes the header, and reads it back from the disk: where a flush failed before, the page cache
 /// still shows what was lost.
-pub fn flush_header(storage: &dyn Storage, journal: &Path) -> Result<()> {
+pub fn flush_header(storage: &dyn Storage, journal: &Path, how: Open, point: SyncPoint) -> Result<()> {
     let path = journal.join("header");
-    let file = match storage.open(&path, Open::WRITE) {
+    let file = match storage.open(&path, how) {
         // That it is missing is for whoever reads it.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         done => done.context("open", &path)?,
     };
     // The attribute, too.
-    file.sync_all(sync_point::RECOVER_JOURNAL).context("flush", &path)?;
+    file.sync_all(point).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
     read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)
 }
@@ -255,6 +263,7 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
         let path = journal.join(&*name);
         let how = match mode {
             ReadMode::PastCache => Open::WRITE.direct(),
+            ReadMode::PastCacheReadOnly => Open::READ.direct(),
             ReadMode::Cached => Open::READ,
         };
         let file = storage.open(&path, how).context("open", &path)?;
@@ -277,9 +286,9 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
 }
 
 fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut [u8], at: u64) -> std::io::Result<()> {
-    let n = match mode {
-        ReadMode::PastCache => read_full_past_cache_at(file, buf, at)?,
-        ReadMode::Cached => read_full_at(file, buf, at)?,
+    let n = match mode.is_past_cache() {
+        true => read_full_past_cache_at(file, buf, at)?,
+        false => read_full_at(file, buf, at)?,
     };
     // The file was that long before: to treat the rest as empty would drop commits.
     if n < buf.len() { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
@@ -291,7 +300,7 @@ fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> 
     let (start, crc) = (scan.header.start_segment, scan.header.start_crc);
     let Some(segment) = scan.segments.iter_mut().find(|s| s.index == start) else { return Ok(false) };
     let other_length = segment.bytes != scan.header.start_bytes() && holds(invariant::START_LENGTH);
-    if segment.bytes == 0 || other_length || (mode == ReadMode::PastCache && !segment.file.is_direct()) {
+    if segment.bytes == 0 || other_length || (mode.is_past_cache() && !segment.file.is_direct()) {
         return Ok(false);
     }
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
@@ -302,9 +311,13 @@ fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> 
 
 fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn Fn(u64, u64)) -> Result<()> {
     let all = scan.segments.iter().map(|s| s.bytes).sum();
-    if mode == ReadMode::PastCache {
+    if mode.is_past_cache() {
+        let point = match mode {
+            ReadMode::PastCacheReadOnly => sync_point::READER_LOG,
+            _ => sync_point::RECOVER_JOURNAL,
+        };
         for segment in &scan.segments {
-            segment.file.sync_data(sync_point::RECOVER_JOURNAL).context("flush", journal)?;
+            segment.file.sync_data(point).context("flush", journal)?;
         }
     }
     let mut done = 0;

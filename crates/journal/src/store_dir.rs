@@ -6,6 +6,7 @@
 //!     journal/            header, segment.N, spill.X
 //!     journal.new/        an unfinished new journal
 //!     journal.spare/      room for one when the disk is full
+//!     readers             what the owner tells readers
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
@@ -58,6 +59,11 @@ impl StoreDir {
     /// An unfinished journal.
     pub fn journal_new(&self) -> PathBuf {
         self.dir.join("journal.new")
+    }
+
+    /// What the owner tells readers.
+    pub fn readers_page(&self) -> PathBuf {
+        self.dir.join("readers")
     }
 
     /// Room for a new journal.

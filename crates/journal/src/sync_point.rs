@@ -55,6 +55,8 @@ untorn_os::sync_points! {
     HEADER_BOOT,
     /// The journal as a killed owner left it in the page cache, before recovery reads it.
     RECOVER_JOURNAL,
+    /// The journal as a killed owner left it in the page cache, before a reader shows what is in it.
+    READER_LOG,
     /// Data files whose journal was of class `process`, before they are promised to be durable.
     RECOVER_DATA,
     /// A quarantined journal: its list of pending files.

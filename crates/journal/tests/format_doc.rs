@@ -8,6 +8,7 @@ use std::sync::Arc;
 use untorn_journal::format::*;
 use untorn_journal::overlay::{NO_END, Source};
 use untorn_journal::quarantine::PendingFiles;
+use untorn_journal::readers_page::{Cell, PageHead, encode_cell};
 use untorn_journal::record::{FILE_BYTES_MAX, FileRef, Op, PATH_BYTES_MAX, Record};
 use untorn_journal::spill::{Spill, spill_name};
 use untorn_journal::store_dir::{StoreDir, segment_name};
@@ -115,6 +116,7 @@ fn names() {
     let journal = store_dir.journal();
     let known: BTreeSet<PathBuf> = [
         store_dir.lock_file(),
+        store_dir.readers_page(),
         journal.join("header"),
         journal.join(segment_name(0)),
         journal.join(spill_name(0xab)),
@@ -430,4 +432,26 @@ fn list_of_a_quarantined_journal() {
             ("crc", &crc),
         ],
     );
+}
+
+#[test]
+fn readers_page() {
+    let head = PageHead { pid: 77, store: [7; 16], boot: [5; 16], place: (3, 4), life: 9 };
+    let written = head.encode();
+    let fields: [(&str, &[u8]); 7] = [
+        ("pid", &77u32.to_le_bytes()),
+        ("store", &[7; 16]),
+        ("boot", &[5; 16]),
+        ("device", &3u64.to_le_bytes()),
+        ("inode", &4u64.to_le_bytes()),
+        ("life", &9u64.to_le_bytes()),
+        ("crc", &crc64(&written[..88]).to_le_bytes()),
+    ];
+    describes("page-head", &written, 0, &fields);
+    assert_eq!(PageHead::decode(&written), Some((head, 1)));
+    for (c, cell) in [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::ApplyingTo].into_iter().enumerate() {
+        let lsn = 0x0102_0304_0506_0708_u64.to_le_bytes();
+        let crc = crc64(&[&[c as u8][..], &lsn].concat()).to_le_bytes();
+        describes("page-cell", &encode_cell(cell, u64::from_le_bytes(lsn)), 0, &[("lsn", &lsn), ("crc", &crc)]);
+    }
 }

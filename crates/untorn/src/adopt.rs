@@ -12,6 +12,7 @@ use untorn_journal::final_state::{FileState, FinalState};
 use untorn_journal::format::{Attribute, AttributeFound, StoreId};
 use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::quarantine::PendingFiles;
+use untorn_journal::readers_page::OwnersPage;
 use untorn_journal::scan::{ReadMode, scan};
 use untorn_journal::store_dir::lock_store;
 use untorn_journal::{Context, Error, Result};
@@ -51,6 +52,9 @@ pub fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<Vec<Adoption>> {
         true => None,
         false => Some(lock_store(&*storage, &store_dir, false, wait)?),
     };
+    if !dry_run {
+        OwnersPage::withdraw(&*storage, &store_dir)?;
+    }
     let mut journals = store_dir.quarantined_journals(&*storage)?;
     if storage.stat(&store_dir.journal()).is_ok() {
         journals.push(store_dir.journal());

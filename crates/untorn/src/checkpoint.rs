@@ -51,24 +51,25 @@ struct Part {
 
 impl Part {
     /// What the data file lacks of the part. None: a commit that may have failed is among what would be written.
-    fn to_write(&self, data: &Arc<dyn File>) -> Option<ToWrite> {
+    fn to_write(&self, engine: &Engine, data: &Arc<dyn File>) -> Result<Option<ToWrite>> {
         let mut state = self.file.write();
         let Some(written) = state.written_first.take() else {
-            return Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false });
+            return Ok(Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false }));
         };
         if state.outcome_unknown {
-            return None;
+            return Ok(None);
         }
         let again = self.again || !written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
         if written.is_all && !again {
-            return Some(ToWrite { overlay: Arc::default(), again: false, first: true });
+            return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first: true }));
         }
+        engine.tell_applying(state.last_lsn)?;
         // A commit wrote newer changes, too: older ones must not go over these.
         let mut overlay = (*self.overlay).clone();
         if holds(invariant::NEWEST_OVER_OLDER) {
             state.content.committed.lay_over(&mut overlay);
         }
-        Some(ToWrite { overlay: Arc::new(overlay), again, first: true })
+        Ok(Some(ToWrite { overlay: Arc::new(overlay), again, first: true }))
     }
 }
 
@@ -175,6 +176,9 @@ impl<'a> Checkpoint<'a> {
 
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
+        if holds(invariant::APPLYING_TOLD_FIRST) {
+            engine.tell_applying(self.target.durable_lsn)?;
+        }
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
         let (names_wait, reasons, names_healed) = {
             let mut journal = engine.journal.lock();
@@ -310,7 +314,7 @@ impl<'a> Checkpoint<'a> {
             file.write().attribute_unsynced = false;
         }
         let writing = file.writing.lock();
-        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(&data) else {
+        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(engine, &data)? else {
             drop(writing);
             return Err(engine.journal.lock().journal.failure().unwrap_or(Error::Closed));
         };

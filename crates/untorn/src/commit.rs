@@ -23,6 +23,7 @@ use std::time::Duration;
 use untorn_journal::final_state::FinalState;
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
+use untorn_journal::readers_page::Cell;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
 use untorn_journal::{Context, Error, Outcome, Result};
@@ -447,6 +448,12 @@ impl Engine {
             if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
                 let mut names = FinalState::default();
                 names.add_record(&records[i], lsn).expect("a record that was built just now");
+                if holds(invariant::NAMES_TOLD_FIRST)
+                    && let Some(Err(e)) = self.page.as_ref().map(|page| page.raise(Cell::NamesTo, lsn))
+                {
+                    // A disk that takes neither this nor the end of the page takes no change of a name either.
+                    tracing::error!(store = %self.path.display(), error = %e, "readers were not told of new names");
+                }
                 let named: Vec<_> =
                     files.into_iter().filter(|part| part.index.is_some()).map(|part| part.file).collect();
                 self.follow_names(&named, names, journal);

@@ -7,6 +7,7 @@
 use crate::content::edited;
 use crate::engine::Engine;
 use crate::file_state::{SharedFile, WrittenFirst};
+use crate::invariant;
 use crate::sync_point;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use untorn_journal::final_state::FileState as Final;
 use untorn_journal::locate::Contents;
 use untorn_journal::overlay::Overlay;
 use untorn_journal::{Context, Result};
-use untorn_os::File;
+use untorn_os::{File, holds};
 
 /// The committed contents of the files whose names change. The caller keeps the names from being used meanwhile.
 pub(crate) struct ContentsFirst<'a> {
@@ -70,6 +71,10 @@ impl Contents for ContentsFirst<'_> {
         // A checkpoint that is under way must not write older changes over these.
         let _writing = shared.writing.lock();
         let mut state = shared.write();
+        // Of a file that this commit makes, readers take everything from the log.
+        if file.created.is_none() && holds(invariant::CONTENTS_TOLD_FIRST) {
+            engine.tell_applying(state.last_lsn)?;
+        }
         self.written.borrow_mut().remove(&file.id);
         if state.outcome_unknown {
             return Err(state.content.conflict("a commit may have failed; opening the store again tells"));

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::final_state::FinalState;
 use untorn_journal::journal::Journal;
+use untorn_journal::readers_page::OwnersPage;
 use untorn_journal::record::check_path;
 use untorn_journal::recovery::{Quarantined, Recovered};
 use untorn_journal::spill::{Spill, SpillSpace};
@@ -45,6 +46,8 @@ pub(crate) struct Engine {
     /// Held during a checkpoint: one at a time.
     pub checkpoint_turn: Mutex<()>,
     pub journal: Mutex<JournalState>,
+    /// What readers are told by.
+    pub page: Option<Arc<OwnersPage>>,
     /// Held while the store closes, so that a second caller waits for the end.
     pub closing: Mutex<()>,
     /// The store takes no more calls.
@@ -162,6 +165,11 @@ impl Engine {
             return Err(Error::invalid(format!("{} is not the file of this store", path.display())));
         }
         Ok(())
+    }
+
+    /// Readers learn that data files are about to hold parts of commits up to this one.
+    pub(crate) fn tell_applying(&self, lsn: u64) -> Result<()> {
+        self.page.as_ref().map_or(Ok(()), |page| page.raise_applying(lsn))
     }
 
     /// Flushes all files of the store's file system.

@@ -55,6 +55,7 @@ mod output_gate;
 mod pace;
 mod put;
 mod queue;
+pub mod reader;
 mod region;
 #[doc(hidden)]
 pub mod relocate;
@@ -79,6 +80,7 @@ pub use options::{
 #[doc(hidden)]
 pub use output_gate::Sink;
 pub use output_gate::{GATE_BYTES_DEFAULT, Gate, Output};
+pub use reader::Reader;
 pub use status::{MapStatus, Quarantined, Recovered, Status};
 pub use store::Store;
 pub use ticket::Ticket;
@@ -96,5 +98,7 @@ const _: () = {
     shared_among_threads::<Txn>();
     shared_among_threads::<Ticket>();
     shared_among_threads::<heap::Heap>();
+    shared_among_threads::<Reader>();
+    shared_among_threads::<reader::Snapshot>();
     shared_among_threads::<Error>();
 };

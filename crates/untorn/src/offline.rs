@@ -16,6 +16,7 @@ use std::sync::Arc;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::locate::Location;
 use untorn_journal::overlay::{Overlay, read_through};
+use untorn_journal::readers_page::OwnersPage;
 use untorn_journal::scan::read_header;
 use untorn_journal::store_dir::{StoreDir, lock_store, remove_tree};
 use untorn_journal::strip::{remove_temporaries, strip_attribute, strip_attributes};
@@ -349,6 +350,7 @@ pub fn remove_unneeded(path: &Path) -> Result<bool> {
 #[doc(hidden)]
 pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
     let lock = lock_store(&**storage, store_dir, false, false).map_err(|e| error_in_store(e, path))?;
+    OwnersPage::withdraw(&**storage, store_dir)?;
     let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
     // A clean header alone says little: the first record leaves it as it is.
     let found = inspect_on(path, storage, store_dir)?.0;
@@ -372,6 +374,9 @@ pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Resu
         Some((storage, dir)) => Some(lock_store(&**storage, dir, false, false).map_err(|e| error_in_store(e, path))?),
         None => None,
     };
+    if let Some((storage, store_dir)) = &store {
+        OwnersPage::withdraw(&**storage, store_dir)?;
+    }
     unlink().context("unlink", path)?;
     if let (Some((storage, store_dir)), Some(_)) = (&store, &lock) {
         remove_store_dir(&**storage, store_dir)?;

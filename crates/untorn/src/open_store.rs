@@ -75,6 +75,7 @@ impl OpenStore {
             quarantined,
             carried: carried.files.iter().map(|file| file.state.id).collect(),
             checkpoint_turn: Mutex::new(()),
+            page: journal.readers_page().cloned(),
             journal: Mutex::new(JournalState::new(journal)),
             closing: Mutex::new(()),
             closed: AtomicBool::new(false),
@@ -115,6 +116,7 @@ impl OpenStore {
         let done = {
             let _turn = self.checkpoint_turn.lock();
             let done = self.close_journal();
+            self.leave_readers();
             self.shut_down.store(true, SeqCst);
             done
         };
@@ -181,6 +183,13 @@ impl OpenStore {
         }
         self.journal.lock().journal.write_clean_header(true)?;
         Ok(())
+    }
+
+    /// Readers learn that nothing of what follows is told. What was read is as durable as it was.
+    fn leave_readers(&self) {
+        if let Some(Err(e)) = self.page.as_ref().map(|page| page.end()) {
+            tracing::warn!(store = %self.path.display(), error = %e, "readers were not told that the store is closed");
+        }
     }
 
     /// Nothing of the store is left on disk: there is nothing to close.

@@ -75,6 +75,7 @@ impl Default for StoreOptions {
                 clone_bytes_least: CLONE_BYTES_LEAST,
                 in_memory_max: 64,
                 spare: true,
+                readers: true,
             },
             full_page: false,
             create: true,
@@ -162,16 +163,24 @@ impl StoreOptions {
         self
     }
 
-    /// Exact sizes, below what [`StoreOptions::journal_bytes`] allows, without a spare journal. For tests of small
-    /// journals.
+    /// Exact sizes, below what [`StoreOptions::journal_bytes`] allows, without a spare journal and without readers. For
+    /// tests of small journals.
     #[doc(hidden)]
     pub fn sizes(mut self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
         self.journal.spare = false;
+        self.journal.readers = false;
         self.journal.journal_bytes = journal_bytes;
         self.journal.segment_bytes_first = segment_bytes_first;
         self.journal.inline_bytes_max = inline_bytes_max;
         self.journal.clone_bytes_least = BLOCK_BYTES as u64;
         self.journal.in_memory_max = 0;
+        self
+    }
+
+    /// Keep a page for readers, for tests that ask for sizes.
+    #[doc(hidden)]
+    pub fn readers(mut self, on: bool) -> Self {
+        self.journal.readers = on;
         self
     }
 

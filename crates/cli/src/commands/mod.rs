@@ -1,12 +1,17 @@
 //! One file per command.
 
+pub mod cat;
 pub mod check;
 pub mod checkpoint;
+pub mod cp;
 pub mod doctor;
 pub mod dump;
 pub mod eject;
+pub mod find_unclean;
 pub mod heap;
+pub mod ls;
 pub mod port_check;
 pub mod put;
 pub mod recover;
 pub mod status;
+pub mod tail;

@@ -4,6 +4,7 @@ mod epoch_scenarios;
 mod heap_scenarios;
 mod name_scenarios;
 mod opening;
+mod reader_scenarios;
 mod store_scenarios;
 
 /// A scenario, and its name.
@@ -27,6 +28,8 @@ pub const SCENARIOS: &[Scenario] = &[
     ("commits_wait_for_the_list_of_epochs", epoch_scenarios::commits_wait_for_the_list_of_epochs),
     ("damage_in_the_journal_is_not_shown", epoch_scenarios::damage_in_the_journal_is_not_shown),
     ("what_waits_outlives_its_segment", epoch_scenarios::what_waits_outlives_its_segment),
+    ("readers_see_one_moment", reader_scenarios::readers_see_one_moment),
+    ("readers_see_what_waits", reader_scenarios::readers_see_what_waits),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),
     ("a_told_heap_tells_of_itself", heap_scenarios::a_told_heap_tells_of_itself),
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),

@@ -96,7 +96,7 @@ impl SimDisk {
     /// The machine as it is now.
     pub fn snapshot(&self) -> Snapshot {
         let machine = self.machine();
-        Snapshot::new(machine.state.clone(), machine.calls)
+        Snapshot::new(machine.state.clone(), machine.calls, machine.locked())
     }
 
     /// A second machine in the same state, without its processes.

@@ -90,7 +90,7 @@ impl Shared {
         machine.calls += 1;
         machine.race(number);
         if call.changes() && machine.snapshots.is_some() {
-            let snapshot = Snapshot::new(machine.state.clone(), number);
+            let snapshot = Snapshot::new(machine.state.clone(), number, machine.locked());
             machine.snapshots.iter_mut().for_each(|kept| kept.push(snapshot.clone()));
         }
         let result = match machine.fault(call) {
@@ -141,6 +141,11 @@ impl Machine {
             snapshots: None,
             trace: None,
         }
+    }
+
+    /// Inodes whose whole-file lock somebody holds.
+    pub fn locked(&self) -> Vec<Slot> {
+        self.locks.keys().filter(|(_, lock)| *lock == Lock::WholeFile).map(|(slot, _)| *slot).collect()
     }
 
     /// A new process.

@@ -3,7 +3,7 @@
 //! From the bottom: [`inodes`] is one state of a whole disk; [`effect`] is a change that is not yet durable;
 //! [`disk_state`] is disk and cache with every operation on them; [`flushing`] is what syncs do to it, and
 //! [`power_cut`] what power cuts do; [`machine`] adds processes, locks and mappings; [`process`] has the traits;
-//! [`refusal`] is what the kernel refuses them, [`permissions`] what it allows; [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
+//! [`replayed`] is a process that reads a recorded run; [`refusal`] is what the kernel refuses them, [`permissions`] what it allows; [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
 
 mod disk;
 mod disk_options;
@@ -19,6 +19,7 @@ mod power_cut;
 mod process;
 mod real_memory;
 mod refusal;
+pub(crate) mod replayed;
 mod simulated_mapping;
 
 pub use disk::{Outcome, SimDisk};

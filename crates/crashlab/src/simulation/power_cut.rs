@@ -99,12 +99,29 @@ struct Plan {
 pub struct Snapshot {
     state: State,
     call: u64,
+    /// Inodes whose whole-file lock somebody holds.
+    locked: Vec<Slot>,
     plan: Arc<OnceLock<Plan>>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(state: State, call: u64) -> Snapshot {
-        Snapshot { state, call, plan: Arc::default() }
+    pub(crate) fn new(state: State, call: u64, locked: Vec<Slot>) -> Snapshot {
+        Snapshot { state, call, locked, plan: Arc::default() }
+    }
+
+    /// Whether somebody held the whole-file lock of an inode.
+    pub(crate) fn is_locked(&self, slot: Slot) -> bool {
+        self.locked.contains(&slot)
+    }
+
+    /// Whether somebody held any lock of a whole file: whether a store had an owner.
+    pub(crate) fn is_any_locked(&self) -> bool {
+        !self.locked.is_empty()
+    }
+
+    /// Whether the inode was there, under any name.
+    pub(crate) fn has(&self, slot: Slot) -> bool {
+        self.state.live.get(slot).is_some_and(|inode| inode.links > 0)
     }
 
     /// The number of the call that comes next; the crash is right before it.

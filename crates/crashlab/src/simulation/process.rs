@@ -60,6 +60,29 @@ impl SimProcess {
     ) -> io::Result<T> {
         self.shared.call(&self.life, call, describe, |machine, _| act(machine))
     }
+
+    /// Opens an inode, whatever its name, for reading.
+    pub(crate) fn open_slot(&self, slot: Slot, how: Open) -> io::Result<Arc<dyn File>> {
+        let (handle, direct) = self.call(
+            Call::Look,
+            || format!("open inode {slot}"),
+            |machine| {
+                machine.state.inode(slot)?;
+                Ok((machine.opened(slot, &self.life), how.direct && machine.state.options.direct))
+            },
+        )?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: Path::new("an inode").into(),
+            slot,
+            directory: None,
+            handle,
+            write: false,
+            direct,
+            failures_seen: AtomicU64::new(0),
+        }))
+    }
 }
 
 impl Storage for SimProcess {

@@ -101,6 +101,8 @@ impl Journal {
         self.header = written.header;
         self.list_due = false;
         let checkpoint_lsn = self.header.checkpoint_lsn;
+        // A durable mark at the end of what is truncated counts, too, now that everything before it is applied.
+        self.tell_durable(checkpoint_lsn);
         let truncated =
             self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
         truncated.for_each(|e| e.spill.clear_referenced());

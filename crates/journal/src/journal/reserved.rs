@@ -3,8 +3,10 @@
 use super::{Committed, Journal, Segment};
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES;
+use crate::invariant;
 use crate::record::Record;
 use crate::sync_point;
+use untorn_os::holds;
 
 impl Journal {
     /// Commits leave room for this record, which restates what waits to be applied; none: nothing waits.
@@ -50,6 +52,10 @@ impl Journal {
         self.flush(sync_point::RESTATED)?;
         self.mark_due = true;
         self.last_restated = self.last_lsn();
+        if let Some(page) = self.page.as_ref().filter(|_| holds(invariant::RESTATED_TOLD)) {
+            // A log that ends before this record no longer says what waits, once it is truncated.
+            page.raise_applying(self.last_restated)?;
+        }
         self.reserve(Some(record));
         Ok(Some(self.last_restated))
     }

@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use untorn::{Error, FailureClass, File, FileOptions, Store, StoreOptions};
+use untorn::{Error, FailureClass, File, FileOptions, Reader, Store, StoreOptions};
 
 const ENVIRONMENT: &str = "UNTORN_TEST_CHILD_PROCESS";
 /// Marks replies among what the test runner prints to the same pipe.
@@ -202,6 +202,7 @@ fn child_process() {
 #[derive(Default)]
 struct Handles {
     store: Option<Store>,
+    reader: Option<Reader>,
     files: HashMap<String, File>,
 }
 
@@ -263,6 +264,11 @@ impl Handles {
                 let bytes = self.files[*name].read_at(&mut start, 0)?;
                 // A reply is one line.
                 return Ok(String::from_utf8_lossy(&start[..bytes]).replace('\n', "\u{1}"));
+            }
+            ["reader", path] => self.reader = Some(Store::open_read_only(path)?),
+            ["show", name] => {
+                let bytes = self.reader.as_ref().expect("a reader").read(name)?;
+                return Ok(String::from_utf8_lossy(&bytes[..20.min(bytes.len())]).replace('\n', "\u{1}"));
             }
             ["checkpoint"] => self.store().checkpoint()?,
             ["close"] => {

@@ -1,0 +1,82 @@
+//! `untorn cat`.
+
+use clap::{Args, ValueHint};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use untorn::reader::Snapshot;
+use untorn::{Error, Reader};
+use untorn_terminal::table::bytes;
+use untorn_terminal::{Failure, Output};
+
+/// A file up to this size is read before anything is printed, so that a checkpoint of its owner never shows.
+const WHOLE_BYTES_MAX: u64 = 64 << 20;
+
+/// Bytes that are read at once of a larger one.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Print a file of a store as of its last durable commit, while a program may have the store open.
+///
+/// Takes no lock, changes nothing, and needs no right to write. `cat` of the system shows what the last checkpoint left,
+/// or a mixture while one runs.
+#[derive(Args)]
+pub struct Cat {
+    /// A file in a store, or a file with its own store.
+    #[arg(value_hint = ValueHint::FilePath)]
+    path: PathBuf,
+}
+
+impl Cat {
+    pub fn run(self) -> Result<Output, Failure> {
+        let (reader, name) = Reader::of(&self.path)?;
+        let small = reader.with_snapshot(|snapshot| whole(snapshot, &name))?;
+        match small {
+            Some(contents) => print(&contents).map(drop)?,
+            None => self.pieces(&reader, &name)?,
+        }
+        Ok(Output::default())
+    }
+
+    /// Prints a large file piece by piece, all of one snapshot.
+    fn pieces(&self, reader: &Reader, name: &Path) -> Result<(), Failure> {
+        let file = reader.snapshot()?.open(name)?;
+        let (mut piece, mut at) = (vec![0; PIECE_BYTES], 0);
+        loop {
+            let n = file.read_at(&mut piece, at).map_err(|e| match e {
+                Error::SnapshotExpired { .. } if at > 0 => Failure::new(format!(
+                    "{}: a checkpoint overtook this after {}; what was printed is of one commit, and not all of it. Run \
+                     this again, or copy the store with `untorn cp`",
+                    self.path.display(),
+                    bytes(at)
+                )),
+                e => e.into(),
+            })?;
+            if n == 0 || !print(&piece[..n])? {
+                return Ok(());
+            }
+            at += n as u64;
+        }
+    }
+}
+
+/// Everything in a file, unless it is large.
+fn whole(snapshot: &Snapshot, name: &Path) -> untorn::Result<Option<Vec<u8>>> {
+    let file = snapshot.open(name)?;
+    let len = file.len()?;
+    if len > WHOLE_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut contents = vec![0; len as usize];
+    let n = file.read_at(&mut contents, 0)?;
+    contents.truncate(n);
+    Ok(Some(contents))
+}
+
+/// Prints bytes. False: whoever reads them has seen enough (`| head`).
+pub fn print(contents: &[u8]) -> Result<bool, Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(contents).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::new(format!("cannot write the result: {e}"))),
+        Ok(()) => Ok(true),
+    }
+}

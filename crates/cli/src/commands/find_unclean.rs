@@ -1,0 +1,304 @@
+//! `untorn find-unclean`.
+
+use crate::json;
+use clap::{Args, ValueHint};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::Metadata;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+use untorn::offline::{self, Inspection, RecoverOptions};
+use untorn_terminal::table::count;
+use untorn_terminal::{Failure, Output};
+
+/// Some store needs recovery, or has a problem.
+const UNCLEAN: u8 = 1;
+/// Some store or directory could not be looked at.
+const COULD_NOT_LOOK: u8 = 2;
+
+/// File systems of the kernel, in which nobody keeps data.
+const SKIPPED: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// A long search says so from then on, as often.
+const TELL_AFTER: Duration = Duration::from_secs(2);
+
+/// Find the stores below some directories that their owner did not close, and that nobody has open.
+///
+/// Opening such a store recovers it, so nothing need be done; with `--recover` it is done now, as the owner of each
+/// store. A store that a program has open is in use, not unclean. Symbolic links are not followed.
+///
+/// Exit code: 0 nothing to do, or everything recovered; 1 a store needs recovery, or has a problem; 2 a store or a
+/// directory could not be looked at.
+#[derive(Args)]
+pub struct FindUnclean {
+    /// Where to look.
+    #[arg(required = true, value_hint = ValueHint::DirPath)]
+    dirs: Vec<PathBuf>,
+    /// Recover those that are unclean.
+    #[arg(long)]
+    recover: bool,
+    /// Stay on the file systems of the directories.
+    #[arg(short = 'x', long)]
+    one_file_system: bool,
+    /// Write figures for Prometheus' node exporter (textfile collector) to this file, whole or not at all.
+    #[arg(long, value_hint = ValueHint::FilePath)]
+    metrics: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The condition of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Condition {
+    Clean,
+    InUse,
+    Recovered,
+    Unclean,
+    Problem,
+    Unknown,
+}
+
+const CONDITIONS: [(Condition, &str); 6] = [
+    (Condition::Clean, "clean"),
+    (Condition::InUse, "in-use"),
+    (Condition::Recovered, "recovered"),
+    (Condition::Unclean, "unclean"),
+    (Condition::Problem, "problem"),
+    (Condition::Unknown, "unknown"),
+];
+
+fn name(condition: Condition) -> &'static str {
+    CONDITIONS.iter().find(|(known, _)| *known == condition).expect("all are named").1
+}
+
+#[derive(Serialize)]
+struct Found {
+    path: PathBuf,
+    condition: Condition,
+    files_pending: usize,
+    /// What is wrong.
+    detail: Option<String>,
+}
+
+#[derive(Default, Serialize)]
+struct Search {
+    stores: Vec<Found>,
+    /// Directories that could not be read, and why.
+    unread: BTreeMap<PathBuf, String>,
+    #[serde(skip)]
+    directories: u64,
+    #[serde(skip)]
+    told: Option<Instant>,
+}
+
+impl FindUnclean {
+    pub fn run(self) -> Result<Output, Failure> {
+        let mut search = Search { told: Some(Instant::now()), ..Search::default() };
+        for dir in &self.dirs {
+            let meta = dir.metadata().map_err(|e| Failure::io("look at", dir, e).code(COULD_NOT_LOOK))?;
+            search.directory(dir, &meta, self.one_file_system);
+        }
+        search.stores.sort_by(|a, b| a.path.cmp(&b.path));
+        search.stores.dedup_by(|a, b| a.path == b.path);
+        if self.recover {
+            search.stores.iter_mut().filter(|found| found.condition == Condition::Unclean).for_each(recover);
+        }
+        if let Some(file) = &self.metrics {
+            write_metrics(file, &search).map_err(|e| Failure::io("write", file, e).code(COULD_NOT_LOOK))?;
+        }
+        let output = if self.json { json::output(&search)? } else { Output::text(text(&search)) };
+        Ok(output.code(code(&search)))
+    }
+}
+
+fn code(search: &Search) -> u8 {
+    let any = |conditions: &[Condition]| search.stores.iter().any(|found| conditions.contains(&found.condition));
+    if any(&[Condition::Unclean, Condition::Problem]) {
+        UNCLEAN
+    } else if any(&[Condition::Unknown]) || !search.unread.is_empty() {
+        COULD_NOT_LOOK
+    } else {
+        0
+    }
+}
+
+impl Search {
+    fn directory(&mut self, dir: &Path, meta: &Metadata, one_file_system: bool) {
+        if SKIPPED.iter().any(|skipped| dir == Path::new(skipped)) {
+            return;
+        }
+        self.directories += 1;
+        self.tell();
+        let names = match std::fs::read_dir(dir) {
+            Ok(names) => names,
+            Err(e) => {
+                self.unread.insert(dir.to_owned(), e.to_string());
+                return;
+            }
+        };
+        for name in names {
+            let Ok(name) = name.map(|entry| entry.file_name()) else { continue };
+            let path = dir.join(&name);
+            let Ok(below) = path.symlink_metadata() else { continue };
+            if !below.is_dir() || (one_file_system && below.dev() != meta.dev()) {
+                continue;
+            }
+            match name.to_str().and_then(|name| name.strip_suffix(".untorn")) {
+                Some("") => self.store(dir),
+                Some(file) => self.store(&dir.join(file)),
+                None => self.directory(&path, &below, one_file_system),
+            }
+        }
+    }
+
+    fn store(&mut self, path: &Path) {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        self.stores.push(look(path));
+    }
+
+    fn tell(&mut self) {
+        if self.told.is_some_and(|told| told.elapsed() > TELL_AFTER) {
+            let (directories, stores) = (self.directories, self.stores.len() as u64);
+            let directories = count(directories, "directory", "directories");
+            eprintln!("looking: {directories}, {} so far", count(stores, "store", "stores"));
+            self.told = Some(Instant::now());
+        }
+    }
+}
+
+fn look(path: &Path) -> Found {
+    let found = |condition, files_pending, detail| Found { path: path.to_owned(), condition, files_pending, detail };
+    match offline::inspect(path) {
+        Ok(inspection) => found(condition(&inspection), inspection.files_pending.len(), problem(&inspection)),
+        Err(
+            e @ (untorn::Error::Corrupt { .. }
+            | untorn::Error::UnknownState { .. }
+            | untorn::Error::NeedsJournal { .. }
+            | untorn::Error::Foreign { .. }),
+        ) => found(Condition::Problem, 0, Some(e.to_string())),
+        Err(untorn::Error::Busy { .. }) => found(Condition::InUse, 0, None),
+        Err(e) => found(Condition::Unknown, 0, Some(e.to_string())),
+    }
+}
+
+fn condition(found: &Inspection) -> Condition {
+    if found.owner.is_some() {
+        Condition::InUse
+    } else if !found.problems.is_empty() || found.unknown_state {
+        Condition::Problem
+    } else if found.clean && !found.journal_missing {
+        Condition::Clean
+    } else {
+        Condition::Unclean
+    }
+}
+
+fn problem(found: &Inspection) -> Option<String> {
+    if found.unknown_state && found.owner.is_none() {
+        return Some("unknown state: see `untorn recover --accept-unknown`".into());
+    }
+    found.problems.first().cloned()
+}
+
+/// Recovers a store, as its owner: nobody else may.
+fn recover(found: &mut Found) {
+    let done = match other_owner(&found.path) {
+        Some((user, group)) => recover_as(&found.path, user, group),
+        None => {
+            offline::recover(&found.path, &RecoverOptions::default(), &|_, _| {}).map(drop).map_err(|e| e.to_string())
+        }
+    };
+    *found = match done {
+        Err(why) => Found { condition: Condition::Problem, detail: Some(why), path: found.path.clone(), ..*found },
+        Ok(()) => {
+            let now = look(&found.path);
+            let condition = if now.condition == Condition::Clean { Condition::Recovered } else { now.condition };
+            Found { condition, ..now }
+        }
+    };
+}
+
+/// The owner of a store, if that is somebody else and this process may act as anybody.
+fn other_owner(path: &Path) -> Option<(u32, u32)> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".untorn");
+    let meta = path.join(".untorn").symlink_metadata().or_else(|_| Path::new(&beside).symlink_metadata()).ok()?;
+    let me = rustix::process::geteuid();
+    (me.is_root() && meta.uid() != me.as_raw()).then(|| (meta.uid(), meta.gid()))
+}
+
+fn recover_as(path: &Path, user: u32, group: u32) -> Result<(), String> {
+    let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+    let mut command = Command::new(program);
+    command.arg("recover").arg("--").arg(path).stdin(Stdio::null()).stdout(Stdio::null()).uid(user).gid(group);
+    let done = command.output().map_err(|e| format!("cannot run `untorn recover` as user {user}: {e}"))?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&done.stderr).trim().to_owned()),
+    }
+}
+
+fn text(search: &Search) -> String {
+    let mut text = String::new();
+    for found in search.stores.iter().filter(|found| found.condition > Condition::InUse) {
+        let files = match found.files_pending {
+            0 => String::new(),
+            n => format!("  {} pending", count(n as u64, "file", "files")),
+        };
+        let detail = found.detail.as_ref().map_or(String::new(), |detail| format!("  {detail}"));
+        text += &format!("{:9}  {}{files}{detail}\n", name(found.condition), found.path.display());
+    }
+    for (dir, why) in &search.unread {
+        text += &format!("unread     {}  {why}\n", dir.display());
+    }
+    let of = |condition| search.stores.iter().filter(|found| found.condition == condition).count();
+    let counts: Vec<String> = CONDITIONS
+        .iter()
+        .filter(|(condition, _)| of(*condition) > 0)
+        .map(|(condition, name)| format!("{} {name}", of(*condition)))
+        .collect();
+    let counts = if counts.is_empty() { String::new() } else { format!(": {}", counts.join(", ")) };
+    text + &format!("{}{counts}\n", count(search.stores.len() as u64, "store", "stores"))
+}
+
+/// Figures in the text format of Prometheus.
+fn metrics(search: &Search, now: u64) -> String {
+    let mut text = String::from("# HELP untorn_stores Stores of Untorn, by condition.\n# TYPE untorn_stores gauge\n");
+    for (condition, name) in CONDITIONS {
+        let n = search.stores.iter().filter(|found| found.condition == condition).count();
+        text += &format!("untorn_stores{{condition=\"{name}\"}} {n}\n");
+    }
+    text += "# HELP untorn_store_attention A store that needs recovery, has a problem or could not be looked at.\n";
+    text += "# TYPE untorn_store_attention gauge\n";
+    for found in search.stores.iter().filter(|found| found.condition > Condition::Recovered) {
+        let path = found.path.display().to_string();
+        let path = path.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        text += &format!("untorn_store_attention{{path=\"{path}\",condition=\"{}\"}} 1\n", name(found.condition));
+    }
+    text += "# HELP untorn_unread_directories Directories that could not be read.\n";
+    text += "# TYPE untorn_unread_directories gauge\n";
+    text += &format!("untorn_unread_directories {}\n", search.unread.len());
+    text += "# HELP untorn_find_unclean_time_seconds When these figures were made.\n";
+    text += "# TYPE untorn_find_unclean_time_seconds gauge\n";
+    text + &format!("untorn_find_unclean_time_seconds {now}\n")
+}
+
+/// The collector reads the file at any moment: it is replaced whole.
+fn write_metrics(path: &Path, search: &Search) -> std::io::Result<()> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(format!(".{}", std::process::id()));
+    let unfinished = PathBuf::from(unfinished);
+    let mut file = std::fs::File::create(&unfinished)?;
+    let done = file
+        .write_all(metrics(search, now).as_bytes())
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::rename(&unfinished, path));
+    done.inspect_err(|_| _ = std::fs::remove_file(&unfinished))
+}

@@ -1,0 +1,95 @@
+//! `untorn ls`.
+
+use crate::json;
+use clap::{Args, ValueHint};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use untorn::Reader;
+use untorn::reader::Snapshot;
+use untorn_terminal::{Failure, Output};
+
+/// List the files of a store as of its last durable commit, while a program may have the store open.
+///
+/// A directory of a store is listed with the names in it, a file by itself. Changes nothing.
+#[derive(Args)]
+pub struct Ls {
+    /// A store's directory, a directory or file in a store, or a file with its own store.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: PathBuf,
+    /// With permission bits and sizes.
+    #[arg(short, long)]
+    long: bool,
+    /// With everything in directories below.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A listing of one commit.
+#[derive(Serialize)]
+struct Listing {
+    lsn: u64,
+    entries: Vec<Entry>,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    path: PathBuf,
+    kind: &'static str,
+    mode: String,
+    bytes: u64,
+}
+
+impl Ls {
+    pub fn run(self) -> Result<Output, Failure> {
+        let (reader, name) = Reader::of(&self.path)?;
+        let listing = reader.with_snapshot(|snapshot| {
+            let mut entries = Vec::new();
+            if snapshot.metadata(&name)?.is_directory {
+                list(snapshot, &name, Path::new(""), self.recursive, &mut entries)?;
+            } else {
+                entries.push(entry(snapshot, &name, &name)?);
+            }
+            Ok(Listing { lsn: snapshot.lsn(), entries })
+        })?;
+        if self.json {
+            return json::output(&listing);
+        }
+        let line = |entry: &Entry| match self.long {
+            true => format!("{} {:>12}  {}\n", entry.mode, entry.bytes, entry.path.display()),
+            false => format!("{}\n", entry.path.display()),
+        };
+        Ok(Output::text(listing.entries.iter().map(line).collect::<String>()))
+    }
+}
+
+fn entry(snapshot: &Snapshot, path: &Path, shown: &Path) -> untorn::Result<Entry> {
+    let found = snapshot.metadata(path)?;
+    let kind = if found.is_directory { "directory" } else { "file" };
+    Ok(Entry { path: shown.to_owned(), kind, mode: format!("{:04o}", found.mode), bytes: found.len })
+}
+
+fn list(
+    snapshot: &Snapshot,
+    dir: &Path,
+    shown: &Path,
+    recursive: bool,
+    entries: &mut Vec<Entry>,
+) -> untorn::Result<()> {
+    for name in snapshot.list(dir)? {
+        let (path, shown) = (dir.join(&name), shown.join(&name));
+        let found = match entry(snapshot, &path, &shown) {
+            // A link, a pipe: nothing that a store manages.
+            Err(untorn::Error::Invalid { .. }) => continue,
+            done => done?,
+        };
+        let below = recursive && found.kind == "directory";
+        entries.push(found);
+        if below {
+            list(snapshot, &path, &shown, recursive, entries)?;
+        }
+    }
+    Ok(())
+}

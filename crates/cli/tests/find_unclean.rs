@@ -1,0 +1,100 @@
+//! `untorn find-unclean`: every store below some directories, and what it needs.
+
+mod common;
+
+use common::{json, run, untorn};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use untorn::{Store, StoreOptions};
+
+fn commit(store: &Store, contents: &[u8]) {
+    let file = store.open_or_create("a").unwrap();
+    file.write_all_at(contents, 0).and_then(|()| file.commit()).unwrap();
+}
+
+fn open(dir: &Path) -> Store {
+    StoreOptions::default().background(false).open(dir).unwrap()
+}
+
+/// A store whose owner was killed: a copy of one that is open.
+fn crashed(dir: &Path) -> PathBuf {
+    let alive = tempfile::tempdir_in(dir).unwrap();
+    let store = open(alive.path());
+    commit(&store, b"old");
+    store.checkpoint().unwrap();
+    commit(&store, b"committed");
+    let crashed = dir.join("x/crashed");
+    std::fs::create_dir_all(dir.join("x")).unwrap();
+    assert!(Command::new("cp").arg("-a").arg(alive.path()).arg(&crashed).status().unwrap().success());
+    store.close().unwrap();
+    crashed
+}
+
+fn find(arguments: &[&str], dir: &Path) -> common::Run {
+    let mut all = vec!["find-unclean"];
+    all.extend(arguments);
+    run(&all, dir)
+}
+
+#[test]
+fn unclean_stores_are_found_and_recovered() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(find(&[], dir.path()).ok(), "0 stores\n");
+    let crashed = crashed(dir.path());
+    open(&dir.path().join("clean")).close().unwrap();
+    let in_use = open(&dir.path().join("in use"));
+    commit(&in_use, b"waits in the journal");
+    untorn::File::open_or_create(dir.path().join("settings")).unwrap().store().close().unwrap();
+    let metrics = dir.path().join("untorn.prom");
+    let found = find(&["--metrics", metrics.to_str().unwrap()], dir.path());
+    assert_eq!(found.code, Some(1), "{}{}", found.out, found.err);
+    assert!(found.out.contains("x/crashed  1 file pending\n"), "{}", found.out);
+    assert!(found.out.ends_with("4 stores: 2 clean, 1 in-use, 1 unclean\n"), "{}", found.out);
+    let figures = std::fs::read_to_string(&metrics).unwrap();
+    assert!(figures.contains("untorn_stores{condition=\"unclean\"} 1\n"), "{figures}");
+    assert!(figures.contains("/x/crashed\",condition=\"unclean\"} 1\n"), "{figures}");
+    assert_eq!(std::fs::read(crashed.join("a")).unwrap(), b"old", "nothing was changed");
+    let found = json(&find(&["--json"], dir.path()).out);
+    assert_eq!(found["stores"].as_array().unwrap().len(), 4);
+    let said = find(&["--recover", "--metrics", metrics.to_str().unwrap()], dir.path()).ok();
+    assert!(said.contains("recovered  ") && said.ends_with("2 clean, 1 in-use, 1 recovered\n"), "{said}");
+    assert_eq!(std::fs::read(crashed.join("a")).unwrap(), b"committed");
+    let figures = std::fs::read_to_string(&metrics).unwrap();
+    assert!(figures.contains("untorn_stores{condition=\"unclean\"} 0\n"), "{figures}");
+    assert!(find(&[], dir.path()).ok().ends_with("4 stores: 3 clean, 1 in-use\n"));
+    in_use.close().unwrap();
+}
+
+#[test]
+fn root_recovers_the_stores_of_others_as_these() {
+    if !common::root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let crashed = crashed(dir.path());
+    let done = Command::new("chown").args(["-R", "65534:65534"]).arg(&crashed).status().unwrap();
+    assert!(done.success());
+    assert!(Command::new("chmod").args(["-R", "a+X"]).arg(dir.path()).status().unwrap().success());
+    // `chmod` has opened Untorn's directories to others, which nobody trusts.
+    let problem = find(&["--recover"], dir.path());
+    assert_eq!(problem.code, Some(1), "{}{}", problem.out, problem.err);
+    assert!(problem.out.contains("problem") && problem.out.contains("chmod 700"), "{}", problem.out);
+    assert!(Command::new("chmod").arg("700").arg(crashed.join(".untorn")).status().unwrap().success());
+    find(&["--recover"], dir.path()).ok();
+    assert_eq!(std::fs::read(crashed.join("a")).unwrap(), b"committed");
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(crashed.join("a").metadata().unwrap().uid(), common::NOBODY);
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(find(&[], &dir.path().join("nothing")).fails(2).contains("cannot look at"));
+    let crashed = crashed(dir.path());
+    std::fs::write(crashed.join(".untorn/journal/header"), vec![1; 8192]).unwrap();
+    let found = find(&["--recover"], dir.path());
+    assert_eq!(found.code, Some(1), "{}{}", found.out, found.err);
+    assert!(found.out.starts_with("problem "), "{}", found.out);
+    let none = untorn().arg("find-unclean").stdin(Stdio::null()).output().unwrap();
+    assert_eq!(none.status.code(), Some(2), "no directory was named");
+}

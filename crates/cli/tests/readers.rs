@@ -1,0 +1,187 @@
+//! Commands that read a store while another process, this one, has it open.
+
+mod common;
+
+use common::{json, run, untorn};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use untorn::{FailureClass, Store, StoreOptions};
+
+fn commit(store: &Store, name: &str, contents: &[u8]) {
+    let file = store.open_or_create(name).unwrap();
+    file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
+}
+
+fn open(dir: &Path) -> Store {
+    StoreOptions::default().background(false).open(dir).unwrap()
+}
+
+#[test]
+fn cat_and_ls_show_the_last_commit_of_a_store_that_is_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o700).unwrap();
+    txn.commit().unwrap();
+    commit(&store, "a", b"one\n");
+    commit(&store, "d/b", b"two\n");
+    store.checkpoint().unwrap();
+    commit(&store, "a", b"committed\n");
+    store.open_file("a").unwrap().write_all_at(b"not\n", 0).unwrap();
+    assert_eq!(std::fs::read(dir.path().join("a")).unwrap(), b"one\n", "`cat` of the system");
+    assert_eq!(run(&["cat"], &dir.path().join("a")).ok(), "committed\n");
+    assert_eq!(run(&["cat"], &dir.path().join("d/b")).ok(), "two\n");
+    assert_eq!(run(&["ls"], dir.path()).ok(), "a\nd\n");
+    assert_eq!(run(&["ls"], &dir.path().join("d")).ok(), "b\n");
+    assert_eq!(run(&["ls", "-R"], dir.path()).ok(), "a\nd\nd/b\n");
+    let long = run(&["ls", "--long"], &dir.path().join("a")).ok();
+    assert!(long.ends_with("          10  a\n"), "{long}");
+    let listed = json(&run(&["ls", "--json"], dir.path()).ok());
+    assert_eq!(listed["entries"][1]["kind"], "directory");
+    assert!(listed["lsn"].as_u64().unwrap() > 3);
+    store.close().unwrap();
+    assert_eq!(run(&["cat"], &dir.path().join("a")).ok(), "committed\n", "closed");
+}
+
+#[test]
+fn what_cannot_be_read_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let why = run(&["cat"], &dir.path().join("a")).fails(1);
+    assert!(why.contains("cannot find a store above") && why.contains("check the path"), "{why}");
+    let store = StoreOptions::default().class(FailureClass::Process).open(dir.path()).unwrap();
+    commit(&store, "a", b"one");
+    let why = run(&["cat"], &dir.path().join("a")).fails(1);
+    assert!(why.contains("class `process`") && why.contains("use class `power`"), "{why}");
+    store.close().unwrap();
+    assert_eq!(run(&["cat"], &dir.path().join("a")).ok(), "one");
+    assert!(run(&["cat"], &dir.path().join("b")).fails(1).contains("No such file"));
+    assert!(run(&["cat"], dir.path()).code == Some(1));
+}
+
+#[test]
+fn an_ordinary_user_reads_its_own_and_nobody_elses() {
+    if !common::root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let as_nobody = |path: &Path| {
+        use std::os::unix::process::CommandExt;
+        let mut command = untorn();
+        command.arg("cat").arg(path).stdin(Stdio::null()).uid(common::NOBODY).gid(common::NOBODY);
+        common::Run::from(command.output().unwrap())
+    };
+    let why = as_nobody(&dir.path().join("a")).fails(1);
+    assert!(why.contains("run this as the owner of the data"), "{why}");
+    store.close().unwrap();
+    let done = Command::new("chown").args(["-R", "65534:65534"]).arg(dir.path()).status().unwrap();
+    assert!(done.success());
+    assert_eq!(as_nobody(&dir.path().join("a")).ok(), "one");
+}
+
+#[test]
+fn tail_follows_commits() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let mut child = untorn()
+        .args(["tail", "-n", "3"])
+        .arg(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut ready).unwrap();
+    assert!(ready.starts_with("following "), "{ready}");
+    let file = store.open_file("a").unwrap();
+    file.write_all_at(b"two", 3).and_then(|()| file.commit()).unwrap();
+    store.rename("a", "b").unwrap();
+    commit(&store, "c", b"");
+    let lines: Vec<String> = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
+    assert!(child.wait().unwrap().success());
+    let said: Vec<&str> = lines.iter().map(|line| line.split_once("  ").unwrap().1).collect();
+    assert_eq!(said, ["a  wrote 3 bytes at 3", "a  has 6 bytes", "a  renamed to b", "c  created"], "{lines:?}");
+    store.close().unwrap();
+}
+
+/// Names, modes and contents below a directory.
+fn tree(dir: &Path) -> Vec<(String, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(below) = left.pop() {
+        for entry in std::fs::read_dir(&below).unwrap() {
+            let path = entry.unwrap().path();
+            let meta = path.symlink_metadata().unwrap();
+            let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+            let contents = if meta.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            found.push((name, meta.permissions().mode() & 0o7777, contents));
+            if meta.is_dir() {
+                left.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn cp(from: &Path, to: &Path) -> common::Run {
+    untorn().arg("cp").arg(from).arg(to).stdin(Stdio::null()).output().unwrap().into()
+}
+
+#[test]
+fn cp_makes_plain_files_of_one_commit() {
+    let (dir, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open(dir.path());
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o750).unwrap();
+    txn.commit().unwrap();
+    commit(&store, "a", b"old");
+    commit(&store, "d/b", &[7; 5000]);
+    store.checkpoint().unwrap();
+    commit(&store, "a", b"committed");
+    let mut txn = store.begin();
+    txn.create("sparse", 0o640).unwrap().set_len(3 << 20).unwrap();
+    txn.chmod("a", 0o600).unwrap();
+    txn.commit().unwrap();
+    store.open_file("a").unwrap().write_all_at(b"not", 0).unwrap();
+    std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
+    let copy = copies.path().join("copy");
+    let said = cp(dir.path(), &copy).ok();
+    assert!(said.starts_with("copied 3 files, ") && said.contains("left out: 1 link"), "{said}");
+    let copied = tree(&copy);
+    let names: Vec<&str> = copied.iter().map(|(name, ..)| name.as_str()).collect();
+    assert_eq!(names, ["a", "d", "d/b", "sparse"], "no journal, no link");
+    assert_eq!((copied[0].1, &copied[0].2[..]), (0o600, &b"committed"[..]));
+    assert_eq!((copied[1].1, copied[2].2.len(), copied[3].2.len()), (0o750, 5000, 3 << 20));
+    let mut attribute = [0; 256];
+    let none = rustix::fs::getxattr(copy.join("a"), "user.untorn", &mut attribute);
+    assert_eq!(none, Err(rustix::io::Errno::NODATA), "no attribute");
+    assert_eq!(std::fs::read_dir(copies.path()).unwrap().count(), 1, "nothing unfinished is left");
+    // The copy is a store of its own, and the original goes on.
+    let other = open(&copy);
+    commit(&other, "a", b"other");
+    other.close().unwrap();
+    commit(&store, "a", b"more");
+    store.close().unwrap();
+    assert_eq!(std::fs::read(dir.path().join("a")).unwrap(), b"more");
+    assert!(cp(dir.path(), &copy).fails(1).contains("exists already"));
+    assert!(cp(dir.path(), &dir.path().join("d/copy")).fails(1).contains("inside of the store"));
+}
+
+#[test]
+fn cp_copies_a_standalone_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("settings");
+    let file = untorn::File::open_or_create(&path).unwrap();
+    file.write_all_at(b"dark", 0).and_then(|()| file.commit()).unwrap();
+    let copy = dir.path().join("copy");
+    cp(&path, &copy).ok();
+    assert_eq!(std::fs::read(&copy).unwrap(), b"dark");
+    assert!(!dir.path().join("copy.untorn").exists());
+}

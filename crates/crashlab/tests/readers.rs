@@ -1,0 +1,82 @@
+//! Readers beside an owner on the simulated disk, at interleavings of all their calls.
+//!
+//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_READERS_PROGRAMS` says how many.
+
+use std::sync::Mutex;
+use untorn_crashlab::mutation::sync_point_index;
+use untorn_crashlab::readers::{ReaderTotals, readers_of, readers_of_what_waits};
+use untorn_journal::sync_point;
+
+const PROGRAMS: u64 = 40;
+const READERS: u64 = 60;
+
+/// What can be switched off is so for the whole process.
+static SWITCHES: Mutex<()> = Mutex::new(());
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn readers_see_one_moment() {
+    let _switches = SWITCHES.lock();
+    let seed = variable("UNTORN_TEST_SEED").unwrap_or(0);
+    let programs = variable("UNTORN_READERS_PROGRAMS").unwrap_or(PROGRAMS);
+    println!("programs {seed} to {}", seed + programs);
+    let mut totals = ReaderTotals::default();
+    for n in seed..seed + programs {
+        totals += readers_of(n, READERS, 0).unwrap();
+    }
+    println!("{totals:?}");
+    assert!(totals.whole > totals.expired / 10 && totals.across > 0 && totals.expired > 0, "{totals:?}");
+}
+
+#[test]
+fn readers_see_what_waits() {
+    let _switches = SWITCHES.lock();
+    let totals = readers_of_what_waits(400).unwrap();
+    println!("{totals:?}");
+    assert!(totals.across > 0);
+}
+
+/// What a killed owner left in the page cache is flushed before a reader shows it.
+#[test]
+fn what_a_reader_flushed_survives() {
+    let _switches = SWITCHES.lock();
+    let skipped = 1 << sync_point_index(sync_point::READER_LOG);
+    let missed = (0..PROGRAMS).find_map(|seed| readers_of(seed, 0, skipped).err());
+    println!("without the flush: {missed:?}");
+    assert!(missed.is_some_and(|what| what.contains("a power cut leaves")), "no program shows a missing flush");
+}
+
+/// As the mutation gate does for all invariants, for those of readers alone.
+#[cfg(feature = "mutants")]
+#[test]
+fn each_care_for_readers_is_needed() {
+    use untorn_crashlab::scenarios::SCENARIOS;
+    use untorn_journal::invariant::*;
+    let _switches = SWITCHES.lock();
+    let one_moment = [
+        TOLD_WHEN_DURABLE,
+        NAMES_TOLD_FIRST,
+        APPLYING_TOLD_FIRST,
+        CONTENTS_TOLD_FIRST,
+        PAGE_WITHDRAWN,
+        READ_VALIDATED,
+        NAME_VALIDATED,
+        LOG_REACHES,
+        READ_BY_IDENTITY,
+        CLOSED_VALIDATED,
+    ];
+    let cares = one_moment.map(|care| (care, "readers_see_one_moment"));
+    let mut survived = Vec::new();
+    for (care, name) in cares.into_iter().chain([(RESTATED_TOLD, "readers_see_what_waits")]) {
+        let scenario = SCENARIOS.iter().find(|(known, _)| *known == name).expect("a scenario").1;
+        untorn_os::disable(Some(care));
+        let found = scenario();
+        untorn_os::disable(None);
+        println!("{care:?}: {found:?}");
+        survived.extend(found.is_ok().then_some(care));
+    }
+    assert!(survived.is_empty(), "{survived:?}");
+}

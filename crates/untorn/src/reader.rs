@@ -1,0 +1,437 @@
+//! Reading a store that another process may have open: as of one commit, without locks and without a write.
+
+use crate::error_paths::{check_outside, error_in_store};
+use crate::inspection::locate;
+use crate::store::Store;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use untorn_journal::overlay::{NO_END, Source};
+use untorn_journal::record::{Op, Record};
+use untorn_journal::snapshot::{Entry, Look, Snapshot as Files, SnapshotFile as FileOfSnapshot};
+use untorn_journal::store_dir::{STORE_DIR, StoreDir};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::Storage;
+
+/// A read that a checkpoint disturbs is begun anew so often.
+const READS_MAX: usize = 100;
+
+/// The first wait for a commit, and the longest.
+const WAITS: Range<Duration> = Duration::from_micros(50)..Duration::from_millis(5);
+
+/// A store that is only read. Any number of processes read while one writes; none of them waits for another.
+///
+/// Nothing is locked, made or changed, and no right to write is needed; the store may lie on a file system that is
+/// mounted read-only. What is shown is durable, and of one moment. `docs/READERS.md` has the whole of it.
+///
+/// ```
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path();
+/// use untorn::Store;
+///
+/// let store = Store::open(path)?;
+/// let file = store.open_or_create("settings")?;
+/// file.write_at(b"dark", 0)?;
+/// file.commit()?;
+///
+/// let reader = Store::open_read_only(path)?; // here, or in another process
+/// assert_eq!(reader.read("settings")?, b"dark");
+/// # store.close()?;
+/// # Ok::<(), untorn::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    storage: Arc<dyn Storage>,
+    store_dir: StoreDir,
+    path: PathBuf,
+    /// The newest commit that was shown: nothing older is shown after it.
+    last_lsn: AtomicU64,
+}
+
+impl Shared {
+    fn error(&self, e: Error) -> Error {
+        match e {
+            Error::Unsupported { path, detail } if path == self.store_dir.dir => {
+                Error::Unsupported { path: self.path.clone(), detail }
+            }
+            Error::SnapshotExpired { path, lsn } if path == self.store_dir.dir => {
+                Error::SnapshotExpired { path: self.path.clone(), lsn }
+            }
+            e => error_in_store(e, &self.path),
+        }
+    }
+
+    fn look(&self, at_least: u64) -> Result<Look> {
+        Look::take(&self.storage, &self.store_dir, at_least).map_err(|e| self.error(e))
+    }
+}
+
+impl Store {
+    /// Opens a store for reading: a directory, or a file that has a store of its own beside it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with `NotFound` if there is no store; [`Error::Untrusted`] if it is another user's;
+    /// [`Error::Unsupported`] if its owner works in class `process`, or tells readers nothing.
+    pub fn open_read_only(path: impl AsRef<Path>) -> Result<Reader> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            check_outside(path)?;
+        }
+        let (storage, store_dir) = locate(path)?;
+        Reader::open_on(storage, store_dir, path.to_owned())
+    }
+}
+
+impl Reader {
+    /// Opens a store on any storage.
+    #[doc(hidden)]
+    pub fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
+        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn: AtomicU64::new(0) });
+        let reader = Reader { shared };
+        reader.snapshot()?;
+        Ok(reader)
+    }
+
+    /// Opens the store that a file or directory is in, for reading; with the path's name in it.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_read_only`].
+    pub fn of(path: impl AsRef<Path>) -> Result<(Reader, PathBuf)> {
+        let path = path.as_ref();
+        let whole = whole_path(path)?;
+        if let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) {
+            let alone = StoreDir::of_file(Path::new(name)).dir;
+            if parent.join(alone).symlink_metadata().is_ok() {
+                return Ok((Store::open_read_only(&whole)?, name.into()));
+            }
+        }
+        match whole.ancestors().find(|dir| dir.join(STORE_DIR).symlink_metadata().is_ok()) {
+            Some(top) => {
+                let name = whole.strip_prefix(top).expect("an ancestor").to_owned();
+                Ok((Store::open_read_only(top)?, name))
+            }
+            None => Err(Error::io("find a store above", path, ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// The path that the store was opened by.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// The name of the file, if it is a standalone file that has this store beside it.
+    pub fn standalone(&self) -> Option<&Path> {
+        self.shared.store_dir.standalone.as_deref()
+    }
+
+    /// A snapshot of the files as of the last durable commit; never an older one than was seen before.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let Shared { storage, store_dir, last_lsn, .. } = &*self.shared;
+        let files = Files::take(storage, store_dir, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
+        last_lsn.fetch_max(files.lsn(), SeqCst);
+        Ok(Snapshot { reader: self.clone(), files })
+    }
+
+    /// Does something with a snapshot; with a newer one, if a checkpoint has overtaken it.
+    ///
+    /// # Errors
+    /// Those of `act`; [`Error::SnapshotExpired`] if checkpoints were faster each time.
+    pub fn with_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
+        let mut last = act(&self.snapshot()?);
+        for _ in 1..READS_MAX {
+            match last {
+                Err(Error::SnapshotExpired { .. }) => last = act(&self.snapshot()?),
+                done => return done,
+            }
+        }
+        last
+    }
+
+    /// Everything in a file, as of the last durable commit.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
+        let path = path.as_ref();
+        self.with_snapshot(|snapshot| {
+            let file = snapshot.open(path)?;
+            let mut bytes = vec![0; file.len()? as usize];
+            let n = file.read_at(&mut bytes, 0)?;
+            bytes.truncate(n);
+            Ok(bytes)
+        })
+    }
+
+    /// Waits until a commit is durable, at most for so long. False: it is not yet.
+    pub fn wait_for(&self, lsn: u64, at_most: Duration) -> Result<bool> {
+        let Shared { storage, store_dir, last_lsn, .. } = &*self.shared;
+        let start = Instant::now();
+        let mut look = self.shared.look(last_lsn.load(SeqCst))?;
+        while look.lsn < lsn {
+            if !self.wait_for_news(&look, at_most.saturating_sub(start.elapsed()))? {
+                return Ok(false);
+            }
+            look = Look::take(storage, store_dir, look.lsn).map_err(|e| self.shared.error(e))?;
+        }
+        last_lsn.fetch_max(look.lsn, SeqCst);
+        Ok(true)
+    }
+
+    /// Waits until a look is stale. False: it is not yet.
+    fn wait_for_news(&self, look: &Look, at_most: Duration) -> Result<bool> {
+        let Shared { storage, store_dir, .. } = &*self.shared;
+        let (start, mut wait) = (Instant::now(), WAITS.start);
+        loop {
+            if look.is_stale(storage, store_dir).map_err(|e| self.shared.error(e))? {
+                return Ok(true);
+            }
+            let left = at_most.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            std::thread::sleep(wait.min(left));
+            wait = (wait * 5 / 4).min(WAITS.end);
+        }
+    }
+
+    /// Follows the commits after the last durable one.
+    pub fn follow(&self) -> Result<Follow> {
+        let look = self.shared.look(self.shared.last_lsn.load(SeqCst))?;
+        Ok(Follow { reader: self.clone(), look, ready: VecDeque::new() })
+    }
+}
+
+/// The files of a store as of one commit.
+///
+/// A snapshot holds nothing: it lasts as long as no checkpoint has applied a newer commit, and its owner neither closes
+/// the store nor opens it anew. After that its calls say [`Error::SnapshotExpired`], and never show anything else.
+pub struct Snapshot {
+    reader: Reader,
+    files: Arc<Files>,
+}
+
+/// A file of a [`Snapshot`].
+pub struct SnapshotFile {
+    reader: Reader,
+    file: FileOfSnapshot,
+}
+
+/// What is under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// A directory.
+    pub is_directory: bool,
+    /// Length in bytes; 0 for a directory.
+    pub len: u64,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+impl Snapshot {
+    fn map<T>(&self, done: Result<T>) -> Result<T> {
+        done.map_err(|e| self.reader.shared.error(e))
+    }
+
+    /// The number of the commit as of which it is.
+    pub fn lsn(&self) -> u64 {
+        self.files.lsn()
+    }
+
+    /// Goes on to the last durable commit.
+    pub fn refresh(&mut self) -> Result<()> {
+        *self = self.reader.snapshot()?;
+        Ok(())
+    }
+
+    /// Opens a file, by its name relative to the store's directory.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<SnapshotFile> {
+        let file = self.map(self.files.open(path.as_ref()))?;
+        Ok(SnapshotFile { reader: self.reader.clone(), file })
+    }
+
+    /// Names in a directory, sorted; the empty path is the store itself. Untorn's own directories are left out.
+    pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<OsString>> {
+        self.map(self.files.list(dir.as_ref()))
+    }
+
+    /// What is under a name.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        let Entry { is_directory, len, mode } = self.map(self.files.entry(path.as_ref()))?;
+        Ok(Metadata { is_directory, len, mode })
+    }
+
+    /// Whether everything that was read so far is of this one commit, and more can be read.
+    pub fn check(&self) -> Result<()> {
+        self.map(self.files.check())
+    }
+}
+
+impl SnapshotFile {
+    fn map<T>(&self, done: Result<T>) -> Result<T> {
+        done.map_err(|e| self.reader.shared.error(e))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> Result<u64> {
+        self.map(self.file.len())
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> Result<bool> {
+        self.map(self.file.is_empty())
+    }
+
+    /// Permission bits.
+    pub fn mode(&self) -> Result<u32> {
+        self.map(self.file.mode())
+    }
+
+    /// Reads as many bytes as there are, up to the length of `buf`.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]: `buf` may hold anything then.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.map(self.file.read_at(buf, offset))
+    }
+}
+
+/// Commits as they become durable, each once, in order. [`Iterator::next`] waits for the next one.
+pub struct Follow {
+    reader: Reader,
+    /// Everything up to its LSN was given out, or is ready.
+    look: Look,
+    ready: VecDeque<Followed>,
+}
+
+/// What [`Follow`] gives out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Followed {
+    /// A commit.
+    Commit(Commit),
+    /// Commits among these were applied by a checkpoint before they were read: their changes are in the files, and
+    /// nothing tells which they were.
+    Missed {
+        /// The first that may be missing.
+        first_lsn: u64,
+        /// The last one.
+        last_lsn: u64,
+    },
+}
+
+/// A commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// Its number. Numbers grow; some belong to no commit.
+    pub lsn: u64,
+    /// What it changes, in order.
+    pub changes: Vec<Change>,
+}
+
+/// A change of one file or directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The name before this commit.
+    pub path: PathBuf,
+    /// What happened to it.
+    pub what: What,
+}
+
+/// What a commit does to a file or directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum What {
+    /// Bytes were written.
+    Written(Range<u64>),
+    /// Bytes became zeros.
+    Zeroed(Range<u64>),
+    /// The file has this length now.
+    Resized(u64),
+    /// A new file.
+    Created,
+    /// The file has another name now.
+    Renamed(PathBuf),
+    /// The file is gone.
+    Removed,
+    /// Other permission bits.
+    Mode(u32),
+    /// A new directory.
+    DirectoryMade,
+    /// The directory is gone.
+    DirectoryRemoved,
+}
+
+impl Follow {
+    /// The number of the last commit before the next one.
+    pub fn lsn(&self) -> u64 {
+        self.look.lsn
+    }
+
+    /// The next commit, if there is one within so much time.
+    pub fn next_within(&mut self, at_most: Duration) -> Result<Option<Followed>> {
+        let start = Instant::now();
+        loop {
+            if let Some(next) = self.ready.pop_front() {
+                return Ok(Some(next));
+            }
+            let left = at_most.saturating_sub(start.elapsed());
+            if !self.reader.wait_for_news(&self.look, left)? {
+                return Ok(None);
+            }
+            let before = self.look.lsn;
+            self.look = self.reader.shared.look(before)?;
+            if self.look.checkpoint_lsn > before {
+                self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
+            }
+            let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
+            self.ready.extend(commits.map(|a| Followed::Commit(Commit { lsn: a.lsn, changes: changes(&a.record) })));
+        }
+    }
+}
+
+impl Iterator for Follow {
+    type Item = Result<Followed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_within(Duration::MAX).transpose()
+    }
+}
+
+/// The path from the root, of something that may be in the log only.
+fn whole_path(path: &Path) -> Result<PathBuf> {
+    if let Ok(whole) = path.canonicalize() {
+        return Ok(whole);
+    }
+    let whole = std::path::absolute(path).context("look at", path)?;
+    let there = whole.ancestors().find_map(|dir| Some((dir, dir.canonicalize().ok()?)));
+    Ok(there.map_or(whole.clone(), |(dir, real)| real.join(whole.strip_prefix(dir).expect("an ancestor"))))
+}
+
+fn changes(record: &Record) -> Vec<Change> {
+    let file = |index: u32| record.files[index as usize].path.clone();
+    let change = |op: &Op| {
+        let (path, what) = match op {
+            // What a truncation cuts off; the new length says it.
+            Op::Write { range, .. } if range.end == NO_END => return None,
+            Op::Write { file: index, range, source: Source::Zero } => (file(*index), What::Zeroed(range.clone())),
+            Op::Write { file: index, range, .. } => (file(*index), What::Written(range.clone())),
+            Op::Truncate { file: index, size } => (file(*index), What::Resized(*size)),
+            Op::Create { file: index, .. } => (file(*index), What::Created),
+            Op::Rename { file: index, to } => (file(*index), What::Renamed(to.clone())),
+            Op::Unlink { file: index } => (file(*index), What::Removed),
+            Op::Mode { file: index, mode } => (file(*index), What::Mode(*mode)),
+            Op::Mkdir { path, .. } => (path.clone(), What::DirectoryMade),
+            Op::Rmdir { path } => (path.clone(), What::DirectoryRemoved),
+            Op::DirMode { path, mode } => (path.clone(), What::Mode(*mode)),
+            Op::Restate => return None,
+        };
+        Some(Change { path, what })
+    };
+    record.ops.iter().filter_map(change).collect()
+}

@@ -1,0 +1,323 @@
+//! Many read while one writes: what a reader beside a living owner, or of a store that nobody has open, is shown.
+
+mod common;
+
+use common::child_process::{ChildProcess, path_text};
+use common::*;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+use untorn::reader::{Followed, What};
+use untorn::{Error, FailureClass, Store, StoreOptions};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn open(path: &Path) -> Store {
+    StoreOptions::default().background(false).open(path).expect("open")
+}
+
+fn commit(store: &Store, name: &str, contents: &[u8]) {
+    let file = store.open_or_create(name).unwrap();
+    file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
+}
+
+#[track_caller]
+fn expired<T>(result: untorn::Result<T>) {
+    refused(result, &["snapshot-expired"]);
+}
+
+/// Names, kinds, sizes, modes, times of change of everything below a directory.
+fn listing(dir: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let meta = path.symlink_metadata().unwrap();
+        let changed = (meta.ctime(), meta.ctime_nsec());
+        lines.push(format!("{} {} {:o} {changed:?}", path.display(), meta.len(), meta.mode()));
+        if meta.is_dir() {
+            lines.extend(listing(&path));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+#[test]
+fn a_reader_sees_what_is_committed_and_nothing_else() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"one");
+    let file = store.open_file("a").unwrap();
+    file.write_all_at(b"two, longer", 0).unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"one", "nothing uncommitted");
+    file.commit().unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"two, longer");
+    store.checkpoint().unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"two, longer");
+    commit(&store, "a", b"3");
+    assert_eq!(reader.read("a").unwrap(), b"3");
+    store.close().unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"3", "after the owner has closed");
+    refused(reader.read("b"), &["io"]);
+}
+
+#[test]
+fn a_snapshot_stays_as_it_is_or_says_that_it_has_expired() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", &text("one", "a"));
+    commit(&store, "b", &text("one", "b"));
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut snapshot = reader.snapshot().unwrap();
+    let a = snapshot.open("a").unwrap();
+    commit(&store, "a", b"two");
+    commit(&store, "b", b"two");
+    let mut bytes = vec![0; TEXT_BYTES];
+    assert_eq!(a.read_at(&mut bytes, 0).unwrap(), TEXT_BYTES);
+    assert_same(&bytes, &text("one", "a"), "opened before");
+    assert_eq!(snapshot.open("b").unwrap().read_at(&mut bytes, 0).unwrap(), TEXT_BYTES);
+    assert_same(&bytes, &text("one", "b"), "opened after");
+    store.checkpoint().unwrap();
+    expired(a.read_at(&mut bytes, 0));
+    expired(a.len());
+    expired(snapshot.open("b"));
+    let before = snapshot.lsn();
+    snapshot.refresh().unwrap();
+    assert!(snapshot.lsn() > before);
+    assert_eq!(snapshot.metadata("b").unwrap().len, 3);
+    store.close().unwrap();
+    expired(snapshot.metadata("b"));
+}
+
+#[test]
+fn names_are_of_one_moment() {
+    let dir = directory();
+    let store = open(dir.path());
+    for name in ["a", "b", "c"] {
+        commit(&store, name, name.as_bytes());
+    }
+    store.checkpoint().unwrap();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    assert_eq!(snapshot.list("").unwrap(), ["a", "b", "c"]);
+    let b = snapshot.open("b").unwrap();
+    let mut txn = store.begin();
+    txn.rename("a", "d").unwrap();
+    txn.unlink("b").unwrap();
+    txn.mkdir("e", 0o755).unwrap();
+    txn.commit().unwrap();
+    expired(snapshot.list(""));
+    let mut byte = [0];
+    b.read_at(&mut byte, 0).unwrap();
+    assert_eq!(&byte, b"b", "a file that was opened before it was unlinked");
+    let snapshot = reader.snapshot().unwrap();
+    assert_eq!(snapshot.list("").unwrap(), ["c", "d", "e"]);
+    assert_eq!(snapshot.list("e").unwrap(), Vec::<&str>::new());
+    assert!(snapshot.metadata("e").unwrap().is_directory);
+    assert_eq!(snapshot.metadata("e").unwrap().mode, 0o755);
+    assert_eq!(reader.read("d").unwrap(), b"a");
+    for gone in ["a", "b"] {
+        refused_with_errno(reader.read(gone), rustix::io::Errno::NOENT.raw_os_error());
+    }
+    refused(reader.read(".untorn/journal/header"), &["invalid"]);
+    refused(reader.read("../a"), &["invalid"]);
+    refused(reader.read("e"), &["io"]);
+    store.close().unwrap();
+}
+
+#[test]
+fn of_a_killed_owner_everything_acknowledged_is_read_and_nothing_is_changed() {
+    let dir = directory();
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    process.ok(&["checkpoint"]);
+    process.commit("a", "two");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    assert_same(&reader.read("a").unwrap(), &text("two", "a"), "beside the owner");
+    let snapshot = reader.snapshot().unwrap();
+    process.ok(&["fill", "a", "uncommitted"]);
+    process.kill();
+    let before = listing(dir.path());
+    assert_same(&reader.read("a").unwrap(), &text("two", "a"), "without an owner");
+    let another = Store::open_read_only(dir.path()).unwrap();
+    assert_same(&another.read("a").unwrap(), &text("two", "a"), "by a reader that never saw the owner");
+    let mut bytes = vec![0; TEXT_BYTES];
+    snapshot.open("a").unwrap().read_at(&mut bytes, 0).unwrap();
+    assert_same(&bytes, &text("two", "a"), "by a snapshot of the owner that was killed");
+    assert_eq!(listing(dir.path()), before, "nothing is made, changed or removed");
+    let closed = another.snapshot().unwrap();
+    let store = open(dir.path());
+    expired(snapshot.check());
+    expired(closed.check());
+    assert_same(&another.read("a").unwrap(), &text("two", "a"), "after the next owner has opened it");
+    store.close().unwrap();
+}
+
+#[test]
+fn an_ordinary_user_reads_without_the_right_to_write() {
+    let dir = directory();
+    let mut process = ChildProcess::start();
+    if is_root() {
+        std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
+        process.ok(&["become", "65534"]);
+    }
+    process.ok(&["open", path_text(dir.path())]);
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    // Root may read anybody's store, also beside its owner.
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    assert_same(&reader.read("a").unwrap(), &text("one", "a"), "another user's");
+    process.kill();
+    // As on a file system that is mounted read-only: nobody may write anywhere.
+    let files = ["a", ".untorn/readers", ".untorn/lock", ".untorn/journal/header"];
+    files.iter().for_each(|file| set_mode(dir.path().join(file), 0o400));
+    set_mode(dir.path(), 0o500);
+    let mut process = ChildProcess::start();
+    if is_root() {
+        process.ok(&["become", "65534"]);
+    }
+    process.ok(&["reader", path_text(dir.path())]);
+    assert_eq!(process.ok(&["show", "a"]).as_bytes(), &text("one", "a")[..20]);
+    set_mode(dir.path(), 0o700);
+}
+
+#[test]
+fn class_process_tells_readers_nothing_until_it_is_closed() {
+    let dir = directory();
+    let store = StoreOptions::default().class(FailureClass::Process).open(dir.path()).unwrap();
+    commit(&store, "a", b"one");
+    let why = refused(Store::open_read_only(dir.path()), &["unsupported"]).to_string();
+    assert!(why.contains("class `process`") && why.contains("after it was closed"), "{why}");
+    store.close().unwrap();
+    assert_eq!(Store::open_read_only(dir.path()).unwrap().read("a").unwrap(), b"one");
+}
+
+#[test]
+fn commits_are_followed_in_order() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut follow = reader.follow().unwrap();
+    assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None);
+    let file = store.open_file("a").unwrap();
+    file.write_all_at(b"two", 3).and_then(|()| file.commit()).unwrap();
+    store.rename("a", "b").unwrap();
+    let mut next = || match follow.next_within(LIMIT).unwrap() {
+        Some(Followed::Commit(commit)) => commit,
+        other => panic!("{other:?}"),
+    };
+    let first = next();
+    assert_eq!(first.changes.len(), 2, "{first:?}");
+    assert!(first.changes.iter().all(|change| change.path == Path::new("a")));
+    assert_eq!(first.changes[0].what, What::Written(3..6));
+    let second = next();
+    assert_eq!(second.changes[0].what, What::Renamed("b".into()));
+    assert!(second.lsn > first.lsn);
+    assert!(reader.wait_for(second.lsn, LIMIT).unwrap());
+    assert!(!reader.wait_for(second.lsn + 1, Duration::from_millis(5)).unwrap());
+    commit(&store, "c", b"made");
+    let created = next();
+    assert_eq!(created.changes[0].what, What::Created);
+    next();
+    // Commits that a checkpoint has applied meanwhile are not passed over in silence.
+    commit(&store, "c", b"1");
+    store.checkpoint().unwrap();
+    commit(&store, "c", b"2");
+    assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Missed { .. })));
+    assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Commit(_))));
+    store.close().unwrap();
+}
+
+#[test]
+fn a_standalone_file_is_read_beside_its_owner() {
+    let dir = directory();
+    let path = dir.path().join("settings");
+    let file = untorn::File::open_or_create(&path).unwrap();
+    file.write_all_at(b"dark", 0).and_then(|()| file.commit()).unwrap();
+    let reader = Store::open_read_only(&path).unwrap();
+    assert_eq!(reader.read("settings").unwrap(), b"dark");
+    refused(reader.read("other"), &["invalid"]);
+    assert_eq!(reader.snapshot().unwrap().list("").unwrap(), ["settings"]);
+}
+
+#[test]
+fn what_is_no_store_and_what_was_copied_is_refused() {
+    let dir = directory();
+    refused(Store::open_read_only(dir.path()), &["io"]);
+    refused(Store::open_read_only(dir.path().join("nothing")), &["io"]);
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    store.checkpoint().unwrap();
+    commit(&store, "a", b"two");
+    run("cp", [Path::new("-a"), &dir.path().join("a"), &dir.path().join("copy")]);
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    refused(reader.read("copy"), &["needs-its-journal"]);
+    // A copy of the whole store is one whose owner was killed, whatever the page in it says.
+    let copy = directory();
+    let whole = copy.path().join("store");
+    run("cp", [Path::new("-a"), dir.path(), &whole]);
+    let of_copy = Store::open_read_only(&whole).unwrap();
+    assert_eq!(of_copy.read("a").unwrap(), b"two");
+    commit(&store, "a", b"three");
+    store.checkpoint().unwrap();
+    assert_eq!(of_copy.read("a").unwrap(), b"two");
+    assert_eq!(reader.read("a").unwrap(), b"three");
+    store.close().unwrap();
+}
+
+#[test]
+fn readers_beside_a_busy_owner_see_whole_commits() {
+    let dir = directory();
+    let store = StoreOptions::default().journal_bytes(256 << 10).open(dir.path()).unwrap();
+    for name in ["a", "b"] {
+        commit(&store, name, &0u64.to_le_bytes().repeat(4000));
+    }
+    let path = dir.path().to_owned();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let number = |bytes: &[u8]| {
+        let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert_eq!(bytes.len(), 32_000);
+        assert!(bytes.chunks(8).all(|b| b == first.to_le_bytes()), "a mixture within a file");
+        first
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let reader = Store::open_read_only(&path).unwrap();
+                let (mut last, mut reads) = (0, 0);
+                while !stop.load(std::sync::atomic::Ordering::SeqCst) || reads == 0 {
+                    let both = reader.with_snapshot(|snapshot| {
+                        let read = |name| {
+                            let file = snapshot.open(name)?;
+                            let mut bytes = vec![0; file.len()? as usize];
+                            file.read_at(&mut bytes, 0)?;
+                            Ok(bytes)
+                        };
+                        Ok((read("a")?, read("b")?))
+                    });
+                    let (a, b) = match both {
+                        Err(Error::SnapshotExpired { .. }) => continue,
+                        done => done.unwrap(),
+                    };
+                    let (a, b) = (number(&a), number(&b));
+                    assert_eq!(a, b, "a mixture of commits");
+                    assert!(a >= last, "backwards: {a} after {last}");
+                    (last, reads) = (a, reads + 1);
+                }
+            });
+        }
+        for n in 1..60u64 {
+            let files = ["a", "b"].map(|name| store.open_file(name).unwrap());
+            for file in &files {
+                file.write_all_at(&n.to_le_bytes().repeat(4000), 0).unwrap();
+            }
+            store.syncv(&[&files[0], &files[1]]).unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    store.close().unwrap();
+}
