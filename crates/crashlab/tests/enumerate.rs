@@ -20,7 +20,7 @@ const LONGER_PROGRAMS: u64 = 500;
 #[test]
 fn every_program_survives_every_crash() {
     let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
-    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(600);
+    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(240);
     let started = Instant::now();
     let enumeration = Enumeration::new(Bounds {
         violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
