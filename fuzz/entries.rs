@@ -362,6 +362,7 @@ pub type Sample = (&'static str, fn(&[u8]), Vec<u8>);
 pub fn samples() -> Vec<Sample> {
     let header_sample = Header {
         start_blocks: 4,
+        by_attribute: false,
         store: [7; 16],
         generation: 9,
         checkpoint_lsn: 41,

@@ -20,7 +20,6 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
         invariant::DURABLE_HEADER => &["closed,posix,sector,tight,buffered/0/other,one,retire,one,retire/"],
         invariant::SPILL_FILES_STAY => &["closed,posix,sector,roomy,direct/0/one,cut,large,retire,apply/"],
         invariant::STICKY_ERROR => &["closed,ext4,sector,tight,buffered/0/one,one/"],
-        invariant::OTHER_SLOT => &["closed,posix,garbage,tight,direct/0/one,retire/"],
         invariant::APPLY_AGAIN => &["closed,posix,sector,roomy,direct/0/one,retire,append,retire/"],
         invariant::ZERO_GAP => &["closed,posix,sector,tight,buffered/0/empty,group,retire/"],
         invariant::FULL_PAGE => &["closed,ext4,garbage,roomy,buffered/0/zero,retire/"],

@@ -143,6 +143,8 @@ pub struct Header {
     pub epoch: u64,
     /// The secret of the checksums of this journal's records.
     pub key: Key,
+    /// It was read from the attribute: the slot of its generation may not be durable. Not written.
+    pub by_attribute: bool,
 }
 
 /// Where a header slot keeps the length of the segment in which a clean journal continues.
@@ -151,6 +153,11 @@ const FLAG_CLEAN: u32 = 1;
 const FLAG_BOOT: u32 = 2;
 
 impl Header {
+    /// Where the slot of this generation lies in the header file.
+    pub fn slot_of(generation: u64) -> u64 {
+        BLOCK_BYTES as u64 * (generation % HEADER_SLOTS)
+    }
+
     /// Length of the segment in which a clean journal continues.
     pub fn start_bytes(&self) -> u64 {
         u64::from(self.start_blocks) * BLOCK_BYTES as u64
@@ -187,8 +194,9 @@ impl Header {
         b
     }
 
-    /// The header of a closed journal as an attribute of the header file: what a slot says and no store keeps for good.
-    pub fn encode_closed(&self) -> [u8; CLOSED_BYTES] {
+    /// The header of a closed journal as an attribute of the header file. It belongs to the newest durable slot, of which
+    /// this is the checksum.
+    pub fn encode_closed(&self, slot_crc: [u8; 8]) -> [u8; CLOSED_BYTES] {
         debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
         let mut b = [0; CLOSED_BYTES];
         set_bytes(&mut b, 0, CLOSED_MAGIC);
@@ -201,17 +209,20 @@ impl Header {
         set_bytes(&mut b, 40, &self.start_crc.to_le_bytes());
         set_bytes(&mut b, 48, &self.start_segment.to_le_bytes());
         set_bytes(&mut b, 52, &self.start_blocks.to_le_bytes());
-        let crc = self.key.crc64(&[&b[..CLOSED_CRC_AT]]);
+        let crc = self.key.crc64(&[&slot_crc, &b[..CLOSED_CRC_AT]]);
         set_bytes(&mut b, CLOSED_CRC_AT, &crc.to_le_bytes());
         b
     }
 
-    /// The header of the same journal that an attribute of the header file holds. `Ok(None)`: it holds none.
-    pub fn decode_closed(&self, b: &[u8], path: &Path) -> Result<Option<Header>> {
-        if b.len() != CLOSED_BYTES
-            || &b[..4] != CLOSED_MAGIC
-            || u64_at(b, CLOSED_CRC_AT) != self.key.crc64(&[&b[..CLOSED_CRC_AT]])
-        {
+    /// The header of the same journal that an attribute of the header file holds; these are the slots. `Ok(None)`: it holds
+    /// none.
+    pub fn decode_closed(&self, b: &[u8], slots: &[u8], path: &Path) -> Result<Option<Header>> {
+        if b.len() != CLOSED_BYTES || &b[..4] != CLOSED_MAGIC {
+            return Ok(None);
+        }
+        let slot = Header::slot_of(u64_at(b, 8).wrapping_add(1)) as usize;
+        let slot_crc = &slots[slot + HEADER_CRC_AT..slot + BLOCK_BYTES];
+        if u64_at(b, CLOSED_CRC_AT) != self.key.crc64(&[slot_crc, &b[..CLOSED_CRC_AT]]) {
             return Ok(None);
         }
         let version = u32::from(u16_at(b, 4));
@@ -233,6 +244,7 @@ impl Header {
             boot: None,
             epoch: u64_at(b, 32),
             key: self.key,
+            by_attribute: true,
         }))
     }
 
@@ -271,6 +283,7 @@ impl Header {
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
             epoch: u64_at(b, 56),
             key: Key(u64_at(b, 92)),
+            by_attribute: false,
         }))
     }
 }
@@ -466,6 +479,7 @@ mod tests {
             boot: Some([5; 16]),
             epoch: 11,
             key: Key(12),
+            by_attribute: false,
         }
     }
 
@@ -484,17 +498,28 @@ mod tests {
     #[test]
     fn closed_header_round_trip_and_every_flipped_bit_is_seen() {
         let slot = header();
-        let closed =
-            Header { generation: 10, checkpoint_lsn: 50, open_lsn: 51, listed: Vec::new(), boot: None, ..slot.clone() };
-        let good = closed.encode_closed();
-        assert_eq!(slot.decode_closed(&good, Path::new("h")).unwrap(), Some(closed));
+        let mut slots = [slot.encode(), slot.encode()].concat();
+        let closed = Header {
+            generation: 10,
+            checkpoint_lsn: 50,
+            open_lsn: 51,
+            listed: Vec::new(),
+            boot: None,
+            by_attribute: true,
+            ..slot.clone()
+        };
+        let path = Path::new("h");
+        let good = closed.encode_closed(slot.encode()[HEADER_CRC_AT..].try_into().unwrap());
+        assert_eq!(slot.decode_closed(&good, &slots, path).unwrap(), Some(closed));
         for at in 0..CLOSED_BYTES {
             let mut bad = good;
             bad[at] ^= 1 << (at % 8);
-            assert_eq!(slot.decode_closed(&bad, Path::new("h")).unwrap(), None, "byte {at}");
+            assert_eq!(slot.decode_closed(&bad, &slots, path).unwrap(), None, "byte {at}");
         }
-        let other = Header { key: Key(13), ..slot };
-        assert_eq!(other.decode_closed(&good, Path::new("h")).unwrap(), None, "it is of another journal");
+        let other = Header { key: Key(13), ..slot.clone() };
+        assert_eq!(other.decode_closed(&good, &slots, path).unwrap(), None, "it is of another journal");
+        slots[BLOCK_BYTES..].copy_from_slice(&Header { generation: 7, ..slot.clone() }.encode());
+        assert_eq!(slot.decode_closed(&good, &slots, path).unwrap(), None, "it is of another slot");
     }
 
     #[test]

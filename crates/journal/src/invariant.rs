@@ -39,9 +39,7 @@ untorn_os::invariants! {
     DURABLE_LSN,
     /// A record that is newer than the newest header is a sign that a header was lost.
     NEWEST_HEADER,
-    /// A header goes into the slot that the last one does not use.
-    OTHER_SLOT,
-    /// A header that is not flushed never goes over the newest durable one.
+    /// A header never goes over the newest durable one.
     DURABLE_HEADER,
     /// After a failed write or flush of the journal no commit goes through.
     STICKY_ERROR,

@@ -179,7 +179,7 @@ impl Journal {
             next_lsn: header.open_lsn,
             previous_crc: header.link,
             durable_lsn: header.open_lsn - 1,
-            durable_generation: header.generation,
+            durable_generation: header.generation - u64::from(header.by_attribute),
             header_uncertain: false,
             list_due: false,
             header,
@@ -264,7 +264,8 @@ impl Journal {
 
     /// Bytes of segments that a checkpoint would free.
     pub fn pending_bytes(&self) -> u64 {
-        let full: u64 = self.segments.iter().filter(|s| s.last_lsn > self.header.checkpoint_lsn).map(|s| s.bytes).sum();
+        let pending = self.segments.iter().filter(|s| s.last_lsn > self.header.checkpoint_lsn);
+        let full: u64 = pending.map(|s| s.bytes + s.appended).sum();
         let current = &self.segments[self.current];
         if current.last_lsn > self.header.checkpoint_lsn { full - current.bytes + self.position } else { full }
     }

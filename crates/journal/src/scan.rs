@@ -152,8 +152,8 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     }
     if let Some(slot) = &best
         && let Some(value) = file.attribute().context("read the attribute of", &path)?
-        && let Some(closed) = slot.decode_closed(&value, &path)?
-        && closed.generation > slot.generation
+        && let Some(closed) = slot.decode_closed(&value, &slots, &path)?
+        && closed.generation >= slot.generation
     {
         return Ok(closed);
     }
@@ -197,15 +197,14 @@ pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
     let file = storage.open(&path, Open::WRITE).context("open", &path)?;
     // A power cut may tear the note. What is left then must name a boot, too: of two headers that do, the older one is
     // durable, and the newer one perhaps not. Otherwise the newer one is.
-    let older_at = BLOCK_BYTES as u64 * ((header.generation + 1) % HEADER_SLOTS);
     let mut older = vec![0; BLOCK_BYTES];
-    read_full_at(&*file, &mut older, older_at).context("read", &path)?;
+    read_full_at(&*file, &mut older, Header::slot_of(header.generation + 1)).context("read", &path)?;
     let older = Header::decode(&older, &path)?;
-    let over_newest = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
+    let older_names_boot = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
+    let over_newest = older_names_boot || header.by_attribute;
     let generation = header.generation + if over_newest { HEADER_SLOTS } else { 1 };
-    let header = Header { generation, clean: false, boot: Some(NO_BOOT), ..header };
-    let at = BLOCK_BYTES as u64 * (header.generation % HEADER_SLOTS);
-    write_all_at(&*file, &header.encode(), at).context("write", &path)?;
+    let header = Header { generation, clean: false, boot: Some(NO_BOOT), by_attribute: false, ..header };
+    write_all_at(&*file, &header.encode(), Header::slot_of(header.generation)).context("write", &path)?;
     file.sync_data(sync_point::HEADER_BOOT).context("flush", &path)
 }
 

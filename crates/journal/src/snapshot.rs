@@ -176,6 +176,7 @@ fn header_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> 
     let mut bytes = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     let n = read_full_at(&*file, &mut bytes, 0).context("read", &path)?;
     bytes.truncate(n);
+    bytes.extend(file.attribute().context("read the attribute of", &path)?.unwrap_or_default());
     Ok(bytes)
 }
 

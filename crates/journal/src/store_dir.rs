@@ -339,6 +339,7 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
         boot: None,
         epoch: 0,
         key: from.key,
+        by_attribute: false,
     };
     let path = new.join("header");
     let (file, _) = open_or_create(storage, &path, false).context("create", &path)?;

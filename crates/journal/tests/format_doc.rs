@@ -150,6 +150,7 @@ fn header_slot() {
         boot: Some([0x22; 16]),
         epoch: 7,
         key: Key(8),
+        by_attribute: false,
     };
     let written = header.encode();
     let crc = crc64(&written[..HEADER_CRC_AT]).to_le_bytes();
@@ -205,9 +206,11 @@ fn closed_header() {
         boot: None,
         epoch: 8,
         key: Key(0x0807_0605_0403_0201),
+        by_attribute: true,
     };
-    let written = header.encode_closed();
-    let crc = crc64(&[&[1, 2, 3, 4, 5, 6, 7, 8], &written[..CLOSED_CRC_AT]].concat()).to_le_bytes();
+    let slot_crc = [9, 10, 11, 12, 13, 14, 15, 16];
+    let written = header.encode_closed(slot_crc);
+    let crc = crc64(&[&[1, 2, 3, 4, 5, 6, 7, 8], &slot_crc[..], &written[..CLOSED_CRC_AT]].concat()).to_le_bytes();
     describes(
         "closed-header",
         &written,

@@ -317,9 +317,7 @@ impl Storage for Linux {
 
     fn sync_file_system_reports_errors(&self) -> bool {
         // `syncfs` reports failed writeback since Linux 5.8.
-        let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
-        (numbers.next(), numbers.next()) >= (Some(5), Some(8))
+        kernel_is(5, 8)
     }
 
     fn keeps_order(&self) -> bool {
@@ -415,6 +413,13 @@ fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Whether the kernel is this one or a later one.
+pub(crate) fn kernel_is(major: u32, minor: u32) -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
 }
 
 /// `RLIMIT_FSIZE`, as it is now.

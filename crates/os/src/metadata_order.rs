@@ -1,5 +1,6 @@
 //! Whether a file system makes changes of names, sizes and attributes durable in the order in which they were made.
 
+use crate::linux::kernel_is;
 use rustix::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -7,13 +8,14 @@ use std::path::Path;
 /// XFS does, and ext4 with a journal, which a mount without one shows by having no data mode among its options. Both also
 /// flush the device that has the contents before an entry of their log counts: not so XFS for files on a realtime device,
 /// nor ext4 with its journal on another device or with `journal_async_commit`. Of other file systems, and where `/sys` or
-/// `/proc` does not tell, it is not known.
+/// `/proc` does not tell, it is not known. Before Linux 5.2, `sync_file_range` left out pages that were busy; before 5.17, a
+/// fast commit of ext4 could leave out attributes.
 pub(crate) fn keeps_order(directory: BorrowedFd<'_>) -> bool {
     #[allow(clippy::unnecessary_cast, reason = "it has 32 bits on other architectures")]
     let kind = fs::fstatfs(directory).map(|st| st.f_type as i64);
     match kind {
-        Ok(libc::XFS_SUPER_MAGIC) => xfs_realtime_blocks(directory) == Some(0),
-        Ok(libc::EXT4_SUPER_MAGIC) => ext4_has_journal(directory).unwrap_or(false),
+        Ok(libc::XFS_SUPER_MAGIC) => kernel_is(5, 2) && xfs_realtime_blocks(directory) == Some(0),
+        Ok(libc::EXT4_SUPER_MAGIC) => kernel_is(5, 17) && ext4_has_journal(directory).unwrap_or(false),
         _ => false,
     }
 }

@@ -5,7 +5,11 @@ use crate::error::{Outcome, Result, is_no_space};
 use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES};
 use crate::invariant;
 use crate::record::Record;
+use crate::sync_point;
 use untorn_os::{holds, write_all_at};
+
+/// What is appended to a segment is not used again before the store is closed: no more than this.
+const APPENDED_BYTES_MAX: u64 = 4 << 20;
 
 impl Journal {
     /// As [`Self::commit`], where the storage keeps order: what the caller has set of attributes is durable with the
@@ -26,6 +30,7 @@ impl Journal {
             || self.list_due
             || self.reserved > 0
             || !is_ours
+            || segment.appended + needed > APPENDED_BYTES_MAX
             || from + needed > self.options.segment_bytes_max()
             || self.allocated_bytes() + needed > self.options.journal_bytes
         {
@@ -36,10 +41,12 @@ impl Journal {
         let position = std::mem::replace(&mut self.position, from);
         let encoded = self.encode_group(records, needed);
         self.position = position;
-        let appended = encoded.and_then(|n| {
-            debug_assert_eq!(n, records.len(), "there is room for all of them");
-            self.keep_spills(records, first_lsn);
-            self.append_group(from)
+        let appended = encoded.and_then(|n| match n == records.len() {
+            true => {
+                self.keep_spills(records, first_lsn);
+                self.append_group(from)
+            }
+            false => Ok(false),
         });
         if !matches!(appended, Ok(true)) {
             (self.next_lsn, self.previous_crc) = (first_lsn, previous_crc);
@@ -59,8 +66,11 @@ impl Journal {
                 self.note_written();
                 Ok(true)
             }
-            // Whatever of it is there is not whole, and no record.
-            Err(e) if is_no_space(&e) && segment.file.set_len(from).is_ok() => Ok(false),
+            // The first records of it may be there whole: they must be gone for good before they are written elsewhere.
+            Err(e) if is_no_space(&e) => {
+                let cut = segment.file.set_len(from).and_then(|()| segment.file.sync_data(sync_point::COMMIT));
+                cut.map(|()| false).map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
+            }
             Err(e) => Err(self.fail(Outcome::UnknownUntilReopened, e)),
         }
     }

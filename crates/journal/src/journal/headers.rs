@@ -2,18 +2,18 @@
 
 use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header};
+use crate::format::{BLOCK_BYTES, HEADER_CRC_AT, Header};
 use crate::invariant;
 use crate::spill::Spill;
 use crate::sync_point;
 use std::sync::Arc;
-use untorn_os::{SyncPoint, holds, write_all_at};
+use untorn_os::{SyncPoint, holds, read_full_at, write_all_at};
 
 impl HeaderWrite {
     /// Writes the slot that the last header does not use, and makes it durable.
     pub fn write(&self) -> Result<()> {
-        let at = BLOCK_BYTES as u64 * (self.header.generation % HEADER_SLOTS);
-        write_all_at(&*self.file, &self.header.encode(), at).context("write", &self.path)?;
+        write_all_at(&*self.file, &self.header.encode(), Header::slot_of(self.header.generation))
+            .context("write", &self.path)?;
         match self.sync {
             Some(point) => self.file.sync_data(point).context("flush", &self.path),
             None => Ok(()),
@@ -72,9 +72,10 @@ impl Journal {
 
     pub(super) fn next_header(&self) -> Header {
         let mut header = self.header.clone();
-        header.generation += if holds(invariant::OTHER_SLOT) { 1 } else { HEADER_SLOTS };
+        header.generation += 1;
         header.epoch = self.epoch;
         header.clean = false;
+        header.by_attribute = false;
         header
     }
 
@@ -82,11 +83,11 @@ impl Journal {
         self.header_write_with(header, self.options.durable.then_some(point))
     }
 
-    /// A header that is not flushed never goes over the newest durable one: a power cut must not bring
-    /// back the one before, which knows nothing of this boot.
+    /// A header never goes over the newest durable one. If it is not flushed, a power cut must not bring back the one
+    /// before, which knows nothing of this boot; and the newest durable one holds the journal's key.
     fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
-        let over_durable = header.generation % HEADER_SLOTS == self.durable_generation % HEADER_SLOTS;
-        if sync.is_none() && over_durable && holds(invariant::DURABLE_HEADER) {
+        let over_durable = Header::slot_of(header.generation) == Header::slot_of(self.durable_generation);
+        if over_durable && holds(invariant::DURABLE_HEADER) {
             header.generation += 1;
         }
         HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
@@ -146,7 +147,10 @@ impl Journal {
         let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
         write.write()?;
         self.finish_truncate(write);
-        self.cut_segments();
+        if let Some(cut) = self.cut_segments() {
+            // Before the next epoch appends to it.
+            cut.sync_all(sync_point::HEADER).context("flush", &self.dir)?;
+        }
         Ok(())
     }
 
@@ -158,16 +162,19 @@ impl Journal {
     pub fn write_closed_header(&mut self) -> Result<bool> {
         let header = Header { boot: None, ..self.clean_header() };
         let copy = self.header_write_with(header, None);
-        // By its generation it stands where the newest durable slot is, so that the next header goes over the other one.
-        let closed = Header { generation: copy.header.generation + 1, ..copy.header.clone() };
-        if copy.file.set_attribute(&closed.encode_closed()).is_err() {
+        let mut slot_crc = [0; 8];
+        let slot_crc_at = Header::slot_of(copy.header.generation + 1) + HEADER_CRC_AT as u64;
+        read_full_at(&*copy.file, &mut slot_crc, slot_crc_at).context("read", &copy.path)?;
+        if copy.file.set_attribute(&copy.header.encode_closed(slot_crc)).is_err() {
             return Ok(false);
         }
-        copy.file.sync_all(sync_point::HEADER_CLOSED).context("flush", &copy.path)?;
+        // Behind the header in the log of the file system, so that one flush brings both: of a segment that stays longer,
+        // the next opening sees that it is.
+        let last = self.cut_segments().unwrap_or_else(|| copy.file.clone());
+        last.sync_all(sync_point::HEADER_CLOSED).context("flush", &copy.path)?;
         // For copies of the store that lack attributes; not flushed.
         let _ = copy.write();
         self.finish_truncate(copy);
-        self.cut_segments();
         Ok(true)
     }
 

@@ -6,6 +6,8 @@ use crate::format::{BLOCK_BYTES, crc64};
 use crate::store_dir::{create_segment, segment_name};
 use crate::sync_point;
 use std::io;
+use std::sync::Arc;
+use untorn_os::File;
 
 impl Journal {
     /// Switches to a free segment with that much room, making one if the journal may grow.
@@ -58,14 +60,18 @@ impl Journal {
         }
     }
 
-    /// Gives segments the lengths back that they had before commits were appended to them: the journal is empty. Not
-    /// flushed: of a segment that stays longer, the next opening sees that it is.
-    pub(super) fn cut_segments(&mut self) {
+    /// Gives segments the lengths back that they had before commits were appended to them: the journal is empty. Returns
+    /// the last of them, by whose flush all of it is durable where order is kept. It has to be durable before anything is
+    /// appended again: a record must not be covered by a length that an earlier one had.
+    pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
+        let mut last = None;
         for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0) {
             if segment.file.set_len(segment.bytes).is_ok() {
                 segment.appended = 0;
+                last = Some(segment.file.clone());
             }
         }
+        last
     }
 
     pub(super) fn add_segment(&mut self, bytes: u64) -> Result<usize> {
