@@ -17,7 +17,7 @@ const LOT_RANGES: usize = 1 << 14;
 /// Bytes that are copied at one moment at most; of more the rest is staged before the program goes on.
 const COPIES_MOST: u64 = 64 << 20;
 
-fn len_of(ranges: &[Range<u64>]) -> u64 {
+pub(super) fn len_of(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
@@ -162,7 +162,7 @@ impl Region {
         Ok(())
     }
 
-    fn copy_ranges_out(&self, content: &Content, ranges: &[Range<u64>], mut into: &mut [u8]) -> Result<()> {
+    pub(super) fn copy_ranges_out(&self, content: &Content, ranges: &[Range<u64>], mut into: &mut [u8]) -> Result<()> {
         let mut pieces = Vec::with_capacity(ranges.len());
         for range in ranges {
             let (piece, rest) = into.split_at_mut((range.end - range.start) as usize);

@@ -5,15 +5,18 @@
 //! asked about it afterwards: a page that is then as it was stored has nothing new.
 
 use super::changes::{BLOCK_BYTES, LOT_PAGES};
+use super::told_changes::len_of;
 use super::{COPIES_BYTES_MAX, Region, STORED_MAX};
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
 use rangemap::RangeSet;
 use std::ops::Range;
 use untorn_journal::Result;
-use untorn_journal::overlay::Overlay;
-use untorn_os::{Tracker, holds};
+use untorn_journal::overlay::{Overlay, read_through};
+use untorn_os::{Tracker, holds, value_if_holds};
 
+/// Ranges that were told of and are brought back at once.
+const LOT_RANGES: usize = 64;
 /// Pages in one such part of the file are asked about at once.
 const NEAR_BYTES: u64 = 2 << 20;
 
@@ -76,10 +79,35 @@ impl Region {
                 by_page.insert(range);
             }
         }
+        if self.is_told() {
+            let ranges: Vec<Range<u64>> = by_page.iter().cloned().collect();
+            return ranges.chunks(LOT_RANGES).try_for_each(|lot| self.restore_bytes(content, lot));
+        }
         let step = self.page() as usize;
         let mut pages: Vec<u64> = by_page.iter().flat_map(|range| self.pages_of(range).step_by(step)).collect();
         pages.dedup();
         pages.chunks(LOT_PAGES).try_for_each(|lot| self.restore_lot(content, lot, &by_page))
+    }
+
+    /// Brings the content of ranges back, without a look at the rest of their pages.
+    fn restore_bytes(&mut self, content: &Content, ranges: &[Range<u64>]) -> Result<()> {
+        let mut copies = vec![0; len_of(ranges) as usize];
+        if self.copy_ranges_out(content, ranges, &mut copies).is_err() {
+            // A page that cannot be read may be one that can be stored to.
+            return ranges.iter().try_for_each(|range| self.store_content(content, range.clone()));
+        }
+        let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
+        let mut copies = copies.as_slice();
+        for range in ranges {
+            let (copy, rest) = copies.split_at((range.end - range.start) as usize);
+            copies = rest;
+            let mut base = vec![0; copy.len()];
+            read_through(&overlays, Some(self.data()?), &mut base, range.start)?;
+            if let Some(differs) = hull(copy, &base) {
+                self.store(content, range.start + differs.start as u64, &base[differs])?;
+            }
+        }
+        Ok(())
     }
 
     /// Brings the content of these ranges back into some of their pages.
@@ -117,9 +145,8 @@ impl Region {
         }
         let pages: Vec<u64> = bases.iter().map(|(at, _)| *at).collect();
         for (at, base) in bases {
-            let keeps_copies = self.tracker() != Tracker::Told;
             let known = self.pages.entry(at).or_default();
-            if keeps_copies && known.is_none() && self.copies_bytes + page <= COPIES_BYTES_MAX {
+            if known.is_none() && self.copies_bytes + page <= COPIES_BYTES_MAX {
                 self.copies_bytes += page;
                 *known = Some(base);
             }
