@@ -114,11 +114,9 @@ pub enum Left {
 pub fn recover(of: &Path, what: Left) -> Result<Output> {
     let session = SessionDir::left(of)?;
     if what == Left::Discard {
+        // Put back in part is worse than all; what others changed meanwhile stays.
         if session.staged().exists() {
-            bail!(
-                "what the session on {0} did is put back in part; `untorn recover {0}` puts back the rest",
-                session.of().display()
-            );
+            put_back(&session, false)?;
         }
         session.remove()?;
         return Ok(Output::default());
