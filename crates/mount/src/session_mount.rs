@@ -18,7 +18,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_terminal::user_namespace;
@@ -99,7 +98,7 @@ impl Session {
             }
             Ok((meant, child)) => {
                 let child = Pid::from_child(&child);
-                meant.store(child.as_raw_pid(), Ordering::SeqCst);
+                meant.is(child);
                 child
             }
         };
