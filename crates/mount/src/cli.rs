@@ -180,7 +180,7 @@ struct Recover {
     /// Also where somebody else changed the same meanwhile: what they did there is lost.
     #[arg(long)]
     overwrite: bool,
-    /// Throw away what the session did.
+    /// Throw away what the session did, or, if that is put back in part, what is in conflict.
     #[arg(long, conflicts_with = "overwrite")]
     discard: bool,
 }

@@ -5,14 +5,43 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 const PASSED_ON: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// The process that is meant; 0 if nobody is.
-pub type Meant = Arc<AtomicI32>;
+/// The process that is meant, and a signal that came when nobody was.
+#[derive(Clone, Default)]
+pub struct Meant(Arc<Mutex<(Option<Pid>, Option<Signal>)>>);
+
+impl Meant {
+    /// This one; it gets what came before.
+    pub fn is(&self, pid: Pid) {
+        let mut meant = self.lock();
+        meant.0 = Some(pid);
+        if let Some(signal) = meant.1.take() {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Nobody: that process has ended.
+    pub fn is_nobody(&self) {
+        self.lock().0 = None;
+    }
+
+    fn heard(&self, signal: Signal) {
+        let mut meant = self.lock();
+        match meant.0 {
+            // It may have ended just now.
+            Some(pid) => kill_process(pid, signal).unwrap_or(()),
+            None => meant.1 = Some(signal),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Option<Pid>, Option<Signal>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 fn set() -> libc::sigset_t {
     // SAFETY: a set of signals is numbers, and `sigemptyset` makes it a valid one.
@@ -57,7 +86,7 @@ impl Before {
 /// Starts a thread that passes them on. A terminal has sent them to the whole group already.
 pub fn pass_on() -> Result<Meant> {
     let meant = Meant::default();
-    let to = Arc::clone(&meant);
+    let to = meant.clone();
     let listen = move || {
         let set = set();
         loop {
@@ -66,9 +95,8 @@ pub fn pass_on() -> Result<Meant> {
             // SAFETY: both are valid, and outlive the call.
             let signal = unsafe { libc::sigwaitinfo(&set, &mut info) };
             let by_a_process = info.si_code <= 0;
-            let pid = Pid::from_raw(to.load(Ordering::SeqCst));
-            if let (true, Some(pid), Some(signal)) = (by_a_process, pid, Signal::from_named_raw(signal)) {
-                let _ = kill_process(pid, signal);
+            if let (true, Some(signal)) = (by_a_process, Signal::from_named_raw(signal)) {
+                to.heard(signal);
             }
         }
     };

@@ -8,7 +8,7 @@ use crate::manifest::{self, Manifest, Plain, Stored};
 use crate::mounted_store;
 use crate::session_dir::SessionDir;
 use anyhow::{Context, Result};
-use rustix::fs::{AtFlags, CWD, Timestamps, lstat, utimensat};
+use rustix::fs::{AtFlags, CWD, RenameFlags, Timestamps, lstat, renameat_with, utimensat};
 use rustix::io::Errno as SystemErrno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -330,8 +330,16 @@ impl Putting<'_> {
             fs::hard_link(&new, &link)?;
             new = link;
         }
-        match fs::rename(&new, &full) {
-            Err(e) if is_gone(&e) || e.kind() == ErrorKind::IsADirectory => {
+        let renamed = match now {
+            // Where nothing is, something may come in between.
+            None if !self.overwrite => match renameat_with(CWD, &new, CWD, &full, RenameFlags::NOREPLACE) {
+                Err(SystemErrno::INVAL) => fs::rename(&new, &full),
+                renamed => renamed.map_err(Into::into),
+            },
+            _ => fs::rename(&new, &full),
+        };
+        match renamed {
+            Err(e) if is_gone(&e) || matches!(e.kind(), ErrorKind::IsADirectory | ErrorKind::AlreadyExists) => {
                 self.conflicts.insert(path.to_owned());
                 Ok(())
             }

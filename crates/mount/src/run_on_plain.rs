@@ -4,12 +4,12 @@ use crate::passed_signals;
 use crate::put_back::{PutBack, put_back};
 use crate::session_dir::{Condition, SessionDir, condition};
 use anyhow::{Context, Result, bail};
+use rustix::process::Pid;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::Ordering;
 use untorn_terminal::Output;
 use untorn_terminal::table::count;
 
@@ -27,9 +27,9 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     let run = |command: &mut Command| -> Result<ExitStatus> {
         let mut child =
             before.for_command(command).spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        meant.store(child.id().cast_signed(), Ordering::SeqCst);
+        meant.is(Pid::from_child(&child));
         let status = child.wait().context("cannot wait");
-        meant.store(0, Ordering::SeqCst);
+        meant.is_nobody();
         status
     };
     let mut import = Command::new(&program);
@@ -114,11 +114,9 @@ pub enum Left {
 pub fn recover(of: &Path, what: Left) -> Result<Output> {
     let session = SessionDir::left(of)?;
     if what == Left::Discard {
+        // Put back in part is worse than all; what others changed meanwhile stays.
         if session.staged().exists() {
-            bail!(
-                "what the session on {0} did is put back in part; `untorn recover {0}` puts back the rest",
-                session.of().display()
-            );
+            put_back(&session, false)?;
         }
         session.remove()?;
         return Ok(Output::default());

@@ -93,6 +93,10 @@ impl SessionDir {
             );
         }
         session.clear()?;
+        // What the program commits must not be lost with the name of this directory.
+        let parent = session.at.parent().context("it has a parent")?;
+        let durable = File::open(parent).and_then(|parent| parent.sync_all());
+        durable.with_context(|| format!("cannot make {} durable", session.at.display()))?;
         Ok(session)
     }
 

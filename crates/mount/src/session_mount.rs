@@ -10,6 +10,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change};
 use rustix::process::{
     Pid, Signal, WaitOptions, kill_process, set_child_subreaper, set_parent_process_death_signal, waitpid,
 };
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
@@ -17,7 +18,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_terminal::user_namespace;
@@ -29,6 +29,8 @@ const NOT_FOUND: u8 = 127;
 const BY_SIGNAL: i32 = 128;
 /// What the program left behind has so long to end.
 const LEFT_BEHIND_MAX: Duration = Duration::from_secs(2);
+/// And what cannot be ended by then is left alone.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_secs(1);
 
 /// What is to be run, and where.
@@ -96,7 +98,7 @@ impl Session {
             }
             Ok((meant, child)) => {
                 let child = Pid::from_child(&child);
-                meant.store(child.as_raw_pid(), Ordering::SeqCst);
+                meant.is(child);
                 child
             }
         };
@@ -135,33 +137,50 @@ fn private_mounts() -> Result<()> {
         .context("cannot have private mounts")
 }
 
-/// Ends whatever the program left behind: whoever is in this process's mount namespace.
+/// Ends whatever the program left behind.
 fn end_the_rest() {
     let started = Instant::now();
-    let mut signal = Signal::TERM;
+    let mut told = false;
     loop {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-        let others = others_here();
-        if others.is_empty() {
+        let others = others();
+        // What cannot be ended keeps the mount until it ends.
+        if others.is_empty() || started.elapsed() > GIVEN_UP_AFTER {
             return;
         }
-        if started.elapsed() > LEFT_BEHIND_MAX {
-            signal = Signal::KILL;
-        }
-        if signal == Signal::KILL || started.elapsed() < Duration::from_millis(20) {
-            for pid in others {
-                let _ = kill_process(pid, signal);
-            }
+        let signal = match started.elapsed() > LEFT_BEHIND_MAX {
+            true => Some(Signal::KILL),
+            false => (!told).then_some(Signal::TERM),
+        };
+        told = true;
+        for pid in others {
+            let _ = signal.map(|signal| kill_process(pid, signal));
         }
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-fn others_here() -> Vec<Pid> {
-    let namespace = |path: &Path| fs::read_link(path.join("ns/mnt")).ok();
-    let Some(ours) = namespace(Path::new("/proc/self")) else { return Vec::new() };
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let here = entries.filter(|entry| namespace(&entry.path()).as_ref() == Some(&ours));
-    let pids = here.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
-    pids.filter(|pid| *pid != rustix::process::getpid()).collect()
+/// Whoever is in this process's mount namespace, or comes from this process, wherever it has gone.
+fn others() -> Vec<Pid> {
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let own = rustix::process::getpid().as_raw_pid();
+    let ours = namespace(own);
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let pids: Vec<i32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+    let parents: HashMap<i32, i32> = pids.iter().filter_map(|pid| Some((*pid, parent(*pid)?))).collect();
+    let comes_from_us = |pid: i32| {
+        let mut ancestors = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
+        ancestors.any(|ancestor| ancestor == own)
+    };
+    let is_other = |pid: &i32| *pid != own && (comes_from_us(*pid) || ours.is_some() && namespace(*pid) == ours);
+    pids.into_iter().filter(is_other).filter_map(Pid::from_raw).collect()
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may have anything in it; a zombie has ended.
+    let rest = String::from_utf8_lossy(&stat).rsplit_once(") ")?.1.to_owned();
+    let mut words = rest.split(' ');
+    (words.next()? != "Z").then_some(())?;
+    words.next()?.parse().ok()
 }

@@ -126,7 +126,10 @@ fn a_session_ends_as_its_program_does() {
             said(&output)
         );
         assert_eq!(fs::read_to_string(at.join("here")).unwrap(), "x\n");
-        // Nobody is left who could still write.
+        // Nobody is left who could still write, not even from another namespace.
+        let flags = if place.uid == 0 { "-m" } else { "-Um" };
+        let output = sh(&place, "tree", &format!("unshare {flags} sleep 600 > /dev/null 2>&1 & sleep 0.2; exit 4"));
+        assert_eq!(output.status.code(), Some(4), "{}", said(&output));
         let started = Instant::now();
         let output =
             sh(&place, "tree", "(trap '' TERM; while :; do echo x >> loop; sleep 0.01; done) & sleep 0.1; exit 3");
@@ -337,6 +340,52 @@ fn what_somebody_else_changed_is_not_overwritten() {
         assert!(child.wait().unwrap().success());
         let [one, two, new] = ["one", "two", "stays/new"].map(|name| fs::read_to_string(tree.join(name)).unwrap());
         assert_eq!((one.as_str(), two.as_str(), new.as_str()), ("inside\n", "outside", "outside"));
+    }
+}
+
+/// Somebody makes a file while the last step is under way, which is stopped for that.
+#[test]
+fn what_comes_up_late_is_left_and_the_rest_is_put_back() {
+    for place in places() {
+        for try_again in 0.. {
+            assert!(try_again < 20, "putting back was never stopped in the middle");
+            let tree = make_tree(&place, "tree");
+            let script = "for n in $(seq 200); do echo inside > many$n; done; echo inside > zlast; ../program sync .
+                > ../begun; sleep 60";
+            let mut child = begun(&place, script);
+            kill_process(daemon(&child), Signal::KILL).unwrap();
+            child.wait().unwrap();
+            let mut recover = place.command(&["recover", "tree"]).spawn().unwrap();
+            let staged = place.at(".tree.untorn-run/staged");
+            while !staged.exists() && recover.try_wait().unwrap().is_none() {
+                std::hint::spin_loop();
+            }
+            let _ = kill_process(Pid::from_child(&recover), Signal::STOP);
+            std::thread::sleep(Duration::from_millis(10));
+            let in_the_middle = !tree.join("zlast").exists();
+            if in_the_middle {
+                fs::write(tree.join("zlast"), "outside").unwrap();
+            }
+            kill_process(Pid::from_child(&recover), Signal::CONT).unwrap();
+            let code = recover.wait().unwrap().code();
+            if in_the_middle {
+                assert_eq!(code, Some(124));
+                let output = place.run(&["recover", "tree"]);
+                assert!(
+                    output.status.code() == Some(124) && said(&output).contains("\n  zlast\n"),
+                    "{}",
+                    said(&output)
+                );
+                place.done(&["recover", "--discard", "tree"]);
+                assert_eq!(fs::read_to_string(tree.join("zlast")).unwrap(), "outside");
+            }
+            assert_eq!(fs::read_to_string(tree.join("many200")).unwrap(), "inside\n");
+            assert_eq!(place.left(&["tree", "begun"]), [""; 0]);
+            fs::remove_dir_all(tree).unwrap();
+            if in_the_middle {
+                break;
+            }
+        }
     }
 }
 
