@@ -315,8 +315,8 @@ pub struct Follow {
 pub enum Followed {
     /// A commit.
     Commit(Commit),
-    /// Commits among these were applied by a checkpoint before they were read: their changes are in the files, and
-    /// nothing tells which they were.
+    /// Commits among these were applied by a checkpoint, and their place in the journal was used again, before they were
+    /// read: their changes are in the files, and nothing tells which they were.
     Missed {
         /// The first that may be missing.
         first_lsn: u64,
@@ -385,8 +385,10 @@ impl Follow {
                 return Ok(None);
             }
             let before = self.look.lsn;
-            self.look = self.reader.shared.look(before)?;
-            if self.look.checkpoint_lsn > before {
+            let Shared { storage, store_dir, .. } = &*self.reader.shared;
+            let look = Look::take_after(storage, store_dir, before);
+            self.look = look.map_err(|e| self.reader.shared.error(e))?;
+            if self.look.is_missing_some {
                 self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
             }
             let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
