@@ -161,7 +161,13 @@ impl Reader {
         let path = path.as_ref();
         self.with_snapshot(|snapshot| {
             let file = snapshot.open(path)?;
-            let mut bytes = vec![0; file.len()? as usize];
+            let len = file.len()?;
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(|_| Error::NoMemory {
+                path: path.to_owned(),
+                detail: format!("it has {len} bytes, which memory cannot hold; read it in pieces with a snapshot"),
+            })?;
+            bytes.resize(len as usize, 0);
             let n = file.read_at(&mut bytes, 0)?;
             bytes.truncate(n);
             Ok(bytes)
