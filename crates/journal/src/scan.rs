@@ -7,7 +7,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::format::{
-    BLOCK_BYTES, HEADER_SLOTS, Header, ListedEpoch, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind,
+    BLOCK_BYTES, HEADER_SLOTS, Header, Key, ListedEpoch, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind,
     crc64,
 };
 use crate::invariant;
@@ -337,19 +337,60 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
 /// Every valid record of a segment that is newer than the header. A group starts on a block; within
 /// it records follow each other.
 fn find_valid_records(bytes: &Bytes, segment: usize, scan: &mut Scan) {
+    let checkpoint_lsn = scan.header.checkpoint_lsn;
+    each_record(bytes, scan.header.key, |head, crc| {
+        if head.lsn > checkpoint_lsn {
+            scan.valid.push(ValidRecord { head, crc, segment });
+        }
+    });
+}
+
+fn each_record(bytes: &Bytes, key: Key, mut found: impl FnMut(RecordHead, u64)) {
     let mut at = 0;
     while at + RECORD_HEAD_BYTES <= bytes.len() {
-        match RecordHead::decode(bytes, at, scan.header.key) {
+        match RecordHead::decode(bytes, at, key) {
             Some((head, crc)) => {
-                if head.lsn > scan.header.checkpoint_lsn {
-                    scan.valid.push(ValidRecord { head, crc, segment });
-                }
+                found(head, crc);
                 at = (at + head.len as usize).next_multiple_of(RECORD_ALIGN_BYTES);
             }
             // Behind the last record of a group, or inside a broken one: the next may start on a block.
             None => at = (at + 1).next_multiple_of(BLOCK_BYTES),
         }
     }
+}
+
+/// The commits behind this one that the log was truncated behind, if all of them are still there: records lie in their
+/// segment until it is used again. None: some are not.
+pub fn given_up_after(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    scan: &Scan,
+    after: u64,
+) -> Option<Vec<AcceptedRecord>> {
+    let header = &scan.header;
+    let mut by_lsn: HashMap<u64, Vec<ValidRecord>> = HashMap::new();
+    for (segment, of_segment) in scan.segments.iter().enumerate() {
+        each_record(&of_segment.contents, header.key, |head, crc| {
+            if head.lsn > after && head.lsn <= header.checkpoint_lsn {
+                by_lsn.entry(head.lsn).or_default().push(ValidRecord { head, crc, segment });
+            }
+        });
+    }
+    // Of a checkpoint in the open epoch the link is the checksum of its record.
+    let (mut run, mut crc) = (Vec::new(), header.link);
+    for lsn in (after + 1..=header.checkpoint_lsn).rev() {
+        let v = *by_lsn.get(&lsn)?.iter().find(|v| v.crc == crc)?;
+        crc = v.head.previous_crc;
+        run.push(v);
+    }
+    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    spills.verify = false;
+    let commits = run.iter().rev().filter(|v| v.head.kind == RecordKind::Commit);
+    let decoded = |v: &ValidRecord| {
+        let record = decode(v, &scan.segments[v.segment].contents, &mut spills).ok()?;
+        Some(AcceptedRecord { lsn: v.head.lsn, record })
+    };
+    commits.map(decoded).collect()
 }
 
 /// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last.

@@ -17,7 +17,7 @@ use crate::overlay::{Overlay, read_through};
 use crate::quarantine::PendingFiles;
 use crate::readers_page::{Cell, ReadersPage};
 use crate::record::check_path;
-use crate::scan::{AcceptedRecord, ReadMode, flush_header, read_header, scan};
+use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, scan};
 use crate::store_dir::{STORE_DIR, StoreDir, read_pid};
 use crate::sync_point;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,8 +53,10 @@ pub struct Look {
     pub lsn: u64,
     /// The log was truncated behind this one.
     pub checkpoint_lsn: u64,
-    /// Commits between the two.
+    /// Commits between the two; of a look after a commit, all those behind it.
     pub accepted: Vec<AcceptedRecord>,
+    /// Commits behind the one that the look is after may be missing.
+    pub is_missing_some: bool,
     store: Option<StoreId>,
     /// Files that wait for commits in quarantined journals, and why.
     quarantined: BTreeMap<u64, String>,
@@ -80,13 +82,22 @@ impl Look {
     /// [`Error::Unsupported`] if its owner tells readers nothing: it is of class `process`, had no room for the page, or
     /// is still opening the store.
     pub fn take(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Look> {
+        Look::take_with(storage, store_dir, at_least, None)
+    }
+
+    /// As [`Look::take`], with every commit behind this one that is still in the log.
+    pub fn take_after(storage: &Arc<dyn Storage>, store_dir: &StoreDir, lsn: u64) -> Result<Look> {
+        Look::take_with(storage, store_dir, lsn, Some(lsn))
+    }
+
+    fn take_with(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64, after: Option<u64>) -> Result<Look> {
         check_may_read(&**storage, store_dir)?;
         let mut disturbed = None;
         for n in 0..LOOKS_MAX {
             if n >= LOOKS_AT_ONCE {
                 storage.pause();
             }
-            match look(storage, store_dir, at_least) {
+            match look(storage, store_dir, at_least, after) {
                 Ok(Attempt::Done(look)) => return Ok(*look),
                 Ok(Attempt::Disturbed(why)) => disturbed = Some(why),
                 Err(e) => return Err(e),
@@ -189,14 +200,38 @@ fn is_owned(storage: &dyn Storage, store_dir: &StoreDir) -> Result<(bool, Option
     }
 }
 
-fn look(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Attempt> {
+fn look(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64, after: Option<u64>) -> Result<Attempt> {
     match is_owned(&**storage, store_dir)? {
-        (true, pid) => look_at_owned(storage, store_dir, at_least, pid),
-        (false, _) => look_at_closed(storage, store_dir, at_least),
+        (true, pid) => look_at_owned(storage, store_dir, at_least, after, pid),
+        (false, _) => look_at_closed(storage, store_dir, at_least, after),
     }
 }
 
-fn look_at_owned(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64, pid: Option<u32>) -> Result<Attempt> {
+/// Adds the commits behind this one that the log was truncated behind. Whether some may be missing.
+fn add_given_up(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    scanned: &Scan,
+    after: Option<u64>,
+    accepted: &mut Vec<AcceptedRecord>,
+) -> bool {
+    let Some(after) = after.filter(|after| *after < scanned.header.checkpoint_lsn) else { return false };
+    match given_up_after(storage, journal, scanned, after) {
+        Some(given_up) => {
+            accepted.splice(0..0, given_up);
+            false
+        }
+        None => true,
+    }
+}
+
+fn look_at_owned(
+    storage: &Arc<dyn Storage>,
+    store_dir: &StoreDir,
+    at_least: u64,
+    after: Option<u64>,
+    pid: Option<u32>,
+) -> Result<Attempt> {
     let page = ReadersPage::open(&**storage, store_dir)?;
     let Some(page) = page.filter(|page| Some(page.head.pid) == pid) else { return no_page(&**storage, store_dir, pid) };
     let Some(lsn) = page.lsn(Cell::Durable)? else { return Ok(Attempt::Disturbed(changing(store_dir, pid))) };
@@ -205,7 +240,7 @@ fn look_at_owned(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64
     }
     let journal = store_dir.journal();
     // What an owner that works leaves half-way is no damage.
-    let scanned = match scan(storage, &journal, ReadMode::Cached, false, &|_, _| {}) {
+    let mut scanned = match scan(storage, &journal, ReadMode::Cached, after.is_some(), &|_, _| {}) {
         Ok(scanned) => scanned,
         Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. })) => return Err(e),
         Err(e) => return Ok(Attempt::Disturbed(e)),
@@ -218,8 +253,9 @@ fn look_at_owned(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64
         let why = scanned.corrupt.unwrap_or_else(|| changing(store_dir, pid));
         return Ok(Attempt::Disturbed(why));
     }
-    let mut accepted = scanned.accepted;
+    let mut accepted = std::mem::take(&mut scanned.accepted);
     accepted.retain(|record| record.lsn <= lsn);
+    let is_missing_some = add_given_up(storage, &journal, &scanned, after, &mut accepted);
     let quarantined = match quarantined_files(&**storage, store_dir) {
         Ok(quarantined) => quarantined,
         Err(e) => return Ok(Attempt::Disturbed(e)),
@@ -229,6 +265,7 @@ fn look_at_owned(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64
         lsn,
         checkpoint_lsn: scanned.header.checkpoint_lsn,
         accepted,
+        is_missing_some,
         store: Some(scanned.header.store),
         quarantined,
     };
@@ -276,7 +313,12 @@ fn went_back(store_dir: &StoreDir, at_least: u64, lsn: u64) -> Error {
     }
 }
 
-fn look_at_closed(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Attempt> {
+fn look_at_closed(
+    storage: &Arc<dyn Storage>,
+    store_dir: &StoreDir,
+    at_least: u64,
+    after: Option<u64>,
+) -> Result<Attempt> {
     let disk = &**storage;
     let (lock, note) = match lock_note(disk, store_dir)? {
         Some((lock, note)) => (Some(lock), note),
@@ -292,10 +334,11 @@ fn look_at_closed(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u6
         lsn: 0,
         checkpoint_lsn: 0,
         accepted: Vec::new(),
+        is_missing_some: false,
         store: None,
         quarantined: BTreeMap::new(),
     };
-    let found = read_closed(storage, store_dir, &journal, &mut look);
+    let found = read_closed(storage, store_dir, &journal, after, &mut look);
     // Whatever was found counts if nobody came meanwhile.
     match look.check(disk, store_dir, false) {
         Ok(()) => found?,
@@ -309,7 +352,13 @@ fn look_at_closed(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u6
 }
 
 /// Reads what recovery would accept.
-fn read_closed(storage: &Arc<dyn Storage>, store_dir: &StoreDir, journal: &Path, look: &mut Look) -> Result<()> {
+fn read_closed(
+    storage: &Arc<dyn Storage>,
+    store_dir: &StoreDir,
+    journal: &Path,
+    after: Option<u64>,
+    look: &mut Look,
+) -> Result<()> {
     look.quarantined = quarantined_files(&**storage, store_dir)?;
     match storage.stat(journal) {
         // The making of the store, or of a new journal, was interrupted: nothing is committed in it.
@@ -322,13 +371,14 @@ fn read_closed(storage: &Arc<dyn Storage>, store_dir: &StoreDir, journal: &Path,
         let same = storage.boot_id().is_ok_and(|now| now == boot);
         return Err(if same { class_process_left(store_dir) } else { unknown_state(store_dir) });
     }
-    let scanned = scan(storage, journal, ReadMode::PastCacheReadOnly, false, &|_, _| {})?;
+    let mut scanned = scan(storage, journal, ReadMode::PastCacheReadOnly, after.is_some(), &|_, _| {})?;
     if let Some(e) = scanned.corrupt {
         return Err(e);
     }
     let Header { checkpoint_lsn, store, .. } = scanned.header;
     (look.lsn, look.checkpoint_lsn, look.store) = (scanned.last_lsn, checkpoint_lsn, Some(store));
-    look.accepted = scanned.accepted;
+    look.accepted = std::mem::take(&mut scanned.accepted);
+    look.is_missing_some = add_given_up(storage, journal, &scanned, after, &mut look.accepted);
     Ok(())
 }
 

@@ -161,7 +161,13 @@ impl Reader {
         let path = path.as_ref();
         self.with_snapshot(|snapshot| {
             let file = snapshot.open(path)?;
-            let mut bytes = vec![0; file.len()? as usize];
+            let len = file.len()?;
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(|_| Error::NoMemory {
+                path: path.to_owned(),
+                detail: format!("it has {len} bytes, which memory cannot hold; read it in pieces with a snapshot"),
+            })?;
+            bytes.resize(len as usize, 0);
             let n = file.read_at(&mut bytes, 0)?;
             bytes.truncate(n);
             Ok(bytes)
@@ -315,8 +321,8 @@ pub struct Follow {
 pub enum Followed {
     /// A commit.
     Commit(Commit),
-    /// Commits among these were applied by a checkpoint before they were read: their changes are in the files, and
-    /// nothing tells which they were.
+    /// Commits among these were applied by a checkpoint, and their place in the journal was used again, before they were
+    /// read: their changes are in the files, and nothing tells which they were.
     Missed {
         /// The first that may be missing.
         first_lsn: u64,
@@ -385,8 +391,10 @@ impl Follow {
                 return Ok(None);
             }
             let before = self.look.lsn;
-            self.look = self.reader.shared.look(before)?;
-            if self.look.checkpoint_lsn > before {
+            let Shared { storage, store_dir, .. } = &*self.reader.shared;
+            let look = Look::take_after(storage, store_dir, before);
+            self.look = look.map_err(|e| self.reader.shared.error(e))?;
+            if self.look.is_missing_some {
                 self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
             }
             let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
