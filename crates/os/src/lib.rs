@@ -18,6 +18,7 @@ mod clone_range;
 mod descriptor;
 mod fork;
 mod invariant;
+mod kernel;
 mod linux;
 mod linux_map;
 mod mapping;

@@ -3,6 +3,7 @@
 use crate::buffer::BLOCK_BYTES;
 use crate::clone_range::clone_range;
 use crate::descriptor::Fd;
+use crate::kernel::kernel_is;
 use crate::linux_map::LinuxMapping;
 use crate::mapping::{MapRequest, Mapping};
 use crate::metadata_order::keeps_order;
@@ -413,13 +414,6 @@ fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::
     } else {
         Err(io::Error::last_os_error())
     }
-}
-
-/// Whether the kernel is this one or a later one.
-pub(crate) fn kernel_is(major: u32, minor: u32) -> bool {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
 }
 
 /// `RLIMIT_FSIZE`, as it is now.

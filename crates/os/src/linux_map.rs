@@ -284,10 +284,16 @@ impl Mapping for LinuxMapping {
                 }
             }
             let (n, m) = (from.len() as libc::c_ulong, into.len() as libc::c_ulong);
-            // The direction of a write: the mapping is what this process reads from, many places in one pass, and the
-            // buffers are what is pinned.
             // SAFETY: the kernel checks what it reads from, and writes to the pieces' exclusive buffers.
-            let got = unsafe { libc::process_vm_writev(pid, from.as_ptr(), n, into.as_ptr(), m, 0) };
+            let got = unsafe {
+                match n {
+                    // Valgrind knows that this gives the buffer, which may be the program's own, its contents.
+                    1 => libc::process_vm_readv(pid, into.as_ptr(), m, from.as_ptr(), n, 0),
+                    // The direction of a write: the mapping is what this process reads from, many places in one pass,
+                    // and the buffers are what is pinned.
+                    _ => libc::process_vm_writev(pid, from.as_ptr(), n, into.as_ptr(), m, 0),
+                }
+            };
             match (got, Errno::from_io_error(&io::Error::last_os_error())) {
                 (-1, Some(Errno::PERM | Errno::NOSYS)) => self.copy_out_by_file(pieces)?,
                 (-1, Some(e)) => return Err(e.into()),

@@ -1,6 +1,6 @@
 //! Whether a file system makes changes of names, sizes and attributes durable in the order in which they were made.
 
-use crate::linux::kernel_is;
+use crate::kernel::kernel_is;
 use rustix::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;

@@ -292,7 +292,8 @@ impl RunState {
         *part.index.get_or_insert_with(|| {
             let id = part.file.id;
             let earlier = self.last_lsn.insert(id, lsn);
-            if earlier.is_none() && !state.attribute_set && state.life == Life::Named {
+            let needs_attribute = !state.attribute_set || state.attribute_due;
+            if earlier.is_none() && needs_attribute && state.life == Life::Named {
                 self.without_attribute.push(part.file.clone());
             }
             let path = state.path().to_owned();
@@ -474,7 +475,7 @@ impl Engine {
             && self.storage.keeps_order()
             && let Some(committed) = journal.journal.commit_appended(records)?
         {
-            unflushed.iter().for_each(|marked| marked.file.write().attribute_set = true);
+            unflushed.iter().for_each(|marked| marked.file.write().attribute_due = false);
             return Ok(committed);
         }
         self.flush_attributes(unflushed)?;
@@ -542,7 +543,7 @@ impl Engine {
             data.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(&path, e))?;
             state.last_lsn = checkpoint_lsn;
             state.applied_lsn = checkpoint_lsn;
-            state.attribute_set = !self.is_durable();
+            (state.attribute_set, state.attribute_due) = (true, self.is_durable());
             if self.is_durable() {
                 // A flush of many needs no descriptors.
                 let data = flush_one_by_one(&*self.storage, files.len()).then_some(data);
@@ -561,7 +562,7 @@ impl Engine {
             if let Some(data) = data {
                 data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
             }
-            file.write().attribute_set = true;
+            file.write().attribute_due = false;
         }
         Ok(())
     }

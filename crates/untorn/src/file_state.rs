@@ -113,6 +113,8 @@ pub(crate) struct FileState {
     pub writable: bool,
     /// The file's attribute names this epoch.
     pub attribute_set: bool,
+    /// The attribute was set before a commit, and is not durable yet: it is flushed before the commit's record, or with it.
+    pub attribute_due: bool,
     /// A commit created the file, and its attribute may not be durable yet.
     pub attribute_unsynced: bool,
     /// The file's name or mode, or its creation, was committed since the last checkpoint began.
@@ -145,6 +147,7 @@ impl FileState {
             life,
             writable: true,
             attribute_set: false,
+            attribute_due: false,
             attribute_unsynced: false,
             names_changed: false,
             mode_set: None,

@@ -123,7 +123,7 @@ impl Engine {
                 if is_pending(&*data, file.id) {
                     break;
                 }
-                state.attribute_set = false;
+                (state.attribute_set, state.attribute_due) = (false, false);
                 return Cleared::Now(data);
             }
             drop(state);
