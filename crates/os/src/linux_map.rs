@@ -290,8 +290,13 @@ impl Mapping for LinuxMapping {
                     // Valgrind knows that this gives the buffer, which may be the program's own, its contents.
                     1 => libc::process_vm_readv(pid, into.as_ptr(), m, from.as_ptr(), n, 0),
                     // The direction of a write: the mapping is what this process reads from, many places in one pass,
-                    // and the buffers are what is pinned.
-                    _ => libc::process_vm_writev(pid, from.as_ptr(), n, into.as_ptr(), m, 0),
+                    // and the buffers are what is pinned. Past the C library's function, in which MemorySanitizer would
+                    // look into what code that it did not compile has written.
+                    _ => {
+                        let flags: libc::c_ulong = 0;
+                        libc::syscall(libc::SYS_process_vm_writev, pid, from.as_ptr(), n, into.as_ptr(), m, flags)
+                            as isize
+                    }
                 }
             };
             match (got, Errno::from_io_error(&io::Error::last_os_error())) {

@@ -28,10 +28,6 @@ pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
 fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     // The store may close while the thread waits: nothing of it is kept alive then.
     let mut retry = RETRY_MIN;
-    // A program that makes one change is gone by then.
-    if !wakeup.wait(Some(IDLE)) {
-        return;
-    }
     while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {
         if !wakeup.wait(pause) {
             return;
