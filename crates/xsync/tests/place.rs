@@ -262,7 +262,7 @@ fn changes_that_somebody_still_writes_are_not_applied() {
     fs::set_permissions(&left, fs::Permissions::from_mode(0o700)).unwrap();
     let layers = left.join("overlays/0");
     let options = format!(
-        "lowerdir={},upperdir={1}/upper,workdir={1}/more,userxattr,volatile",
+        "lowerdir={},upperdir={1}/upper,workdir={1}/more,userxattr,volatile,index=on",
         work.dir.path().display(),
         layers.display()
     );
