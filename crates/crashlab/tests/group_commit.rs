@@ -217,6 +217,34 @@ fn names_change_under_committers() {
     });
 }
 
+/// Another thread writes the commit that makes a file, while the file's creator goes on with it: what was written to the
+/// file is in it at every moment, and a size that is set meanwhile comes behind it.
+#[test]
+fn a_new_file_is_whole_while_its_commit_is_written() {
+    explore("new", || {
+        let fixture = Fixture::new(disk(), options());
+        let creator = start(&fixture, |w| {
+            for name in ["one", "two"] {
+                let mut txn = w.store.begin();
+                let file = txn.create(name, 0o600).expect("a new name");
+                file.write_at(&[1; 100], 0).expect("a healthy disk");
+                let ticket = txn.commit_async().expect("a healthy disk");
+                assert_eq!(file.len().expect("an open file"), 100);
+                file.set_len(200).expect("a healthy disk");
+                file.commit().expect("a healthy disk");
+                ticket.wait().expect("a healthy disk");
+            }
+        });
+        join(vec![creator, start(&fixture, |w| w.commit_numbers("shared", 0, 2)), start(&fixture, |w| w.checkpoint())]);
+        fixture.may_end();
+        fixture.store.clone().close().expect("a healthy disk");
+        for name in ["one", "two"] {
+            assert_eq!(fixture.disk.get(name).expect("a file that is there"), [[1; 100], [0; 100]].concat(), "{name}");
+        }
+        fixture.verify();
+    });
+}
+
 #[test]
 fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
     explore("closing", || {

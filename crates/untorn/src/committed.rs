@@ -29,12 +29,6 @@ pub(crate) struct Layers {
     layers: Vec<Arc<Overlay>>,
 }
 
-impl From<Overlay> for Committed {
-    fn from(overlay: Overlay) -> Committed {
-        Committed { base: Arc::new(overlay), layers: VecDeque::new() }
-    }
-}
-
 impl Committed {
     pub(crate) fn is_empty(&self) -> bool {
         self.overlays().all(Overlay::is_empty)
@@ -168,7 +162,7 @@ mod tests {
                         let mut below = Overlay::default();
                         taken.lay_over(&mut below);
                         assert_eq!(read(&[&below]), shown(&taken), "seed {seed}, step {step}");
-                        committed = taken.into_merged().into();
+                        committed = Committed { base: Arc::new(taken.into_merged()), layers: VecDeque::new() };
                     }
                     n => {
                         let ranges = if n < 9 { rng.usize(1..4) } else { rng.usize(LAYER_RANGES..2 * LAYER_RANGES) };

@@ -85,11 +85,9 @@ impl Engine {
                 }
             }
             if state.life == Life::Uncommitted {
-                // The committed overlay was dropped as long as the file had no name.
                 state.life = Life::Named;
                 state.attribute_set = true;
                 state.attribute_unsynced = true;
-                state.content.committed = last.overlay.clone().into();
             }
         }
         for file in files {

@@ -398,13 +398,14 @@ impl FileState {
         }
     }
 
-    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file.
+    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file. A file that
+    /// the same commit makes is open already: whoever uses it at this moment must find its contents.
     pub(crate) fn finish_commit(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
         if let Some(written) = self.written_first.as_mut().filter(|_| !commit.overlay.is_empty()) {
             written.is_all = false;
         }
-        if self.life == Life::Named {
+        if self.life != Life::Gone {
             self.content.committed.lay(commit.overlay);
         }
     }
