@@ -194,9 +194,9 @@ impl Header {
         b
     }
 
-    /// The header of a closed journal as an attribute of the header file. It belongs to the newest durable slot, of which
-    /// this is the checksum.
-    pub fn encode_closed(&self, slot_crc: [u8; 8]) -> [u8; CLOSED_BYTES] {
+    /// The header of a closed journal as an attribute of the header file, whose slots these are. It belongs to the newest
+    /// durable one, by that slot's checksum.
+    pub fn encode_closed(&self, slots: &[u8]) -> [u8; CLOSED_BYTES] {
         debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
         let mut b = [0; CLOSED_BYTES];
         set_bytes(&mut b, 0, CLOSED_MAGIC);
@@ -209,9 +209,15 @@ impl Header {
         set_bytes(&mut b, 40, &self.start_crc.to_le_bytes());
         set_bytes(&mut b, 48, &self.start_segment.to_le_bytes());
         set_bytes(&mut b, 52, &self.start_blocks.to_le_bytes());
-        let crc = self.key.crc64(&[&slot_crc, &b[..CLOSED_CRC_AT]]);
+        let crc = self.key.crc64(&[Header::durable_crc(slots, self.generation), &b[..CLOSED_CRC_AT]]);
         set_bytes(&mut b, CLOSED_CRC_AT, &crc.to_le_bytes());
         b
+    }
+
+    /// The checksum in the slot that a closed header of this generation does not use.
+    fn durable_crc(slots: &[u8], generation: u64) -> &[u8] {
+        let slot = Header::slot_of(generation.wrapping_add(1)) as usize;
+        &slots[slot + HEADER_CRC_AT..slot + BLOCK_BYTES]
     }
 
     /// The header of the same journal that an attribute of the header file holds; these are the slots. `Ok(None)`: it holds
@@ -220,8 +226,7 @@ impl Header {
         if b.len() != CLOSED_BYTES || &b[..4] != CLOSED_MAGIC {
             return Ok(None);
         }
-        let slot = Header::slot_of(u64_at(b, 8).wrapping_add(1)) as usize;
-        let slot_crc = &slots[slot + HEADER_CRC_AT..slot + BLOCK_BYTES];
+        let slot_crc = Header::durable_crc(slots, u64_at(b, 8));
         if u64_at(b, CLOSED_CRC_AT) != self.key.crc64(&[slot_crc, &b[..CLOSED_CRC_AT]]) {
             return Ok(None);
         }
@@ -509,7 +514,7 @@ mod tests {
             ..slot.clone()
         };
         let path = Path::new("h");
-        let good = closed.encode_closed(slot.encode()[HEADER_CRC_AT..].try_into().unwrap());
+        let good = closed.encode_closed(&slots);
         assert_eq!(slot.decode_closed(&good, &slots, path).unwrap(), Some(closed));
         for at in 0..CLOSED_BYTES {
             let mut bad = good;

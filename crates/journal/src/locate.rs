@@ -2,7 +2,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, StoreId};
+use crate::format::{Attribute, AttributeFound, StoreId, hex};
 use crate::invariant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -184,6 +184,45 @@ impl DataFiles<'_> {
             _ => Err(Error::Conflict { path: at.to_owned(), detail: "it was replaced just now".into() }),
         }
     }
+}
+
+/// Refuses a file of a name whose commits are somewhere else, by its attribute. `quarantined` says so of a file with commits
+/// in a quarantined journal of this store; `is_known`: this store has the file that the attribute names, elsewhere.
+pub fn check_attribute(
+    found: AttributeFound,
+    path: &Path,
+    store: Option<StoreId>,
+    quarantined: impl FnOnce(u64) -> Result<()>,
+    is_known: impl FnOnce(&Attribute) -> bool,
+) -> Result<()> {
+    let a = match found {
+        AttributeFound::None => return Ok(()),
+        AttributeFound::Unreadable => {
+            return Err(Error::Foreign {
+                path: path.to_owned(),
+                detail: "its attribute user.untorn is not one that this version understands".into(),
+            });
+        }
+        AttributeFound::Valid(a) => a,
+    };
+    let is_ours = Some(a.store) == store;
+    if is_ours {
+        quarantined(a.file)?;
+    }
+    if !a.pending {
+        return Ok(());
+    }
+    let needs = |detail: String| Err(Error::NeedsJournal { path: path.to_owned(), detail });
+    if !is_ours {
+        return needs(format!("it belongs to the store {}, which was not closed", hex(&a.store)));
+    }
+    if is_known(&a) {
+        return needs("it is a copy of a file that is in use in this store, or was moved here".into());
+    }
+    if a.path_crc != Attribute::path_crc_of(path) {
+        return needs("it was moved or copied from elsewhere in this store while changes were pending".into());
+    }
+    Ok(())
 }
 
 /// The name of a file that is being made, in the directory of the name that it is to get.

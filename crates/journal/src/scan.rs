@@ -127,6 +127,21 @@ impl Scan {
     }
 }
 
+/// Reads the slots of a header file; what is missing of them is zeros.
+pub(crate) fn read_slots(file: &dyn File, path: &Path) -> Result<Vec<u8>> {
+    let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
+    read_full_at(file, &mut slots, 0).context("read", path)?;
+    Ok(slots)
+}
+
+/// The header in the slot of a generation. One that stands in the wrong slot was not written there: a torn write left old
+/// contents of some other block, which may well be a header of a journal that was removed.
+fn header_in_slot(slots: &[u8], generation: u64, path: &Path) -> Result<Option<Header>> {
+    let at = Header::slot_of(generation);
+    let header = Header::decode(&slots[at as usize..][..BLOCK_BYTES], path)?;
+    Ok(header.filter(|header| Header::slot_of(header.generation) == at))
+}
+
 /// Reads the newest valid header of a journal: from a slot, or from the attribute.
 pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     let path = journal.join("header");
@@ -137,18 +152,11 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
         }
         done => done.context("open", &path)?,
     };
-    let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
-    read_full_at(&*file, &mut slots, 0).context("read", &path)?;
+    let slots = read_slots(&*file, &path)?;
     let mut best: Option<Header> = None;
-    for (at, slot) in slots.chunks(BLOCK_BYTES).enumerate() {
-        // A header that stands in the wrong slot was not written there: a torn write left old contents of
-        // some other block, which may well be a header of a journal that was removed.
-        if let Some(header) = Header::decode(slot, &path)?
-            && header.generation % HEADER_SLOTS == at as u64
-            && best.as_ref().is_none_or(|b| header.generation > b.generation)
-        {
-            best = Some(header);
-        }
+    for generation in 0..HEADER_SLOTS {
+        let header = header_in_slot(&slots, generation, &path)?;
+        best = best.into_iter().chain(header).max_by_key(|header| header.generation);
     }
     if let Some(slot) = &best
         && let Some(value) = file.attribute().context("read the attribute of", &path)?
@@ -197,9 +205,7 @@ pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
     let file = storage.open(&path, Open::WRITE).context("open", &path)?;
     // A power cut may tear the note. What is left then must name a boot, too: of two headers that do, the older one is
     // durable, and the newer one perhaps not. Otherwise the newer one is.
-    let mut older = vec![0; BLOCK_BYTES];
-    read_full_at(&*file, &mut older, Header::slot_of(header.generation + 1)).context("read", &path)?;
-    let older = Header::decode(&older, &path)?;
+    let older = header_in_slot(&read_slots(&*file, &path)?, header.generation + 1, &path)?;
     let older_names_boot = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
     let over_newest = older_names_boot || header.by_attribute;
     let generation = header.generation + if over_newest { HEADER_SLOTS } else { 1 };

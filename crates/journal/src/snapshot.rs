@@ -10,14 +10,14 @@
 
 use crate::error::{Context, Error, Result};
 use crate::final_state::{DirState, FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, BLOCK_BYTES, HEADER_SLOTS, Header, StoreId, hex};
+use crate::format::{Attribute, AttributeFound, Header, StoreId};
 use crate::invariant;
-use crate::locate::{DataFiles, Location};
+use crate::locate::{DataFiles, Location, check_attribute};
 use crate::overlay::{Overlay, read_through};
 use crate::quarantine::PendingFiles;
 use crate::readers_page::{Cell, ReadersPage};
 use crate::record::check_path;
-use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, scan};
+use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, read_slots, scan};
 use crate::store_dir::{STORE_DIR, StoreDir, read_pid};
 use crate::sync_point;
 use std::collections::{BTreeMap, BTreeSet};
@@ -184,9 +184,7 @@ fn header_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> 
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         done => done.context("open", &path)?,
     };
-    let mut bytes = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
-    let n = read_full_at(&*file, &mut bytes, 0).context("read", &path)?;
-    bytes.truncate(n);
+    let mut bytes = read_slots(&*file, &path)?;
     bytes.extend(file.attribute().context("read the attribute of", &path)?.unwrap_or_default());
     Ok(bytes)
 }
@@ -589,7 +587,15 @@ impl Snapshot {
             Kind::Directory => return Err(Error::io("open", path, ErrorKind::IsADirectory.into())),
             _ => return Err(Error::invalid(format!("{}: it is not a regular file", path.display()))),
         }
-        check_attribute(view, &*data, path)?;
+        let found = Attribute::decode(data.attribute().context("read the attribute of", path)?.as_deref());
+        let quarantined = |id: u64| match view.quarantined.get(&id) {
+            None => Ok(()),
+            Some(why) => Err(Error::NeedsJournal {
+                path: path.to_owned(),
+                detail: format!("its commits wait in a quarantined journal: {why}"),
+            }),
+        };
+        check_attribute(found, path, view.store, quarantined, |a| view.state.files.contains_key(&a.file))?;
         Ok(Found::Plain(data, meta.mode))
     }
 
@@ -679,36 +685,6 @@ impl Snapshot {
 /// Untorn's own directories and temporaries hold no data.
 fn is_own(name: &OsString) -> bool {
     name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes())
-}
-
-/// As the owner would, refuses a file whose commits are somewhere else.
-fn check_attribute(view: &View, data: &dyn File, path: &Path) -> Result<()> {
-    let a = match Attribute::decode(data.attribute().context("read the attribute of", path)?.as_deref()) {
-        AttributeFound::None => return Ok(()),
-        AttributeFound::Unreadable => {
-            return Err(Error::Foreign {
-                path: path.to_owned(),
-                detail: "its attribute user.untorn is not one that this version understands".into(),
-            });
-        }
-        AttributeFound::Valid(a) => a,
-    };
-    let needs = |detail: String| Err(Error::NeedsJournal { path: path.to_owned(), detail });
-    if Some(a.store) == view.store
-        && let Some(why) = view.quarantined.get(&a.file)
-    {
-        return needs(format!("they wait in a quarantined journal: {why}"));
-    }
-    if !a.pending {
-        return Ok(());
-    }
-    if Some(a.store) != view.store {
-        return needs(format!("it belongs to the store {}, which was not closed", hex(&a.store)));
-    }
-    if view.state.files.contains_key(&a.file) || a.path_crc != Attribute::path_crc_of(path) {
-        return needs("it was copied or moved here while changes were pending".into());
-    }
-    Ok(())
 }
 
 impl SnapshotFile {

@@ -209,7 +209,10 @@ fn closed_header() {
         by_attribute: true,
     };
     let slot_crc = [9, 10, 11, 12, 13, 14, 15, 16];
-    let written = header.encode_closed(slot_crc);
+    // The slot of an odd generation ends with it.
+    let mut slots = vec![0; 2 * BLOCK_BYTES];
+    slots[2 * BLOCK_BYTES - 8..].copy_from_slice(&slot_crc);
+    let written = header.encode_closed(&slots);
     let crc = crc64(&[&[1, 2, 3, 4, 5, 6, 7, 8], &slot_crc[..], &written[..CLOSED_CRC_AT]].concat()).to_le_bytes();
     describes(
         "closed-header",

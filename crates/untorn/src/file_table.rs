@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::format::{Attribute, AttributeFound};
-use untorn_journal::locate::open_for_writing;
+use untorn_journal::locate::{check_attribute, open_for_writing};
 use untorn_journal::recovery::Quarantined;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::Open;
@@ -76,37 +76,10 @@ impl Engine {
 
     /// A file whose commits are still in some journal must not be taken for whole.
     fn check_attribute(&self, path: &Path, found: AttributeFound) -> Result<()> {
-        let a = match found {
-            AttributeFound::None => return Ok(()),
-            AttributeFound::Unreadable => {
-                return Err(Error::Foreign {
-                    path: path.to_owned(),
-                    detail: "its attribute user.untorn is not one that this version understands".into(),
-                });
-            }
-            AttributeFound::Valid(a) => a,
-        };
-        if a.store == self.store_id {
-            // Under whichever of its names the file lies: its commits are still in a quarantined journal.
-            self.refuse_quarantined(|q| q.id == a.file)?;
-        }
-        if !a.pending {
-            return Ok(());
-        }
-        let needs = |detail: String| Err(Error::NeedsJournal { path: path.to_owned(), detail });
-        if a.store != self.store_id {
-            return needs(format!(
-                "it belongs to the store {}, which was not closed",
-                untorn_journal::format::hex(&a.store)
-            ));
-        }
-        if a.epoch == self.epoch || self.carried.contains(&a.file) {
-            return needs("it is a copy of a file that is in use in this store, or was moved here".into());
-        }
-        if a.path_crc != Attribute::path_crc_of(path) {
-            return needs("it was moved or copied from elsewhere in this store while changes were pending".into());
-        }
-        Ok(())
+        // Under whichever of its names the file lies: its commits are still in a quarantined journal.
+        let quarantined = |id: u64| self.refuse_quarantined(|q| q.id == id);
+        let is_known = |a: &Attribute| a.epoch == self.epoch || self.carried.contains(&a.file);
+        check_attribute(found, path, Some(self.store_id), quarantined, is_known)
     }
 
     /// A file's state with its data file open, for reading it.

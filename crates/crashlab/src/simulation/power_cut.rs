@@ -349,7 +349,7 @@ impl Snapshot {
                 Unit::Data(i, ways) => {
                     let i = *i as usize;
                     lands[i] = ways[digit as usize];
-                    let grows = ordered && matches!(*pending[i], Effect::Write { grows: true, .. });
+                    let grows = ordered && self.needs_new_size(i, &metadata);
                     if grows && matches!(lands[i], Land::First | Land::All) {
                         metadata[i] = true;
                     }
@@ -382,6 +382,16 @@ impl Snapshot {
         image.collect();
         self.choose_times(&mut image, cut, seed);
         image
+    }
+
+    /// Whether a write made its file longer than it is on the disk with these log entries. A size that the file had before it
+    /// was cut covers the write, as long as that it was cut is not on the disk.
+    fn needs_new_size(&self, at: usize, logged: &[bool]) -> bool {
+        let Effect::Write { slot, grows: true, to, .. } = *self.state.pending[at] else { return false };
+        let mut before = self.state.pending[..at].iter().zip(logged);
+        let cut =
+            before.any(|(e, logged)| *logged && matches!(**e, Effect::Size { slot: s, to: Some(_), .. } if s == slot));
+        cut || self.state.durable.get(slot).is_none_or(|inode| to > inode.size())
     }
 
     /// An ordered log: a size from writing past the end is logged when the data is out, after every

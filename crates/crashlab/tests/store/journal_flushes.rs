@@ -192,3 +192,83 @@ fn a_first_commit_on_a_full_disk_goes_into_the_journal() {
     let after = roomy::recovered(&disk.snapshot().power_cut(Cut::Nothing).disk);
     assert_eq!(after.get("a").unwrap(), b"firstr");
 }
+
+/// A store is closed, and the length that its segment had before is durable by then: else the first commit of the next
+/// owner would lie below a length that an earlier one had, and could be on the disk without the attribute of its file.
+#[test]
+fn a_close_makes_the_length_of_its_segments_durable() {
+    for profile in PROFILES {
+        let disk = roomy::disk(profile);
+        for name in ["a", "b"] {
+            disk.put(name, b"former").unwrap();
+        }
+        roomy::open(&disk).close().unwrap();
+        disk.settle();
+        for name in ["a", "b"] {
+            let store = roomy::open(&disk);
+            let file = store.open_file(name).unwrap();
+            file.write_at(b"first", 0).unwrap();
+            disk.record();
+            file.commit().unwrap();
+            for moment in disk.recorded() {
+                for cut in moment.cuts(256, 1) {
+                    let after = roomy::recovered(&moment.power_cut(cut).disk).get(name).unwrap();
+                    assert!(
+                        after == b"former" || after == b"firstr",
+                        "{profile:?} {name}, call {} {cut}",
+                        moment.call()
+                    );
+                }
+            }
+            drop(file);
+            store.close().unwrap();
+        }
+    }
+}
+
+/// Two commits share a group that is appended, and the disk takes the first of them. What is there of it is gone for
+/// good before the group goes into another segment, or is refused: recovery would find a commit twice, or one that never was.
+#[test]
+fn a_group_of_which_the_disk_took_a_part_is_cut_off_for_good() {
+    const BYTES: usize = 9000;
+    let (mut elsewhere, mut nowhere) = (0, 0);
+    for profile in [Profile::Ext4, Profile::Xfs] {
+        for fill in 0..40 {
+            let disk = roomy::disk(profile);
+            let names = ["a", "b", "full"];
+            for name in names {
+                disk.put(name, &[b'-'; BYTES]).unwrap();
+            }
+            let store = roomy::open(&disk);
+            let full = store.open_file("full").unwrap();
+            // One segment has less and less room, or none, and then a checkpoint has none either.
+            for n in 0..fill {
+                full.write_at(&[n as u8; 3000], (3 + n) * 4096).unwrap();
+                full.commit().unwrap();
+            }
+            let files = ["a", "b"].map(|name| store.open_file(name).unwrap());
+            for (file, byte) in files.iter().zip([b'a', b'b']) {
+                file.write_at(&[byte; BYTES], 0).unwrap();
+            }
+            disk.settle();
+            disk.fill_up(true, false);
+            let room = disk.options().capacity_bytes.unwrap() + 3 * 4096;
+            disk.set_capacity(Some(room));
+            disk.trace();
+            let tickets = files.each_ref().map(|file| file.commit_async().unwrap());
+            let done = tickets.map(|ticket| ticket.wait().is_ok());
+            let cut_off = disk.traced().iter().any(|line| line.contains("/segment.") && line.contains("set_len"));
+            *(if done[0] { &mut elsewhere } else { &mut nowhere }) += u32::from(cut_off);
+            for cut in disk.snapshot().cuts(256, 1) {
+                let after = disk.snapshot().power_cut(cut).disk;
+                after.set_capacity(None);
+                let after = roomy::recovered(&after);
+                for ((name, byte), done) in [("a", b'a'), ("b", b'b')].into_iter().zip(done) {
+                    let expected = [if done { byte } else { b'-' }; BYTES];
+                    assert_eq!(after.get(name).unwrap(), expected, "{profile:?}, {fill} commits before, {cut}: {name}");
+                }
+            }
+        }
+    }
+    assert!(elsewhere > 0 && nowhere > 0, "went elsewhere {elsewhere} times, was refused {nowhere} times");
+}

@@ -2,12 +2,13 @@
 
 use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, HEADER_CRC_AT, Header};
+use crate::format::{BLOCK_BYTES, Header};
 use crate::invariant;
+use crate::scan::read_slots;
 use crate::spill::Spill;
 use crate::sync_point;
 use std::sync::Arc;
-use untorn_os::{SyncPoint, holds, read_full_at, write_all_at};
+use untorn_os::{SyncPoint, holds, write_all_at};
 
 impl HeaderWrite {
     /// Writes the slot that the last header does not use, and makes it durable.
@@ -162,10 +163,7 @@ impl Journal {
     pub fn write_closed_header(&mut self) -> Result<bool> {
         let header = Header { boot: None, ..self.clean_header() };
         let copy = self.header_write_with(header, None);
-        let mut slot_crc = [0; 8];
-        let slot_crc_at = Header::slot_of(copy.header.generation + 1) + HEADER_CRC_AT as u64;
-        read_full_at(&*copy.file, &mut slot_crc, slot_crc_at).context("read", &copy.path)?;
-        if copy.file.set_attribute(&copy.header.encode_closed(slot_crc)).is_err() {
+        if copy.file.set_attribute(&copy.header.encode_closed(&read_slots(&*copy.file, &copy.path)?)).is_err() {
             return Ok(false);
         }
         // Behind the header in the log of the file system, so that one flush brings both: of a segment that stays longer,
