@@ -4,7 +4,7 @@
 mod common;
 
 use common::place::{Place, listing, said};
-use common::{can_mount, device_for_everybody};
+use common::{can_mount, device_for_everybody, seed};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,15 +20,6 @@ fn places() -> Vec<Place> {
     }
     device_for_everybody();
     Place::all()
-}
-
-fn seed() -> u64 {
-    let seed = match std::env::var("UNTORN_TEST_SEED") {
-        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
-        Err(_) => 20_260_101,
-    };
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
-    seed
 }
 
 /// A tree that scripts work on.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::can_mount;
+use common::{can_mount, seed};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -236,15 +236,6 @@ fn git_and_sqlite_work_on_a_store_and_after_a_kill() {
         assert_eq!(sh("cd r; git log --format=%s"), "one\n");
     }
     place.umount();
-}
-
-fn seed() -> u64 {
-    let seed = match std::env::var("UNTORN_TEST_SEED") {
-        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
-        Err(_) => 20_260_101,
-    };
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
-    seed
 }
 
 /// Bytes around what is written, so that no write begins or ends with a page.

@@ -26,6 +26,16 @@ use untorn_tree::{CommitMode, FileTree};
 /// No test takes as long, unless a handler waits for ever.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
+/// What this run's random choices follow from.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("UNTORN_TEST_SEED") {
+        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
+        Err(_) => 20_260_101,
+    };
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    seed
+}
+
 /// A program of the tests, built with the profile of this test.
 pub fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
