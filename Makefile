@@ -58,7 +58,7 @@ ports: setup ## Port four programs to Untorn, test, kill and measure them (needs
 xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, builds, packages (root; needs the network)
 	@scripts/xsync-programs.sh
 
-mount-programs: ## Test programs for file systems on a mounted store: fsx, pjdfstest (root; needs the network)
+mount-programs: ## Programs on a mounted store: fsx, pjdfstest, fio, databases through kills and power cuts (root, network)
 	@scripts/mount-programs.sh
 
 clean: ## Remove everything that was built

@@ -180,6 +180,8 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         in_memory_max: 0,
         spare: false,
         readers: false,
+        leases: std::time::Duration::ZERO,
+        dir_mode: 0o700,
     };
     let progress = |_, _| {};
     let options = OpenOptions {

@@ -6,6 +6,9 @@
  * machine, a file, or a set of files committed together, holds exactly what it held at its last successful
  * commit, or, whole, at the commit that was running. Uncommitted changes never reach the files.
  *
+ * untorn_reader_open() opens a store only to read it, also while another process has it open: what a reader
+ * is shown is durable, and of one commit.
+ *
  * untorn.hpp is for C++; untorn_posix.h is for programs that use open, mmap and msync.
  *
  * Generated from the sources in crates/capi by cbindgen; do not edit.
@@ -115,6 +118,16 @@
  */
 #define UNTORN_ACCEPT_UNKNOWN 8
 
+/**
+ * Options flag: if this call makes the store, the group of the store directory may read it, too
+ * (untorn_reader_open()). The journal holds bytes of all files, also of those that only the owner may read.
+ * `untorn readers` changes it later.
+ */
+#define UNTORN_READERS_GROUP 16
+
+/** Options flag: as UNTORN_READERS_GROUP, and everybody may read it. */
+#define UNTORN_READERS_ALL 32
+
 /** Bytes of `untorn_status.store_id`, NUL included. */
 #define UNTORN_STORE_ID_BYTES 48
 
@@ -214,6 +227,37 @@
 
 /** Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD. */
 #define UNTORN_HEAP_DEBUG_TOLD 32
+
+/**
+ * Heap flag: a live heap. Its working memory outlives the process, however that ends, until the machine goes down; the
+ * next opening with this flag goes on from it. A commit is a cut: what the heap goes back to after a power cut.
+ * untorn_heap_live_start() tells how the heap began. Not with UNTORN_TRACKER_TOLD. See docs/LIVE_HEAPS.md.
+ */
+#define UNTORN_HEAP_LIVE 64
+
+/**
+ * Heap flag, with UNTORN_HEAP_LIVE: the program calls untorn_section_log() before each store that it makes in a section. For
+ * programs that are not built with untorn-cc or untorn-c++, and languages that these do not compile. Without this flag and
+ * without these hooks, sections are refused.
+ */
+#define UNTORN_HEAP_LOG_BY_HAND 128
+
+/**
+ * Heap flag, with UNTORN_HEAP_LIVE: a cut waits until no thread is between untorn_heap_begin() and untorn_heap_end(), between
+ * untorn_heap_hold_cuts() and untorn_heap_release_cuts(), or in a section; all stores are made there. Without it, a cut stops
+ * all threads of the process for a moment, wherever they are, by a real-time signal (UNTORN_STOP_SIGNAL in the environment
+ * names another one). See docs/LIVE_HEAPS.md.
+ */
+#define UNTORN_HEAP_CUTS_WAIT 256
+
+/** untorn_heap_live_start(): no process had left working memory. */
+#define UNTORN_LIVE_NEW 1
+
+/** untorn_heap_live_start(): with everything that the process before had stored. */
+#define UNTORN_LIVE_WENT_ON 2
+
+/** untorn_heap_live_start(): as of the last cut. */
+#define UNTORN_LIVE_LAST_CUT 3
 
 /** Bytes of `untorn_heap_root_info.name`, NUL included. */
 #define UNTORN_ROOT_NAME_BYTES 48
@@ -322,8 +366,35 @@ typedef enum untorn_error {
     UNTORN_E_SNAPSHOT_EXPIRED = 23
 } untorn_error;
 
+/** What a commit does to a file or directory. */
+typedef enum untorn_change_kind {
+    /** Something that this version of the header has no name for. */
+    UNTORN_CHANGE_OTHER = 0,
+    /** `len` bytes at `offset` were written. */
+    UNTORN_CHANGE_WRITTEN = 1,
+    /** `len` bytes at `offset` became zeros. */
+    UNTORN_CHANGE_ZEROED = 2,
+    /** The file has the length `len` now. */
+    UNTORN_CHANGE_RESIZED = 3,
+    /** A new file. */
+    UNTORN_CHANGE_CREATED = 4,
+    /** The file has the name `new_path` now. */
+    UNTORN_CHANGE_RENAMED = 5,
+    /** The file is gone. */
+    UNTORN_CHANGE_REMOVED = 6,
+    /** The permission bits are `mode` now. */
+    UNTORN_CHANGE_MODE = 7,
+    /** A new directory. */
+    UNTORN_CHANGE_DIRECTORY_MADE = 8,
+    /** The directory is gone. */
+    UNTORN_CHANGE_DIRECTORY_REMOVED = 9
+} untorn_change_kind;
+
 /** A handle of a file. All handles of one file show the same contents, uncommitted changes included. */
 typedef struct untorn_file untorn_file;
+
+/** The commits of a store, each once, in order, as they become durable. */
+typedef struct untorn_follow untorn_follow;
 
 /** Output that waits until the commits that it tells of are durable: a thread, and any number of outputs. */
 typedef struct untorn_gate untorn_gate;
@@ -340,8 +411,39 @@ typedef struct untorn_heap untorn_heap;
  */
 typedef struct untorn_map untorn_map;
 
+/** A transaction over ordinary files on a mount of Untorn's. */
+typedef struct untorn_mount_txn untorn_mount_txn;
+
 /** One descriptor behind a gate. */
 typedef struct untorn_output untorn_output;
+
+/**
+ * A heap of somebody else, for reading: a copy as of one commit, at the heap's own address. What is stored to it is
+ * this process's alone. Nothing can be allocated in it.
+ */
+typedef struct untorn_read_heap untorn_read_heap;
+
+/** A file's bytes in memory, all of one commit: a copy, which stays as it is. */
+typedef struct untorn_read_map untorn_read_map;
+
+/**
+ * A store that is only read, beside the process that owns the store, or without one. Nothing is made or
+ * changed, no owner waits for it but for leases, and no right to write is needed. What is read is durable, and of one commit; docs/READERS.md has the whole.
+ */
+typedef struct untorn_reader untorn_reader;
+
+/**
+ * The files of a store as of one commit. A snapshot holds nothing: when a checkpoint has applied newer commits, or the
+ * owner has closed the store or is followed by another one, its calls fail with ESTALE (UNTORN_E_SNAPSHOT_EXPIRED), and
+ * never show anything else; untorn_snapshot_refresh() then goes on to the last commit.
+ */
+typedef struct untorn_snapshot untorn_snapshot;
+
+/**
+ * A file of a snapshot. The file stays as of the commit that the snapshot had when the file was opened, also after
+ * untorn_snapshot_refresh() and untorn_snapshot_close().
+ */
+typedef struct untorn_snapshot_file untorn_snapshot_file;
 
 /** A store: a directory whose files change all-or-nothing. One process owns an open store. */
 typedef struct untorn_store untorn_store;
@@ -365,7 +467,10 @@ typedef struct untorn_options {
     size_t size;
     /** UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS. */
     uint32_t failure_class;
-    /** UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, or'ed. */
+    /**
+     * UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
+     * UNTORN_READERS_ALL, or'ed.
+     */
     uint32_t flags;
     /**
      * The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
@@ -412,7 +517,7 @@ typedef struct untorn_status {
     uint64_t commits_waited;
     /** Checkpoints. */
     uint64_t checkpoints;
-    /** LSN of the last commit. LSNs count from the creation of the store. */
+    /** LSN of the last durable commit. LSNs count from the creation of the store. */
     uint64_t lsn;
     /** Calls of fdatasync, fsync and syncfs. */
     uint64_t syncs;
@@ -445,6 +550,51 @@ typedef struct untorn_status {
     /** Mapped files with more changed bytes in memory than their `dirty_max` allows. */
     uint64_t mapped_files_over;
 } untorn_status;
+
+/** What is under a name of a snapshot. */
+typedef struct untorn_metadata {
+    /** Set it to sizeof(untorn_metadata) before the call; the call fills that many bytes. */
+    size_t size;
+    /** Length in bytes; 0 for a directory. */
+    uint64_t len;
+    /** Permission bits. */
+    uint32_t mode;
+    /** 1 for a directory, 0 for a file. */
+    uint32_t is_directory;
+} untorn_metadata;
+
+/** A change of one file or directory. */
+typedef struct untorn_change {
+    /** What happened. */
+    enum untorn_change_kind what;
+    /** Permission bits, for UNTORN_CHANGE_MODE. */
+    uint32_t mode;
+    /** Where bytes were written or became zeros. */
+    uint64_t offset;
+    /** How many bytes; for UNTORN_CHANGE_RESIZED, the new length of the file. */
+    uint64_t len;
+    /** The name before this commit, relative to the store's directory. */
+    const char *path;
+    /** The new name, for UNTORN_CHANGE_RENAMED; otherwise NULL. */
+    const char *new_path;
+} untorn_change;
+
+/** A commit, or commits that were missed. */
+typedef struct untorn_followed {
+    /** The number of the commit; of commits that were missed, the first one. */
+    uint64_t first_lsn;
+    /** The number of the commit; of commits that were missed, the last one. */
+    uint64_t last_lsn;
+    /**
+     * 0: a commit. 1: commits among these numbers may be missing, because a checkpoint applied them, and their place in
+     * the journal was used again, before they were read. Their changes are in the files.
+     */
+    uint32_t missed;
+    /** How many changes the commit has. */
+    uint32_t changes_len;
+    /** The changes; what happens to one file is in order. */
+    const struct untorn_change *const *changes;
+} untorn_followed;
 
 /**
  * How to map a file. Zero is the default of every member but `size`. So both
@@ -504,11 +654,17 @@ typedef struct untorn_heap_options {
     uint64_t dirty_max;
     /**
      * UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-     * UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, or'ed.
+     * UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
+     * UNTORN_HEAP_CUTS_WAIT, or'ed.
      */
     uint32_t flags;
     /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
     uint32_t tracker;
+    /**
+     * With UNTORN_HEAP_LIVE: a thread commits this often, in milliseconds, if something was stored to. 0: only the program
+     * commits.
+     */
+    uint64_t cut_every_ms;
 } untorn_heap_options;
 
 /** Statistics of a heap. Sizes are in bytes. */
@@ -548,6 +704,17 @@ typedef struct untorn_heap_root_info {
     /** The type's name, cut off if it is too long. */
     char type_name[UNTORN_ROOT_TYPE_BYTES];
 } untorn_heap_root_info;
+
+/**
+ * A mutex whose critical sections are all or nothing: of what a thread stores to a live heap, from the first of these
+ * mutexes that it locks until it has unlocked all of them, a process that is killed leaves everything or nothing. All
+ * zeros is a mutex that nobody has; no call ends one. It may lie anywhere, in the heap, too: a process that was killed
+ * holds it no more. It is not recursive. See docs/LIVE_HEAPS.md.
+ */
+typedef struct untorn_mutex {
+    /** The library's own. */
+    uint64_t state[8];
+} untorn_mutex;
 
 #ifdef __cplusplus
 extern "C" {
@@ -590,8 +757,9 @@ int untorn_set_log(int level,
 /**
  * Frees what a function of this library returned to be freed: the strings of untorn_path(),
  * untorn_store_path(), untorn_store_status_json(), untorn_heap_check(), untorn_heap_check_file() and
- * untorn_heap_dump_file(). NULL does nothing. Memory in a heap is freed by
- * untorn_heap_free(), and handles are closed by the functions for their kind.
+ * untorn_heap_dump_file(), and what untorn_reader_read(), untorn_snapshot_list() and untorn_follow_next()
+ * return. NULL does nothing. Memory in a heap is freed by untorn_heap_free(), and handles are closed by the
+ * functions for their kind.
  */
 void untorn_free(void *memory);
 
@@ -905,6 +1073,184 @@ UNTORN_MUST_USE int untorn_syncv(struct untorn_file *const *files, size_t n);
 UNTORN_MUST_USE struct untorn_ticket *untorn_syncv_async(struct untorn_file *const *files, size_t n);
 
 /**
+ * Begins a transaction over files on a mount of Untorn's, with the file of a descriptor open for writing. Ordinary files
+ * of `untorn mount` only. All that is uncommitted of its files, from before and from then on, whoever writes it, is committed
+ * with the transaction and by nothing else: `fsync` of one of them fails with EBUSY until the transaction ends. Names and
+ * modes are not part of it. The end of the process aborts it. NULL: EINVAL (the file is on no such mount), EBUSY (the file
+ * is in a transaction), EBADF (not open for writing).
+ */
+UNTORN_MUST_USE
+struct untorn_mount_txn *untorn_mount_txn_begin(int fd);
+
+/** Adds a file of the same mount, open for writing. Returns 0, or -1 as untorn_mount_txn_begin(). */
+int untorn_mount_txn_add(struct untorn_mount_txn *txn, int fd);
+
+/**
+ * Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: EIO (a write of one of the
+ * files had failed: nothing is committed, the transaction is aborted), ENOSPC (there is no room now: the next sync of
+ * one of the files tries again), EBADF. The handle is closed in either case.
+ */
+UNTORN_MUST_USE
+int untorn_mount_txn_commit(struct untorn_mount_txn *txn);
+
+/**
+ * Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error; the
+ * handle is closed in either case.
+ */
+int untorn_mount_txn_abort(struct untorn_mount_txn *txn);
+
+/**
+ * Commits `n` ordinary files of one mount of Untorn's as one, all or none; each descriptor is open for writing. Returns 0,
+ * or -1: EINVAL (`n` is 0, or a file is on no such mount), EFAULT if `fds` is NULL, otherwise as untorn_mount_txn_begin()
+ * and untorn_mount_txn_commit(); what was written stays uncommitted then.
+ */
+UNTORN_MUST_USE
+int untorn_mount_syncv(const int *fds,
+                       size_t n);
+
+/**
+ * Opens the store in the directory `path`, or the standalone file `path`, for reading only. Nothing is created, and
+ * nobody is kept waiting: another process may own the store, before and afterwards.
+ *
+ * Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EOPNOTSUPP if its
+ * owner works in UNTORN_CLASS_PROCESS or tells readers nothing, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see
+ * untorn_error.
+ */
+UNTORN_MUST_USE
+struct untorn_reader *untorn_reader_open(const char *path);
+
+/**
+ * Closes the handle. Snapshots that were taken through it, their files, and what follows commits stay open. Returns 0,
+ * or -1 with EBADF.
+ */
+int untorn_reader_close(struct untorn_reader *reader);
+
+/**
+ * Waits until the commit with the number `lsn`, or a later one, is durable. It waits at most `timeout_ms` milliseconds;
+ * -1: with no end. untorn_status.lsn tells the owner its number. Returns 1: it is durable, and snapshots that are taken from
+ * now on have it; 0: not yet; -1: EBADF (also when another thread closes the handle), or an error as
+ * untorn_reader_open().
+ */
+UNTORN_MUST_USE
+int untorn_reader_wait_for(const struct untorn_reader *reader,
+                           uint64_t lsn,
+                           int timeout_ms);
+
+/**
+ * Returns everything in the file `path` as of the last durable commit.
+ *
+ * `path` is relative to the store's directory. A NUL stands behind the contents, which are to be freed with
+ * untorn_free(). Stores the length, without the NUL, in `*len`; `len` may be NULL. A checkpoint during the call makes
+ * it begin anew by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+ */
+UNTORN_MUST_USE
+char *untorn_reader_read(const struct untorn_reader *reader,
+                         const char *path,
+                         size_t *len);
+
+/**
+ * Takes a snapshot of all files as of the last durable commit. The commit is never older than what was seen through
+ * this reader before. Returns a handle, or NULL with an error as untorn_reader_open().
+ */
+UNTORN_MUST_USE
+struct untorn_snapshot *untorn_snapshot_take(const struct untorn_reader *reader);
+
+/**
+ * Goes on to the last durable commit. Files that are open stay as they are. Returns 0, or -1 with an error as
+ * untorn_reader_open(): the snapshot is then as before.
+ */
+UNTORN_MUST_USE int untorn_snapshot_refresh(struct untorn_snapshot *snapshot);
+
+/**
+ * Holds the snapshot by a lease. The owner waits with what would make the snapshot expire, and keeps files that it
+ * removes.
+ *
+ * The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), the end of the last handle of the
+ * snapshot and its files, or the end of this process; and for as long as the owner honours leases at most. No right to
+ * write is needed. Returns 0, or -1: ESTALE (something newer is being applied already, or names have changed: refresh,
+ * and hold that), EOPNOTSUPP (nobody has opened the store since there are readers), EBADF.
+ */
+UNTORN_MUST_USE
+int untorn_snapshot_hold(const struct untorn_snapshot *snapshot);
+
+/** Ends the lease. The snapshot goes on as long as nothing makes it expire. Returns 0, or -1 with EBADF. */
+int untorn_snapshot_release(const struct untorn_snapshot *snapshot);
+
+/** Closes the snapshot; its files stay open. Returns 0, or -1 with EBADF. */
+int untorn_snapshot_close(struct untorn_snapshot *snapshot);
+
+/** Returns the number of the commit as of which the snapshot is, or -1 with EBADF. */
+int64_t untorn_snapshot_lsn(const struct untorn_snapshot *snapshot);
+
+/**
+ * Tells whether the snapshot still holds. Returns 0: all that was read so far is of its commit, and more can be read;
+ * or -1 with ESTALE or EBADF.
+ */
+UNTORN_MUST_USE
+int untorn_snapshot_check(const struct untorn_snapshot *snapshot);
+
+/**
+ * Returns the names in the directory `path`, sorted, as an array that ends in NULL.
+ *
+ * The array and its names are freed with one call of untorn_free(). "" is the store's directory; of a standalone file, it has this one name. Untorn's own directories are
+ * left out. NULL: ESTALE, ENOENT, ENOTDIR, EINVAL, EBADF …
+ */
+UNTORN_MUST_USE
+char **untorn_snapshot_list(const struct untorn_snapshot *snapshot,
+                            const char *path);
+
+/**
+ * Tells what is under the name `path`; "" is the store's directory. Fills `metadata`, whose member `size` the caller has
+ * set. Returns 0, or -1: ESTALE, ENOENT, EINVAL, EFAULT, EBADF …
+ */
+UNTORN_MUST_USE
+int untorn_snapshot_metadata(const struct untorn_snapshot *snapshot,
+                             const char *path,
+                             struct untorn_metadata *metadata);
+
+/**
+ * Opens the file `path` of the snapshot, relative to the store's directory. A standalone file is there by its own name.
+ * Returns a handle, or NULL: ESTALE, ENOENT, EISDIR, EINVAL, EBADF …
+ */
+UNTORN_MUST_USE
+struct untorn_snapshot_file *untorn_snapshot_open(const struct untorn_snapshot *snapshot,
+                                                  const char *path);
+
+/**
+ * Reads up to `len` bytes at `offset`. Returns how many were read, fewer than `len` only at the end of the file, or -1:
+ * ESTALE (the buffer may then hold anything), EBADF, EFAULT, EINVAL, EIO …
+ */
+UNTORN_MUST_USE
+ssize_t untorn_snapshot_pread(const struct untorn_snapshot_file *file,
+                              void *buf,
+                              size_t len,
+                              uint64_t offset);
+
+/** Returns the file's size in bytes, or -1: ESTALE, EBADF … */
+int64_t untorn_snapshot_size(const struct untorn_snapshot_file *file);
+
+/** Closes the file. Returns 0, or -1 with EBADF. */
+int untorn_snapshot_file_close(struct untorn_snapshot_file *file);
+
+/** Follows the commits after the last durable one. Returns a handle, or NULL with an error as untorn_reader_open(). */
+UNTORN_MUST_USE
+struct untorn_follow *untorn_follow_open(const struct untorn_reader *reader);
+
+/**
+ * Waits for the next commit, at most `timeout_ms` milliseconds; -1: with no end. Returns 1, with the commit in
+ * `*followed`, to be freed with untorn_free(), which also frees everything that the commit points to; 0: there was none
+ * in this time; -1: EFAULT, EBADF (also when another thread closes the handle), or an error as untorn_reader_open().
+ * A failed call can be made again, and no commit is lost by the failure.
+ */
+UNTORN_MUST_USE
+int untorn_follow_next(struct untorn_follow *follow,
+                       int timeout_ms,
+                       struct untorn_followed **followed);
+
+/** Ends following. A call that waits in another thread ends with EBADF. Returns 0, or -1 with EBADF. */
+int untorn_follow_close(struct untorn_follow *follow);
+
+/**
  * Sets all members to their defaults. `size` is sizeof(untorn_map_options). Returns 0, or -1 with EFAULT
  * or EINVAL.
  */
@@ -1023,10 +1369,26 @@ struct untorn_heap *untorn_heap_open_at(struct untorn_store *store,
                                         const struct untorn_heap_options *options);
 
 /**
- * Closes the heap. Uncommitted changes are DISCARDED, and pointers into the heap become invalid. Returns
- * 0, or -1 with an error; the handle is closed in either case.
+ * Closes the heap. Uncommitted changes are DISCARDED (a live heap makes its last cut instead, and its working memory is
+ * removed), and pointers into the heap become invalid. Returns 0, or -1 with an error; the handle is closed in either case.
  */
 int untorn_heap_close(struct untorn_heap *heap);
+
+/**
+ * How a live heap began: UNTORN_LIVE_NEW, UNTORN_LIVE_WENT_ON or UNTORN_LIVE_LAST_CUT; 0: the heap was not opened with
+ * UNTORN_HEAP_LIVE. -1 with EBADF.
+ */
+int untorn_heap_live_start(const struct untorn_heap *heap);
+
+/**
+ * From now on, until untorn_heap_release_cuts() in the same thread, no commit takes place: for steps each of which leaves
+ * the heap whole, such as those of lock-free structures. Of a live heap whose process ends meanwhile nothing is lost;
+ * after untorn_heap_begin() the heap goes back to its last cut. May be nested. Returns 0, or -1 with EBADF.
+ */
+int untorn_heap_hold_cuts(struct untorn_heap *heap);
+
+/** Ends what untorn_heap_hold_cuts() began. Returns 0, or -1: EINVAL (this thread has begun none), EBADF. */
+int untorn_heap_release_cuts(struct untorn_heap *heap);
 
 /**
  * Returns the heap's address, which is the same after every restart. NULL with EBADF. Objects in a heap
@@ -1199,6 +1561,163 @@ int untorn_heap_check_file(const char *path, uint32_t flags, char **report);
  * untorn_heap_check_file().
  */
 UNTORN_MUST_USE char *untorn_heap_dump_file(const char *path);
+
+/**
+ * Makes a mutex that nobody has, for a heap. Needed only if several live heaps are open: without this call a mutex of
+ * zeros is for the heap that it lies in, or for the only live heap. Returns 0, or -1: EINVAL (the heap is not live), EBADF.
+ */
+int untorn_mutex_init(struct untorn_mutex *mutex,
+                      const struct untorn_heap *heap);
+
+/**
+ * Locks a mutex: a section begins, or goes on. Returns 0, or -1: EOPNOTSUPP (the program was not built with untorn-cc or
+ * untorn-c++), EINVAL (no live heap is open, or several are and the mutex is of none; this thread is in a section of
+ * another heap), EFAULT, ECHILD. Nothing was locked then.
+ */
+UNTORN_MUST_USE
+int untorn_mutex_lock(struct untorn_mutex *mutex);
+
+/** Locks a mutex if nobody has it. Returns 1; 0: somebody has it; -1 as untorn_mutex_lock(). */
+UNTORN_MUST_USE int untorn_mutex_trylock(struct untorn_mutex *mutex);
+
+/**
+ * Unlocks a mutex. If it was the thread's last one, its section has happened. Otherwise the section goes on, and if the
+ * process is killed before its end, the sections of those who locked this mutex meanwhile are undone with it. Returns 0, or
+ * -1: EINVAL (nobody has it), EFAULT.
+ */
+int untorn_mutex_unlock(struct untorn_mutex *mutex);
+
+/** Locks a mutex together with others who only read what it guards. Returns 0, or -1 as untorn_mutex_lock(). */
+UNTORN_MUST_USE int untorn_mutex_lock_shared(struct untorn_mutex *mutex);
+
+/**
+ * Locks a mutex together with others who only read, if nobody has it who does not. Returns 1; 0: somebody has; -1 as
+ * untorn_mutex_lock().
+ */
+UNTORN_MUST_USE
+int untorn_mutex_trylock_shared(struct untorn_mutex *mutex);
+
+/** Unlocks a mutex after untorn_mutex_lock_shared(). Returns 0, or -1 as untorn_mutex_unlock(). */
+int untorn_mutex_unlock_shared(struct untorn_mutex *mutex);
+
+/**
+ * Begins a section without a mutex, up to untorn_section_end() in the same thread; within a section it is a part of that
+ * one. Returns 0, or -1 as untorn_mutex_lock(); EBADF.
+ */
+UNTORN_MUST_USE
+int untorn_section_begin(struct untorn_heap *heap);
+
+/** Ends what untorn_section_begin() began. Returns 0, or -1: EINVAL (this thread is in no section of the heap), EBADF. */
+int untorn_section_end(struct untorn_heap *heap);
+
+/**
+ * Takes back everything that this thread's section has stored to the heap so far, allocated and freed. The section goes on,
+ * and its mutexes stay locked. Returns 0, or -1: EINVAL (this thread is in no section; the section has unlocked a mutex
+ * already, so that others may have seen what it did; it has changed more than its log holds: nothing was taken back), EBADF.
+ */
+UNTORN_MUST_USE
+int untorn_section_abort(struct untorn_heap *heap);
+
+/**
+ * Says that this thread's section is about to store to `len` bytes at `address`. For stores that the hooks of untorn-cc do
+ * not see: those of assembly, and of code that was compiled without it. Bytes outside of the heap, and calls outside of a
+ * section, are ignored.
+ */
+void untorn_section_log(const void *address,
+                        size_t len);
+
+/**
+ * Calls a function once what this thread has done in sections of a live heap can not be undone any more. That is when the
+ * section that it is in ends, or later, if the section has seen what others did that have not ended: until then the end of
+ * the process may undo it. Output that tells of a section waits for this. Called at once if nothing is left to
+ * wait for; otherwise by whichever thread finds that out. For power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL
+ * (the heap is not live), EFAULT, EBADF.
+ */
+int untorn_on_stable(struct untorn_heap *heap,
+                     void (*function)(void*),
+                     void *argument);
+
+/**
+ * Begins a cut of a live heap: what it goes back to after a power cut. Waits until no thread is in a section, or between
+ * untorn_heap_begin() and untorn_heap_end(). The ticket tells when the cut is durable, in the store's failure class. The same
+ * as untorn_heap_commit_async(). NULL with an error as untorn_heap_commit().
+ */
+UNTORN_MUST_USE
+struct untorn_ticket *untorn_heap_cut(struct untorn_heap *heap);
+
+/**
+ * For the hooks that untorn-cc links into programs, and nobody else: they write to the log that `writer` returns, of the
+ * calling thread. `version` is that of the log's layout. Returns 0, or -1 with EINVAL: libuntorn has another one.
+ */
+int untorn_live_hooks(uint32_t version,
+                      void *(*writer)(void));
+
+/**
+ * Maps the file `path` as of the last durable commit: a copy, made while that commit is held. Blocks are shared with
+ * the file where the file system can do that and this user may write; otherwise the copy takes memory. Returns a
+ * handle, or NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+ */
+UNTORN_MUST_USE
+struct untorn_read_map *untorn_read_map_open(const struct untorn_reader *reader,
+                                             const char *path);
+
+/**
+ * Returns the address of the bytes, and stores how many there are in `*len`, which may be NULL. They are good until
+ * the map is refreshed or closed. NULL: EBADF.
+ */
+UNTORN_MUST_USE
+const void *untorn_read_map_bytes(const struct untorn_read_map *map,
+                                  size_t *len);
+
+/** Returns the number of the commit as of which the map is, or -1 with EBADF. */
+int64_t untorn_read_map_lsn(const struct untorn_read_map *map);
+
+/**
+ * Goes on to the last durable commit: the address and the length may be others. Nobody uses the bytes meanwhile, or
+ * those from before. Returns 1; 0: it is the same commit; -1 with an error as untorn_read_map_open(): the map is then as
+ * before.
+ */
+UNTORN_MUST_USE
+int untorn_read_map_refresh(struct untorn_read_map *map);
+
+/** Closes the map; its bytes are good no more. Returns 0, or -1 with EBADF. */
+int untorn_read_map_close(struct untorn_read_map *map);
+
+/**
+ * Opens the heap `path` as of the last durable commit, at the heap's own address; of a live heap that is the last cut.
+ * It is a copy, made while that commit is held. Returns a handle, or NULL: EINVAL (something else is at that address in
+ * this process, such as the heap itself), EMEDIUMTYPE (no heap), EUCLEAN, ENOENT, ENOMEM, EBADF …
+ */
+UNTORN_MUST_USE
+struct untorn_read_heap *untorn_read_heap_open(const struct untorn_reader *reader,
+                                               const char *path);
+
+/**
+ * Finds a root of a heap that is only read, as untorn_heap_root() does: `*found` is the address that the root points
+ * to, or NULL, good until the heap is refreshed or closed. Returns 1: found; 0: there is no such root; -1: EINVAL (also
+ * UNTORN_E_LAYOUT_CHANGED), EUCLEAN, EFAULT, EBADF.
+ */
+int untorn_read_heap_root(const struct untorn_read_heap *heap,
+                          const char *name,
+                          const char *type_,
+                          size_t bytes,
+                          size_t align,
+                          uint32_t version,
+                          const void **found);
+
+/** Returns the number of the commit as of which the heap is, or -1 with EBADF. */
+int64_t untorn_read_heap_lsn(const struct untorn_read_heap *heap);
+
+/**
+ * Goes on to the last durable commit, at the same address; roots are looked up anew. Nobody uses the heap meanwhile.
+ * Returns 1; 0: it is the same commit; -1: EEXIST (another heap has its name now), or an error as
+ * untorn_read_heap_open(): the heap is then as before.
+ */
+UNTORN_MUST_USE
+int untorn_read_heap_refresh(struct untorn_read_heap *heap);
+
+/** Closes the heap; addresses in it are good no more. Returns 0, or -1 with EBADF. */
+int untorn_read_heap_close(struct untorn_read_heap *heap);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -113,9 +113,14 @@ private:
     Handle *handle_;
 };
 
+/** Frees what the library returned to be freed. */
+struct freed {
+    void operator()(void *memory) const noexcept { untorn_free(memory); }
+};
+
 /** Copies a string that the library returned, and frees it. */
 inline std::string text(char *returned) {
-    const std::unique_ptr<char, void (*)(void *)> owned(check(returned), untorn_free);
+    const std::unique_ptr<char, freed> owned(check(returned));
     return owned.get();
 }
 
@@ -323,6 +328,121 @@ public:
 
     /** Closes the store and all its files, and reports errors. DISCARDS uncommitted changes. */
     void close() { close_by(untorn_store_close); }
+};
+
+/** A file of a snapshot, as of the snapshot's commit: untorn_snapshot_file. */
+class snapshot_file : public detail::owner<untorn_snapshot_file, untorn_snapshot_file_close> {
+public:
+    explicit snapshot_file(untorn_snapshot_file *handle) : owner(handle) {}
+
+    /** Reads up to `len` bytes; fewer only at the end of the file. */
+    std::size_t read(void *buf, std::size_t len, std::uint64_t offset) const {
+        return static_cast<std::size_t>(detail::check(untorn_snapshot_pread(handle(), buf, len, offset)));
+    }
+    /** Reads up to `len` bytes into a string. */
+    std::string read(std::size_t len, std::uint64_t offset) const {
+        std::string bytes(len, '\0');
+        bytes.resize(read(bytes.data(), len, offset));
+        return bytes;
+    }
+    /** Size in bytes. */
+    std::uint64_t size() const { return static_cast<std::uint64_t>(detail::check(untorn_snapshot_size(handle()))); }
+};
+
+/**
+ * The files of a store as of one commit: untorn_snapshot. A snapshot that has expired throws error with ESTALE, and
+ * goes on after refresh().
+ */
+class snapshot : public detail::owner<untorn_snapshot, untorn_snapshot_close> {
+public:
+    explicit snapshot(untorn_snapshot *handle) : owner(handle) {}
+
+    /** Goes on to the last durable commit. Files that are open stay as they are. */
+    void refresh() { detail::check(untorn_snapshot_refresh(handle())); }
+    /** Holds the snapshot: the owner waits with what would make it expire. untorn_snapshot_hold(). */
+    void hold() const { detail::check(untorn_snapshot_hold(handle())); }
+    /** Ends that. */
+    void release() const { detail::check(untorn_snapshot_release(handle())); }
+    /** The number of the commit. */
+    std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_snapshot_lsn(handle()))); }
+    /** Throws if the snapshot has expired. */
+    void check() const { detail::check(untorn_snapshot_check(handle())); }
+    /** The names in a directory, sorted; "" is the store's. */
+    std::vector<std::string> list(const std::string &path = std::string()) const {
+        const std::unique_ptr<char *, detail::freed> names(detail::check(untorn_snapshot_list(handle(), path.c_str())));
+        std::vector<std::string> all;
+        for (char **name = names.get(); *name; name++) all.emplace_back(*name);
+        return all;
+    }
+    /** What is under a name; "" is the store's directory. */
+    untorn_metadata metadata(const std::string &path) const {
+        untorn_metadata metadata = {};
+        metadata.size = sizeof metadata;
+        detail::check(untorn_snapshot_metadata(handle(), path.c_str(), &metadata));
+        return metadata;
+    }
+    /** Opens a file. */
+    snapshot_file open(const std::string &path) const {
+        return snapshot_file(untorn_snapshot_open(handle(), path.c_str()));
+    }
+};
+
+/** A commit, or commits that were missed: untorn_followed. Null: there was none in this time. */
+using followed = std::unique_ptr<untorn_followed, detail::freed>;
+
+/** The commits of a store, each once, in order, as they become durable. */
+class follow : public detail::owner<untorn_follow, untorn_follow_close> {
+public:
+    explicit follow(untorn_follow *handle) : owner(handle) {}
+
+    /** Waits for the next commit, at most so many milliseconds; -1: with no end. */
+    followed next(int timeout_ms = -1) {
+        untorn_followed *next = nullptr;
+        detail::check(untorn_follow_next(handle(), timeout_ms, &next));
+        return followed(next);
+    }
+};
+
+/** A file's bytes in memory, all of one commit: untorn_read_map. They are good until refresh() or the end. */
+class read_map : public detail::owner<untorn_read_map, untorn_read_map_close> {
+public:
+    explicit read_map(untorn_read_map *handle) : owner(handle) {}
+
+    std::string_view bytes() const {
+        std::size_t len = 0;
+        const void *at = detail::check(untorn_read_map_bytes(handle(), &len));
+        return std::string_view(static_cast<const char *>(at), len);
+    }
+    /** The number of the commit. */
+    std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_read_map_lsn(handle()))); }
+    /** Goes on to the last durable commit. False: it is the same. */
+    bool refresh() { return detail::check(untorn_read_map_refresh(handle())) == 1; }
+};
+
+/** A store or standalone file that is only read, also while another process has it open: untorn_reader_open(). */
+class reader : public detail::owner<untorn_reader, untorn_reader_close> {
+public:
+    /** Takes over a handle of untorn.h. */
+    explicit reader(untorn_reader *handle) : owner(handle) {}
+    explicit reader(const std::string &path) : owner(untorn_reader_open(path.c_str())) {}
+
+    /** Everything in a file, as of the last durable commit. */
+    std::string read(const std::string &path) const {
+        std::size_t len = 0;
+        const std::unique_ptr<char, detail::freed> bytes(
+            detail::check(untorn_reader_read(handle(), path.c_str(), &len)));
+        return std::string(bytes.get(), len);
+    }
+    /** Maps a file as of the last durable commit. */
+    read_map map(const std::string &path) const { return read_map(untorn_read_map_open(handle(), path.c_str())); }
+    /** All files as of the last durable commit. */
+    untorn::snapshot snapshot() const { return untorn::snapshot(untorn_snapshot_take(handle())); }
+    /** Follows the commits after the last durable one. */
+    untorn::follow follow() const { return untorn::follow(untorn_follow_open(handle())); }
+    /** Waits until a commit is durable, at most so many milliseconds; -1: with no end. False: it is not yet. */
+    bool wait_for(std::uint64_t lsn, int timeout_ms = -1) const {
+        return detail::check(untorn_reader_wait_for(handle(), lsn, timeout_ms)) == 1;
+    }
 };
 
 namespace detail {

@@ -175,6 +175,8 @@ public:
         const auto handles = detail::handles(files);
         detail::check(untorn_heap_commit_with(handle(), handles.data(), handles.size()));
     }
+    /** Begins a cut of a live heap, which it goes back to after a power cut: untorn_heap_cut(). */
+    ticket cut() { return ticket(untorn_heap_cut(handle())); }
     /** Starts a commit of all changes made so far. */
     ticket commit_async() { return ticket(untorn_heap_commit_async(handle())); }
     /** Discards all changes since the last commit. Pointers to objects made since then become invalid. */
@@ -223,11 +225,31 @@ private:
     const void *base_;
 };
 
+/** A heap of somebody else as of one commit, for reading, at its own address: untorn_read_heap_open(). */
+class read_heap : public detail::owner<untorn_read_heap, untorn_read_heap_close> {
+public:
+    read_heap(const reader &of, const std::string &path) : owner(untorn_read_heap_open(of.handle(), path.c_str())) {}
+
+    /** Finds a root by its name, good until refresh() or the end; nullptr: there is none. As heap::root(). */
+    template <class T> const T *root(const char *name, std::uint32_t version = layout_version<T>) const {
+        const void *found;
+        detail::check(
+            untorn_read_heap_root(handle(), name, detail::recorded<T>(), sizeof(T), alignof(T), version, &found));
+        return static_cast<const T *>(found);
+    }
+    /** The number of the commit. */
+    std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_read_heap_lsn(handle()))); }
+    /** Goes on to the last durable commit, at the same address; roots are looked up anew. False: it is the same. */
+    bool refresh() { return detail::check(untorn_read_heap_refresh(handle())) == 1; }
+};
+
 template <class T> allocator<T>::allocator(const heap &of) : base_(detail::check(untorn_heap_base(of.handle()))) {
     detail::check_storable<T>();
 }
 
 } // namespace untorn
+
+#include "untorn_section.hpp"
 
 #endif // UNTORN_HAS_CPP17
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, pkg-config file, CMake
-# package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
+# Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, the compilers untorn-cc and untorn-c++ with
+# their libuntorn-live.a, pkg-config files, CMake package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
 # untorn-bench with their man pages and shell
 # completions. The program `untorn` needs neither of the others.
 #
@@ -90,16 +90,25 @@ up() {
     echo "$1" | sed 's:[^/][^/]*:..:g'
 }
 
-# fill TEMPLATE TO
+# shellcheck source=crates/capi/package/live_flags.sh
+. crates/capi/package/live_flags.sh
+link_flags=
+for name in $LIVE_WRAPS; do
+    link_flags="$link_flags -Wl,--wrap=$name"
+done
+
+# fill TEMPLATE TO [MODE]
 fill() {
     sed -e "s:@VERSION@:$version:g" -e "s:@ABI_VERSION@:$abi_version:g" -e "s:@MAJOR_MINOR@:${version%.*}:g" \
         -e "s:@LIBDIR@:$LIBDIR:g" -e "s:@INCLUDEDIR@:$INCLUDEDIR:g" \
         -e "s:@PREFIX_FROM_PC@:$(up "$LIBDIR/pkgconfig"):g" \
-        -e "s:@PREFIX_FROM_CMAKE@:$(up "$LIBDIR/cmake/Untorn"):g" "crates/capi/package/$1" >"$work/$1"
-    put 644 "$work/$1" "$2"
+        -e "s:@PREFIX_FROM_CMAKE@:$(up "$LIBDIR/cmake/Untorn"):g" -e "s:@PREFIX_FROM_BIN@:..:g" \
+        -e "s#@GCC_FLAGS@#$LIVE_GCC_FLAGS $LIVE_COMMON_FLAGS#g" -e "s#@LINK_FLAGS@#${link_flags# }#g" \
+        -e "s#@CLANG_FLAGS@#$LIVE_CLANG_FLAGS $LIVE_COMMON_FLAGS#g" "crates/capi/package/$1" >"$work/$1"
+    put "${3:-644}" "$work/$1" "$2"
 }
 
-for header in untorn.h untorn.hpp untorn_heap.hpp untorn_containers.hpp untorn_types.hpp untorn_members.hpp untorn_posix.h
+for header in untorn.h untorn.hpp untorn_heap.hpp untorn_section.hpp untorn_containers.hpp untorn_types.hpp untorn_members.hpp untorn_posix.h
 do
     put 644 "include/$header" "$INCLUDEDIR/$header"
 done
@@ -117,7 +126,19 @@ ln -sfn "libuntorn.so.$version" "$to/$LIBDIR/libuntorn.so.$abi_version"
 ln -sfn "libuntorn.so.$abi_version" "$to/$LIBDIR/libuntorn.so"
 fill untorn.pc.in "$LIBDIR/pkgconfig/untorn.pc"
 fill UntornConfig.cmake.in "$LIBDIR/cmake/Untorn/UntornConfig.cmake"
+fill untorn-live.pc.in "$LIBDIR/pkgconfig/untorn-live.pc"
+fill untorn-cc.in bin/untorn-cc 755
+ln -sfn untorn-cc "$to/bin/untorn-c++"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
+
+# What untorn-cc links into programs: compiled once, for any program. What stands for functions of libstdc++ has hooks itself.
+"${CC:-cc}" -O2 -fPIC -Wall -Wextra -Iinclude -c crates/capi/live/hooks.c -o "$work/hooks.o"
+# shellcheck disable=SC2086  # Lists of words.
+if "${CXX:-c++}" -dM -E -x c++ /dev/null | grep -q __clang__; then live_flags=$LIVE_CLANG_FLAGS; else live_flags=$LIVE_GCC_FLAGS; fi
+# shellcheck disable=SC2086
+"${CXX:-c++}" -std=c++17 -O2 -fPIC -Wall -Wextra $live_flags -Iinclude -c crates/capi/live/libstdcxx.cpp -o "$work/libstdcxx.o"
+ar rcs "$work/libuntorn-live.a" "$work/hooks.o" "$work/libstdcxx.o"
+put 644 "$work/libuntorn-live.a" "$LIBDIR/libuntorn-live.a"
 
 # A page for each function, from the comments of the header.
 mkdir "$work/man3"

@@ -5,8 +5,8 @@ use crate::fs::{FileSystem, Place};
 use crate::section::{Report, Section};
 use crate::status_line::StatusLine;
 use crate::{
-    append, commits, fs, heap_large, kv, mounted, msync, msync_large, oneshot, plot, recovery_time, scratch,
-    section_text, syncv, threads, xsync,
+    append, commits, flush_times, fs, heap_large, kv, live, mounted, mounted_programs, msync, msync_large, oneshot,
+    plot, reader_costs, recovery_time, scratch, section_text, syncv, threads, xsync,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -71,10 +71,14 @@ enum Benchmark {
     MsyncLarge,
     /// A heap of 2 GiB beside one of 16 MiB: commits, rollback, the allocator; threads of a heap
     HeapLarge,
+    /// Sections of a live heap: a hash map with hooks and a log, against one without (needs a C++ compiler)
+    Live,
     /// Opening after a crash with a full journal
     Recovery,
     /// One small change in a new process
     Oneshot,
+    /// Readers in other processes: the owner's commits beside them, their reads, following, opening
+    Readers,
     /// The containers of C++ and Rust on Untorn, against key-value stores (hours, because of the think time)
     Kv,
     /// Containers and key-value stores with a million small values: loading, commits, reads, a scan
@@ -83,9 +87,11 @@ enum Benchmark {
     KvOpen,
     /// Sessions of untorn xsync: their costs, a server with clients, programs (root only)
     Xsync,
+    /// Commits over the time that a disk takes to flush: files, mappings, threads (root; ext4 of its own: add --fs here)
+    FlushTimes,
     /// Files on a mounted store (untorn-mount must be beside this program)
     Mount,
-    /// All of them but those of kv, xsync and mount
+    /// All of them but those of kv, live, xsync, mount and flush-times
     All,
 }
 
@@ -160,13 +166,15 @@ impl Bench {
 
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
-            All, Append, Commit, HeapLarge, Kv, KvLarge, KvOpen, Mount, Msync, MsyncLarge, Oneshot, Recovery, Syncv,
-            Threads, Xsync,
+            All, Append, Commit, FlushTimes, HeapLarge, Kv, KvLarge, KvOpen, Live, Mount, Msync, MsyncLarge, Oneshot,
+            Readers, Recovery, Syncv, Threads, Xsync,
         };
-        let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot];
+        let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot, Readers];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
-        chosen.extend([Kv, KvLarge, KvOpen, Mount, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)));
+        chosen.extend(
+            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)),
+        );
         chosen
     }
 
@@ -194,12 +202,15 @@ impl Benchmark {
             Benchmark::Msync => msync::run(run, place)?,
             Benchmark::MsyncLarge => msync_large::run(run, place)?,
             Benchmark::HeapLarge => heap_large::run(run, place)?,
+            Benchmark::Live => live::run(run, place)?,
             Benchmark::Recovery => vec![recovery_time::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
+            Benchmark::Readers => reader_costs::run(run, place)?,
             Benchmark::Kv => kv::run(run, place)?,
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],
-            Benchmark::Mount => vec![mounted::run(run, place)?],
+            Benchmark::FlushTimes => flush_times::run(run)?,
+            Benchmark::Mount => vec![mounted::run(run, place)?, mounted_programs::run(run, place)?],
             Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })

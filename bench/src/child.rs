@@ -1,11 +1,11 @@
 //! Work that needs a process of its own: this program is started again, with a job in its environment.
 
 use anyhow::{Context, Result, bail};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Names the job of a child process.
@@ -33,6 +33,14 @@ pub enum Job {
     EchoKeys { log: Option<PathBuf> },
     /// A disk whose flushes take a given time.
     SlowDisk { image: PathBuf, at: PathBuf, flush_us: u64 },
+    /// Reads pages of a file of a store that another process has open, until its input ends.
+    ReadOn { store: PathBuf, file: String },
+    /// Read pages of a plain file, until the input ends.
+    ReadPlain { path: PathBuf },
+    /// Follows the commits of a store, until it is killed.
+    Follow { store: PathBuf },
+    /// Reads single bytes from its input.
+    BeTold,
     /// Many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }
@@ -85,13 +93,68 @@ pub fn leave_full_journal(job: &Job) -> Result<u64> {
     line.trim().parse().context("bad output of the child process")
 }
 
+/// A child that works beside this process, and is killed with it.
+pub struct Running {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    /// Starts a job.
+    pub fn start(job: &Job) -> Result<Running> {
+        let mut child = command(job)?.stdin(Stdio::piped()).spawn().context("cannot start a child process")?;
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("piped")));
+        Ok(Running { child, input, output })
+    }
+
+    /// The next line that it says.
+    pub fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            bail!("a child process ended by itself: {}", self.child.wait()?);
+        }
+        Ok(line.trim().to_owned())
+    }
+
+    /// Writes a byte to its input.
+    pub fn tell(&mut self) -> Result<()> {
+        Ok(self.input.as_mut().expect("not stopped").write_all(b"!")?)
+    }
+
+    /// Stops it for a while, or lets it go on.
+    pub fn pause(&self, pause: bool) -> Result<()> {
+        let signal = if pause { Signal::STOP } else { Signal::CONT };
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal)?;
+        if pause {
+            waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED)?;
+        }
+        Ok(())
+    }
+
+    /// Ends its input; the number that it says then.
+    pub fn stop(mut self) -> Result<u64> {
+        self.input = None;
+        self.line()?.parse().context("bad output of the child process")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(job: &Job) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(JOB_VARIABLE, serde_json::to_string(job)?).stdout(Stdio::piped());
+    Ok(command)
+}
+
 fn start_and_wait(job: &Job) -> Result<(String, std::process::ExitStatus)> {
-    let mut child = Command::new(std::env::current_exe()?)
-        .env(JOB_VARIABLE, serde_json::to_string(job)?)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start a child process")?;
+    let mut child = command(job)?.stdin(Stdio::null()).spawn().context("cannot start a child process")?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line)?;
     Ok((line, child.wait()?))

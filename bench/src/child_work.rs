@@ -3,6 +3,7 @@
 use crate::child::{JOB_VARIABLE, Job};
 use crate::kv;
 use crate::peers::replace_file;
+use crate::reader_costs;
 use crate::slow_disk;
 use crate::xsync;
 use anyhow::{Context, Result, bail};
@@ -39,6 +40,10 @@ fn run(job: Job) -> Result<()> {
             return slow_disk::serve(&image, &at, Duration::from_micros(flush_us));
         }
         Job::EchoKeys { log } => return xsync::guest::echo_keys(log.as_deref()),
+        Job::ReadOn { store, file } => return reader_costs::read_on(&store, &file),
+        Job::ReadPlain { path } => return reader_costs::read_plain(&path),
+        Job::Follow { store } => return reader_costs::follow(&store),
+        Job::BeTold => return reader_costs::be_told(),
         Job::Postmark { dir, files, transactions } => return xsync::postmark::run(&dir, files, transactions),
         Job::Update { path, bytes } => {
             let content = content(bytes);

@@ -16,8 +16,8 @@ use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use untorn::StoreOptions;
 use untorn::heap::{Heap, HeapOptions};
+use untorn::{StoreOptions, Tracker};
 
 const BLOCK_BYTES: usize = 32 << 10;
 const SMALL_BYTES: u64 = 16 << 20;
@@ -37,8 +37,10 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let mut rows = Vec::new();
     let heaps = [TestHeap::new(&small, bytes[0])?, TestHeap::new(&large, bytes[1])?];
     compare(run, place, "new", heaps, &mut rows)?;
-    let heaps = [TestHeap::open(&small)?, TestHeap::open(&large)?];
-    compare(run, place, "reopened", heaps, &mut rows)?;
+    for (state, tracker) in [("reopened", None), ("told", Some(Tracker::Told))] {
+        let heaps = [TestHeap::open(&small, tracker)?, TestHeap::open(&large, tracker)?];
+        compare(run, place, state, heaps, &mut rows)?;
+    }
     rows.push(first_free(run, place, [&small, &large])?);
     let threads = vec![two_threads(run, place, &dir)?, stillness(run, place, &dir)?];
     std::fs::remove_dir_all(&dir)?;
@@ -63,7 +65,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
                     bytes_text(bytes[1]),
                     bytes_text(bytes[0])
                 ),
-                "New: what was read is the zero page. Reopened: it is the file's, in whatever folios reading makes."
+                "New: what was read is the zero page. Reopened: it is the file's, in whatever folios reading makes. Told: the \
+                 same with the tracker told."
                     .to_owned(),
             ],
         ),
@@ -101,8 +104,9 @@ impl TestHeap {
         TestHeap::of(heap)
     }
 
-    fn open(path: &Path) -> Result<TestHeap> {
-        TestHeap::of(options().open(path)?)
+    fn open(path: &Path, tracker: Option<Tracker>) -> Result<TestHeap> {
+        let options = tracker.into_iter().fold(options(), |options, tracker| options.tracker(tracker));
+        TestHeap::of(options.open(path)?)
     }
 
     fn of(heap: Heap) -> Result<TestHeap> {
@@ -115,19 +119,23 @@ impl TestHeap {
         Ok(TestHeap { heap, blocks, random: Rng::with_seed(1) })
     }
 
-    /// Stores to random pages.
-    fn store(&mut self, count: usize) {
+    /// Stores to random pages, and tells of it, which counts with the tracker told alone.
+    fn store(&mut self, count: usize) -> Result<()> {
         for _ in 0..count {
             let block = self.blocks[self.random.usize(..self.blocks.len())];
             let at = self.random.usize(..BLOCK_BYTES / PAGE_BYTES) * PAGE_BYTES;
             // SAFETY: inside the block, which is the benchmark's own.
-            unsafe { block.add(at).cast::<u64>().write_volatile(self.random.u64(..)) };
+            let place = unsafe { block.add(at).cast::<u64>() };
+            // SAFETY: as above.
+            unsafe { place.write_volatile(self.random.u64(..)) };
+            self.heap.touch(place.as_ptr().cast(), size_of::<u64>())?;
         }
+        Ok(())
     }
 
     /// A rollback of stores to 64 pages, and the first allocation after it.
     fn roll_back(&mut self) -> Result<[Duration; 2]> {
-        self.store(64);
+        self.store(64)?;
         let first = self.heap.allocate(block())?;
         // SAFETY: nobody uses what was allocated since the last commit.
         let rollback = timed(|| unsafe { self.heap.rollback() })?;
@@ -161,7 +169,7 @@ fn compare(run: &Run, place: &Place, state: &str, heaps: [TestHeap; 2], rows: &m
         run.progress.cell(format!("{}: heap-large, {state}, commit of {count}", place.name));
         let commit = |heap: &RefCell<TestHeap>| {
             let heap = &mut *heap.borrow_mut();
-            heap.store(count);
+            heap.store(count)?;
             timed(|| heap.heap.commit())
         };
         let mut contenders =

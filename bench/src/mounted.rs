@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use memmap2::MmapMut;
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,6 +18,10 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const FILE_BYTES: u64 = 64 << 20;
+/// A small file; each process has one, too.
+const SMALL_BYTES: u64 = 1 << 20;
+/// Reads or writes of a page that are timed at a time.
+const PAGES: usize = 1024;
 /// Files that are made, renamed and removed in one operation.
 const NAMES: usize = 100;
 /// Processes that sync their own files.
@@ -25,8 +30,8 @@ const PROCESSES: usize = 4;
 const START_MAX: Duration = Duration::from_secs(20);
 
 /// A mounted store.
-struct Mounted {
-    at: PathBuf,
+pub struct Mounted {
+    pub at: PathBuf,
     daemon: Child,
 }
 
@@ -38,7 +43,8 @@ fn program() -> Result<PathBuf> {
 }
 
 impl Mounted {
-    fn new(dir: &Path) -> Result<Mounted> {
+    /// A new store in a directory.
+    pub fn new(dir: &Path) -> Result<Mounted> {
         let [store, at] = ["store", "mnt"].map(|name| dir.join(name));
         std::fs::create_dir(&at)?;
         let below = rustix::fs::stat(&at)?.st_dev;
@@ -78,18 +84,20 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     for at in [&native, &mounted.at] {
         fill(&at.join("file"), FILE_BYTES)?;
         for n in 0..PROCESSES {
-            fill(&at.join(format!("own{n}")), 1 << 20)?;
+            fill(&at.join(format!("own{n}")), SMALL_BYTES)?;
         }
         // Its contents are committed, whoever opens it from here on.
         rustix::fs::syncfs(File::open(at)?)?;
     }
-    let cells: [(&str, usize, Target, Operation); 9] = [
+    let is_ext4 = place.file_system == "ext4";
+    let cells: [(&str, usize, Target, Operation); 13] = [
         ("overwrite 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(0.9), &|at, _| overwrite(at, 1)),
         ("64 overwrites of 4 KiB, fsync", COMMITS_MIN / 2, Target::AtLeast(3.0), &|at, _| overwrite(at, 64)),
         ("append 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(1.5), &|at, _| append(at)),
-        ("store to 16 pages, msync", COMMITS_MIN / 2, Target::AtLeast(3.0), &|at, _| stores(at, 16)),
+        ("store to 16 pages, msync", COMMITS_MIN / 2, Target::AtLeast(12.0), &|at, _| stores(at, 16)),
         ("replace by rename, synced", COMMITS_MIN, Target::AtLeast(1.8), &|at, _| {
-            Ok(replace_file(at, "replaced", &[7; PAGE])?)
+            replace_file(at, "replaced", &[7; PAGE])?;
+            Ok(None)
         }),
         ("4 threads that fsync their own files", COMMITS_MIN / 2, Target::AtLeast(1.5), &|at, _| crowd(at)),
         ("make 100 files", COMMITS_MIN / 4, Target::AtLeast(0.5), &|at, n| {
@@ -101,6 +109,19 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         ("remove 100 files", COMMITS_MIN / 4, Target::AtLeast(0.33), &|at, n| {
             each(at, n, |path| std::fs::remove_file(path.with_extension("new")))
         }),
+        (
+            "1,024 cached writes of 4 KiB",
+            COMMITS_MIN / 4,
+            Target::AtLeast(if is_ext4 { 1.5 } else { 0.7 }),
+            &|at, _| cached_writes(at),
+        ),
+        ("1,024 cached reads of 4 KiB, file of 1 MiB", COMMITS_MIN / 4, Target::AtLeast(0.85), &|at, _| {
+            cached_reads(&at.join("own0"), SMALL_BYTES)
+        }),
+        ("1,024 cached reads of 4 KiB, file of 64 MiB", COMMITS_MIN / 4, Target::AtLeast(0.55), &|at, _| {
+            cached_reads(&at.join("file"), FILE_BYTES)
+        }),
+        ("64 MiB read in order, not cached", COMMITS_MIN / 20, Target::AtLeast(0.6), &|at, _| uncached_read(at)),
     ];
     let mut rows = Vec::new();
     for (name, operations, target, operation) in cells {
@@ -110,8 +131,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         let timed = |at: &Path, number: &Cell<usize>| {
             number.set(number.get() + 1);
             let start = Instant::now();
-            operation(at, number.get())?;
-            Ok(start.elapsed())
+            Ok(operation(at, number.get())?.unwrap_or_else(|| start.elapsed()))
         };
         let mut contenders = [
             Contender::new("on the mount", 1, || timed(&mounted.at, &of_mount)),
@@ -146,7 +166,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-type Operation<'a> = &'a dyn Fn(&Path, usize) -> Result<()>;
+/// Does it; says how long it took, if not all that was done counts.
+type Operation<'a> = &'a dyn Fn(&Path, usize) -> Result<Option<Duration>>;
 
 fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
@@ -156,46 +177,79 @@ fn page_offset(bytes: u64) -> u64 {
     fastrand::u64(..bytes / PAGE as u64) * PAGE as u64
 }
 
-fn overwrite(at: &Path, pages: usize) -> Result<()> {
+fn overwrite(at: &Path, pages: usize) -> Result<Option<Duration>> {
     let (file, page) = (open(&at.join("file"))?, [fastrand::u8(..); PAGE]);
     (0..pages).try_for_each(|_| file.write_all_at(&page, page_offset(FILE_BYTES)))?;
-    Ok(file.sync_all()?)
+    file.sync_all()?;
+    Ok(None)
 }
 
-fn append(at: &Path) -> Result<()> {
+fn append(at: &Path) -> Result<Option<Duration>> {
     let file = open(&at.join("log"))?;
     file.write_all_at(&[7; PAGE], file.metadata()?.len())?;
-    Ok(file.sync_all()?)
+    file.sync_all()?;
+    Ok(None)
 }
 
-fn stores(at: &Path, pages: usize) -> Result<()> {
+fn stores(at: &Path, pages: usize) -> Result<Option<Duration>> {
     let file = open(&at.join("file"))?;
     // SAFETY: nobody else has the file.
     let mut map = unsafe { MmapMut::map_mut(&file)? };
     for _ in 0..pages {
         map[page_offset(FILE_BYTES) as usize] = fastrand::u8(..);
     }
-    Ok(map.flush()?)
+    map.flush()?;
+    Ok(None)
 }
 
-fn crowd(at: &Path) -> Result<()> {
+fn crowd(at: &Path) -> Result<Option<Duration>> {
     let work = |n: usize| {
         let (file, page) = (open(&at.join(format!("own{n}")))?, [fastrand::u8(..); PAGE]);
         for _ in 0..8 {
-            file.write_all_at(&page, page_offset(1 << 20))?;
+            file.write_all_at(&page, page_offset(SMALL_BYTES))?;
             file.sync_all()?;
         }
         Ok(())
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..PROCESSES).map(|n| scope.spawn(move || work(n))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("a thread panicked"))
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a thread panicked")).map(|()| None)
     })
 }
 
 /// A hundred files of a directory, whose number they have.
-fn each(at: &Path, number: usize, work: impl Fn(&Path) -> std::io::Result<()>) -> Result<()> {
+fn each(at: &Path, number: usize, work: impl Fn(&Path) -> std::io::Result<()>) -> Result<Option<Duration>> {
     let dir = at.join(format!("dir{number}"));
     std::fs::create_dir_all(&dir)?;
-    Ok((0..NAMES).try_for_each(|n| work(&dir.join(n.to_string())))?)
+    (0..NAMES).try_for_each(|n| work(&dir.join(n.to_string())))?;
+    Ok(None)
+}
+
+/// Writes to the kernel's cache alone; what the last ones left there is synced before.
+fn cached_writes(at: &Path) -> Result<Option<Duration>> {
+    let (file, page) = (open(&at.join("file"))?, [fastrand::u8(..); PAGE]);
+    file.sync_all()?;
+    let start = Instant::now();
+    (0..PAGES).try_for_each(|_| file.write_all_at(&page, page_offset(FILE_BYTES)))?;
+    Ok(Some(start.elapsed()))
+}
+
+fn cached_reads(path: &Path, bytes: u64) -> Result<Option<Duration>> {
+    let (file, mut page) = (File::open(path)?, [0; PAGE]);
+    // From here on all of it is cached.
+    std::io::copy(&mut &file, &mut std::io::sink())?;
+    let start = Instant::now();
+    (0..PAGES).try_for_each(|_| file.read_exact_at(&mut page, page_offset(bytes)))?;
+    Ok(Some(start.elapsed()))
+}
+
+/// Nothing of any file is cached, on the mount and below it.
+fn uncached_read(at: &Path) -> Result<Option<Duration>> {
+    let mut file = File::open(at.join("file"))?;
+    let mut piece = vec![0; 1 << 20];
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "1").context("only root can drop what is cached")?;
+    let start = Instant::now();
+    while file.read(&mut piece)? > 0 {}
+    Ok(Some(start.elapsed()))
 }

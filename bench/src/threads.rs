@@ -35,7 +35,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
 }
 
 /// What a thread does again and again.
-trait Work: Send {
+pub trait Work: Send {
     fn commit(&mut self) -> Result<Duration>;
 }
 
@@ -233,7 +233,7 @@ fn heaps(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
 }
 
 /// Lets every writer commit on a thread of its own; commits per second of them all.
-fn crowd<W: Work>(writers: &mut [W], commits: usize, measured: &mut Measured) -> Result<f64> {
+pub fn crowd<W: Work>(writers: &mut [W], commits: usize, measured: &mut Measured) -> Result<f64> {
     let start = Instant::now();
     let times: Vec<Result<Vec<_>>> = std::thread::scope(|scope| {
         let work = |writer: &mut W| (0..commits).map(|_| writer.commit()).collect();

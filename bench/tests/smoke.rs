@@ -30,7 +30,7 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     let (report, table, picture) = quick_run(&["all"]);
     let sections = report["sections"].as_array().unwrap();
     let titles: Vec<&str> = sections.iter().map(|section| section["title"].as_str().unwrap()).collect();
-    assert_eq!(titles.len(), 16, "{titles:?}");
+    assert_eq!(titles.len(), 20, "{titles:?}");
     for row in sections.iter().flat_map(|section| section["rows"].as_array().unwrap()) {
         assert!(row["ratio"]["value"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
         assert!(row["verdict"].is_null(), "a smoke run has no verdicts: {row}");
@@ -72,7 +72,14 @@ fn key_value_stores_race_and_hold_what_they_should() {
         for row in rows {
             let contenders = row["contenders"].as_array().unwrap();
             let names: Vec<&str> = contenders.iter().map(|contender| contender["name"].as_str().unwrap()).collect();
-            for always in ["hashbrown on Untorn (Rust)", "redb", "fjall", "floor, buffered", "std::map in memory"] {
+            for always in [
+                "hashbrown on Untorn (Rust)",
+                "told hash table on Untorn (Rust)",
+                "redb",
+                "fjall",
+                "floor, buffered",
+                "std::map in memory",
+            ] {
                 assert!(names.contains(&always), "{names:?}");
             }
             assert_eq!(names[0], "std::map on Untorn", "{}", section["notes"]);
@@ -96,6 +103,20 @@ fn key_value_stores_race_and_hold_what_they_should() {
     let cells = |n: usize| sections[n]["rows"].as_array().unwrap().len();
     assert_eq!((cells(2), cells(3)), (5, 2));
     assert!(table.contains("kv: 10 keys, think 1 ms") && picture.contains("1 std::map on Untorn"));
+}
+
+#[test]
+fn commits_are_measured_over_the_flush() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        println!("skipped: needs root and /dev/fuse for a disk whose flushes take a given time");
+        return;
+    }
+    let (report, ..) = quick_run(&["flush-times"]);
+    let sections = report["sections"].as_array().unwrap();
+    assert_eq!(sections.len(), 3);
+    for contender in sections.iter().flat_map(|section| section["rows"][0]["contenders"].as_array().unwrap()) {
+        assert!(contender["median_us"].as_f64().unwrap() >= 100.0, "shorter than a flush: {contender}");
+    }
 }
 
 #[test]

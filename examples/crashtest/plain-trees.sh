@@ -1,5 +1,6 @@
 #!/bin/sh
-# Power cuts while `untorn-mount` makes a store of a plain tree, runs a program on the tree, and makes a tree of the store:
+# Power cuts while `untorn-mount` makes a store of a plain tree, runs a program on the tree, makes a tree of the store, and
+# makes the store a plain tree in its place:
 # what it makes is whole or not there, what it said is done is there, and a session that was cut off can be recovered.
 #
 #   at=$PWD/plain-trees.sh
@@ -44,14 +45,25 @@ run)
     echo ran
     untorn-mount export s e > /dev/null
     echo exported
+    untorn-mount eject --yes s > /dev/null
+    echo ejected
     ;;
 check)
     tree model
     ! acknowledged imported || [ -d s ] || fail "the store is missing"
     ! acknowledged exported || [ -d e ] || fail "the exported tree is missing"
-    if [ -d s ]; then
+    if [ -e s/.untorn ]; then
+        ! acknowledged ejected || fail "the store is there again"
+        untorn-mount check s
         untorn-mount export s again > /dev/null
         diff -r model again
+        untorn-mount eject --yes s
+    elif [ -e .s.untorn-unfinished ] && [ -d s ]; then
+        untorn-mount eject --yes s
+    fi
+    if [ -d s ]; then
+        diff -r model s
+        [ ! -e .s.untorn-unfinished ] || fail "something is left of the store"
     fi
     [ ! -d e ] || diff -r model e
     if [ -d .d.untorn-run ]; then

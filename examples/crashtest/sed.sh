@@ -9,8 +9,8 @@ setup)
     ;;
 run)
     for n in $(seq 60); do
-        sed -i "s/= .*/= $n/" "$file"
-        if [ "${3:-}" = sync ]; then sync "$file" "$2"; fi
+        sed -i "s/= .*/= $n/" "$file" || exit 1
+        if [ "${3:-}" = sync ]; then sync "$file" "$2" || exit 1; fi
         echo "$n"
     done
     ;;

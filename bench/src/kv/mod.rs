@@ -4,16 +4,17 @@
 mod crates;
 pub mod first;
 mod gdbm;
-mod kv_store;
-mod kyoto;
+pub mod kv_store;
+pub mod kyoto;
 pub mod large;
 mod library;
 mod lmdb;
 mod lsm;
 mod roster;
 mod rust_heap;
-mod sqlite;
+pub mod sqlite;
 mod stl;
+mod told_table;
 
 use crate::bench_run::Run;
 use crate::commits::load_text;
@@ -29,6 +30,7 @@ use roster::{Entrant, Role, Roster, Work};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+pub use stl::library_of_untorn;
 
 const KEYS: usize = 1000;
 const VALUE_BYTES: usize = 1 << 10;
@@ -106,7 +108,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
             "{count} keys of {KEY_BYTES} B, random values of {VALUE_BYTES} B: all inserted, all replaced, all deleted, \
              each pass in a new random order, every operation a durable commit of its own. A figure is the median of \
              {runs} interleaved runs, each on a new store (in brackets: quartiles), of the mean time of an operation, \
-             think time not counted. The last two ratios are of the medians of single operations instead, which a \
+             think time not counted. Two of the ratios are of the medians of single operations instead, which a \
              busy machine disturbs less."
         ),
         "Pages: page faults of the calling thread for each operation; on Untorn, each page stored to faults once in a \
@@ -120,7 +122,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
         place_details: place.details.clone(),
         unit: TimeUnit::Microseconds,
         chart: Chart::Groups,
-        ratio_means: "Untorn's first ÷ the faster floor, and ÷ the fastest peer",
+        ratio_means: "Untorn's first ÷ the faster floor, and ÷ the fastest peer; the same of the table that tells",
         rows: rows.collect(),
         notes: all_notes,
     })
@@ -132,6 +134,7 @@ fn notes(roster: &Roster) -> Vec<String> {
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
          already written file, plus fdatasync. In memory: the same C++ program without durability."
             .to_owned(),
+        "Told: a hash table of 150 lines over a heap with the tracker told, which says what it changes.".to_owned(),
         "LevelDB, RocksDB: sync=true. LMDB: default. SQLite: synchronous=FULL. Kyoto Cabinet: hard transactions, or \
          OAUTOSYNC. gdbm: gdbm_sync after each, durable but not atomic. redb: Durability::Immediate. fjall: \
          PersistMode::SyncAll."
@@ -224,16 +227,27 @@ fn row(pass: &str, load: &str, measured: &[(Role, &Taken)], quick: bool) -> Row 
         Ratio { against: format!("{}, medians", ratio.against), ..ratio }
     };
     let other = |ratio: Ratio, target| Other::new(&ratio.against.clone(), ratio, target, quick);
+    let told = measured.iter().find(|(_, taken)| taken.means.name == roster::TOLD);
+    let told = told.into_iter().flat_map(|(_, taken)| {
+        [(Role::Floor, None), (Role::Peer, Some(Target::AtMost(1.0)))].map(|(role, target)| {
+            let ratio = Ratio::cost(&taken.means, &of(role));
+            other(Ratio { against: format!("told against {}", ratio.against), ..ratio }, target)
+        })
+    });
+    let told: Vec<Other> = told.collect();
     let row = Row {
         cell: pass.to_owned(),
         load: load.to_owned(),
         contenders: measured.iter().map(|(_, taken)| taken.means.summary()).collect(),
         ratio: Some(Ratio::cost(ours, &of(Role::Floor))),
-        others: vec![
+        others: [
             other(Ratio::cost(ours, &of(Role::Peer)), Some(Target::AtMost(1.0))),
             other(singly(Role::Floor), None),
             other(singly(Role::Peer), None),
-        ],
+        ]
+        .into_iter()
+        .chain(told)
+        .collect(),
         details: measured.iter().map(|(role, taken)| (taken.means.name.clone(), details(*role, taken))).collect(),
         ..Row::default()
     };

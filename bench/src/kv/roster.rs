@@ -9,6 +9,7 @@ use super::lsm::{Lsm, LsmStore};
 use super::rust_heap::HashbrownStore;
 use super::sqlite::{JournalMode, Sqlite, SqliteStore};
 use super::stl::{Container, Stl, StlStore};
+use super::told_table::ToldStore;
 use crate::peers::Floor;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -23,6 +24,9 @@ pub enum Role {
     /// Untorn's program without durability.
     Ceiling,
 }
+
+/// The table that tells what it changes.
+pub const TOLD: &str = "told hash table on Untorn (Rust)";
 
 type Open = Box<dyn Fn(&Path) -> Result<Box<dyn Store>>>;
 
@@ -73,6 +77,8 @@ impl Roster {
             roster.container("std::unordered_map on Untorn", Role::Untorn, stl, Container::UnorderedMap);
         }
         roster.add("hashbrown on Untorn (Rust)", Role::Untorn, HashbrownStore::open);
+        let places = if work.bulk { 1 << 20 } else { 1 << 12 };
+        roster.add(TOLD, Role::Untorn, move |dir| ToldStore::open(dir, places));
         for (name, library) in [("LevelDB", Lsm::leveldb as fn() -> Result<Lsm>), ("RocksDB", Lsm::rocksdb)] {
             if let Some(lsm) = roster.look(name, || library().map(Rc::new)) {
                 roster.add(name, Role::Peer, move |dir| LsmStore::open(&lsm, dir));

@@ -31,6 +31,8 @@ const DONE: c_int = 101;
 pub enum JournalMode {
     Wal,
     Delete,
+    /// None: what makes an update whole is below.
+    Off,
 }
 
 pub struct Sqlite {

@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 8] = [
     ("untorn.h", include_str!("../../../include/untorn.h")),
     ("untorn.hpp", include_str!("../../../include/untorn.hpp")),
     ("untorn_heap.hpp", include_str!("../../../include/untorn_heap.hpp")),
     ("untorn_containers.hpp", include_str!("../../../include/untorn_containers.hpp")),
     ("untorn_types.hpp", include_str!("../../../include/untorn_types.hpp")),
+    ("untorn_section.hpp", include_str!("../../../include/untorn_section.hpp")),
     ("untorn_members.hpp", include_str!("../../../include/untorn_members.hpp")),
     ("stl.cpp", include_str!("stl.cpp")),
 ];
@@ -91,7 +92,7 @@ impl Stl {
     }
 
     fn build() -> Result<Stl> {
-        let library = library()?;
+        let library = library_of_untorn()?;
         let scratch = Scratch::new_in(&std::env::temp_dir())?;
         for (name, text) in SOURCES {
             std::fs::write(scratch.path().join(name), text)?;
@@ -116,7 +117,7 @@ impl Stl {
 }
 
 /// `libuntorn.so` of this build, or the installed one.
-fn library() -> Result<PathBuf> {
+pub fn library_of_untorn() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let beside = program.parent().context("a program in a directory")?;
     let places = [beside.to_owned(), beside.join("../lib"), beside.join("..")];

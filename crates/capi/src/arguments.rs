@@ -25,6 +25,18 @@ pub(crate) unsafe fn path<'a>(path: *const c_char, what: &str) -> Result<&'a Pat
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
+/// A path in a store; the empty one is the store's own directory.
+///
+/// # Safety
+/// As of [`path`].
+pub(crate) unsafe fn path_or_top<'a>(path: *const c_char) -> Result<&'a Path> {
+    if path.is_null() {
+        return Err(Failure::null("the path"));
+    }
+    // SAFETY: the caller's promise.
+    Ok(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes())))
+}
+
 /// Bytes that the call reads. NULL is allowed if `len` is 0.
 ///
 /// # Safety

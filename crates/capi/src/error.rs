@@ -114,6 +114,15 @@ impl Failure {
         Failure { kind: UNTORN_E_BAD_HANDLE, errno: libc::EBADF, message }
     }
 
+    /// A handle of a store that is only read, where a kind is expected that changes things, too.
+    pub(crate) fn reads_only(what: &str, handle: &str) -> Failure {
+        let message = format!(
+            "not an open {what} handle, but a {handle} handle, which only reads, by functions of its own: \
+             untorn_store_open() and untorn_open() open for changes"
+        );
+        Failure { kind: UNTORN_E_BAD_HANDLE, errno: libc::EBADF, message }
+    }
+
     /// A handle that the parent process made.
     pub(crate) fn forked() -> Failure {
         Error::Forked.into()

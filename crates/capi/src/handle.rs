@@ -5,7 +5,7 @@
 //! is a token (kind, process, slot, generation) that is looked up in a table and never followed:
 //!
 //! ```text
-//! bit 63        48 47          24 23           4 3    0
+//! bit 63        48 47          25 24           5 4    0
 //!     [ process  ] [ generation ] [    slot    ] [kind]
 //! ```
 //!
@@ -28,9 +28,9 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use crate::error::untorn_error::UNTORN_E_IO;
 use crate::error::{Failure, Result};
 
-const KIND_BITS: u32 = 4;
+const KIND_BITS: u32 = 5;
 const SLOT_BITS: u32 = 20;
-const GENERATION_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 23;
 const PROCESS_BITS: u32 = 16;
 const _: () = assert!(KIND_BITS + SLOT_BITS + GENERATION_BITS + PROCESS_BITS == usize::BITS, "64-bit only");
 
@@ -67,17 +67,34 @@ impl Token {
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub(crate) enum Kind {
-    Store = 0b0001,
-    File = 0b0011,
-    Txn = 0b0101,
-    Ticket = 0b0111,
-    Map = 0b1001,
-    Heap = 0b1011,
-    Gate = 0b1101,
-    Output = 0b1111,
+    Store = 0b00001,
+    File = 0b00011,
+    Txn = 0b00101,
+    Ticket = 0b00111,
+    Map = 0b01001,
+    Heap = 0b01011,
+    Gate = 0b01101,
+    Output = 0b01111,
+    Reader = 0b10001,
+    Snapshot = 0b10011,
+    SnapshotFile = 0b10101,
+    Follow = 0b10111,
+    ReadMap = 0b11001,
+    ReadHeap = 0b11011,
+    MountTxn = 0b11101,
 }
 
 impl Kind {
+    /// Those of a store that is only read.
+    const READING: [Kind; 6] =
+        [Kind::Reader, Kind::Snapshot, Kind::SnapshotFile, Kind::Follow, Kind::ReadMap, Kind::ReadHeap];
+
+    /// The kind with this number, if it only reads, and a kind that changes things is expected.
+    fn mistaken(self, number: usize) -> Option<Kind> {
+        let of = |number: usize| Kind::READING.into_iter().find(|kind| *kind as usize == number);
+        of(number).filter(|_| of(self as usize).is_none())
+    }
+
     /// For messages.
     fn name(self) -> &'static str {
         match self {
@@ -89,6 +106,13 @@ impl Kind {
             Kind::Heap => "heap",
             Kind::Gate => "gate",
             Kind::Output => "output",
+            Kind::Reader => "reader",
+            Kind::Snapshot => "snapshot",
+            Kind::SnapshotFile => "snapshot file",
+            Kind::Follow => "follow",
+            Kind::ReadMap => "read map",
+            Kind::ReadHeap => "read heap",
+            Kind::MountTxn => "transaction of a mount",
         }
     }
 }
@@ -238,6 +262,11 @@ fn find<T: Handle>(
     let token = Token::unpack(raw.addr());
     let table = T::handles().of_this_process();
     let process = truncated(table.process);
+    if token.process == process
+        && let Some(reading) = T::KIND.mistaken(token.kind)
+    {
+        return Err(Failure::reads_only(T::KIND.name(), reading.name()));
+    }
     if token.kind != T::KIND as usize || token.process > process || token.process == 0 {
         return Err(bad_handle());
     }
@@ -261,8 +290,8 @@ mod tests {
     fn tokens_come_apart_as_they_were_put_together() {
         let extremes = [
             Token { kind: 1, slot: 0, generation: 0, process: 1 },
-            Token { kind: 15, slot: (1 << 20) - 1, generation: (1 << 24) - 1, process: (1 << 16) - 1 },
-            Token { kind: 7, slot: 5, generation: 1 << 23, process: 3 },
+            Token { kind: 31, slot: (1 << 20) - 1, generation: (1 << 23) - 1, process: (1 << 16) - 1 },
+            Token { kind: 7, slot: 5, generation: 1 << 22, process: 3 },
         ];
         for token in extremes {
             assert_eq!(Token::unpack(token.pack()), token);

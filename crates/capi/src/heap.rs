@@ -3,9 +3,12 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
 
 use untorn::StoreOptions;
-use untorn::heap::{Heap, HeapOptions, WeakHeap};
+use untorn::heap::{Cuts, Heap, HeapOptions, LiveStart, WeakHeap};
 
 use crate::arguments;
 use crate::error::{Failure, Result, guard, guard_status};
@@ -54,12 +57,38 @@ pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
 /// Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD.
 pub const UNTORN_HEAP_DEBUG_TOLD: u32 = 32;
 
+/// Heap flag: a live heap. Its working memory outlives the process, however that ends, until the machine goes down; the
+/// next opening with this flag goes on from it. A commit is a cut: what the heap goes back to after a power cut.
+/// untorn_heap_live_start() tells how the heap began. Not with UNTORN_TRACKER_TOLD. See docs/LIVE_HEAPS.md.
+pub const UNTORN_HEAP_LIVE: u32 = 64;
+
+/// Heap flag, with UNTORN_HEAP_LIVE: the program calls untorn_section_log() before each store that it makes in a section. For
+/// programs that are not built with untorn-cc or untorn-c++, and languages that these do not compile. Without this flag and
+/// without these hooks, sections are refused.
+pub const UNTORN_HEAP_LOG_BY_HAND: u32 = 128;
+
+/// Heap flag, with UNTORN_HEAP_LIVE: a cut waits until no thread is between untorn_heap_begin() and untorn_heap_end(), between
+/// untorn_heap_hold_cuts() and untorn_heap_release_cuts(), or in a section; all stores are made there. Without it, a cut stops
+/// all threads of the process for a moment, wherever they are, by a real-time signal (UNTORN_STOP_SIGNAL in the environment
+/// names another one). See docs/LIVE_HEAPS.md.
+pub const UNTORN_HEAP_CUTS_WAIT: u32 = 256;
+
+/// untorn_heap_live_start(): no process had left working memory.
+pub const UNTORN_LIVE_NEW: c_int = 1;
+/// untorn_heap_live_start(): with everything that the process before had stored.
+pub const UNTORN_LIVE_WENT_ON: c_int = 2;
+/// untorn_heap_live_start(): as of the last cut.
+pub const UNTORN_LIVE_LAST_CUT: c_int = 3;
+
 const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
     | UNTORN_HEAP_DEBUG_RACES
     | UNTORN_HEAP_QUIET
     | UNTORN_HEAP_DEBUG_GUARDS
     | UNTORN_HEAP_DEBUG_POINTERS
-    | UNTORN_HEAP_DEBUG_TOLD;
+    | UNTORN_HEAP_DEBUG_TOLD
+    | UNTORN_HEAP_LIVE
+    | UNTORN_HEAP_LOG_BY_HAND
+    | UNTORN_HEAP_CUTS_WAIT;
 
 /// How to open a heap. Zero is the default of everything but `size`.
 #[repr(C)]
@@ -81,13 +110,17 @@ pub struct untorn_heap_options {
     /// heaps that use more than memory. 0: what the heap uses.
     pub dirty_max: u64,
     /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-    /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, or'ed.
+    /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
+    /// UNTORN_HEAP_CUTS_WAIT, or'ed.
     pub flags: u32,
     /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
     pub tracker: u32,
+    /// With UNTORN_HEAP_LIVE: a thread commits this often, in milliseconds, if something was stored to. 0: only the program
+    /// commits.
+    pub cut_every_ms: u64,
 }
 
-const _: () = assert!(size_of::<untorn_heap_options>() == 40, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_heap_options>() == 48, "members may be added at the end, never removed");
 
 // SAFETY: numbers.
 unsafe impl Versioned for untorn_heap_options {
@@ -142,7 +175,14 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
         .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0)
         .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0)
-        .debug_told(options.flags & UNTORN_HEAP_DEBUG_TOLD != 0);
+        .debug_told(options.flags & UNTORN_HEAP_DEBUG_TOLD != 0)
+        .live(options.flags & UNTORN_HEAP_LIVE != 0);
+    if options.flags & UNTORN_HEAP_CUTS_WAIT != 0 {
+        result = result.cuts(Cuts::Wait);
+    }
+    if options.cut_every_ms != 0 {
+        result = result.cut_every(Duration::from_millis(options.cut_every_ms));
+    }
     if options.flags & UNTORN_HEAP_QUIET != 0 {
         // SAFETY: the caller's promise, which the flag is.
         result = unsafe { result.quiet(true) };
@@ -173,9 +213,34 @@ pub(crate) fn weak(heap: *const untorn_heap) -> Result<WeakHeap> {
     WeakHeap::remembered(heap.addr(), look_up)
 }
 
+/// The program tells of its stores in sections by itself.
+static LOGS_BY_HAND: AtomicBool = AtomicBool::new(false);
+
+/// Whether a heap was opened with the flag that says so.
+pub(crate) fn is_logged_by_hand() -> bool {
+    LOGS_BY_HAND.load(Acquire)
+}
+
+/// Whether the options say that the program tells of its stores in sections by itself.
+///
+/// # Safety
+/// As of [`read`].
+unsafe fn logs_by_hand(options: *const untorn_heap_options) -> Result<bool> {
+    // SAFETY: the caller's promise.
+    let options = unsafe { versioned::read(options)? };
+    Ok(options.is_some_and(|options| options.flags & UNTORN_HEAP_LOG_BY_HAND != 0))
+}
+
 /// Makes one call on a heap.
 pub(crate) fn with_heap<R>(heap: *const untorn_heap, call: impl FnOnce(&Heap) -> Result<R>) -> Result<R> {
     call(&*handle::get::<Heap, _>(heap)?)
+}
+
+fn insert(heap: Heap, by_hand: bool) -> Result<*mut untorn_heap> {
+    if by_hand {
+        LOGS_BY_HAND.store(true, Release);
+    }
+    handle::insert(heap)
 }
 
 /// Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options`
@@ -196,8 +261,8 @@ pub unsafe extern "C" fn untorn_heap_open(
         // SAFETY: the caller's promise.
         let path = unsafe { arguments::path(path, "the path") }?;
         // SAFETY: the caller's promise.
-        let options = unsafe { read(options, options::read(store_options)?) }?;
-        handle::insert(options.open(path)?)
+        let (options, by_hand) = unsafe { (read(options, options::read(store_options)?)?, logs_by_hand(options)?) };
+        insert(options.open(path)?, by_hand)
     })
 }
 
@@ -218,13 +283,13 @@ pub unsafe extern "C" fn untorn_heap_open_at(
         // SAFETY: the caller's promise.
         let name = unsafe { arguments::path(name, "the name") }?;
         // SAFETY: the caller's promise.
-        let options = unsafe { read(options, StoreOptions::default()) }?;
-        handle::insert(options.open_in(&store, name)?)
+        let (options, by_hand) = unsafe { (read(options, StoreOptions::default())?, logs_by_hand(options)?) };
+        insert(options.open_in(&store, name)?, by_hand)
     })
 }
 
-/// Closes the heap. Uncommitted changes are DISCARDED, and pointers into the heap become invalid. Returns
-/// 0, or -1 with an error; the handle is closed in either case.
+/// Closes the heap. Uncommitted changes are DISCARDED (a live heap makes its last cut instead, and its working memory is
+/// removed), and pointers into the heap become invalid. Returns 0, or -1 with an error; the handle is closed in either case.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_close(heap: *mut untorn_heap) -> c_int {
     guard(-1, || {
@@ -234,6 +299,38 @@ pub extern "C" fn untorn_heap_close(heap: *mut untorn_heap) -> c_int {
             heap.close()?;
         }
         Ok(0)
+    })
+}
+
+/// How a live heap began: UNTORN_LIVE_NEW, UNTORN_LIVE_WENT_ON or UNTORN_LIVE_LAST_CUT; 0: the heap was not opened with
+/// UNTORN_HEAP_LIVE. -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_heap_live_start(heap: *const untorn_heap) -> c_int {
+    guard(-1, || {
+        with_heap(heap, |heap| {
+            Ok(heap.live().map_or(0, |live| match live.start {
+                LiveStart::New => UNTORN_LIVE_NEW,
+                LiveStart::WentOn => UNTORN_LIVE_WENT_ON,
+                LiveStart::LastCut(_) => UNTORN_LIVE_LAST_CUT,
+            }))
+        })
+    })
+}
+
+/// From now on, until untorn_heap_release_cuts() in the same thread, no commit takes place: for steps each of which leaves
+/// the heap whole, such as those of lock-free structures. Of a live heap whose process ends meanwhile nothing is lost;
+/// after untorn_heap_begin() the heap goes back to its last cut. May be nested. Returns 0, or -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_heap_hold_cuts(heap: *mut untorn_heap) -> c_int {
+    guard_status(|| Ok(weak(heap)?.begin_hold()?))
+}
+
+/// Ends what untorn_heap_hold_cuts() began. Returns 0, or -1: EINVAL (this thread has begun none), EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_heap_release_cuts(heap: *mut untorn_heap) -> c_int {
+    guard_status(|| match weak(heap)?.end_hold()? {
+        true => Ok(()),
+        false => Err(Failure::invalid("this thread holds no cuts of the heap")),
     })
 }
 

@@ -52,7 +52,7 @@ unsafe impl Versioned for untorn_heap_root_info {
 ///
 /// # Safety
 /// NULL or a string that stays unchanged during `'a`.
-unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
+pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     if text.is_null() {
         return Err(Failure::null(what));
     }
@@ -60,7 +60,7 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
 }
 
-fn shape(type_name: &str, bytes: usize, align: usize, version: u32) -> Result<RootShape<'_>> {
+pub(crate) fn shape(type_name: &str, bytes: usize, align: usize, version: u32) -> Result<RootShape<'_>> {
     let layout =
         Layout::from_size_align(bytes, align).map_err(|_| Failure::invalid("no type has this size and alignment"))?;
     Ok(RootShape { type_name, layout, version })

@@ -10,10 +10,10 @@
 //!
 //! Imports run down this list only:
 //!
-//! 1. [`posix`]; [`heap_memory`], [`heap_roots`], [`heap_inspect`]
+//! 1. [`posix`]; [`heap_memory`], [`heap_roots`], [`heap_inspect`], [`section_calls`]
 //! 2. [`heap`], [`map`], [`txn`], [`output_gate`]
-//! 3. [`file`]: file handles
-//! 4. [`store`], [`ticket`]
+//! 3. [`file`]: file handles; [`follow`]
+//! 4. [`store`], [`ticket`], [`reader`]
 //! 5. [`status`]
 //! 6. [`options`], [`handle`], [`text`]
 //! 7. [`versioned`], [`arguments`]: checks on arguments
@@ -23,6 +23,7 @@
 mod arguments;
 mod error;
 mod file;
+mod follow;
 mod handle;
 mod heap;
 mod heap_inspect;
@@ -30,9 +31,13 @@ mod heap_memory;
 mod heap_roots;
 mod log;
 mod map;
+mod on_mount;
 mod options;
 mod output_gate;
 mod posix;
+mod read_copies;
+mod reader;
+mod section_calls;
 mod status;
 mod store;
 mod text;

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 
-use untorn::{FailureClass, StoreOptions};
+use untorn::{FailureClass, Readers, StoreOptions};
 
 use crate::error::{Failure, Result, guard};
 use crate::log;
@@ -26,8 +26,19 @@ pub const UNTORN_FULL_PAGE: u32 = 4;
 /// Options flag: accept the files of a store of UNTORN_CLASS_PROCESS as they are after a machine crash,
 /// instead of failing with ENOTRECOVERABLE. The files may be torn.
 pub const UNTORN_ACCEPT_UNKNOWN: u32 = 8;
+/// Options flag: if this call makes the store, the group of the store directory may read it, too
+/// (untorn_reader_open()). The journal holds bytes of all files, also of those that only the owner may read.
+/// `untorn readers` changes it later.
+pub const UNTORN_READERS_GROUP: u32 = 16;
+/// Options flag: as UNTORN_READERS_GROUP, and everybody may read it.
+pub const UNTORN_READERS_ALL: u32 = 32;
 
-const ALL_FLAGS: u32 = UNTORN_MUST_EXIST | UNTORN_WAIT | UNTORN_FULL_PAGE | UNTORN_ACCEPT_UNKNOWN;
+const ALL_FLAGS: u32 = UNTORN_MUST_EXIST
+    | UNTORN_WAIT
+    | UNTORN_FULL_PAGE
+    | UNTORN_ACCEPT_UNKNOWN
+    | UNTORN_READERS_GROUP
+    | UNTORN_READERS_ALL;
 
 /// How to open a store. Zero is the default of every member but `size`. So both
 /// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
@@ -40,7 +51,8 @@ pub struct untorn_options {
     pub size: usize,
     /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
     pub failure_class: u32,
-    /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, or'ed.
+    /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
+    /// UNTORN_READERS_ALL, or'ed.
     pub flags: u32,
     /// The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
     /// 64 MiB. The minimum is 64 KiB; smaller numbers mean 64 KiB.
@@ -100,6 +112,11 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
         .wait(flags & UNTORN_WAIT != 0)
         .full_page(flags & UNTORN_FULL_PAGE != 0)
         .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0);
+    match (flags & UNTORN_READERS_ALL != 0, flags & UNTORN_READERS_GROUP != 0) {
+        (true, _) => result = result.readers(Readers::All),
+        (false, true) => result = result.readers(Readers::Group),
+        (false, false) => {}
+    }
     if options.journal_bytes != 0 {
         result = result.journal_bytes(options.journal_bytes);
     }

@@ -43,7 +43,7 @@ pub struct untorn_status {
     pub commits_waited: u64,
     /// Checkpoints.
     pub checkpoints: u64,
-    /// LSN of the last commit. LSNs count from the creation of the store.
+    /// LSN of the last durable commit. LSNs count from the creation of the store.
     pub lsn: u64,
     /// Calls of fdatasync, fsync and syncfs.
     pub syncs: u64,

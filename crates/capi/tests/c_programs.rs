@@ -15,7 +15,7 @@ use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
 };
 
-const PROGRAMS: [&str; 16] = [
+const PROGRAMS: [&str; 18] = [
     "store",
     "file",
     "txn",
@@ -27,6 +27,8 @@ const PROGRAMS: [&str; 16] = [
     "misuse",
     "threads",
     "crash",
+    "reader",
+    "reader_copies",
     "malloc",
     "wrapper",
     "heap",
@@ -223,6 +225,16 @@ fn crash() {
     shared("crash");
 }
 
+#[test]
+fn reader() {
+    shared("reader");
+}
+
+#[test]
+fn reader_copies() {
+    shared("reader_copies");
+}
+
 /// The C code is instrumented. The allocator is instrumented for C and Rust, so leaks and invalid frees are found.
 #[test]
 fn all_under_sanitizers() {
@@ -281,7 +293,7 @@ fn posix_calls_under_the_thread_sanitizer() {
 
 /// Root may do more than others: the programs do without. (Started by an ordinary user, all tests are such a run.)
 #[test]
-fn posix_calls_of_an_ordinary_user() {
+fn programs_of_an_ordinary_user() {
     // SAFETY: asks only.
     if unsafe { libc::geteuid() } != 0 {
         return;
@@ -295,7 +307,18 @@ fn posix_calls_of_an_ordinary_user() {
     // Where the user can reach it: cargo's directory may be root's.
     let library = build.path().join("libuntorn.so.0");
     fs::copy(library_dir().join("libuntorn.so"), &library).expect("a copy of the library");
-    for program in ["posix", "posix_names", "posix_threads", "posix_cxx", "map", "heap", "heap_plain", "malloc"] {
+    for program in [
+        "posix",
+        "posix_names",
+        "posix_threads",
+        "posix_cxx",
+        "map",
+        "heap",
+        "heap_plain",
+        "malloc",
+        "reader",
+        "reader_copies",
+    ] {
         let binary = build.path().join(program);
         link_shared(&source(program), &binary);
         let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
@@ -320,7 +343,9 @@ fn all_under_valgrind() {
         let binary = directory.join(program);
         link_shared(&source(program), &binary);
         let mut launcher = VALGRIND.to_vec();
-        if ["crash", "malloc", "map", "posix", "posix_names", "posix_threads", "posix_cxx"].contains(&program) {
+        if ["crash", "reader", "reader_copies", "malloc", "map", "posix", "posix_names", "posix_threads", "posix_cxx"]
+            .contains(&program)
+        {
             // A forked child leaves its parent's handles alone, which looks like a leak in the child.
             launcher.push("--leak-check=no");
         }

@@ -9,7 +9,7 @@ use std::process::Command;
 use common::{build_library, crate_dir, library_dir, output_of};
 
 /// In the order in which the header should introduce things.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 20] = [
     "error.rs",
     "log.rs",
     "text.rs",
@@ -20,11 +20,16 @@ const SOURCES: [&str; 15] = [
     "ticket.rs",
     "output_gate.rs",
     "txn.rs",
+    "on_mount.rs",
+    "reader.rs",
+    "follow.rs",
     "map.rs",
     "heap.rs",
     "heap_memory.rs",
     "heap_roots.rs",
     "heap_inspect.rs",
+    "section_calls.rs",
+    "read_copies.rs",
 ];
 
 fn generated() -> String {

@@ -1,12 +1,20 @@
 //! Subcommands that are programs of their own: looked for beside this program, then in PATH.
 
 use clap::Args;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use untorn_os::mount_calls;
 use untorn_terminal::Failure;
+
+/// How a table of files begins; see `docs/MOUNT.md`.
+const TREE: &[u8; 11] = b"untorn tree";
 
 /// Exit code of a shell that cannot find a command.
 const NOT_FOUND: u8 = 127;
@@ -32,10 +40,14 @@ pub enum Other {
     Import,
     Export,
     Run,
-    /// Of a directory with a session, and not of a store.
+    /// Of a mount, or of a directory with a session, and not of a store.
     Status,
     /// As `Status`.
     Recover,
+    /// Of a mount, or of its store.
+    Check,
+    /// Of the store of a mount.
+    Eject,
     Bench,
     Demo,
 }
@@ -53,6 +65,8 @@ impl Other {
             Other::Run => "run",
             Other::Status => "status",
             Other::Recover => "recover",
+            Other::Check => "check",
+            Other::Eject => "eject",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -71,6 +85,8 @@ impl Other {
             Other::Run => ("untorn-mount", Some("run")),
             Other::Status => ("untorn-mount", Some("status")),
             Other::Recover => ("untorn-mount", Some("recover")),
+            Other::Check => ("untorn-mount", Some("check")),
+            Other::Eject => ("untorn-mount", Some("eject")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }
@@ -97,13 +113,36 @@ impl Other {
 
 /// Whether a session of `untorn run` works on a directory, or was left there: then it has a directory beside.
 pub fn has_session(path: &Path) -> bool {
+    has_beside(path, ".untorn-run")
+}
+
+/// Whether a killed `untorn eject` of a mount's store has left what is to be removed beside a directory that is plain already.
+pub fn has_ejected_store(path: &Path) -> bool {
+    !path.join(".untorn").exists() && has_beside(path, ".untorn-unfinished")
+}
+
+fn has_beside(path: &Path, end: &str) -> bool {
     let beside = |path: PathBuf| {
         let mut hidden = OsString::from(".");
         hidden.push(path.file_name()?);
-        hidden.push(".untorn-run");
+        hidden.push(end);
         Some(path.parent()?.join(hidden).is_dir())
     };
     path.canonicalize().ok().and_then(beside).unwrap_or(false)
+}
+
+/// Whether a directory is on a mount of Untorn's; also if its daemon has ended.
+pub fn is_on_mount(path: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let asked = rustix::fs::open(path, flags, Mode::empty()).and_then(mount_calls::status);
+    matches!(asked, Ok(_) | Err(Errno::PERM | Errno::NOTCONN | Errno::CONNABORTED))
+}
+
+/// Whether `untorn mount` has made a store.
+pub fn holds_a_tree(store: &Path) -> bool {
+    let mut begin = [0; TREE.len()];
+    let read = File::open(store.join("table")).and_then(|mut table| table.read_exact(&mut begin));
+    read.is_ok() && begin == *TREE
 }
 
 fn find(name: &str) -> Option<PathBuf> {

@@ -131,6 +131,37 @@ fn a_session_beside_a_directory_is_asked_about() {
     }
 }
 
+/// Names of files on a mount are in its table alone (docs/MOUNT.md has the bytes): what the command would do to files of a
+/// store is another program's there.
+#[test]
+fn the_store_of_a_mount_is_asked_about() {
+    let (dir, command) = installed("untorn-mount", "#!/bin/sh\necho \"$@\"\nexit 7\n");
+    let path = dir.path().join("store");
+    std::fs::create_dir(&path).unwrap();
+    let run = |arguments: &[&str]| -> Run {
+        Command::new(&command).args(arguments).arg("store").current_dir(dir.path()).output().unwrap().into()
+    };
+    let store = untorn::Store::open(&path).unwrap();
+    let table = store.open_or_create("table").unwrap();
+    table.append(b"a table").unwrap();
+    table.commit().unwrap();
+    run(&["check"]).ok();
+    table.write_all_at(b"untorn tree   1\n", 0).unwrap();
+    table.commit().unwrap();
+    drop(table);
+    store.close().unwrap();
+    for arguments in [&["check", "--json"][..], &["eject", "--yes"]] {
+        let run = run(arguments);
+        assert_eq!((run.code, run.out), (Some(7), format!("{} store\n", arguments.join(" "))));
+    }
+    run(&["status"]).ok();
+    // A killed `eject` has left what is to be removed.
+    let _ = (std::fs::remove_dir_all(&path), std::fs::create_dir(&path));
+    assert_ne!(run(&["eject", "--yes"]).code, Some(7));
+    std::fs::create_dir(dir.path().join(".store.untorn-unfinished")).unwrap();
+    assert_eq!(run(&["eject", "--yes"]).code, Some(7));
+}
+
 #[test]
 fn other_programs_are_looked_for_beside_the_command_then_in_path_then_named() {
     let (dir, command) = installed("untorn-crashtest", "#!/bin/sh\necho beside\n");

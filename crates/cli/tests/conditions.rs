@@ -114,7 +114,7 @@ fn root_looks_at_anybodys_store_and_changes_nothing() {
     // To change it is another matter.
     let e = run(&["recover"], &store).fails(1);
     assert!(e.contains("run as user 65534"), "{e}");
-    fs::set_permissions(store.join(".untorn"), Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(store.join(".untorn"), Permissions::from_mode(0o775)).unwrap();
     let check = run(&["check"], &store);
     assert!(check.code == Some(1) && check.out.contains("chmod 700"), "{}{}", check.out, check.err);
 }

@@ -185,3 +185,72 @@ fn cp_copies_a_standalone_file() {
     assert_eq!(std::fs::read(&copy).unwrap(), b"dark");
     assert!(!dir.path().join("copy.untorn").exists());
 }
+
+#[test]
+fn cp_copies_attributes_when_asked() {
+    let (dir, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open(dir.path());
+    commit(&store, "a", b"committed");
+    store.checkpoint().unwrap();
+    let a = dir.path().join("a");
+    let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+    std::fs::File::options().write(true).open(&a).unwrap().set_modified(old).unwrap();
+    rustix::fs::setxattr(&a, "user.colour", b"green", rustix::fs::XattrFlags::empty()).unwrap();
+    let (plain, with) = (copies.path().join("plain"), copies.path().join("with"));
+    cp(dir.path(), &plain).ok();
+    run(&["cp", "--attributes", dir.path().to_str().unwrap()], &with).ok();
+    let attribute = |path: &Path, name: &str| {
+        let mut value = [0; 64];
+        rustix::fs::getxattr(path, name, &mut value[..]).map(|n| value[..n].to_vec()).ok()
+    };
+    assert_eq!(std::fs::read(with.join("a")).unwrap(), b"committed");
+    assert_eq!(with.join("a").metadata().unwrap().modified().unwrap(), old);
+    assert_eq!(attribute(&with.join("a"), "user.colour").as_deref(), Some(&b"green"[..]));
+    assert_eq!(attribute(&with.join("a"), "user.untorn"), None, "the copy is in no store");
+    assert!(plain.join("a").metadata().unwrap().modified().unwrap() > old);
+    assert_eq!(attribute(&plain.join("a"), "user.colour"), None);
+    store.close().unwrap();
+}
+
+#[test]
+fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let mode = |name: &str| dir.path().join(name).metadata().unwrap().permissions().mode() & 0o777;
+    let who = |word: &str| {
+        let path = dir.path().to_str().unwrap();
+        let words = if word.is_empty() { vec!["readers", path] } else { vec!["readers", path, word] };
+        common::Run::from(untorn().args(words).output().unwrap())
+    };
+    assert!(who("").ok().starts_with("owner: "));
+    assert!(who("group").ok().starts_with("group: "));
+    assert_eq!((mode(".untorn"), mode(".untorn/journal"), mode(".untorn/journal/header")), (0o750, 0o750, 0o640));
+    assert!(who("all").ok().starts_with("all: "));
+    assert_eq!((mode(".untorn"), mode(".untorn/lock")), (0o755, 0o644));
+    if common::root() {
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        use std::os::unix::process::CommandExt;
+        let as_nobody = |words: &[&str]| {
+            let mut command = untorn();
+            command.args(words).stdin(Stdio::null()).uid(common::NOBODY).gid(common::NOBODY);
+            common::Run::from(command.output().unwrap())
+        };
+        let (path, file) = (dir.path().to_str().unwrap(), dir.path().join("a"));
+        assert_eq!(as_nobody(&["cat", file.to_str().unwrap()]).ok(), "one");
+        assert_eq!(as_nobody(&["ls", path]).ok(), "a\n");
+        as_nobody(&["status", path]).ok();
+        as_nobody(&["readers", path, "owner"]).fails(1);
+        as_nobody(&["recover", path]).fails(1);
+    }
+    assert!(who("owner").ok().starts_with("owner: "));
+    assert_eq!((mode(".untorn"), mode(".untorn/journal/header")), (0o700, 0o600));
+    assert!(who("friends").code == Some(2));
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    let status = run(&["status"], dir.path()).ok();
+    assert!(status.contains(&format!("by readers: commit {}\n", snapshot.lsn())), "{status}");
+    drop(snapshot);
+    assert!(!run(&["status"], dir.path()).ok().contains("by readers"));
+    store.close().unwrap();
+}

@@ -269,6 +269,7 @@ fn eject_asks_on_a_terminal() {
 fn check_of_garbage_says_so() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join(".untorn")).unwrap();
+    fs::set_permissions(dir.path().join(".untorn"), std::os::unix::fs::PermissionsExt::from_mode(0o775)).unwrap();
     std::os::unix::fs::symlink("/etc", dir.path().join("file.untorn")).unwrap();
     fs::write(dir.path().join("file"), "plain").unwrap();
     for path in [dir.path().to_owned(), dir.path().join("file")] {
@@ -276,4 +277,20 @@ fn check_of_garbage_says_so() {
         assert!(matches!(out.code, Some(1 | 2)), "{}: {}{}", path.display(), out.out, out.err);
         assert!(out.out.contains("PROBLEM") || out.err.starts_with("untorn: "), "{}{}", out.out, out.err);
     }
+}
+
+/// A file of Untorn's own may get the number of a file that was a live heap once.
+#[test]
+fn live_memory_that_nobody_removed_is_not_untorns_own() {
+    use std::os::unix::fs::MetadataExt;
+    let (dir, live) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    StoreOptions::default().open(dir.path()).unwrap().close().unwrap();
+    let lock = dir.path().join(".untorn/lock").metadata().unwrap();
+    let users = live.path().join(format!("untorn-{}", lock.uid()));
+    fs::create_dir(&users).unwrap();
+    fs::write(users.join(format!("heap-{:x}-{:x}", lock.dev(), lock.ino())), [0; 100]).unwrap();
+    let mut command = untorn();
+    command.args(["eject", "--yes"]).arg(dir.path()).env("UNTORN_LIVE_DIR", live.path());
+    Run::from(command.stdin(Stdio::null()).output().unwrap()).ok();
+    assert!(!dir.path().join(".untorn").exists());
 }

@@ -7,6 +7,8 @@ mod differences;
 pub mod enumerate;
 mod fixture;
 pub mod heaps;
+mod lease_moments;
+mod lease_stand_in;
 mod mapping_operations;
 pub mod mutation;
 mod name_operations;

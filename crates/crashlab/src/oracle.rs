@@ -157,7 +157,7 @@ pub(crate) fn check_leftovers(disk: &SimDisk, touched: &str) -> Result<(), Strin
     for (path, entry) in disk.tree() {
         let text = path.to_string_lossy();
         match text.strip_prefix(".untorn") {
-            Some("" | "/lock" | "/journal" | "/journal/header") => {}
+            Some("" | "/owner" | "/lock" | "/journal" | "/journal/header") => {}
             Some(inside) if inside.starts_with("/journal/segment.") => {}
             Some(_) => return Err(format!("{text} is left over")),
             None if text == touched => {

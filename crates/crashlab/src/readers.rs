@@ -5,16 +5,20 @@
 //! in between, closings, crashes. Readers then read the recording while it goes on between their calls. What a reader
 //! sees must be the tree that some commit left, one that a power cut at that moment would not take back.
 
+use crate::lease_stand_in::{Taken, stand_in};
 use crate::runner::KillOnDrop;
 use crate::simulation::replayed::{Pace, Recording, Replayed};
 use crate::simulation::{Cut, Options, PROFILES, SimDisk, Snapshot};
 use fastrand::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use untorn::reader::Snapshot as View;
+use std::time::Duration;
+use untorn::reader::{Followed, Snapshot as View};
 use untorn::{Error, Reader, Store, StoreOptions};
+use untorn_journal::look::Look;
 use untorn_journal::store_dir::StoreDir;
+use untorn_os::Storage;
 
 /// Names and contents.
 type Tree = BTreeMap<String, Vec<u8>>;
@@ -34,6 +38,10 @@ pub struct ReaderTotals {
     pub across: u64,
     /// Snapshots that expired before they were read whole.
     pub expired: u64,
+    /// Commits that were followed.
+    pub followed: u64,
+    /// Trees that were read whole under a lease while the recording went on.
+    pub held: u64,
 }
 
 impl std::ops::AddAssign for ReaderTotals {
@@ -42,6 +50,8 @@ impl std::ops::AddAssign for ReaderTotals {
         self.whole += other.whole;
         self.across += other.across;
         self.expired += other.expired;
+        self.followed += other.followed;
+        self.held += other.held;
     }
 }
 
@@ -57,7 +67,7 @@ const SMALL: Sizes = (48 << 10, 8 << 10, 4 << 10);
 
 fn open(disk: &SimDisk, (journal, first, inline): Sizes) -> Result<(Store, KillOnDrop), String> {
     let life = KillOnDrop(disk.spawn());
-    let options = StoreOptions::default().background(false).sizes(journal, first, inline).readers(true);
+    let options = StoreOptions::default().background(false).sizes(journal, first, inline).page(true);
     let store = options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
     Ok((store.map_err(said("opening the store"))?, life))
 }
@@ -71,6 +81,8 @@ struct Owner {
     rng: Rng,
     disk: SimDisk,
     trees: Vec<Tree>,
+    /// Those that readers had, if readers have leases.
+    leases: Option<Taken>,
 }
 
 impl Owner {
@@ -186,6 +198,10 @@ impl Owner {
     /// A life of the store: until it is closed, or killed before any of its calls. Returns its moments.
     fn live(&mut self, steps: usize, is_killed: bool) -> Result<Vec<Snapshot>, String> {
         self.disk.record();
+        if let Some(taken) = self.leases.clone() {
+            let one_in = self.rng.usize(3..25);
+            self.disk.let_others(stand_in(self.rng.u64(..), one_in, taken));
+        }
         let (store, life) = open(&self.disk, LARGE)?;
         for _ in 0..steps {
             match self.rng.u8(..8) {
@@ -221,6 +237,19 @@ struct Program {
     trees: Vec<Tree>,
     /// A file that is away for a while.
     missing: Option<&'static str>,
+    /// What each follower was given.
+    followed: Vec<Vec<Given>>,
+    /// The numbers of all commits that are in the log at some moment.
+    commits: BTreeSet<u64>,
+    /// When somebody had a lease: the first moment, and the last one.
+    leases: Vec<(usize, usize)>,
+}
+
+/// A commit, or commits that may be missing, or where a follower begins.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    first_lsn: u64,
+    last_lsn: u64,
 }
 
 fn recorded(seed: u64) -> Result<Program, String> {
@@ -231,23 +260,24 @@ fn recorded(seed: u64) -> Result<Program, String> {
         seed,
         ..Options::default()
     });
-    let mut owner = Owner { rng, disk, trees: vec![Tree::new()] };
+    let mut owner = Owner { rng, disk, trees: vec![Tree::new()], leases: None };
     owner.disk.settle();
     owner.live(0, false)?;
+    owner.leases = (!seed.is_multiple_of(3)).then(Taken::default);
     let mut moments = Vec::new();
     for _ in 0..owner.rng.usize(2..4) {
         let (steps, is_killed) = (owner.rng.usize(1..STEPS), owner.rng.u8(..3) > 0);
         moments.extend(owner.live(steps, is_killed)?);
     }
     moments.extend(owner.live(0, false)?);
-    Ok(Program { recording: Recording::new(moments), trees: owner.trees, missing: None })
+    Ok(Program::new(moments, owner.trees, None))
 }
 
 /// A file waits, as another program has moved it away, and the journal goes on without it.
 fn recorded_with_a_file_that_waits() -> Result<Program, String> {
     let disk = SimDisk::new(Options::default());
     let (store, _life) = open(&disk, SMALL)?;
-    let mut owner = Owner { rng: Rng::with_seed(7), disk, trees: vec![Tree::new()] };
+    let mut owner = Owner { rng: Rng::with_seed(7), disk, trees: vec![Tree::new()], leases: None };
     for name in ["a", "b"] {
         let mut tree = owner.tree();
         tree.insert(name.into(), vec![1; 3000]);
@@ -277,7 +307,7 @@ fn recorded_with_a_file_that_waits() -> Result<Program, String> {
         let file = store.open_file("b").map_err(said("open"))?;
         owner.commit(tree, || file.write_all_at(&[n; 3000], 0).and_then(|()| file.commit()))?;
     }
-    Ok(Program { recording: Recording::new(owner.disk.recorded()), trees: owner.trees, missing: Some("a") })
+    Ok(Program::new(owner.disk.recorded(), owner.trees, Some("a")))
 }
 
 /// What a reader has seen of a snapshot.
@@ -350,6 +380,8 @@ fn survives(moment: &Snapshot, trees: &[Tree]) -> Result<usize, String> {
 
 /// The commit that recovery finds.
 fn commit_in(disk: &SimDisk, trees: &[Tree]) -> Result<usize, String> {
+    // Nobody waits for readers here.
+    disk.machine().leases.clear();
     let (store, _life) = open(disk, LARGE)?;
     let mut tree = Tree::new();
     for name in store.list("").map_err(said("list"))? {
@@ -362,16 +394,25 @@ fn commit_in(disk: &SimDisk, trees: &[Tree]) -> Result<usize, String> {
 }
 
 impl Program {
+    fn new(moments: Vec<Snapshot>, trees: Vec<Tree>, missing: Option<&'static str>) -> Program {
+        let recording = Recording::new(moments);
+        let leases = recording.leases();
+        Program { recording, trees, missing, followed: Vec::new(), commits: BTreeSet::new(), leases }
+    }
+
     fn is_owned(&self, moment: usize) -> bool {
         self.recording.moments[moment].is_any_locked()
     }
 
     /// One reader of the recording.
-    fn read(&self, seed: u64, totals: &mut ReaderTotals) -> Result<(), String> {
+    fn read(&mut self, seed: u64, totals: &mut ReaderTotals) -> Result<(), String> {
         let mut rng = Rng::with_seed(seed);
         let last = self.recording.moments.len() - 1;
-        let from = rng.usize(..=last);
+        // Where somebody has a lease, most of them.
+        let lease = rng.choice(&self.leases).filter(|_| rng.u8(..4) > 0);
+        let from = lease.map_or(rng.usize(..=last), |(begin, end)| rng.usize(begin.saturating_sub(4)..=*end));
         let pace = match rng.u8(..3) {
+            0 if lease.is_some() => Pace::Leap { call: rng.usize(1..90), moments: rng.usize(1..12) },
             0 => Pace::Leap { call: rng.usize(1..120), moments: rng.usize(1..=last / 4 + 1) },
             1 => Pace::Steps { one_in: rng.usize(1..4), most: rng.usize(1..4) },
             _ => Pace::Steps { one_in: rng.usize(8..40), most: rng.usize(1..=last / 8 + 1) },
@@ -379,12 +420,33 @@ impl Program {
         let replayed = Replayed::new(&self.recording, from, pace, seed);
         let reader = Reader::open_on(replayed.storage(), StoreDir::of_directory(), PathBuf::new());
         let reader = reader.map_err(said("opening a reader"))?;
-        let mut newest = 0;
+        let mut follow = reader.follow().map_err(said("following"))?;
+        let mut given = vec![Given { first_lsn: follow.lsn(), last_lsn: follow.lsn() }];
+        let (mut newest, mut kept) = (0, None);
         for _ in 0..rng.usize(1..6) {
+            while let Some(next) = follow.next_within(Duration::ZERO).map_err(said("following"))? {
+                given.push(match next {
+                    Followed::Commit(commit) => Given { first_lsn: commit.lsn, last_lsn: commit.lsn },
+                    Followed::Missed { first_lsn, last_lsn } => Given { first_lsn, last_lsn },
+                    other => return Err(format!("reader {seed} was given {other:?}")),
+                });
+            }
             let before = replayed.now();
+            // A snapshot goes on from the one before, if that is still there.
+            if rng.bool() {
+                kept = None;
+            }
             let view = reader.snapshot().map_err(said("a snapshot"))?;
+            let view = &*kept.insert(view);
+            let is_held = (lease.is_some() || rng.bool()) && view.hold().is_ok();
+            let held_until = if is_held { replayed.leased_until() } else { 0 };
+            if is_held && rng.bool() {
+                // To the end of the lease, or beyond.
+                let most = held_until.saturating_sub(replayed.now()) + if rng.bool() { 30 } else { 0 };
+                replayed.pass(rng.usize(..=most));
+            }
             let mut seen = Seen::default();
-            let done = read(&view, &mut rng, self.missing, &mut seen);
+            let done = read(view, &mut rng, self.missing, &mut seen);
             let after = replayed.now();
             let wrong = |what: &str| {
                 let (from, to) = (self.recording.moments[before].call(), self.recording.moments[after].call());
@@ -393,10 +455,14 @@ impl Program {
             };
             match &done {
                 Ok(()) => totals.whole += 1,
+                Err(Error::SnapshotExpired { .. }) if is_held && after <= held_until => {
+                    return wrong(&format!("it has expired under a lease, which lasted until moment {held_until}"));
+                }
                 Err(Error::SnapshotExpired { .. }) => totals.expired += 1,
                 Err(e) => return wrong(&e.to_string()),
             }
             totals.across += u64::from(done.is_ok() && after > before);
+            totals.held += u64::from(done.is_ok() && after > before && is_held);
             // A commit that was on its way when its owner was killed may be gone.
             let begun = (self.recording.moments[after].mark() & 0xffff_ffff) as usize;
             let begun = begun.min(self.trees.len() - 1);
@@ -419,15 +485,36 @@ impl Program {
                 }
             }
         }
+        totals.followed += given.len() as u64 - 1;
+        self.followed.push(given);
+        Ok(())
+    }
+
+    /// Followers were given each commit once, in order.
+    fn check_followed(&self) -> Result<(), String> {
+        for given in &self.followed {
+            for pair in given.windows(2) {
+                let (last, next) = (pair[0].last_lsn, pair[1].first_lsn);
+                if next <= last {
+                    return Err(format!("a follower was given commit {next} after commit {last}"));
+                }
+                if let Some(lsn) = self.commits.range(last + 1..next).next() {
+                    return Err(format!("a follower was not given commit {lsn}, between {last} and {next}"));
+                }
+            }
+        }
         Ok(())
     }
 
     /// A reader of what a killed owner left: what it was shown is there after a power cut.
-    fn read_without_owner(&self, moment: &Snapshot, skipped: u64) -> Result<(), String> {
+    fn read_without_owner(&mut self, moment: &Snapshot, skipped: u64) -> Result<(), String> {
         let disk = moment.killed();
         disk.set_options(|options| options.skipped = skipped);
         let life = KillOnDrop(disk.spawn());
         let reader = Reader::open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
+        let storage: Arc<dyn Storage> = life.0.clone();
+        let look = Look::take_after(&storage, &StoreDir::of_directory(), 0).map_err(said("a look"))?;
+        self.commits.extend(look.accepted.iter().filter(|a| !a.record.restates()).map(|a| a.lsn));
         let (reader, mut seen) = (reader.map_err(said("opening a reader"))?, Seen::default());
         let view = reader.snapshot().map_err(said("a snapshot"))?;
         let mut rng = Rng::with_seed(moment.call());
@@ -448,20 +535,22 @@ impl Program {
 
 /// Readers of one program.
 pub fn readers_of(seed: u64, readers: u64, skipped: u64) -> Result<ReaderTotals, String> {
-    let program = recorded(seed)?;
+    let mut program = recorded(seed)?;
     let mut totals = ReaderTotals { moments: program.recording.moments.len() as u64, ..ReaderTotals::default() };
     for n in 0..readers {
         program.read(seed << 20 | n, &mut totals).map_err(|what| format!("program {seed}: {what}"))?;
     }
-    for moment in program.recording.moments.iter().step_by(7) {
+    let recording = program.recording.clone();
+    for moment in recording.moments.iter().step_by(7) {
         program.read_without_owner(moment, skipped).map_err(|what| format!("program {seed}: {what}"))?;
     }
+    program.check_followed().map_err(|what| format!("program {seed}: {what}"))?;
     Ok(totals)
 }
 
 /// Readers beside an owner with a file that waits.
 pub fn readers_of_what_waits(readers: u64) -> Result<ReaderTotals, String> {
-    let program = recorded_with_a_file_that_waits()?;
+    let mut program = recorded_with_a_file_that_waits()?;
     let mut totals = ReaderTotals { moments: program.recording.moments.len() as u64, ..ReaderTotals::default() };
     for n in 0..readers {
         program.read(n, &mut totals).map_err(|what| format!("a file waits: {what}"))?;

@@ -294,6 +294,49 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
     });
 }
 
+/// A commit that found no room keeps its place. Whoever waits for it writes it once more, and meanwhile the store is closed: it
+/// is there, or whoever waits is told that it is not.
+#[test]
+fn a_commit_that_kept_its_place_is_not_lost_by_a_close() {
+    static WITHOUT_ROOM: AtomicU64 = AtomicU64::new(0);
+    static ACKNOWLEDGED: AtomicU64 = AtomicU64::new(0);
+    explore("places", || {
+        let fixture = Fixture::with_files(disk(), options().in_order(true).background(false), &["a"]);
+        // The first commit of a file sets its attribute, for which there is no room now, and is some tries later.
+        let (times, what) = (thread_rng().gen_range(1..4), What::Errno(libc::ENOSPC));
+        fixture.disk.fail(Fault { on: On::Attribute, after: 0, times, what });
+        let file = fixture.store.open_file("a").expect("a file that is there");
+        fixture.ledger.tried("a", 0, 1);
+        write(&file, 0, 1).expect("an open file");
+        let ticket = file.commit_async().expect("a commit that waits");
+        drop(file);
+        let threads = vec![
+            start(&fixture, move |w| {
+                for _ in 0..3 {
+                    if ticket.wait().is_ok() {
+                        w.ledger.done("a", 0, 1);
+                        ACKNOWLEDGED.fetch_add(1, Relaxed);
+                        return;
+                    }
+                    WITHOUT_ROOM.fetch_add(1, Relaxed);
+                }
+            }),
+            start(&fixture, |w| {
+                (0..thread_rng().gen_range(0..20)).for_each(|_| thread::yield_now());
+                w.may_end();
+                w.store.clone().close().expect("room for what was acknowledged");
+            }),
+        ];
+        join(threads);
+        let (plain, done) = (fixture.plain_number("a", 0), fixture.ledger.acknowledged("a", 0));
+        assert!(plain >= done, "{done} was acknowledged, and the closed store left {plain}");
+        fixture.verify();
+    });
+    let (without, acknowledged) = (WITHOUT_ROOM.load(Relaxed), ACKNOWLEDGED.load(Relaxed));
+    println!("places: {acknowledged} commits acknowledged, {without} answers that there is no room");
+    assert!(without > 0 && acknowledged > 0);
+}
+
 #[test]
 fn descriptors_come_and_go_while_the_journal_is_full() {
     explore("descriptors", || {

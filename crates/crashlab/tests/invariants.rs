@@ -53,7 +53,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
         invariant::UNTOLD_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
         invariant::LAYERS_APPLIED => Some("large_commits_lie_over_each_other"),
-        invariant::KEYED_CHECKSUM => Some("contents_that_look_like_records_are_none"),
+        invariant::BODIES_UNLIKE_RECORDS => Some("contents_that_look_like_records_are_none"),
         invariant::MODES_LAST => Some("a_directory_that_is_closed_is_filled"),
         invariant::ONLY_CYCLES => Some("a_file_that_waits_keeps_its_place"),
         invariant::ONE_COPY => Some("a_racing_store_is_in_this_commit_or_the_next"),
@@ -70,6 +70,13 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LISTED_SPILLS_STAY => Some("epochs_upon_epochs_are_kept"),
         invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
         invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
+        invariant::UNREADABLE_STOPS => Some("what_cannot_be_read_is_not_the_end"),
+        invariant::UNREADABLE_DURABLE => Some("what_is_torn_is_not_what_cannot_be_read"),
+        invariant::UNREADABLE_DROPPED => Some("what_may_be_torn_is_not_salvaged"),
+        invariant::UNREADABLE_LISTED => Some("what_is_listed_and_cannot_be_read_is_not_damaged"),
+        invariant::UNREADABLE_HEADER => Some("a_header_that_cannot_be_read_may_be_the_newest"),
+        invariant::UNREADABLE_UNKNOWN => Some("contents_that_cannot_be_read_wait"),
+        invariant::UNREADABLE_STAYS => Some("what_cannot_be_read_stays_until_it_is_given_up"),
         invariant::RESTATED_LEAVES_LOG => Some("what_waits_outlives_its_segment"),
         invariant::TOLD_WHEN_DURABLE
         | invariant::NAMES_TOLD_FIRST
@@ -80,7 +87,17 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::NAME_VALIDATED
         | invariant::LOG_REACHES
         | invariant::READ_BY_IDENTITY
-        | invariant::CLOSED_VALIDATED => Some("readers_see_one_moment"),
+        | invariant::CLOSED_VALIDATED
+        | invariant::NEXT_OWNER_WAITS
+        | invariant::LEASES_VALIDATED
+        | invariant::PARKED_CLEARED
+        | invariant::NAMES_UNDONE => Some("readers_see_one_moment"),
+        invariant::LEASES_WAITED_FOR
+        | invariant::WANTED_FIRST
+        | invariant::LOCKED_FIRST
+        | invariant::PARKED
+        | invariant::PARKED_AFTER_NAMES => Some("a_lease_comes_at_any_moment"),
+        invariant::ONE_TIMER | invariant::BROKEN_LEASES_FORGOTTEN => Some("leases_bound_the_wait"),
         invariant::RESTATED_TOLD => Some("readers_see_what_waits"),
         invariant::HEAP_TELLS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
@@ -91,6 +108,23 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::FREE_CHUNK_UNLISTED => Some("a_free_chunk_has_one_use"),
         invariant::INSIDES_SKIPPED => Some("a_huge_allocation_hides_no_metadata"),
         invariant::INSIDES_ZEROED => Some("a_huge_allocation_leaves_no_metadata"),
+        invariant::LIVE_OF_THIS_BOOT
+        | invariant::LIVE_OF_THIS_FILE
+        | invariant::LIVE_OF_THIS_CUT
+        | invariant::LIVE_WHEN_READY
+        | invariant::LIVE_CHECKED => Some("a_live_heap_goes_on_from_its_own_memory"),
+        invariant::LIVE_NOT_IN_A_CHANGE => Some("a_live_heap_goes_back_behind_a_change"),
+        invariant::CUT_RECOVERS | invariant::CUT_CARRIES => Some("a_cut_undoes_what_has_not_ended"),
+        invariant::CUT_STOPS => Some("a_cut_is_of_one_moment"),
+        invariant::SECTION_UNDONE
+        | invariant::SECTION_LOGGED_FIRST
+        | invariant::SECTION_FILTER_FORGETS
+        | invariant::SECTION_ALLOCATIONS_UNDONE
+        | invariant::SECTION_FREES_LAST => Some("a_section_is_all_or_nothing"),
+        invariant::SECTION_CASCADES | invariant::SECTION_UNDONE_IN_ORDER | invariant::SECTION_MARKS => {
+            Some("what_saw_a_section_is_undone_with_it")
+        }
+        invariant::LIVE_BROUGHT_IN => Some("what_a_live_heap_had_is_committed"),
         _ => None,
     }
 }
@@ -112,6 +146,13 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
         invariant::LAYERS_AS_MERGED => Some(
             "not here: no program of one thread commits while layers are merged; \
              `a_merged_copy_replaces_only_what_it_was_made_of` fails without it",
+        ),
+        invariant::LIVE_ALL_COMPARED => Some(
+            "not needed: pages that are not in the page table count as stored to, and of a new mapping none is there",
+        ),
+        invariant::LIVE_UNDONE => Some(
+            "not here: no scenario kills a process within the allocator; \
+             `a_kill_at_any_instruction_leaves_the_allocator_whole` fails without it",
         ),
         invariant::STORES_SINCE_UNDO_FOUND => Some(
             "not here: no program of one thread stores during a rollback; `a_store_during_a_rollback_is_not_forgotten` \

@@ -43,6 +43,14 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
             "not here: no enumerated program has readers; \
              `what_a_reader_flushed_survives` fails without it",
         ),
+        sync_point::RECOVER_LENGTHS => Some(
+            "not here: it takes a kill in the last step of a close and a power cut in the first commit behind it; \
+             `a_close_that_was_killed_leaves_no_length_behind` fails without it",
+        ),
+        sync_point::UNREADABLE_ANEW => Some(
+            "not here: the disks that are enumerated can read everything; \
+             `no_block_of_the_journal_is_guessed` fails without it",
+        ),
         sync_point::EJECT => Some("not here: `eject` is not enumerated: it ends the store"),
         sync_point::EJECT_JOURNAL => Some(
             "not here: no enumerated program removes a store; \

@@ -5,6 +5,7 @@
 use std::sync::Mutex;
 use untorn_crashlab::mutation::sync_point_index;
 use untorn_crashlab::readers::{ReaderTotals, readers_of, readers_of_what_waits};
+use untorn_crashlab::scenarios::SCENARIOS;
 use untorn_journal::sync_point;
 
 const PROGRAMS: u64 = 40;
@@ -29,6 +30,16 @@ fn readers_see_one_moment() {
     }
     println!("{totals:?}");
     assert!(totals.whole > totals.expired / 10 && totals.across > 0 && totals.expired > 0, "{totals:?}");
+    assert!(totals.followed > 0 && totals.held > 0, "{totals:?}");
+}
+
+#[test]
+fn leases_are_kept_and_bounded() {
+    let _switches = SWITCHES.lock();
+    for wanted in ["a_lease_comes_at_any_moment", "leases_bound_the_wait"] {
+        let (_, scenario) = SCENARIOS.iter().find(|(name, _)| *name == wanted).expect("a scenario");
+        scenario().unwrap();
+    }
 }
 
 #[test]
@@ -53,7 +64,6 @@ fn what_a_reader_flushed_survives() {
 #[cfg(feature = "mutants")]
 #[test]
 fn each_care_for_readers_is_needed() {
-    use untorn_crashlab::scenarios::SCENARIOS;
     use untorn_journal::invariant::*;
     let _switches = SWITCHES.lock();
     let one_moment = [
@@ -67,10 +77,24 @@ fn each_care_for_readers_is_needed() {
         LOG_REACHES,
         READ_BY_IDENTITY,
         CLOSED_VALIDATED,
+        NEXT_OWNER_WAITS,
+        LEASES_VALIDATED,
+        PARKED_CLEARED,
+        NAMES_UNDONE,
     ];
     let cares = one_moment.map(|care| (care, "readers_see_one_moment"));
     let mut survived = Vec::new();
-    for (care, name) in cares.into_iter().chain([(RESTATED_TOLD, "readers_see_what_waits")]) {
+    let others = [
+        (RESTATED_TOLD, "readers_see_what_waits"),
+        (LEASES_WAITED_FOR, "a_lease_comes_at_any_moment"),
+        (WANTED_FIRST, "a_lease_comes_at_any_moment"),
+        (LOCKED_FIRST, "a_lease_comes_at_any_moment"),
+        (PARKED, "a_lease_comes_at_any_moment"),
+        (PARKED_AFTER_NAMES, "a_lease_comes_at_any_moment"),
+        (ONE_TIMER, "leases_bound_the_wait"),
+        (BROKEN_LEASES_FORGOTTEN, "leases_bound_the_wait"),
+    ];
+    for (care, name) in cares.into_iter().chain(others) {
         let scenario = SCENARIOS.iter().find(|(known, _)| *known == name).expect("a scenario").1;
         untorn_os::disable(Some(care));
         let found = scenario();

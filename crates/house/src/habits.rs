@@ -20,6 +20,8 @@ const ONE_CONCEPT: &[&[&str]] = &[
     &["crates/untorn/src/ticket.rs", "crates/capi/src/ticket.rs"],
     &["crates/untorn/src/output_gate.rs", "crates/capi/src/output_gate.rs"],
     &["crates/untorn/src/txn.rs", "crates/capi/src/txn.rs"],
+    &["crates/untorn/src/on_mount.rs", "crates/capi/src/on_mount.rs"],
+    &["crates/untorn/src/reader.rs", "crates/capi/src/reader.rs"],
     // Subjects with a command of their own.
     &["crates/untorn/src/checkpoint.rs", "crates/cli/src/commands/checkpoint.rs"],
     &["crates/untorn/src/put.rs", "crates/cli/src/commands/put.rs"],

@@ -128,8 +128,12 @@ impl DataFiles<'_> {
                 if let Some(reason) = replacement_waits(state, locations, at) {
                     return Ok(Attempt::Blocked(reason));
                 }
+                self.park(id, at);
                 match self.with_rights(state, &[at], || self.storage.unlink(at)) {
-                    Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("unlink", at, e)),
+                    Err(e) if e.kind() != ErrorKind::NotFound => {
+                        self.unpark(id);
+                        return Err(Error::io("unlink", at, e));
+                    }
                     _ => {}
                 }
                 locations.insert(id, Ok(Location::Absent));
@@ -156,7 +160,12 @@ impl DataFiles<'_> {
         if self.durable && state.files[&id].created.is_none() && from.parent() != to.parent() {
             self.sync_parents(to)?;
         }
-        match self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some())) {
+        replaced.into_iter().for_each(|victim| self.park(victim, to));
+        let renamed = self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some()));
+        if renamed.is_err() {
+            replaced.into_iter().for_each(|victim| self.unpark(victim));
+        }
+        match renamed {
             Ok(()) => {
                 if let Some(victim) = replaced {
                     locations.insert(victim, Ok(Location::Absent));
@@ -314,6 +323,9 @@ pub fn apply_overlay_in_steps(
     clone_bytes_least: Option<u64>,
     step: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<()> {
+    if let Some(e) = overlay.unreadable() {
+        return Err(e.clone());
+    }
     let current = file.meta().context("stat", path)?.size;
     let size = overlay.size.unwrap_or(current);
     if size < current {
@@ -330,6 +342,7 @@ pub fn apply_overlay_in_steps(
             continue;
         }
         match source {
+            Source::Unreadable(e) => return Err((**e).clone()),
             Source::Zero => {
                 let end = end.min(current);
                 if range.start < end {

@@ -1,12 +1,13 @@
 //! Makes files of a final state, whole before they get their names, and what belongs to a file: identity, contents, mode.
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, is_loop};
 use crate::final_state::{FileState, FinalState};
 use crate::format::{Attribute, AttributeFound};
 use crate::invariant;
 use crate::locate::{
-    DataFiles, Found, Location, Locations, creation_temporaries, creation_temporary, is_loop, open_for_writing,
+    DataFiles, Found, Location, Locations, creation_temporaries, creation_temporary, open_for_writing,
 };
+use crate::store_dir::parked_name;
 use crate::sync_point;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -110,6 +111,27 @@ impl DataFiles<'_> {
         self.set_identity(file, handle, name)
     }
 
+    /// Keeps a file that is about to lose its name, if a reader holds a commit in which the file has it. Where that cannot
+    /// be done, the reader learns that its commit has expired.
+    pub(crate) fn park(&self, id: u64, at: &Path) {
+        let Some(parking) = self.parking.as_ref().filter(|_| holds(invariant::PARKED)) else { return };
+        let mode = parking.parent().and_then(|dir| self.storage.stat(dir).ok()).map_or(0o700, |meta| meta.mode);
+        // Nobody reaches a file there whom the directories on the way to it keep out.
+        let is_as_open = |dir: &Path| self.storage.stat(dir).is_ok_and(|meta| meta.mode & mode & 0o055 == mode & 0o055);
+        if !at.ancestors().skip(1).all(is_as_open) {
+            return;
+        }
+        let _ = self.storage.mkdir(parking, mode);
+        let _ = self.storage.link(at, &parking.join(parked_name(id)));
+    }
+
+    /// The file has kept its name.
+    pub(crate) fn unpark(&self, id: u64) {
+        if let Some(parking) = &self.parking {
+            let _ = self.storage.unlink(&parking.join(parked_name(id)));
+        }
+    }
+
     pub(crate) fn set_identity(&self, file: &FileState, handle: &dyn File, name: &Path) -> Result<()> {
         let attribute = Attribute {
             store: self.store,
@@ -172,9 +194,13 @@ impl DataFiles<'_> {
             Err(e) if may_pass(&e) => return Ok(Attempt::Blocked(occupied(at, &e))),
             Err(e) => return Err(Error::io("create", at, e)),
         };
-        let named = self.fill(file, &handle, at).map(|()| self.storage.rename(&temporary, at, replaced.is_some()));
+        let named = self.fill(file, &handle, at).map(|()| {
+            replaced.into_iter().for_each(|victim| self.park(victim, at));
+            self.storage.rename(&temporary, at, replaced.is_some())
+        });
         if !matches!(named, Ok(Ok(()))) {
             let _ = self.storage.unlink(&temporary);
+            replaced.into_iter().for_each(|victim| self.unpark(victim));
         }
         match named? {
             Ok(()) => {

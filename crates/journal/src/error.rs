@@ -203,6 +203,20 @@ impl Error {
         Error::Io { action, path: path.as_ref().to_owned(), source }
     }
 
+    /// The disk returns errors for what was written there.
+    pub(crate) fn unreadable(path: impl AsRef<Path>, detail: String) -> Error {
+        Error::Io {
+            action: "read",
+            path: path.as_ref().to_owned(),
+            source: Arc::new(io::Error::other(Unreadable(detail))),
+        }
+    }
+
+    /// Whether the disk returns errors for a part of the journal that is needed.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.get_ref().is_some_and(|e| e.is::<Unreadable>()))
+    }
+
     /// The attribute of a file could not be set.
     pub fn attribute(path: impl AsRef<Path>, e: io::Error) -> Error {
         let detail = match Errno::from_io_error(&e) {
@@ -300,6 +314,7 @@ impl Error {
             Error::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
                 Some(Errno::FBIG.raw_os_error())
             }
+            _ if self.is_unreadable() => Some(Errno::IO.raw_os_error()),
             Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.raw_os_error(),
             _ => None,
         }
@@ -324,6 +339,11 @@ impl From<Error> for io::Error {
     }
 }
 
+/// What of the journal cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unreadable(String);
+
 /// Gives errors that did not come from the system the number that the system would have given.
 fn numbered(e: io::Error) -> io::Error {
     if e.raw_os_error().is_some() || e.get_ref().is_some() {
@@ -336,6 +356,12 @@ fn numbered(e: io::Error) -> io::Error {
         io::ErrorKind::DirectoryNotEmpty => Errno::NOTEMPTY.into(),
         _ => e,
     }
+}
+
+/// A link or a directory is where a file was looked for.
+pub(crate) fn is_loop(e: &io::Error) -> bool {
+    // ELOOP has no stable name in ErrorKind; EISDIR is the error of opening a directory for writing.
+    Errno::from_io_error(e) == Some(Errno::LOOP) || e.kind() == io::ErrorKind::IsADirectory
 }
 
 /// No space, no quota, or a file-size limit.

@@ -35,6 +35,11 @@ pub struct FileState {
 }
 
 impl FileState {
+    /// A file of this name, of which nothing is in the log.
+    pub fn named(id: u64, path: &Path) -> FileState {
+        FileState::new(&FileRef { id, previous_lsn: 0, path: path.to_owned() }, 0)
+    }
+
     fn new(file: &FileRef, lsn: u64) -> FileState {
         FileState {
             id: file.id,

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::invariant;
 use std::path::Path;
-use untorn_os::{holds, value_if_holds};
+use untorn_os::holds;
 
 /// Version of everything below. Readers refuse a newer one.
 pub const VERSION: u32 = 2;
@@ -56,8 +56,8 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     digest.sum64()
 }
 
-/// The secret of a journal: its records' checksums begin with it. It is random, and only in the header, which nobody
-/// but the owner can read. What a user of the store makes it write can so never be a record that is valid by itself.
+/// The secret of a journal: its records' checksums begin with it. It is random, and only in the header, which nobody reads
+/// whom the owner does not let in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub u64);
 
@@ -71,7 +71,7 @@ impl Key {
     /// CRC-64/NVME of the key and then of the parts.
     pub fn crc64(self, parts: &[&[u8]]) -> u64 {
         let mut digest = crc64fast_nvme::Digest::new();
-        digest.write(&value_if_holds(invariant::KEYED_CHECKSUM, self.0).to_le_bytes());
+        digest.write(&self.0.to_le_bytes());
         parts.iter().for_each(|part| digest.write(part));
         digest.sum64()
     }
@@ -356,22 +356,35 @@ impl RecordHead {
     /// Reads the record that starts at `position` of a segment. `None`: there is no valid one.
     /// Returns the head and its checksum.
     pub fn decode(segment: &[u8], position: usize, key: Key) -> Option<(RecordHead, u64)> {
-        let b = segment.get(position..)?;
-        if b.len() < RECORD_HEAD_BYTES || &b[..4] != RECORD_MAGIC {
+        RecordHead::decode_at(segment.get(position..)?, position as u64, key)
+    }
+
+    /// The length that the record at the beginning of these bytes says it has. `None`: there is none.
+    pub fn len_of(b: &[u8]) -> Option<u64> {
+        (b.len() >= RECORD_HEAD_BYTES && &b[..4] == RECORD_MAGIC).then(|| u64_at(b, 8))
+    }
+
+    /// Reads the record at the beginning of bytes that stand at `position` of a segment.
+    pub fn decode_at(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
+        let (head, stored) = RecordHead::decode_head(b, position, key)?;
+        let b = &b[..head.len as usize];
+        let crc = key.crc64(&[&b[..RECORD_CRC_AT], &[0; 8], &b[RECORD_CRC_AT + 8..]]);
+        (crc == stored || !holds(invariant::CHECKSUM)).then_some((head, crc))
+    }
+
+    /// Reads the head of a record of which more cannot be read, by the head's own checksum. Returns it and the checksum
+    /// that is written in it.
+    pub(crate) fn decode_head(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
+        let len = RecordHead::len_of(b)?;
+        if len < RECORD_HEAD_BYTES as u64 || len > b.len() as u64 || u64_at(b, 40) != position {
             return None;
         }
-        let len = u64_at(b, 8);
-        if len < RECORD_HEAD_BYTES as u64 || len > b.len() as u64 || u64_at(b, 40) != position as u64 {
-            return None;
-        }
-        let b = &b[..len as usize];
         // Nobody makes recovery sum up the whole segment for each of its blocks.
         let head_crc = key.crc64(&[&b[..RECORD_HEAD_CRC_AT]]) as u32;
         if holds(invariant::CHECKSUM) && head_crc != u32_at(b, RECORD_HEAD_CRC_AT) {
             return None;
         }
-        let crc = key.crc64(&[&b[..RECORD_CRC_AT], &[0; 8], &b[RECORD_CRC_AT + 8..]]);
-        if (holds(invariant::CHECKSUM) && crc != u64_at(b, RECORD_CRC_AT)) || u16_at(b, 4) as u32 > VERSION {
+        if u16_at(b, 4) as u32 > VERSION {
             return None;
         }
         let kind = match u16_at(b, 6) {
@@ -386,11 +399,11 @@ impl RecordHead {
             lsn: u64_at(b, 16),
             epoch: u64_at(b, 24),
             generation: u64_at(b, 32),
-            position: position as u64,
+            position,
             previous_crc: u64_at(b, 48),
             durable_lsn: u64_at(b, 56),
         };
-        Some((head, crc))
+        Some((head, u64_at(b, RECORD_CRC_AT)))
     }
 }
 

@@ -3,8 +3,8 @@
 untorn_os::invariants! {
     /// A record counts only if its checksum is right.
     CHECKSUM,
-    /// Checksums of records are keyed: bytes that a program made the journal hold are never a record.
-    KEYED_CHECKSUM,
+    /// No block of a record's body begins as a record does: what a program made the journal hold is never one.
+    BODIES_UNLIKE_RECORDS,
     /// A record is accepted only behind the one whose checksum it repeats.
     CHAIN,
     /// A record is accepted only if the ones before it are of the same epoch.
@@ -33,6 +33,21 @@ untorn_os::invariants! {
     RESTATED_LEAVES_LOG,
     /// Bytes that are read from the journal have the checksum that they had when they were accepted.
     LOG_VERIFIED,
+    /// The log does not end before a block that cannot be read, where a commit may be.
+    UNREADABLE_STOPS,
+    /// A record that cannot be read in whole is taken for one only if it was durable: what is left of a torn one may be
+    /// anything.
+    UNREADABLE_DURABLE,
+    /// What may be torn is not redone by whoever salvages, either, nor what follows it.
+    UNREADABLE_DROPPED,
+    /// A commit that is listed, and that may be in what cannot be read, is not damaged.
+    UNREADABLE_LISTED,
+    /// A header that cannot be read may be the newest.
+    UNREADABLE_HEADER,
+    /// What cannot be read of the journal is written anew after the header that gives it up, and not before.
+    UNREADABLE_STAYS,
+    /// Contents that cannot be read are no zeros.
+    UNREADABLE_UNKNOWN,
     /// A recovered journal goes on behind a random number, where no dropped record can follow.
     FRESH_START,
     /// A broken record is damage, not a torn end, if a later one says that it was durable.
@@ -79,6 +94,28 @@ untorn_os::invariants! {
     READ_BY_IDENTITY,
     /// A reader of a store that nobody has open believes what it read if nobody has opened it meanwhile.
     CLOSED_VALIDATED,
+    /// A checkpoint waits for leases before it is applied.
+    LEASES_WAITED_FOR,
+    /// Leases are looked for after readers were told which commits are wanted.
+    WANTED_FIRST,
+    /// One timer bounds the wait for all leases.
+    ONE_TIMER,
+    /// A lease of a commit that was applied all the same is waited for no more.
+    BROKEN_LEASES_FORGOTTEN,
+    /// The next owner waits for the leases that the last one left.
+    NEXT_OWNER_WAITS,
+    /// A reader locks first, and looks afterwards whether the commit is wanted.
+    LOCKED_FIRST,
+    /// What was read under a lease is believed no more than anything else.
+    LEASES_VALIDATED,
+    /// A file that is removed or replaced while somebody holds an older commit keeps a name.
+    PARKED,
+    /// Whether somebody holds an older commit is looked at after readers were told of new names.
+    PARKED_AFTER_NAMES,
+    /// Recovery removes what is parked before it looks at files.
+    PARKED_CLEARED,
+    /// Names of commits behind a held one are undone when a name is looked up.
+    NAMES_UNDONE,
     /// Only a file that waits for itself, by way of others, is moved to a rename temporary.
     ONLY_CYCLES,
 }

@@ -14,7 +14,7 @@ mod segments;
 
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{
-    BLOCK_BYTES, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64,
+    BLOCK_BYTES, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RECORD_MAGIC, RecordHead, RecordKind, StoreId, crc64,
 };
 use crate::invariant;
 use crate::overlay::Source;
@@ -27,6 +27,7 @@ use crate::sync_point;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
 
 /// Sizes and promises of a journal.
@@ -48,6 +49,10 @@ pub struct Options {
     pub spare: bool,
     /// Keep a page for readers, in class `power`.
     pub readers: bool,
+    /// How long leases of readers are honoured.
+    pub leases: Duration,
+    /// Permission bits of the directory of a new store: who may read it.
+    pub dir_mode: u32,
 }
 
 impl Options {
@@ -132,6 +137,8 @@ pub struct Journal {
     segments: Vec<Segment>,
     current: usize,
     position: u64,
+    /// Where the buffer was written last.
+    group_at: u64,
     next_lsn: u64,
     previous_crc: u64,
     durable_lsn: u64,
@@ -174,11 +181,12 @@ impl Journal {
         let mut epoch = [0; 8];
         storage.random(&mut epoch).context("draw an epoch number for", &dir)?;
         let start = header.start_segment;
+        let open_lsn = header.open_lsn;
         let mut journal = Journal {
             epoch: u64::from_le_bytes(epoch).max(1),
-            next_lsn: header.open_lsn,
+            next_lsn: open_lsn,
             previous_crc: header.link,
-            durable_lsn: header.open_lsn - 1,
+            durable_lsn: open_lsn - 1,
             durable_generation: header.generation - u64::from(header.by_attribute),
             header_uncertain: false,
             list_due: false,
@@ -187,6 +195,7 @@ impl Journal {
             segments: Vec::new(),
             current: 0,
             position: 0,
+            group_at: 0,
             spills: Vec::new(),
             bodies: Vec::new(),
             failed: None,
@@ -194,7 +203,7 @@ impl Journal {
             unflushed: Vec::new(),
             mark_due: false,
             reserved: 0,
-            last_commit: 0,
+            last_commit: open_lsn - 1,
             last_restated: 0,
             counters: JournalCounters::default(),
             page: None,
@@ -245,6 +254,11 @@ impl Journal {
     /// LSN of the last record.
     pub fn last_lsn(&self) -> u64 {
         self.next_lsn - 1
+    }
+
+    /// LSN of the last commit, which is durable as far as this class makes it so. Durable marks may follow.
+    pub fn last_commit_lsn(&self) -> u64 {
+        self.last_commit
     }
 
     /// The largest file of the file system, in bytes.
@@ -422,17 +436,27 @@ impl Journal {
                 break;
             }
             self.buf.resize(at + RECORD_HEAD_BYTES);
-            let by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
+            let mut by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
+            if !by_reference {
+                record.encode(&mut self.buf)?;
+                by_reference = self.looks_like_records(at) && holds(invariant::BODIES_UNLIKE_RECORDS);
+            }
             if by_reference {
+                self.buf.resize(at + RECORD_HEAD_BYTES);
                 let reference = self.spill_body(record)?;
                 self.buf.extend(&reference);
-            } else {
-                record.encode(&mut self.buf)?;
             }
             self.seal_record(at, RecordKind::Commit, by_reference);
             sealed += 1;
         }
         Ok(sealed)
+    }
+
+    /// Whether the body of the record that starts at `at` of the buffer has, at the beginning of a block, what a record
+    /// begins with. Who may read the store can read the key, and whatever a program lets others store may be made up.
+    fn looks_like_records(&self, at: usize) -> bool {
+        let blocks = (at + 1).next_multiple_of(BLOCK_BYTES)..self.buf.len();
+        blocks.step_by(BLOCK_BYTES).any(|block| self.buf[block..].starts_with(RECORD_MAGIC))
     }
 
     /// The record that starts at `at` of the buffer is complete: head, checksum, chain.
@@ -498,6 +522,7 @@ impl Journal {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         let written = write_all_at(&*segment.file, &self.buf, self.position);
+        self.group_at = self.position;
         self.position += self.buf.len() as u64;
         self.note_written();
         written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
@@ -523,6 +548,9 @@ impl Journal {
             {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
+        }
+        if let Some(page) = &self.page {
+            page.show_log(self.group_at, &self.buf);
         }
         self.durable_lsn = self.next_lsn - 1;
         self.tell_durable(self.durable_lsn);

@@ -4,7 +4,7 @@
 //! of it runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill`
 //! (bytes of large commits), `overlay` and `final_state` (what commits amount to), `apply` (writing
 //! that to the data files), `store_dir` and `quarantine` (directories, and who has locked the store),
-//! `scan` (reading), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
+//! `scan` (reading), `log_tail` (reading on), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
 pub mod carry;
@@ -15,8 +15,12 @@ pub mod format;
 #[doc(hidden)]
 pub mod invariant;
 pub mod journal;
+pub mod leases;
 pub mod locate;
 pub mod log_reader;
+pub mod log_tail;
+pub mod look;
+pub mod names_since;
 pub mod overlay;
 pub mod quarantine;
 pub mod readers_page;
@@ -31,5 +35,6 @@ pub mod store_dir;
 pub mod strip;
 #[doc(hidden)]
 pub mod sync_point;
+pub(crate) mod unreadable;
 
 pub use error::{Context, Error, Outcome, Result};

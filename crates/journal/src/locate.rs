@@ -1,6 +1,6 @@
 //! Finds the data files of a final state: by their attributes, under the names that they had.
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, is_loop};
 use crate::final_state::{FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, StoreId, hex};
 use crate::invariant;
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{Errno, File, Kind, Open, Storage, holds};
+use untorn_os::{File, Kind, Open, Storage, holds};
 
 /// The data files of a store, as a final state is applied to them.
 pub struct DataFiles<'a> {
@@ -28,6 +28,8 @@ pub struct DataFiles<'a> {
     pub durable: bool,
     /// Contents that go into files before these get names; none: names are only looked for.
     pub contents: Option<&'a dyn Contents>,
+    /// Where files that go keep a name, for readers that hold an older commit; none: nobody does.
+    pub parking: Option<PathBuf>,
 }
 
 /// Committed contents that a data file lacks. They are written before the file gets a name, so that a name never shows
@@ -186,6 +188,11 @@ impl DataFiles<'_> {
     }
 }
 
+/// Files wait, names and all, of which the disk cannot read contents.
+pub fn leave_unreadable(state: &FinalState, locations: &mut Locations) {
+    locations.extend(state.files.values().filter_map(|file| Some((file.id, Err(file.overlay.unreadable()?.clone())))));
+}
+
 /// Refuses a file of a name whose commits are somewhere else, by its attribute. `quarantined` says so of a file with commits
 /// in a quarantined journal of this store; `is_known`: this store has the file that the attribute names, elsewhere.
 pub fn check_attribute(
@@ -288,9 +295,4 @@ pub(crate) enum Found {
     /// Empty and without an attribute: what a crash leaves of a creation.
     HalfCreated,
     Foreign,
-}
-
-pub(crate) fn is_loop(e: &std::io::Error) -> bool {
-    // ELOOP has no stable name in ErrorKind; EISDIR is the error of opening a directory for writing.
-    Errno::from_io_error(e) == Some(Errno::LOOP) || e.kind() == ErrorKind::IsADirectory
 }

@@ -5,7 +5,7 @@
 //! that a truncation cuts off is a range of zeros without end, so that a later extension reads zeros
 //! whatever the data file still holds.
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::invariant;
 use crate::log_reader::LogSegment;
 use crate::spill::{Spill, SpillSpace};
@@ -20,6 +20,9 @@ pub const NO_END: u64 = u64::MAX;
 
 /// A list of at most this many ranges in memory is not worth compacting.
 const IN_MEMORY_MIN: usize = 64;
+
+/// So much is rather read in vain than left out between two reads.
+const GAP_BYTES: u64 = 8 << 10;
 
 /// Where the bytes of a range come from. `origin` is the file offset of the source's first byte, so
 /// that cutting a range needs no arithmetic.
@@ -60,6 +63,8 @@ pub enum Source {
         /// Checksum of the piece.
         crc: u64,
     },
+    /// Committed, and the disk cannot read it.
+    Unreadable(Arc<Error>),
 }
 
 impl PartialEq for Source {
@@ -78,6 +83,7 @@ impl PartialEq for Source {
                 Source::Log { segment: a, at: i, origin: x, len: m, .. },
                 Source::Log { segment: b, at: j, origin: y, len: n, .. },
             ) => Arc::ptr_eq(a, b) && (i, x, m) == (j, y, n),
+            (Source::Unreadable(a), Source::Unreadable(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -114,6 +120,7 @@ impl Source {
                 buf.copy_from_slice(&piece[(from - origin) as usize..][..buf.len()]);
                 Ok(())
             }
+            Source::Unreadable(e) => Err((**e).clone()),
         }
     }
 
@@ -200,10 +207,10 @@ impl Overlay {
     }
 
     /// The ranges that touch a range, in order.
-    pub fn overlapping<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = (&'a Range<u64>, &'a Source)> {
-        let first = self.run.partition_point(|(one, _)| one.end <= range.start);
-        let run = self.run[first..].iter().take_while(|(one, _)| one.start < range.end);
-        run.map(|(range, source)| (range, source)).chain(self.ranges.overlapping(range))
+    pub fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (&Range<u64>, &Source)> + use<'_> {
+        let (first, end) = (self.run.partition_point(|(one, _)| one.end <= range.start), range.end);
+        let run = self.run[first..].iter().take_while(move |(one, _)| one.start < end);
+        run.map(|(range, source)| (range, source)).chain(self.ranges.overlapping(range.clone()))
     }
 
     /// Bytes that differ from what is below, without the endless tail.
@@ -311,6 +318,23 @@ impl Overlay {
         Ok(overlay)
     }
 
+    /// Why a part of it cannot be read, if the disk returned errors for it.
+    pub fn unreadable(&self) -> Option<&Error> {
+        self.ranges().find_map(|(_, source)| match source {
+            Source::Unreadable(e) => Some(&**e),
+            _ => None,
+        })
+    }
+
+    /// The overlay with what can be read of it.
+    pub fn without_unreadable(&self) -> Overlay {
+        let mut overlay = Overlay { size: self.size, ..Overlay::default() };
+        for (range, source) in self.ranges().filter(|(_, source)| !matches!(source, Source::Unreadable(_))) {
+            overlay.insert(range.clone(), source.clone());
+        }
+        overlay
+    }
+
     /// The ranges of a spill file that the overlay refers to.
     pub fn used_of(&self, file: &Spill) -> RangeSet<u64> {
         let used = self.ranges().filter_map(|(range, source)| match source {
@@ -343,20 +367,21 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
     let all = offset..offset + buf.len() as u64;
     let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
     let within = |range: &Range<u64>| (range.start - offset) as usize..(range.end - offset) as usize;
+    let mut pieces = Vec::new();
     for overlay in overlays.iter().filter(|overlay| !overlay.has_no_ranges()) {
         if missing.is_empty() {
-            return Ok(());
+            break;
         }
         let mut below = Vec::with_capacity(missing.len());
-        for range in missing {
+        for range in &missing {
             let mut at = range.start;
-            for (found, source) in overlay.overlapping(&range) {
+            for (found, source) in overlay.overlapping(range) {
                 let part = found.start.max(range.start)..found.end.min(range.end);
-                source.copy_to(&mut buf[within(&part)], part.start)?;
                 if at < part.start {
                     below.push(at..part.start);
                 }
                 at = part.end;
+                pieces.push((part, source));
             }
             if at < range.end {
                 below.push(at..range.end);
@@ -364,14 +389,37 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
         }
         missing = below;
     }
-    for range in missing {
-        let part = &mut buf[within(&range)];
-        let n = match base {
-            Some(file) => read_full_at(file, part, range.start).context("read", "the data file")?,
-            None => 0,
-        };
-        part[n..].fill(0);
+    // One read costs less than several, though it also reads what the pieces then lie over; unless the disk cannot read
+    // just that.
+    let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
+        ranges.iter().try_for_each(|range| read_base(base, &mut buf[within(range)], range.start))
+    };
+    match read(&joined(&missing), buf) {
+        Err(_) if !pieces.is_empty() => read(&missing, buf)?,
+        done => done?,
     }
+    pieces.into_iter().try_for_each(|(part, source)| source.copy_to(&mut buf[within(&part)], part.start))
+}
+
+/// Ranges, which are in order, with small gaps between them closed.
+fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start - last.end <= GAP_BYTES => last.end = range.end,
+            _ => joined.push(range.clone()),
+        }
+    }
+    joined
+}
+
+/// Reads the data file; behind its end there are zeros.
+fn read_base(base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
+    let n = match base {
+        Some(file) => read_full_at(file, buf, offset).context("read", "the data file")?,
+        None => 0,
+    };
+    buf[n..].fill(0);
     Ok(())
 }
 

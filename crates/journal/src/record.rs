@@ -2,8 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::format::{u16_at, u32_at, u64_at};
+use crate::invariant;
 use crate::overlay::{NO_END, Overlay, Source};
 use crate::spill::{Spill, verify};
+use crate::unreadable::{is_unreadable, touches};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -12,7 +14,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::Storage;
+use untorn_os::{Storage, holds};
 
 /// Longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
@@ -169,6 +171,7 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
             let (offset, len) = (range.start.to_le_bytes(), (range.end - range.start).to_le_bytes());
             let code = match source {
                 Source::Bytes { .. } | Source::Log { .. } => WRITE,
+                Source::Unreadable(e) => return Err((**e).clone()),
                 Source::Zero => ZERO,
                 Source::Spill { .. } => WRITE_SPILLED,
             };
@@ -185,7 +188,7 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
                     source.copy_to(&mut bytes, range.start)?;
                     out.append(&bytes);
                 }
-                Source::Zero => {}
+                Source::Zero | Source::Unreadable(_) => {}
                 Source::Spill { spill, at, origin, len: whole, crc } => {
                     let from = at + (range.start - origin);
                     let cut = range.end - range.start;
@@ -264,6 +267,17 @@ pub struct Decoder<'a> {
     body: &'a Bytes,
     at: usize,
     spills: &'a mut SpillCache,
+    unreadable: Option<&'a UnreadableBody<'a>>,
+    /// What becomes of contents that cannot be read.
+    contents: Option<Arc<Error>>,
+}
+
+/// What the disk returned errors for in a body: zeros here.
+pub(crate) struct UnreadableBody<'a> {
+    /// Ranges of the segment.
+    pub ranges: &'a [Range<u64>],
+    /// Where in the segment the body begins.
+    pub start: u64,
 }
 
 /// spill files that records refer to, opened once each.
@@ -319,7 +333,23 @@ impl SpillCache {
 impl<'a> Decoder<'a> {
     /// Decodes the whole body of a commit.
     pub fn decode(body: &'a Bytes, spills: &'a mut SpillCache) -> Result<Record> {
-        let mut d = Decoder { body, at: 0, spills };
+        Decoder { body, at: 0, spills, unreadable: None, contents: None }.record()
+    }
+
+    /// As [`Decoder::decode`]: contents in spill files that cannot be read, and with `unreadable` those in the body, are
+    /// known not to be.
+    pub(crate) fn decode_around(
+        body: &'a Bytes,
+        spills: &'a mut SpillCache,
+        unreadable: Option<&'a UnreadableBody<'a>>,
+        contents: Arc<Error>,
+    ) -> Result<Record> {
+        Decoder { body, at: 0, spills, unreadable, contents: Some(contents) }.record()
+    }
+
+    fn record(mut self) -> Result<Record> {
+        let d = &mut self;
+        let body = d.body;
         let files = d.u32()? as usize;
         let ops = d.u32()? as usize;
         // Counts are bounded by what the body can hold, before memory is allocated for them.
@@ -348,6 +378,17 @@ impl<'a> Decoder<'a> {
     }
 
     fn next_bytes(&mut self, n: usize) -> Result<Range<usize>> {
+        let range = self.next_contents(n)?;
+        if let Some(unreadable) = self.unreadable
+            && touches(unreadable.ranges, &(unreadable.start + range.start as u64..unreadable.start + range.end as u64))
+        {
+            return Err(Error::unreadable("the body of a record", format!("byte {}", range.start)));
+        }
+        Ok(range)
+    }
+
+    /// Bytes of which it does not matter here whether they can be read.
+    fn next_contents(&mut self, n: usize) -> Result<Range<usize>> {
         let end =
             self.at.checked_add(n).filter(|end| *end <= self.body.len()).ok_or_else(|| self.bad("it ends early"))?;
         let range = self.at..end;
@@ -400,16 +441,22 @@ impl<'a> Decoder<'a> {
                 let source = match code {
                     ZERO => Source::Zero,
                     WRITE => {
-                        let bytes = self.next_bytes(usize::try_from(len).unwrap_or(usize::MAX))?;
-                        Source::Bytes { bytes: self.body.slice(bytes), origin: offset }
+                        let bytes = self.next_contents(usize::try_from(len).unwrap_or(usize::MAX))?;
+                        // The checksum of the record cannot be checked: none of its contents is known.
+                        match self.contents.as_ref().filter(|_| self.unreadable.is_some()) {
+                            Some(e) if holds(invariant::UNREADABLE_UNKNOWN) => Source::Unreadable(e.clone()),
+                            _ => Source::Bytes { bytes: self.body.slice(bytes), origin: offset },
+                        }
                     }
                     _ => {
                         let (id, at, crc) = (self.u64()?, self.u64()?, self.u64()?);
                         let spill = self.spills.get(id)?;
-                        if self.spills.verify {
-                            verify(&spill, at, len, crc)?;
+                        let verified = if self.spills.verify { verify(&spill, at, len, crc) } else { Ok(()) };
+                        match (verified, &self.contents) {
+                            (Err(e), Some(contents)) if is_unreadable(&e) => Source::Unreadable(contents.clone()),
+                            (Err(e), _) => return Err(e),
+                            (Ok(()), _) => Source::Spill { spill, at, origin: offset, len, crc },
                         }
-                        Source::Spill { spill, at, origin: offset, len, crc }
                     }
                 };
                 Op::Write { file, range: offset..end, source }
@@ -454,6 +501,7 @@ impl fmt::Display for Op {
                 let what = match source {
                     Source::Bytes { .. } | Source::Log { .. } => "write".to_owned(),
                     Source::Zero => "zero".to_owned(),
+                    Source::Unreadable(_) => "write (unreadable)".to_owned(),
                     Source::Spill { spill, at, .. } => format!("write from {spill:?} at {at}"),
                 };
                 match range.end {

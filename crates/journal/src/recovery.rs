@@ -18,8 +18,8 @@ use crate::journal::{Journal, Options};
 use crate::locate::{Location, Locations, open_for_writing};
 use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::readers_page::OwnersPage;
-use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, scan};
-use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare};
+use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
+use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree};
 use crate::sync_point;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -99,9 +99,14 @@ pub struct Opened {
 
 /// Opens a store, recovering it.
 pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOptions<'_>) -> Result<Opened> {
-    let store_lock = lock_store(&**storage, store_dir, options.create, options.wait)?;
+    let store_lock =
+        lock_store(&**storage, store_dir, options.create.then_some(options.journal.dir_mode), options.wait)?;
     if options.journal.readers && holds(invariant::PAGE_WITHDRAWN) {
-        OwnersPage::withdraw(&**storage, store_dir)?;
+        OwnersPage::withdraw(&**storage, store_dir, options.journal.leases)?;
+    }
+    if options.journal.readers && holds(invariant::PARKED_CLEARED) {
+        // A file that was being parked has two names, and nobody holds an older commit any more.
+        remove_tree(&**storage, &store_dir.parked())?;
     }
     let mut opening = Opening {
         storage,
@@ -111,6 +116,8 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         quarantined: Vec::new(),
         carried: Carried::default(),
         archived_header: None,
+        unclean: store_lock.unclean,
+        dir_mode: store_lock.dir_mode,
     };
     if store_lock.unclean {
         opening.flush_after_kill().map_err(|e| opening.doubt(e))?;
@@ -118,7 +125,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
     opening.finish_creation()?;
     opening.recover_quarantined()?;
     let mut journal = match opening.recover_current() {
-        Err(e @ Error::Corrupt { .. }) if options.salvage => {
+        Err(e) if opening.can_salvage(&e) => {
             opening.salvage_current(&e)?;
             opening.recover_current()?
         }
@@ -126,11 +133,11 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
     };
     let Opening { mut recovered, quarantined, carried, .. } = opening;
     // Without room, the store goes on without it; checkpoints try again.
-    let has_spare =
-        !options.journal.spare || make_spare(&**storage, store_dir, options.journal.segment_bytes_first).is_ok();
+    let has_spare = !options.journal.spare
+        || make_spare(&**storage, store_dir, options.journal.segment_bytes_first, store_lock.dir_mode).is_ok();
     if options.journal.readers && options.journal.durable {
         // After the spare journal, which is needed more where there is little room.
-        match OwnersPage::publish(storage, store_dir, journal.store(), journal.last_lsn()) {
+        match OwnersPage::publish(storage, store_dir, journal.store(), journal.last_lsn(), options.journal.leases) {
             Ok(page) => journal.tell_readers(page),
             Err(e) => recovered.notes.push(format!("no process can read this store until it is opened again: {e}")),
         }
@@ -154,6 +161,10 @@ struct Opening<'a> {
     carried: Carried,
     /// The header of an archived journal: the store keeps its identity.
     archived_header: Option<Header>,
+    /// The last owner did not come to the end of its close.
+    unclean: bool,
+    /// Permission bits of the store directory.
+    dir_mode: u32,
 }
 
 /// The result of redoing one journal.
@@ -199,6 +210,11 @@ impl Opening<'_> {
         Ok(())
     }
 
+    /// Whether what is lost by this error may be given up: it was said, and it is lost.
+    fn can_salvage(&self, e: &Error) -> bool {
+        self.options.salvage && (e.is_unreadable() || matches!(e, Error::Corrupt { .. }))
+    }
+
     fn exists(&self, path: &Path) -> Result<bool> {
         match self.storage().stat(path) {
             Ok(_) => Ok(true),
@@ -225,10 +241,11 @@ impl Opening<'_> {
             generation: 0,
             segment_bytes: self.options.journal.segment_bytes_first,
             durable: true,
+            dir_mode: self.dir_mode,
         };
         for dir in self.store_dir.quarantined_journals(self.storage())? {
             let Some(pending) = PendingFiles::read(self.storage(), &dir)? else { continue };
-            let header = read_header(self.storage(), &dir)?;
+            let (header, _) = read_readable_header(self.storage(), &dir)?;
             if header.generation >= new.generation {
                 new.store = header.store;
                 new.checkpoint_lsn = pending.last_lsn;
@@ -293,12 +310,21 @@ impl Opening<'_> {
             return Err(e);
         }
         if scanned.clean_shutdown {
+            if self.unclean {
+                // A closing owner cuts the lengths of its segments behind the header. What the next commit appends must not
+                // lie below a length that the disk still has: it could be there without what it makes durable.
+                for segment in &scanned.segments {
+                    segment.file.sync_data(sync_point::RECOVER_LENGTHS).context("flush", &dir)?;
+                }
+            }
             self.remove_orphans(&dir, &scanned.orphans);
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
         let listed = listed_after(&scanned);
         // What the page cache holds of an epoch of class `process` is not in the journal's hands.
         let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
+        // What the disk cannot read of the log is in nobody's way once all else is applied.
+        let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.unreadable.is_empty());
         let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
         let before = self.recovered.clone();
         let redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;

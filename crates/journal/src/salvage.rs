@@ -14,7 +14,8 @@ use untorn_os::{File, Kind, Open, Storage, write_all_at};
 pub const SALVAGED: &str = "salvaged";
 
 /// Writes the contents that the files without a location would have into the directory [`SALVAGED`] of their journal:
-/// the journal's ranges over what lies under their names now. The caller flushes. Returns the files' names.
+/// the journal's ranges, as far as the disk can read them, over what lies under their names now. The caller flushes.
+/// Returns the files' names.
 pub(crate) fn write_contents(
     storage: &dyn Storage,
     state: &FinalState,
@@ -33,7 +34,7 @@ pub(crate) fn write_contents(
         if let Some(base) = base(storage, file) {
             copy(&*base, &*new).context("copy to", &to)?;
         }
-        apply_overlay(&*new, &file.overlay, &to, None)?;
+        apply_overlay(&*new, &file.overlay.without_unreadable(), &to, None)?;
         written.push(name.clone());
     }
     Ok(written)

@@ -12,12 +12,16 @@ use crate::format::{
 };
 use crate::invariant;
 use crate::quarantine::{NAME_NEW, NAME_SPARE};
-use crate::record::{Decoder, Record, SpillCache, body_by_reference};
+use crate::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
 use crate::spill::Spill;
 use crate::store_dir::segment_index;
 use crate::sync_point;
+use crate::unreadable::{
+    contents_of, each_record_around, first_unknown, header_stops, is_media_error, is_unreadable, read_around, stops,
+};
 use bytes::Bytes;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{
@@ -54,6 +58,8 @@ pub struct ValidRecord {
     pub crc: u64,
     /// Position in `Scan::segments`.
     pub segment: usize,
+    /// False: the disk returned errors for a part of its body, and only the head's own checksum is right.
+    pub is_whole: bool,
 }
 
 /// An accepted commit.
@@ -79,6 +85,8 @@ pub struct ScannedSegment {
     pub last_lsn: u64,
     /// What was read; empty if nothing was.
     pub contents: Bytes,
+    /// What of it the disk returned errors for: zeros in `contents`.
+    pub unreadable: Vec<Range<u64>>,
 }
 
 /// The contents of a journal.
@@ -105,7 +113,7 @@ pub struct Scan {
     pub torn_tail: bool,
     /// The block whose checksum is in a clean header has changed: something was written after that header.
     pub start_changed: bool,
-    /// Damage that no crash explains.
+    /// Damage that no crash explains, or what the disk cannot read.
     pub corrupt: Option<Error>,
     /// spill files in the journal's directory.
     pub spills: Vec<u64>,
@@ -134,6 +142,14 @@ pub(crate) fn read_slots(file: &dyn File, path: &Path) -> Result<Vec<u8>> {
     Ok(slots)
 }
 
+/// Reads those slots of a header file that the disk can read; the others are zeros. Whether it can read all.
+fn read_readable_slots(file: &dyn File, path: &Path) -> Result<(Vec<u8>, bool)> {
+    let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
+    let read = |slot: &mut [u8], at| read_full_at(file, slot, at).map(drop);
+    let unreadable = read_around(&mut slots, read).context("read", path)?;
+    Ok((slots, unreadable.is_empty()))
+}
+
 /// The header in the slot of a generation. One that stands in the wrong slot was not written there: a torn write left old
 /// contents of some other block, which may well be a header of a journal that was removed.
 fn header_in_slot(slots: &[u8], generation: u64, path: &Path) -> Result<Option<Header>> {
@@ -144,6 +160,14 @@ fn header_in_slot(slots: &[u8], generation: u64, path: &Path) -> Result<Option<H
 
 /// Reads the newest valid header of a journal: from a slot, or from the attribute.
 pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
+    match read_readable_header(storage, journal)? {
+        (header, None) => Ok(header),
+        (_, Some(unreadable)) => Err(unreadable),
+    }
+}
+
+/// Reads the newest valid header that the disk can read. With an error, there may be a newer one that it cannot read.
+pub(crate) fn read_readable_header(storage: &dyn Storage, journal: &Path) -> Result<(Header, Option<Error>)> {
     let path = journal.join("header");
     let file = match storage.open(&path, Open::READ) {
         // A journal is made with its header: somebody removed it.
@@ -152,7 +176,8 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
         }
         done => done.context("open", &path)?,
     };
-    let slots = read_slots(&*file, &path)?;
+    let (slots, all_readable) = read_readable_slots(&*file, &path)?;
+    let unreadable = (!all_readable && holds(invariant::UNREADABLE_HEADER)).then(|| header_stops(&path));
     let mut best: Option<Header> = None;
     for generation in 0..HEADER_SLOTS {
         let header = header_in_slot(&slots, generation, &path)?;
@@ -163,17 +188,19 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
         && let Some(closed) = slot.decode_closed(&value, &slots, &path)?
         && closed.generation >= slot.generation
     {
-        return Ok(closed);
+        return Ok((closed, unreadable));
     }
-    best.ok_or_else(|| {
-        if slots.iter().any(|b| *b != 0)
-            && !slots.windows(8).step_by(BLOCK_BYTES).any(|w| w == crate::format::HEADER_MAGIC)
+    match (best, unreadable) {
+        (Some(header), unreadable) => Ok((header, unreadable)),
+        (None, Some(unreadable)) => Err(unreadable),
+        (None, None)
+            if slots.iter().any(|b| *b != 0)
+                && !slots.windows(8).step_by(BLOCK_BYTES).any(|w| w == crate::format::HEADER_MAGIC) =>
         {
-            Error::Foreign { path, detail: "it is not a journal header of Untorn's".into() }
-        } else {
-            Error::corrupt(path, "neither header slot is valid")
+            Err(Error::Foreign { path, detail: "it is not a journal header of Untorn's".into() })
         }
-    })
+        (None, None) => Err(Error::corrupt(path, "neither header slot is valid")),
+    }
 }
 
 /// Flushes the header, and reads it back from the disk: where a flush failed before, the page cache
@@ -188,7 +215,11 @@ pub fn flush_header(storage: &dyn Storage, journal: &Path, how: Open, point: Syn
     // The attribute, too.
     file.sync_all(point).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
-    read_full_past_cache_at(&*file, &mut slots, 0).context("read", &path).map(drop)
+    match read_full_past_cache_at(&*file, &mut slots, 0) {
+        // That it cannot be read is for whoever reads it.
+        Err(e) if is_media_error(&e) => Ok(()),
+        done => done.context("read", &path).map(drop),
+    }
 }
 
 /// A boot that never was: whoever opens a journal with it does not know the state of the files.
@@ -222,7 +253,33 @@ pub fn scan(
     read_all: bool,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    let header = read_header(&**storage, journal)?;
+    scan_to(storage, journal, mode, read_all, None, progress)
+}
+
+/// Reads a quarantined journal, which ended with this commit when it was quarantined, all of it durable.
+pub fn scan_quarantined(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    last_lsn: u64,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Scan> {
+    let mut scan = scan_to(storage, journal, ReadMode::PastCache, true, Some(last_lsn), progress)?;
+    if scan.corrupt.is_none() && scan.last_lsn < last_lsn {
+        let what = format!("it ends with commit {}, and {last_lsn} was in it before", scan.last_lsn);
+        scan.corrupt = Some(Error::corrupt(journal, what));
+    }
+    Ok(scan)
+}
+
+fn scan_to(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    mode: ReadMode,
+    read_all: bool,
+    end: Option<u64>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Scan> {
+    let (header, header_unreadable) = read_readable_header(&**storage, journal)?;
     let mut scan = Scan {
         last_lsn: header.checkpoint_lsn,
         last_crc: header.link,
@@ -241,7 +298,8 @@ pub fn scan(
         clean_shutdown: false,
     };
     open_segments(&**storage, journal, mode, &mut scan)?;
-    if scan.header.clean && !read_all && start_block_is_unchanged(&mut scan, mode, journal)? {
+    let may_be_clean = scan.header.clean && header_unreadable.is_none() && !read_all;
+    if may_be_clean && start_block_is_unchanged(&mut scan, mode, journal)? {
         scan.clean_shutdown = true;
         return Ok(scan);
     }
@@ -251,7 +309,8 @@ pub fn scan(
         find_valid_records(&bytes, segment, &mut scan);
     }
     scan.valid.sort_by_key(|v| v.head.lsn);
-    accept(storage, journal, &mut scan);
+    accept(storage, journal, end, &mut scan)?;
+    scan.corrupt = header_unreadable.or(scan.corrupt);
     Ok(scan)
 }
 
@@ -284,6 +343,7 @@ fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &m
             file,
             last_lsn: 0,
             contents: Bytes::new(),
+            unreadable: Vec::new(),
         });
     }
     scan.segments.sort_by_key(|s| s.index);
@@ -309,7 +369,11 @@ fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> 
         return Ok(false);
     }
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-    read_blocks(&*segment.file, mode, &mut block, 0).context("read", journal)?;
+    match read_blocks(&*segment.file, mode, &mut block, 0) {
+        // The log is read, as far as that goes.
+        Err(e) if is_media_error(&e) => return Ok(false),
+        read => read.context("read", journal)?,
+    }
     segment.first_block_crc = crc64(&block);
     Ok(segment.first_block_crc == crc)
 }
@@ -328,7 +392,8 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
     let mut done = 0;
     for segment in &mut scan.segments {
         let mut buf = PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?;
-        read_blocks(&*segment.file, mode, &mut buf, 0).context("read", journal)?;
+        let read = |piece: &mut [u8], at| read_blocks(&*segment.file, mode, piece, at);
+        segment.unreadable = read_around(&mut buf, read).context("read", journal)?;
         segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);
         done += segment.bytes;
         progress(done, all);
@@ -343,12 +408,15 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
 /// Every valid record of a segment that is newer than the header. A group starts on a block; within
 /// it records follow each other.
 fn find_valid_records(bytes: &Bytes, segment: usize, scan: &mut Scan) {
-    let checkpoint_lsn = scan.header.checkpoint_lsn;
-    each_record(bytes, scan.header.key, |head, crc| {
+    let (checkpoint_lsn, key) = (scan.header.checkpoint_lsn, scan.header.key);
+    let valid = &mut scan.valid;
+    let mut found = |head: RecordHead, crc, is_whole| {
         if head.lsn > checkpoint_lsn {
-            scan.valid.push(ValidRecord { head, crc, segment });
+            valid.push(ValidRecord { head, crc, segment, is_whole });
         }
-    });
+    };
+    each_record(bytes, key, |head, crc| found(head, crc, true));
+    each_record_around(bytes, &scan.segments[segment].unreadable, key, found);
 }
 
 fn each_record(bytes: &Bytes, key: Key, mut found: impl FnMut(RecordHead, u64)) {
@@ -378,7 +446,7 @@ pub fn given_up_after(
     for (segment, of_segment) in scan.segments.iter().enumerate() {
         each_record(&of_segment.contents, header.key, |head, crc| {
             if head.lsn > after && head.lsn <= header.checkpoint_lsn {
-                by_lsn.entry(head.lsn).or_default().push(ValidRecord { head, crc, segment });
+                by_lsn.entry(head.lsn).or_default().push(ValidRecord { head, crc, segment, is_whole: true });
             }
         });
     }
@@ -393,14 +461,15 @@ pub fn given_up_after(
     spills.verify = false;
     let commits = run.iter().rev().filter(|v| v.head.kind == RecordKind::Commit);
     let decoded = |v: &ValidRecord| {
-        let record = decode(v, &scan.segments[v.segment].contents, &mut spills).ok()?;
+        let record = decode(v, &scan.segments[v.segment], &mut spills, None).ok()?;
         Some(AcceptedRecord { lsn: v.head.lsn, record })
     };
     commits.map(decoded).collect()
 }
 
-/// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last.
-fn accept(storage: &Arc<dyn Storage>, journal: &Path, scan: &mut Scan) {
+/// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last. `end`: the last
+/// one of a journal that nobody writes to any more.
+fn accept(storage: &Arc<dyn Storage>, journal: &Path, end: Option<u64>, scan: &mut Scan) -> Result<()> {
     let mut by_lsn: HashMap<u64, Vec<ValidRecord>> = HashMap::new();
     for v in &scan.valid {
         by_lsn.entry(v.head.lsn).or_default().push(*v);
@@ -408,12 +477,25 @@ fn accept(storage: &Arc<dyn Storage>, journal: &Path, scan: &mut Scan) {
     let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
     let accepted = accept_listed(journal, &by_lsn, &mut spills, scan)
         .and_then(|()| accept_open(journal, &by_lsn, &mut spills, scan));
-    if let Err(e) = accepted {
+    if let Err(e) = &accepted
+        && !e.is_unreadable()
+        && !matches!(e, Error::Corrupt { .. })
+    {
+        return accepted;
+    }
+    // Before anything else, as a commit that may be torn is not to be redone by whoever salvages, either.
+    let known = drop_what_may_be_torn(journal, end, scan);
+    let known = match accepted {
+        Err(e) if e.is_unreadable() => Err(e),
+        accepted => known.and_then(|()| check_unreadable(journal, end, scan)).and(accepted),
+    };
+    if let Err(e) = known {
         scan.corrupt = Some(e);
-        return;
+        return Ok(());
     }
     scan.torn_tail = scan.valid.iter().any(|v| v.head.lsn > scan.last_lsn);
     check_for_damage(journal, scan);
+    Ok(())
 }
 
 /// Accepts exactly the records of the epochs that the header lists, each found by the checksum that the one after it
@@ -442,7 +524,12 @@ fn accept_listed(
                 let detail = format!(
                     "commit {lsn} is missing or damaged, though it was accepted when the store was opened before"
                 );
-                return Err(Error::corrupt(journal, detail));
+                // It may be in what the disk cannot read.
+                let unreadable = scan.segments.iter().any(|segment| !segment.unreadable.is_empty());
+                return Err(match unreadable && holds(invariant::UNREADABLE_LISTED) {
+                    true => stops(journal, &format!("the disk cannot read all of the log, and {detail}")),
+                    false => Error::corrupt(journal, detail),
+                });
             };
             crc = v.head.previous_crc;
             run.push(*v);
@@ -505,11 +592,17 @@ fn accept_open(
 
 /// Accepts the next record.
 fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
-    let ValidRecord { head, crc, segment } = v;
+    let ValidRecord { head, crc, segment, .. } = v;
     let lsn = head.lsn;
     if head.kind == RecordKind::Commit {
-        let decoded = decode(&v, &scan.segments[segment].contents, spills);
-        let wrong = |e: Error| Error::corrupt(segment_path(journal, scan, &v), format!("commit {lsn}: {e}"));
+        let path = segment_path(journal, scan, &v);
+        let decoded = decode(&v, &scan.segments[segment], spills, Some(contents_of(lsn, &path)));
+        let wrong = |e: Error| match &e {
+            _ if e.is_unreadable() || is_unreadable(&e) => stops(&path, &format!("the disk cannot read commit {lsn}")),
+            // Not of the log: too many open files, no memory.
+            Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => e,
+            _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
+        };
         let record = decoded.map_err(wrong)?;
         scan.accepted.push(AcceptedRecord { lsn, record });
         for spill in spills.take_used() {
@@ -529,11 +622,80 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
     Ok(())
 }
 
-fn decode(v: &ValidRecord, segment: &Bytes, spills: &mut SpillCache) -> Result<Record> {
+/// Decodes a commit. With `contents`, the error for contents that cannot be read, all else of it may be known.
+fn decode(
+    v: &ValidRecord,
+    segment: &ScannedSegment,
+    spills: &mut SpillCache,
+    contents: Option<Arc<Error>>,
+) -> Result<Record> {
     let from = v.head.position as usize + RECORD_HEAD_BYTES;
-    let body = segment.slice(from..v.head.position as usize + v.head.len as usize);
-    let body = if v.head.body_by_reference { body_by_reference(&body, spills)? } else { body };
-    Decoder::decode(&body, spills)
+    let body = segment.contents.slice(from..v.head.position as usize + v.head.len as usize);
+    if v.head.body_by_reference && !v.is_whole {
+        return Err(Error::unreadable("the body of a record", "its reference".into()));
+    }
+    let Some(contents) = contents else { return decode_body(&v.head, body, spills) };
+    let around = UnreadableBody { ranges: &segment.unreadable, start: from as u64 };
+    let body = whole_body(&v.head, body, spills)?;
+    Decoder::decode_around(&body, spills, (!v.is_whole).then_some(&around), contents)
+}
+
+/// Reads the body of a commit that can be read.
+pub fn decode_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result<Record> {
+    Decoder::decode(&whole_body(head, body, spills)?, spills)
+}
+
+fn whole_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result<Bytes> {
+    if head.body_by_reference { body_by_reference(&body, spills) } else { Ok(body) }
+}
+
+/// Drops the first commit of which the disk cannot read a part and that may be torn, and what was accepted behind it.
+fn drop_what_may_be_torn(journal: &Path, end: Option<u64>, scan: &mut Scan) -> Result<()> {
+    let durable_before = scan.header.open_lsn.max(end.map_or(0, |end| end + 1));
+    // In class `process` nothing was durable when it was said.
+    let heads = if scan.header.boot.is_none() { &scan.accepted_heads[..] } else { &[] };
+    let was_durable = |v: &ValidRecord| {
+        let says_so = |a: &ValidRecord| a.is_whole && a.head.epoch == v.head.epoch && a.head.durable_lsn >= v.head.lsn;
+        v.head.lsn < durable_before || heads.iter().any(says_so)
+    };
+    let Some(v) = scan.accepted_heads.iter().find(|v| !v.is_whole && !was_durable(v)).copied() else { return Ok(()) };
+    if !holds(invariant::UNREADABLE_DURABLE) {
+        return Ok(());
+    }
+    let lsn = v.head.lsn;
+    if holds(invariant::UNREADABLE_DROPPED) {
+        (scan.last_lsn, scan.last_crc) = (lsn - 1, v.head.previous_crc);
+        scan.accepted.retain(|accepted| accepted.lsn < lsn);
+        scan.accepted_heads.retain(|accepted| accepted.head.lsn < lsn);
+        scan.epochs.retain(|epoch| epoch.first_lsn < lsn);
+        if let Some(last) = scan.epochs.last_mut().filter(|last| last.last_lsn >= lsn) {
+            (last.last_lsn, last.last_crc) = (scan.last_lsn, scan.last_crc);
+        }
+        for (_, last_lsn) in &mut scan.live_spills {
+            *last_lsn = scan.last_lsn.min(*last_lsn);
+        }
+        for segment in &mut scan.segments {
+            segment.last_lsn = scan.last_lsn.min(segment.last_lsn);
+        }
+    }
+    let what = format!("the disk cannot read all of commit {lsn}, of which nothing says that it is not torn");
+    Err(stops(&segment_path(journal, scan, &v), &what))
+}
+
+/// Refuses a log of which something cannot be read that may be a commit.
+fn check_unreadable(journal: &Path, end: Option<u64>, scan: &Scan) -> Result<()> {
+    if end.is_some_and(|end| scan.last_lsn >= end) {
+        return Ok(());
+    }
+    for (at, segment) in scan.segments.iter().enumerate() {
+        let here = scan.accepted_heads.iter().filter(|v| v.segment == at);
+        let known: Vec<_> = here.map(|v| v.head.position..v.head.position + v.head.len).collect();
+        if let (Some(block), true) = (first_unknown(&segment.unreadable, &known), holds(invariant::UNREADABLE_STOPS)) {
+            let path = journal.join(crate::store_dir::segment_name(segment.index));
+            return Err(stops(&path, &format!("the disk cannot read the log at {block}, where a commit may be")));
+        }
+    }
+    Ok(())
 }
 
 /// Tells damage from a torn end: a missing record that a later one calls durable was damaged, and so was

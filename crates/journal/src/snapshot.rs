@@ -1,4 +1,4 @@
-//! Reading a store without owning it: a snapshot of its files as of one commit, without locks and without a write.
+//! Reading a store without owning it: a snapshot of its files as of one commit, without a write.
 //!
 //! ```text
 //! an owner lives     S = durable ─▶ header, log up to S ─▶ data files ─▶ applying_to ≤ S? names_to ≤ S?
@@ -6,401 +6,37 @@
 //! ```
 //!
 //! A file is its data file under what the log says of it between the header's checkpoint and S. Whatever is read is
-//! believed only if what it rests on is still there afterwards; otherwise the snapshot has expired.
+//! believed only if what it rests on is still there afterwards; otherwise the snapshot has expired. A lease puts that off:
+//! the owner waits with what would make the snapshot expire, and keeps files that go; names behind S are undone.
 
+use crate::apply::apply_overlay;
 use crate::error::{Context, Error, Result};
 use crate::final_state::{DirState, FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, Header, StoreId};
+use crate::format::{Attribute, AttributeFound, StoreId};
 use crate::invariant;
 use crate::locate::{DataFiles, Location, check_attribute};
+use crate::look::{Look, Valid, Watch, is_owned, quarantined_files};
+use crate::names_since::NamesSince;
 use crate::overlay::{Overlay, read_through};
-use crate::quarantine::PendingFiles;
-use crate::readers_page::{Cell, ReadersPage};
+use crate::readers_page::Cell;
 use crate::record::check_path;
-use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, read_slots, scan};
-use crate::store_dir::{STORE_DIR, StoreDir, read_pid};
-use crate::sync_point;
+use crate::scan::read_header;
+use crate::store_dir::{STORE_DIR, StoreDir, parked_name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
-use untorn_os::{File, Kind, Open, Storage, holds, read_full_at};
-
-/// A look that the owner disturbs is begun anew so often, after the first few with a pause before it.
-const LOOKS_MAX: usize = 400;
-/// So many without a pause.
-const LOOKS_AT_ONCE: usize = 4;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use untorn_os::{BLOCK_BYTES, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
 /// A file that is not under any of its names is looked for so often.
 const SEARCHES_MAX: usize = 5;
 
-/// The bytes of a lock file that count.
-const NOTE_BYTES: usize = 16;
+/// Bytes that are copied at once.
+const COPY_BYTES: usize = 1 << 20;
 
-/// What a reader relies on to stay as it is.
-enum Watch {
-    /// The owner's page.
-    Owner(ReadersPage),
-    /// Nobody has the store open: the lock file, its note, and the header.
-    Closed { lock: Option<Arc<dyn File>>, note: Vec<u8>, header: Vec<u8> },
-}
-
-/// The log of a store at one moment.
-pub struct Look {
-    watch: Watch,
-    /// The last commit that is looked at.
-    pub lsn: u64,
-    /// The log was truncated behind this one.
-    pub checkpoint_lsn: u64,
-    /// Commits between the two; of a look after a commit, all those behind it.
-    pub accepted: Vec<AcceptedRecord>,
-    /// Commits behind the one that the look is after may be missing.
-    pub is_missing_some: bool,
-    store: Option<StoreId>,
-    /// Files that wait for commits in quarantined journals, and why.
-    quarantined: BTreeMap<u64, String>,
-}
-
-/// Whether this user may read the store: its owner and root may, as nothing is written.
-fn check_may_read(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
-    match store_dir.check_trust(storage) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Error::io("find a store at", &store_dir.dir, ErrorKind::NotFound.into())),
-        Err(e @ Error::Untrusted { .. }) if storage.effective_user() == 0 => {
-            let meta = storage.stat(&store_dir.dir).context("stat", &store_dir.dir)?;
-            if meta.kind == Kind::Directory && meta.mode & 0o077 == 0 { Ok(()) } else { Err(e) }
-        }
-        Err(e) => Err(e),
-    }
-}
-
-impl Look {
-    /// Looks at a store, at this commit or a later one.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if its owner tells readers nothing: it is of class `process`, had no room for the page, or
-    /// is still opening the store.
-    pub fn take(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Look> {
-        Look::take_with(storage, store_dir, at_least, None)
-    }
-
-    /// As [`Look::take`], with every commit behind this one that is still in the log.
-    pub fn take_after(storage: &Arc<dyn Storage>, store_dir: &StoreDir, lsn: u64) -> Result<Look> {
-        Look::take_with(storage, store_dir, lsn, Some(lsn))
-    }
-
-    fn take_with(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64, after: Option<u64>) -> Result<Look> {
-        check_may_read(&**storage, store_dir)?;
-        let mut disturbed = None;
-        for n in 0..LOOKS_MAX {
-            if n >= LOOKS_AT_ONCE {
-                storage.pause();
-            }
-            match look(storage, store_dir, at_least, after) {
-                Ok(Attempt::Done(look)) => return Ok(*look),
-                Ok(Attempt::Disturbed(why)) => disturbed = Some(why),
-                Err(e) => return Err(e),
-            }
-        }
-        Err(disturbed.expect("an attempt"))
-    }
-
-    /// Whether a newer look would find newer commits, or another owner.
-    pub fn is_stale(&self, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
-        match &self.watch {
-            // A killed owner tells nothing any more, and what it left may be more than it told.
-            Watch::Owner(page) => Ok(page.lsn(Cell::Durable)? != Some(self.lsn)
-                || !page.is_kept()?
-                || !is_owned(&**storage, store_dir)?.0),
-            Watch::Closed { .. } => match self.check(&**storage, store_dir, false) {
-                Err(Error::SnapshotExpired { .. }) => Ok(true),
-                done => done.map(|()| false),
-            },
-        }
-    }
-
-    /// Whether what was read of data files is of this moment; with `names`, whether names are, too.
-    fn check(&self, storage: &dyn Storage, store_dir: &StoreDir, names: bool) -> Result<()> {
-        let valid = match &self.watch {
-            Watch::Owner(page) => {
-                let validates = |invariant, cell| match holds(invariant) {
-                    true => Ok(page.lsn(cell)?.is_some_and(|lsn| lsn <= self.lsn)),
-                    false => Ok(true),
-                };
-                validates(invariant::READ_VALIDATED, Cell::ApplyingTo)?
-                    && (!names || validates(invariant::NAME_VALIDATED, Cell::NamesTo)?)
-                    // After the LSNs: a new owner ends this life before it publishes its own.
-                    && page.is_kept()?
-            }
-            Watch::Closed { lock, note, header } => {
-                let now = || -> Result<bool> {
-                    let same = lock_note(storage, store_dir)?.is_some_and(|(found, text)| {
-                        lock.as_ref().is_some_and(|lock| is_same(&**lock, &*found)) && text == *note
-                    });
-                    Ok((same || (lock.is_none() && lock_note(storage, store_dir)?.is_none()))
-                        && header_bytes(storage, store_dir)? == *header)
-                };
-                !holds(invariant::CLOSED_VALIDATED) || now()?
-            }
-        };
-        if valid { Ok(()) } else { Err(Error::SnapshotExpired { path: store_dir.dir.clone(), lsn: self.lsn }) }
-    }
-}
-
-fn is_same(a: &dyn File, b: &dyn File) -> bool {
-    matches!((a.meta(), b.meta()), (Ok(a), Ok(b)) if (a.device, a.inode, a.links) == (b.device, b.inode, b.links))
-}
-
-enum Attempt {
-    Done(Box<Look>),
-    /// Why there is no look now; perhaps there is one in a moment.
-    Disturbed(Error),
-}
-
-/// A lock file, and what is in it.
-type LockNote = (Arc<dyn File>, Vec<u8>);
-
-/// The lock file, and what is in it, if nobody holds the lock.
-fn lock_note(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<LockNote>> {
-    let path = store_dir.lock_file();
-    let file = match storage.open(&path, Open::READ) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        done => done.context("open", &path)?,
-    };
-    if file.is_locked().context("look at", &path)? {
-        return Ok(None);
-    }
-    let mut note = vec![0; NOTE_BYTES];
-    let n = read_full_at(&*file, &mut note, 0).context("read", &path)?;
-    note.truncate(n);
-    // Locked before it was read, or after.
-    Ok((!file.is_locked().context("look at", &path)?).then_some((file, note)))
-}
-
-fn header_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> {
-    let path = store_dir.journal().join("header");
-    let file = match storage.open(&path, Open::READ) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        done => done.context("open", &path)?,
-    };
-    let mut bytes = read_slots(&*file, &path)?;
-    bytes.extend(file.attribute().context("read the attribute of", &path)?.unwrap_or_default());
-    Ok(bytes)
-}
-
-fn is_owned(storage: &dyn Storage, store_dir: &StoreDir) -> Result<(bool, Option<u32>)> {
-    let path = store_dir.lock_file();
-    match storage.open(&path, Open::READ) {
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok((false, None)),
-        Err(e) => Err(Error::io("open", &path, e)),
-        Ok(lock) => Ok((lock.is_locked().context("look at", &path)?, read_pid(&*lock))),
-    }
-}
-
-fn look(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64, after: Option<u64>) -> Result<Attempt> {
-    match is_owned(&**storage, store_dir)? {
-        (true, pid) => look_at_owned(storage, store_dir, at_least, after, pid),
-        (false, _) => look_at_closed(storage, store_dir, at_least, after),
-    }
-}
-
-/// Adds the commits behind this one that the log was truncated behind. Whether some may be missing.
-fn add_given_up(
-    storage: &Arc<dyn Storage>,
-    journal: &Path,
-    scanned: &Scan,
-    after: Option<u64>,
-    accepted: &mut Vec<AcceptedRecord>,
-) -> bool {
-    let Some(after) = after.filter(|after| *after < scanned.header.checkpoint_lsn) else { return false };
-    match given_up_after(storage, journal, scanned, after) {
-        Some(given_up) => {
-            accepted.splice(0..0, given_up);
-            false
-        }
-        None => true,
-    }
-}
-
-fn look_at_owned(
-    storage: &Arc<dyn Storage>,
-    store_dir: &StoreDir,
-    at_least: u64,
-    after: Option<u64>,
-    pid: Option<u32>,
-) -> Result<Attempt> {
-    let page = ReadersPage::open(&**storage, store_dir)?;
-    let Some(page) = page.filter(|page| Some(page.head.pid) == pid) else { return no_page(&**storage, store_dir, pid) };
-    let Some(lsn) = page.lsn(Cell::Durable)? else { return Ok(Attempt::Disturbed(changing(store_dir, pid))) };
-    if lsn < at_least {
-        return Ok(Attempt::Disturbed(went_back(store_dir, at_least, lsn)));
-    }
-    let journal = store_dir.journal();
-    // What an owner that works leaves half-way is no damage.
-    let mut scanned = match scan(storage, &journal, ReadMode::Cached, after.is_some(), &|_, _| {}) {
-        Ok(scanned) => scanned,
-        Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. })) => return Err(e),
-        Err(e) => return Ok(Attempt::Disturbed(e)),
-    };
-    if scanned.header.boot.is_some() {
-        return Err(class_process(store_dir));
-    }
-    let reaches = scanned.last_lsn >= lsn || !holds(invariant::LOG_REACHES);
-    if scanned.header.checkpoint_lsn > lsn || !reaches || scanned.header.store != page.head.store {
-        let why = scanned.corrupt.unwrap_or_else(|| changing(store_dir, pid));
-        return Ok(Attempt::Disturbed(why));
-    }
-    let mut accepted = std::mem::take(&mut scanned.accepted);
-    accepted.retain(|record| record.lsn <= lsn);
-    let is_missing_some = add_given_up(storage, &journal, &scanned, after, &mut accepted);
-    let quarantined = match quarantined_files(&**storage, store_dir) {
-        Ok(quarantined) => quarantined,
-        Err(e) => return Ok(Attempt::Disturbed(e)),
-    };
-    let look = Look {
-        watch: Watch::Owner(page),
-        lsn,
-        checkpoint_lsn: scanned.header.checkpoint_lsn,
-        accepted,
-        is_missing_some,
-        store: Some(scanned.header.store),
-        quarantined,
-    };
-    match look.check(&**storage, store_dir, false) {
-        Ok(()) => Ok(Attempt::Done(Box::new(look))),
-        Err(e @ Error::SnapshotExpired { .. }) => Ok(Attempt::Disturbed(e)),
-        Err(e) => Err(e),
-    }
-}
-
-fn no_page(storage: &dyn Storage, store_dir: &StoreDir, pid: Option<u32>) -> Result<Attempt> {
-    match read_header(storage, &store_dir.journal()) {
-        Ok(header) if header.boot.is_some() => Err(class_process(store_dir)),
-        _ => Ok(Attempt::Disturbed(changing(store_dir, pid))),
-    }
-}
-
-fn changing(store_dir: &StoreDir, pid: Option<u32>) -> Error {
-    let owner = pid.map_or("the process that has it open".to_owned(), |pid| format!("process {pid}"));
-    Error::Unsupported {
-        path: store_dir.dir.clone(),
-        detail: format!(
-            "{owner} tells readers nothing: it is opening or closing the store, had no room on the disk for `readers` \
-             when it opened it, or is of an Untorn that has no readers. Try again, or open the store there again"
-        ),
-    }
-}
-
-fn class_process(store_dir: &StoreDir) -> Error {
-    Error::Unsupported {
-        path: store_dir.dir.clone(),
-        detail:
-            "its owner works in failure class `process` and flushes nothing, so that nothing in it is durable yet; \
-                 read it after it was closed, or use class `power`"
-                .into(),
-    }
-}
-
-fn went_back(store_dir: &StoreDir, at_least: u64, lsn: u64) -> Error {
-    Error::Conflict {
-        path: store_dir.dir.clone(),
-        detail: format!(
-            "it holds commits up to {lsn}, and {at_least} was read before; it was replaced by an older copy"
-        ),
-    }
-}
-
-fn look_at_closed(
-    storage: &Arc<dyn Storage>,
-    store_dir: &StoreDir,
-    at_least: u64,
-    after: Option<u64>,
-) -> Result<Attempt> {
-    let disk = &**storage;
-    let (lock, note) = match lock_note(disk, store_dir)? {
-        Some((lock, note)) => (Some(lock), note),
-        None if disk.stat(&store_dir.lock_file()).is_ok() => {
-            return Ok(Attempt::Disturbed(changing(store_dir, None)));
-        }
-        None => (None, Vec::new()),
-    };
-    let header = header_bytes(disk, store_dir)?;
-    let journal = store_dir.journal();
-    let mut look = Look {
-        watch: Watch::Closed { lock, note, header },
-        lsn: 0,
-        checkpoint_lsn: 0,
-        accepted: Vec::new(),
-        is_missing_some: false,
-        store: None,
-        quarantined: BTreeMap::new(),
-    };
-    let found = read_closed(storage, store_dir, &journal, after, &mut look);
-    // Whatever was found counts if nobody came meanwhile.
-    match look.check(disk, store_dir, false) {
-        Ok(()) => found?,
-        Err(e @ Error::SnapshotExpired { .. }) => return Ok(Attempt::Disturbed(e)),
-        Err(e) => return Err(e),
-    }
-    match look.lsn < at_least {
-        true => Err(went_back(store_dir, at_least, look.lsn)),
-        false => Ok(Attempt::Done(Box::new(look))),
-    }
-}
-
-/// Reads what recovery would accept.
-fn read_closed(
-    storage: &Arc<dyn Storage>,
-    store_dir: &StoreDir,
-    journal: &Path,
-    after: Option<u64>,
-    look: &mut Look,
-) -> Result<()> {
-    look.quarantined = quarantined_files(&**storage, store_dir)?;
-    match storage.stat(journal) {
-        // The making of the store, or of a new journal, was interrupted: nothing is committed in it.
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        done => done.context("look at", journal)?,
-    };
-    flush_header(&**storage, journal, Open::READ, sync_point::READER_LOG)?;
-    let header = read_header(&**storage, journal)?;
-    if let Some(boot) = header.boot {
-        let same = storage.boot_id().is_ok_and(|now| now == boot);
-        return Err(if same { class_process_left(store_dir) } else { unknown_state(store_dir) });
-    }
-    let mut scanned = scan(storage, journal, ReadMode::PastCacheReadOnly, after.is_some(), &|_, _| {})?;
-    if let Some(e) = scanned.corrupt {
-        return Err(e);
-    }
-    let Header { checkpoint_lsn, store, .. } = scanned.header;
-    (look.lsn, look.checkpoint_lsn, look.store) = (scanned.last_lsn, checkpoint_lsn, Some(store));
-    look.accepted = std::mem::take(&mut scanned.accepted);
-    look.is_missing_some = add_given_up(storage, journal, &scanned, after, &mut look.accepted);
-    Ok(())
-}
-
-fn unknown_state(store_dir: &StoreDir) -> Error {
-    Error::UnknownState { path: store_dir.dir.clone() }
-}
-
-fn class_process_left(store_dir: &StoreDir) -> Error {
-    Error::Unsupported {
-        path: store_dir.dir.clone(),
-        detail: "its owner worked in failure class `process` and did not close it, so that what is in it may not be \
-                 durable; `untorn recover` flushes it"
-            .into(),
-    }
-}
-
-/// The files that quarantined journals have commits of.
-fn quarantined_files(storage: &dyn Storage, store_dir: &StoreDir) -> Result<BTreeMap<u64, String>> {
-    let mut files = BTreeMap::new();
-    for dir in store_dir.quarantined_journals(storage)? {
-        files.extend(PendingFiles::read(storage, &dir)?.map(|pending| pending.files).unwrap_or_default());
-    }
-    Ok(files)
-}
+/// What new names are undone for is looked up so often at most.
+const UNDONE_MAX: usize = 1000;
 
 /// What the log of a look amounts to.
 struct View {
@@ -449,6 +85,9 @@ pub struct Snapshot {
     store_dir: StoreDir,
     look: Look,
     view: RwLock<Arc<View>>,
+    /// What the commits behind it did to names: as far as was looked.
+    since: RwLock<Arc<NamesSince>>,
+    lease: Mutex<Option<Arc<dyn File>>>,
 }
 
 /// A file of a snapshot, open for reading.
@@ -466,15 +105,58 @@ enum Found {
     Logged(Option<Arc<dyn File>>, Box<FileState>),
     /// A file that it does not, and its permission bits.
     Plain(Arc<dyn File>, u32),
+    /// One that commits behind the snapshot are about, and its permission bits, if these are as they were.
+    Moved(Arc<dyn File>, Option<u32>),
     Nothing,
 }
 
 impl Snapshot {
+    fn new(storage: &Arc<dyn Storage>, store_dir: &StoreDir, look: Look, view: View) -> Arc<Snapshot> {
+        let (view, since) = (RwLock::new(Arc::new(view)), RwLock::new(Arc::new(NamesSince::new(look.lsn))));
+        let (storage, store_dir) = (storage.clone(), store_dir.clone());
+        Arc::new(Snapshot { storage, store_dir, look, view, since, lease: Mutex::default() })
+    }
+
     /// Takes a snapshot of a store, as of this commit or a later one.
     pub fn take(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Arc<Snapshot>> {
         let mut look = Look::take(storage, store_dir, at_least)?;
-        let view = RwLock::new(Arc::new(View::of(&mut look)?));
-        Ok(Arc::new(Snapshot { storage: storage.clone(), store_dir: store_dir.clone(), look, view }))
+        let view = View::of(&mut look)?;
+        Ok(Snapshot::new(storage, store_dir, look, view))
+    }
+
+    /// A snapshot as of the last commit that the same owner has made durable, without what was read of the log already.
+    /// None: it takes a look at the whole log.
+    pub fn go_on(self: &Arc<Snapshot>, at_least: u64) -> Option<Arc<Snapshot>> {
+        let (Watch::Owner(page), Some(tail)) = (&self.look.watch, &self.look.tail) else { return None };
+        let (old, mut tail) = (self.view(), tail.clone());
+        let lsn = page.look().ok()?.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
+        // What a checkpoint has applied is not carried along for ever.
+        if read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn != old.checkpoint_lsn {
+            return None;
+        }
+        let accepted = tail.read_to(lsn, page, &self.storage, &self.store_dir.journal(), true)?;
+        if is_owned(&*self.storage, &self.store_dir).ok()? != (true, Some(page.head.pid)) {
+            return None;
+        }
+        let look = Look {
+            watch: Watch::Owner(page.clone()),
+            lsn,
+            checkpoint_lsn: old.checkpoint_lsn,
+            accepted: Vec::new(),
+            is_missing_some: false,
+            store: old.store,
+            quarantined: BTreeMap::new(),
+            tail: Some(tail),
+        };
+        let quarantined = quarantined_files(&*self.storage, &self.store_dir).ok()?;
+        let valid = look.is_valid(&*self.storage, &self.store_dir, None).ok()?;
+        if valid != Valid::Yes {
+            return None;
+        }
+        let mut state = old.state.clone();
+        accepted.iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn)).ok()?;
+        let view = View { checkpoint_lsn: old.checkpoint_lsn, state, store: old.store, quarantined };
+        Some(Snapshot::new(&self.storage, &self.store_dir, look, view))
     }
 
     /// The commit as of which it is.
@@ -482,16 +164,96 @@ impl Snapshot {
         self.look.lsn
     }
 
+    /// Holds the snapshot: until it is released, or for as long as the owner honours leases, the owner waits with what
+    /// would make it expire.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]: something newer is being applied, or names have changed. [`Error::Unsupported`]: there
+    /// is no page to lock.
+    pub fn hold(&self) -> Result<()> {
+        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        if lease.is_some() {
+            return self.check();
+        }
+        let taken = self.look.lease(&*self.storage, &self.store_dir).map_err(|e| match e {
+            Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => Error::Unsupported {
+                path: self.store_dir.dir.clone(),
+                detail:
+                    "it has no page for readers, in which a lease could be taken; opening and closing the store once \
+                         makes one"
+                        .into(),
+            },
+            e => e,
+        });
+        *lease = taken?;
+        if lease.is_some() { Ok(()) } else { Err(self.expired()) }
+    }
+
+    /// Ends the lease, if there is one. The snapshot goes on as long as nothing makes it expire.
+    pub fn release(&self) {
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether there is a lease. The owner may have waited long enough for it all the same.
+    pub fn is_held(&self) -> bool {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    fn expired(&self) -> Error {
+        Error::SnapshotExpired { path: self.store_dir.dir.clone(), lsn: self.look.lsn }
+    }
+
     /// Whether the snapshot can still be read.
     ///
     /// # Errors
     /// [`Error::SnapshotExpired`]
     pub fn check(&self) -> Result<()> {
-        self.check_now(false)
+        if !holds(invariant::LEASES_VALIDATED) && self.is_held() {
+            return Ok(());
+        }
+        match self.look.is_valid(&*self.storage, &self.store_dir, None)? {
+            Valid::Yes | Valid::NewNames(_) => Ok(()),
+            Valid::No => Err(self.expired()),
+        }
     }
 
-    fn check_now(&self, names: bool) -> Result<()> {
-        self.look.check(&*self.storage, &self.store_dir, names)
+    /// Whether what was found in names counts, of which those behind the snapshot were undone as far as `since` says.
+    /// False: under a lease there are newer ones, and they are known now.
+    fn check_names(&self, since: &NamesSince) -> Result<bool> {
+        let known = if holds(invariant::NAMES_UNDONE) || !self.is_held() { since.to } else { u64::MAX };
+        match self.look.is_valid(&*self.storage, &self.store_dir, Some(known))? {
+            Valid::Yes => Ok(true),
+            Valid::NewNames(to) if self.is_held() => self.learn_names(since, to).map(|()| false),
+            Valid::NewNames(_) | Valid::No => Err(self.expired()),
+        }
+    }
+
+    /// Reads what commits up to this one did to names, which are in the log as long as the snapshot is held.
+    fn learn_names(&self, since: &NamesSince, to: u64) -> Result<()> {
+        let read = match (&self.look.watch, self.look.tail.clone()) {
+            (Watch::Owner(page), Some(mut tail)) => {
+                tail.read_to(to, page, &self.storage, &self.store_dir.journal(), false)
+            }
+            _ => None,
+        };
+        let accepted = match read {
+            Some(accepted) => accepted,
+            None => {
+                let newer = Look::take_after(&self.storage, &self.store_dir, self.look.lsn)?;
+                if newer.is_missing_some || newer.lsn < to {
+                    return Err(self.expired());
+                }
+                newer.accepted
+            }
+        };
+        let mut now = since.clone();
+        now.add(&accepted, to);
+        *self.since.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
+        Ok(())
+    }
+
+    fn since(&self) -> Arc<NamesSince> {
+        self.since.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn view(&self) -> Arc<View> {
@@ -516,26 +278,35 @@ impl Snapshot {
 
     /// What `act` finds in names; as of the snapshot's commit, or not at all. It tells whether that rests on names of the
     /// disk.
-    fn of_this_moment<T>(&self, act: impl Fn(&View) -> Result<(T, bool)>) -> Result<T> {
+    fn of_this_moment<T>(&self, act: impl Fn(&View, &NamesSince) -> Result<(T, bool)>) -> Result<T> {
         let mut tries = 0;
-        loop {
-            let view = self.view();
-            match act(&view) {
+        for _ in 0..UNDONE_MAX {
+            let (view, since) = (self.view(), self.since());
+            match act(&view, &since) {
                 Ok((found, by_name)) => {
-                    self.check_now(by_name)?;
-                    return Ok(found);
+                    self.check()?;
+                    if !by_name || self.check_names(&since)? {
+                        return Ok(found);
+                    }
                 }
                 Err(e) => {
-                    self.check_now(true)?;
+                    if !self.check_names(&since)? {
+                        continue;
+                    }
                     tries += 1;
                     // A file may have moved from the name that is looked at last to the one that was looked at first: names
                     // of this commit, and of those before it, are made on the disk after they are durable.
                     if !self.reload(&view)? && tries >= SEARCHES_MAX {
-                        return Err(e);
+                        // What could not be parked is gone.
+                        return Err(if since.to > self.look.lsn { self.expired() } else { e });
+                    }
+                    if self.is_held() {
+                        self.storage.pause();
                     }
                 }
             }
         }
+        Err(self.expired())
     }
 
     /// Opens a file.
@@ -545,8 +316,8 @@ impl Snapshot {
     /// file that recovery would not take either.
     pub fn open(self: &Arc<Snapshot>, path: &Path) -> Result<SnapshotFile> {
         self.check_name(path)?;
-        let found = self.of_this_moment(|view| {
-            let found = self.find(view, path)?;
+        let found = self.of_this_moment(|view, since| {
+            let found = self.find(view, since, path)?;
             let by_name = !matches!(found, Found::Logged(..));
             Ok((found, by_name))
         })?;
@@ -555,6 +326,7 @@ impl Snapshot {
         match found {
             Found::Logged(data, file) => Ok(open(data, file.overlay.clone(), file.final_mode())),
             Found::Plain(data, mode) => Ok(open(Some(data), Overlay::default(), Some(mode))),
+            Found::Moved(data, mode) => Ok(open(Some(data), Overlay::default(), mode)),
             Found::Nothing => Err(Error::io("open", path, ErrorKind::NotFound.into())),
         }
     }
@@ -569,12 +341,22 @@ impl Snapshot {
         }
     }
 
-    fn find(&self, view: &View, path: &Path) -> Result<Found> {
+    fn find(&self, view: &View, since: &NamesSince, path: &Path) -> Result<Found> {
         if let Some(file) = view.state.files.values().find(|file| file.name.as_deref() == Some(path)) {
-            let data = if file.created.is_some() { None } else { self.data_of(view, file)? };
+            let data = if file.created.is_some() { None } else { self.data_of(view, since, file)? };
             return Ok(Found::Logged(data, Box::new(file.clone())));
         }
         if view.is_gone(path) {
+            return Ok(Found::Nothing);
+        }
+        if let Some(id) = since.file_of(path) {
+            let Some(data) = self.data_of(view, since, &FileState::named(id, path))? else {
+                return Err(Error::io("open", path, ErrorKind::NotFound.into()));
+            };
+            let mode = data.meta().context("look at", path)?.mode;
+            return Ok(Found::Moved(data, (!since.has_mode(path)).then_some(mode)));
+        }
+        if since.is_new(path) {
             return Ok(Found::Nothing);
         }
         let data = match self.storage.open(path, Open::READ) {
@@ -600,7 +382,7 @@ impl Snapshot {
     }
 
     /// The data file of a file that the log knows, by its identity, under whichever of its names.
-    fn data_of(&self, view: &View, file: &FileState) -> Result<Option<Arc<dyn File>>> {
+    fn data_of(&self, view: &View, since: &NamesSince, file: &FileState) -> Result<Option<Arc<dyn File>>> {
         let Some(store) = view.store else { return Ok(None) };
         if !holds(invariant::READ_BY_IDENTITY) {
             return self.storage.open(file.display_name(), Open::READ).context("open", file.display_name()).map(Some);
@@ -609,17 +391,29 @@ impl Snapshot {
             storage: &*self.storage,
             store,
             epoch: 0,
-            newest_lsn: Some(self.look.lsn),
+            newest_lsn: Some(self.look.lsn.max(since.to)),
             rename_dir: self.store_dir.journal(),
             durable: false,
             contents: None,
+            parking: None,
         };
-        let Location::At(at) = data_files.find_one(file)? else { return Ok(None) };
+        let Location::At(at) = self.located(&data_files, since, file)? else { return Ok(None) };
         let data = self.storage.open(&at, Open::READ).context("open", &at)?;
         match Attribute::decode(data.attribute().context("read the attribute of", &at)?.as_deref()) {
             AttributeFound::Valid(a) if a.store == store && a.file == file.id => Ok(Some(data)),
             _ => Err(Error::Conflict { path: at, detail: "it was replaced just now".into() }),
         }
+    }
+
+    /// Finds a data file under the names that it had, has got since, or has been parked under.
+    fn located(&self, data_files: &DataFiles<'_>, since: &NamesSince, file: &FileState) -> Result<Location> {
+        if !self.is_held() {
+            return data_files.find_one(file);
+        }
+        let mut file = file.clone();
+        file.names.insert(0, self.store_dir.parked().join(parked_name(file.id)));
+        file.names.extend(since.names_of(file.id).iter().cloned());
+        data_files.find_one(&file)
     }
 
     /// Names in a directory, sorted; the empty path is the store itself. Untorn's own are left out.
@@ -631,16 +425,20 @@ impl Snapshot {
             self.check_name(dir)?;
         }
         let missing = || Error::io("list", dir, ErrorKind::NotFound.into());
-        self.of_this_moment(|view| {
-            if view.is_gone(dir) {
+        self.of_this_moment(|view, since| {
+            if view.is_gone(dir) || since.had_dir(dir) == Some(false) {
                 return Err(missing());
             }
+            let may_be_gone = view.state.dirs.contains_key(dir) || since.had_dir(dir).is_some();
             let mut names: BTreeSet<OsString> = match self.storage.list(dir) {
                 Ok(names) => names.into_iter().collect(),
-                Err(e) if e.kind() == ErrorKind::NotFound && view.state.dirs.contains_key(dir) => BTreeSet::new(),
+                Err(e) if e.kind() == ErrorKind::NotFound && may_be_gone => BTreeSet::new(),
                 Err(e) => return Err(Error::io("list", dir, e)),
             };
-            names.retain(|name| !is_own(name) && !view.is_gone(&dir.join(name)));
+            let is_new = |path: &Path| since.had_dir(path) == Some(false) || since.is_new(path);
+            names.retain(|name| !is_own(name) && !view.is_gone(&dir.join(name)) && !is_new(&dir.join(name)));
+            let before = since.names_in(dir).filter(|path| !view.is_gone(path));
+            names.extend(before.filter_map(|path| path.file_name()).map(OsString::from));
             let files = view.state.files.values().filter_map(|file| file.name.as_deref());
             let dirs = view.state.dirs.iter().filter(|(_, state)| state.exists).map(|(path, _)| path.as_path());
             let here = files.chain(dirs).filter(|path| path.parent() == Some(dir));
@@ -654,7 +452,7 @@ impl Snapshot {
         if !path.as_os_str().is_empty() {
             self.check_name(path)?;
         }
-        let directory = self.of_this_moment(|view| Ok((self.directory(view, path)?, true)));
+        let directory = self.of_this_moment(|view, since| Ok((self.directory(view, since, path)?, true)));
         match directory? {
             Some(mode) => Ok(Entry { is_directory: true, len: 0, mode }),
             None => {
@@ -665,8 +463,8 @@ impl Snapshot {
     }
 
     /// The permission bits of a directory.
-    fn directory(&self, view: &View, path: &Path) -> Result<Option<u32>> {
-        if view.is_gone(path) {
+    fn directory(&self, view: &View, since: &NamesSince, path: &Path) -> Result<Option<u32>> {
+        if view.is_gone(path) || since.had_dir(path) == Some(false) || since.file_of(path).is_some() {
             return Ok(None);
         }
         let on_disk = match self.storage.stat(path) {
@@ -674,6 +472,11 @@ impl Snapshot {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => None,
             Err(e) => return Err(Error::io("look at", path, e)),
         };
+        let known = view.state.dirs.get(path).and_then(|dir| dir.mode);
+        if known.is_none() && (since.has_mode(path) || (since.had_dir(path).is_some() && on_disk.is_none())) {
+            // The log tells which mode it got, and not which one it had.
+            return Err(self.expired());
+        }
         Ok(match view.state.dirs.get(path) {
             Some(DirState { exists: true, mode }) => mode.or(on_disk).or(Some(0o700)),
             Some(_) => None,
@@ -696,13 +499,24 @@ impl SnapshotFile {
     /// Length in bytes.
     pub fn len(&self) -> Result<u64> {
         let len = self.len_now()?;
-        self.snapshot.check_now(false)?;
+        self.snapshot.check()?;
         Ok(len)
     }
 
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
+    }
+
+    /// Whether the mode of the data file is as of the snapshot's commit.
+    fn check_mode(&self) -> Result<()> {
+        let snapshot = &self.snapshot;
+        loop {
+            let since = snapshot.since();
+            if snapshot.check_names(&since)? {
+                return if since.has_mode(&self.path) { Err(snapshot.expired()) } else { Ok(()) };
+            }
+        }
     }
 
     fn len_now(&self) -> Result<u64> {
@@ -719,11 +533,71 @@ impl SnapshotFile {
             (Some(mode), _) => Ok(mode),
             (None, Some(data)) => {
                 let mode = data.meta().context("look at", &self.path)?.mode;
-                self.snapshot.check_now(true)?;
+                self.check_mode()?;
                 Ok(mode)
             }
             (None, None) => Ok(0o600),
         }
+    }
+
+    /// Makes another file, which is empty, hold the same: blocks are shared where the file system can do that, and what
+    /// reads as zeros stays a hole. Returns the length. `progress` gets bytes done.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]: the other file may hold anything; it does after any error.
+    pub fn copy_to(&self, to: &dyn File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+        let size = self.len_now()?;
+        let there = match &self.data {
+            Some(data) => data.meta().context("look at", &self.path)?.size.min(size),
+            None => 0,
+        };
+        to.set_len(size).context("make a copy of", &self.path)?;
+        if let Some(data) = &self.data {
+            let block = BLOCK_BYTES as u64;
+            let whole = there - there % block;
+            let cloned = if whole > 0 && to.clone_range(&**data, 0, 0, whole).is_ok() { whole } else { 0 };
+            let mut piece = vec![0; COPY_BYTES.min(there as usize).max(1)];
+            let mut from = cloned;
+            while let Some(range) = data.next_contents(from, there).context("look at", &self.path)? {
+                from = range.start;
+                while from < range.end {
+                    let n = piece.len().min((range.end - from) as usize);
+                    let n = read_full_at(&**data, &mut piece[..n], from).context("read", &self.path)?;
+                    if n == 0 {
+                        break;
+                    }
+                    if piece[..n].iter().any(|byte| *byte != 0) {
+                        write_all_at(to, &piece[..n], from).context("write a copy of", &self.path)?;
+                    }
+                    from += n as u64;
+                    progress(from);
+                }
+                from = range.end;
+            }
+        }
+        let applied = apply_overlay(to, &self.overlay, &self.path, Some(BLOCK_BYTES as u64));
+        self.snapshot.check()?;
+        applied?;
+        to.set_len(size).context("make a copy of", &self.path)?;
+        progress(size);
+        Ok(size)
+    }
+
+    /// The data file, for what is no content of it: times, owner, other attributes. None: it is not made yet.
+    pub fn data(&self) -> Option<&Arc<dyn File>> {
+        self.data.as_ref()
+    }
+
+    fn read_now(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        // Where nothing lies over the data file, a read tells how much there is.
+        if let (None, Some(data)) = (self.overlay.size, &self.data)
+            && self.overlay.overlapping(&(offset..offset.saturating_add(buf.len() as u64))).next().is_none()
+        {
+            return read_full_at(&**data, buf, offset).context("read", &self.path);
+        }
+        let left = self.len_now()?.saturating_sub(offset);
+        let n = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        read_through(&[&self.overlay], self.data.as_deref(), &mut buf[..n], offset).map(|()| n)
     }
 
     /// Reads as many bytes as there are, up to the length of `buf`.
@@ -731,11 +605,9 @@ impl SnapshotFile {
     /// # Errors
     /// [`Error::SnapshotExpired`]: `buf` may hold anything.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let left = self.len_now()?.saturating_sub(offset);
-        let n = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let read = read_through(&[&self.overlay], self.data.as_deref(), &mut buf[..n], offset);
-        self.snapshot.check_now(false)?;
-        read.map(|()| n).map_err(|e| match e {
+        let read = self.read_now(buf, offset);
+        self.snapshot.check()?;
+        read.map_err(|e| match e {
             Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },
             e => e,
         })

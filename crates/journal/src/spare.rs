@@ -8,7 +8,7 @@ use untorn_os::{File, Open, Storage, write_all_at};
 /// Makes a file, or takes the one that was set apart under its name. Whether it was there is told.
 pub fn open_or_create(storage: &dyn Storage, path: &Path, direct: bool) -> io::Result<(Arc<dyn File>, bool)> {
     let how = |how: Open| if direct { how.direct() } else { how };
-    match storage.open(path, how(Open::create(0o600))) {
+    match storage.open(path, how(Open::create(0o600).shown())) {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok((storage.open(path, how(Open::WRITE))?, true)),
         created => Ok((created?, false)),
     }

@@ -61,7 +61,7 @@ impl Spill {
         storage.random(&mut id).context("draw a name in", journal)?;
         let id = u64::from_le_bytes(id);
         let path = journal.join(spill_name(id));
-        let file = storage.open(&path, Open::create(0o600)).context("create", &path)?;
+        let file = storage.open(&path, Open::create(0o600).shown()).context("create", &path)?;
         Ok(Arc::new(Spill::new(id, file, 0, (storage.clone(), path))))
     }
 

@@ -1,16 +1,19 @@
 //! The store directory, in which Untorn keeps the journal: who may use it, the lock, and how it is made.
 //!
 //! ```text
-//! .untorn/                0700, beside the data (or `foo.db.untorn/` for a standalone file)
-//!     lock                locked by the process that has the store open, which writes its id in it; never removed
+//! .untorn/                beside the data (or `foo.db.untorn/` for a standalone file): 0700; 0750 or 0755, if others
+//!                         may read the store
+//!     owner               locked by the process that has the store open; nobody else may read it, ever; never removed
+//!     lock                shows others that it is: that process has a read lock of it, and writes its id in it
 //!     journal/            header, segment.N, spill.X
 //!     journal.new/        an unfinished new journal
 //!     journal.spare/      room for one when the disk is full
-//!     readers             what the owner tells readers
+//!     readers             what the owner tells readers, and the leases of readers
+//!     parked/             files that went while a reader held an older commit
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
-use crate::error::{Context, Error, Result, is_no_space};
+use crate::error::{Context, Error, Result, is_loop, is_no_space};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, crc64};
 use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::spare::{open_or_create, set_apart};
@@ -46,7 +49,12 @@ impl StoreDir {
         StoreDir { dir: dir.into(), standalone: Some(name.to_owned()) }
     }
 
-    /// The lock file.
+    /// The file with which owners keep each other out.
+    pub fn owner_file(&self) -> PathBuf {
+        self.dir.join("owner")
+    }
+
+    /// The lock file, which shows readers that there is an owner.
     pub fn lock_file(&self) -> PathBuf {
         self.dir.join("lock")
     }
@@ -64,6 +72,11 @@ impl StoreDir {
     /// What the owner tells readers.
     pub fn readers_page(&self) -> PathBuf {
         self.dir.join("readers")
+    }
+
+    /// Where files that went keep a name, for readers that hold older commits.
+    pub fn parked(&self) -> PathBuf {
+        self.dir.join("parked")
     }
 
     /// Room for a new journal.
@@ -85,12 +98,12 @@ impl StoreDir {
         Ok(found)
     }
 
-    /// Checks that the directory can be trusted: a real directory, of the effective user or root,
-    /// closed to others. False: there is none.
-    pub fn check_trust(&self, storage: &dyn Storage) -> Result<bool> {
+    /// Checks that the directory can be trusted: a real directory, of the effective user or root, that others may read at
+    /// most. Returns its permission bits; none: there is none.
+    pub fn check_trust(&self, storage: &dyn Storage) -> Result<Option<u32>> {
         let meta = match storage.stat(&self.dir) {
             Ok(meta) => meta,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io("stat", &self.dir, e)),
         };
         let untrusted = |detail: String| Err(Error::Untrusted { path: self.dir.clone(), detail });
@@ -104,13 +117,44 @@ impl StoreDir {
                 meta.uid, meta.uid
             ));
         }
-        if meta.mode & 0o077 != 0 {
+        if !may_be_mode(meta.mode) {
             return untrusted(format!(
-                "its mode {:04o} lets others in; if you know why, `chmod 700` it and open again",
+                "its mode {:04o} lets others in, and not just to read; if you know why, `chmod 700` it and open again, or \
+                 `untorn readers` says who may read",
                 meta.mode
             ));
         }
-        Ok(true)
+        Ok(Some(meta.mode))
+    }
+
+    /// Checks that this user may read the store, as nothing is written: its owner and root may, and those whom its owner
+    /// lets in. It is of whoever has the data: in a directory that is not his, nobody shows others what he likes.
+    pub fn check_may_read(&self, storage: &dyn Storage) -> Result<()> {
+        let e = match self.check_trust(storage) {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) => return Err(Error::io("find a store at", &self.dir, ErrorKind::NotFound.into())),
+            Err(e @ Error::Untrusted { .. }) => e,
+            Err(e) => return Err(e),
+        };
+        let meta = storage.stat(&self.dir).context("stat", &self.dir)?;
+        if meta.kind != Kind::Directory || !may_be_mode(meta.mode) {
+            return Err(e);
+        }
+        let user = storage.effective_user();
+        let data = self.standalone.as_deref().unwrap_or(Path::new(""));
+        let is_of_data = || storage.stat(data).is_ok_and(|data| data.uid == meta.uid);
+        match (user == 0 || meta.mode & 0o055 != 0) && is_of_data() {
+            true => Ok(()),
+            false if user != 0 && meta.mode & 0o055 == 0 => Err(Error::Untrusted {
+                path: self.dir.clone(),
+                detail: format!(
+                    "it belongs to user {}, who lets nobody else read it, and this process runs as user {user}; \
+                     `untorn readers` lets others in",
+                    meta.uid
+                ),
+            }),
+            false => Err(e),
+        }
     }
 
     /// Only the owner of the data may make a store.
@@ -136,8 +180,18 @@ impl StoreDir {
     }
 }
 
+/// Whether a store directory may have these permission bits: others may read it, or not even that.
+fn may_be_mode(mode: u32) -> bool {
+    [0, 0o050, 0o055].contains(&(mode & 0o077))
+}
+
 /// What the lock file holds while the store is closed. Anything else, or nothing, says that the owner was killed.
 const CLOSED: &str = "closed     \n";
+
+/// Whether a lock file that holds this says that the store is closed.
+pub(crate) fn is_closed_note(note: &[u8]) -> bool {
+    note == CLOSED.as_bytes()
+}
 
 /// What the lock file holds while a process has the store open: as long as [`CLOSED`], so that it goes in its place.
 fn opened_by(pid: u32) -> String {
@@ -147,8 +201,12 @@ fn opened_by(pid: u32) -> String {
 /// The lock of an open store; dropping it unlocks the store.
 pub struct StoreLock {
     file: Arc<dyn File>,
+    /// Locked for writing: whoever may read a file can lock it for reading, so readers have no part in this one.
+    _owner: Arc<dyn File>,
     /// The process that had the store open before did not release it: it was killed, or its close failed.
     pub unclean: bool,
+    /// Permission bits of the store directory, and of those in it.
+    pub dir_mode: u32,
 }
 
 impl StoreLock {
@@ -161,35 +219,44 @@ impl StoreLock {
     }
 }
 
-/// Locks the store. Makes the store directory if there is none and `create` says so.
-pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: bool, wait: bool) -> Result<StoreLock> {
-    if !store_dir.check_trust(storage)? {
-        if !create {
-            return Err(Error::io("open the store in", &store_dir.dir, ErrorKind::NotFound.into()));
+/// Locks the store. Makes the store directory if there is none, with these permission bits if `create` has some.
+pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u32>, wait: bool) -> Result<StoreLock> {
+    let dir_mode = match (store_dir.check_trust(storage)?, create) {
+        (Some(mode), _) => mode,
+        (None, None) => return Err(Error::io("open the store in", &store_dir.dir, ErrorKind::NotFound.into())),
+        (None, Some(mode)) => {
+            store_dir.check_may_create(storage)?;
+            match storage.mkdir(&store_dir.dir, mode) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", &store_dir.dir, e)),
+                _ => {}
+            }
+            let made = store_dir.check_trust(storage)?;
+            made.ok_or_else(|| Error::io("make", &store_dir.dir, ErrorKind::NotFound.into()))?
         }
-        store_dir.check_may_create(storage)?;
-        match storage.mkdir(&store_dir.dir, 0o700) {
-            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", &store_dir.dir, e)),
-            _ => {}
-        }
-        if !store_dir.check_trust(storage)? {
-            return Err(Error::io("make", &store_dir.dir, ErrorKind::NotFound.into()));
-        }
-    }
-    let path = store_dir.lock_file();
-    // Another process may be ejecting the store: the locked file must still be the one that has the name.
+    };
+    let (path, owner_path) = (store_dir.lock_file(), store_dir.owner_file());
+    // Another process may be ejecting the store: the locked files must still be those that have the names.
     for _ in 0..1000 {
-        let file = open_lock_file(storage, &path)?;
-        if !acquire(storage, &*file, wait).context("lock", &path)? {
-            return Err(Error::Busy { path: store_dir.dir.clone(), pid: read_pid(&*file) });
+        let owner = open_lock_file(storage, &owner_path, Open::create(0o600))?;
+        if owner.meta().context("stat", &owner_path)?.mode & 0o077 != 0 {
+            // Somebody opened it to others, who could lock it.
+            owner.set_mode(0o600).context("change the mode of", &owner_path)?;
         }
-        let locked = file.meta().context("stat", &path)?;
-        if storage.stat(&path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0) {
+        let pid = || storage.open(&path, Open::READ).ok().and_then(|lock| read_pid(&*lock));
+        if !acquire(storage, &*owner, &pid, wait).context("lock", &owner_path)? {
+            return Err(Error::Busy { path: store_dir.dir.clone(), pid: pid() });
+        }
+        // Not made before: whoever ejects the store has removed it, and then the directory.
+        let file = open_lock_file(storage, &path, Open::create(0o600).shown())?;
+        if !file.lease(0).context("lock", &path)? {
+            return Err(Error::Busy { path: store_dir.dir.clone(), pid: pid() });
+        }
+        if is_named(storage, &*owner, &owner_path)? && is_named(storage, &*file, &path)? {
             let mut note = [0; CLOSED.len() + 1];
             let n = read_full_at(&*file, &mut note, 0).context("read", &path)?;
             let unclean = &note[..n] != CLOSED.as_bytes();
             note_owner(&*file, n).context("write", &path)?;
-            return Ok(StoreLock { file, unclean });
+            return Ok(StoreLock { file, _owner: owner, unclean, dir_mode });
         }
     }
     Err(Error::Busy { path: store_dir.dir.clone(), pid: None })
@@ -206,14 +273,28 @@ fn note_owner(file: &dyn File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Locks the lock file. A child that this process is just spawning holds copies of its locks until the
+/// Whether a process has a store open, which this lock file is of. Whoever may read the lock file can make it look so for
+/// all who may not open the other one.
+pub fn is_owned_by_somebody(storage: &dyn Storage, store_dir: &StoreDir, lock: &dyn File) -> io::Result<bool> {
+    match storage.open(&store_dir.owner_file(), Open::READ) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => lock.is_locked(),
+        done => done?.is_locked(),
+    }
+}
+
+fn is_named(storage: &dyn Storage, file: &dyn File, path: &Path) -> Result<bool> {
+    let locked = file.meta().context("stat", path)?;
+    Ok(storage.stat(path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0))
+}
+
+/// Locks the owner file. A child that this process is just spawning holds copies of its locks until the
 /// child executes its program, also of a store that was closed: such a lock is tried again for a moment.
-fn acquire(storage: &dyn Storage, file: &dyn File, wait: bool) -> io::Result<bool> {
+fn acquire(storage: &dyn Storage, owner: &dyn File, pid: &dyn Fn() -> Option<u32>, wait: bool) -> io::Result<bool> {
     for _ in 0..20 {
-        if file.lock(wait)? {
+        if owner.lock(wait)? {
             return Ok(true);
         }
-        if read_pid(file).is_some_and(|owner| owner != std::process::id()) {
+        if pid().is_some_and(|owner| owner != std::process::id()) {
             break;
         }
         storage.pause();
@@ -221,19 +302,25 @@ fn acquire(storage: &dyn Storage, file: &dyn File, wait: bool) -> io::Result<boo
     Ok(false)
 }
 
-fn open_lock_file(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn File>> {
+fn open_lock_file(storage: &dyn Storage, path: &Path, create: Open) -> Result<Arc<dyn File>> {
     let mut last = io::Error::from(ErrorKind::NotFound);
     for _ in 0..1000 {
-        for how in [Open::WRITE, Open::create(0o600)] {
+        for how in [Open::WRITE, create] {
             match storage.open(path, how) {
                 Ok(file) if file.meta().context("stat", path)?.kind == Kind::File => return Ok(file),
-                Ok(_) => return Err(Error::Foreign { path: path.to_owned(), detail: "it is not a file".into() }),
+                Ok(_) => return Err(no_file(path)),
+                Err(e) if is_loop(&e) => return Err(no_file(path)),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => last = e,
                 Err(e) => return Err(Error::io("open", path, e)),
             }
         }
     }
     Err(Error::io("open", path, last))
+}
+
+fn no_file(path: &Path) -> Error {
+    let detail = "it is not a file; somebody put something else in its place. Remove it";
+    Error::Foreign { path: path.to_owned(), detail: detail.into() }
 }
 
 /// The process id in a lock file.
@@ -259,14 +346,16 @@ pub struct NewJournal {
     pub segment_bytes: u64,
     /// Whether to wait for the disk.
     pub durable: bool,
+    /// Permission bits of its directory.
+    pub dir_mode: u32,
 }
 
 /// Sets room apart in which recovery can quarantine the journal and make another one when the disk is full: names,
 /// inodes and blocks.
-pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64) -> io::Result<()> {
+pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64, dir_mode: u32) -> io::Result<()> {
     let spare = store_dir.journal_spare();
     PendingFiles::set_apart(storage, &store_dir.journal())?;
-    match storage.mkdir(&spare, 0o700) {
+    match storage.mkdir(&spare, dir_mode) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
@@ -301,7 +390,8 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
     let new = store_dir.journal_new();
     // Not taken again: if a flush of these files failed, one more may succeed and leave them as they are on the disk.
     remove_tree(storage, &new)?;
-    let made = storage.mkdir(&new, 0o700).context("make", &new).and_then(|()| fill_journal(storage, store_dir, from));
+    let made =
+        storage.mkdir(&new, from.dir_mode).context("make", &new).and_then(|()| fill_journal(storage, store_dir, from));
     match made {
         Err(e @ Error::NoSpace { .. }) => {
             remove_tree(storage, &new)?;
@@ -361,6 +451,11 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
     Ok(())
 }
 
+/// The name that a file gets where it is parked.
+pub fn parked_name(id: u64) -> String {
+    format!("{id:016x}")
+}
+
 /// The name of a segment.
 pub fn segment_name(index: u32) -> String {
     format!("segment.{index}")
@@ -384,7 +479,7 @@ pub fn create_segment(
     point: SyncPoint,
 ) -> Result<Arc<dyn File>> {
     let path = journal.join(segment_name(index));
-    let how = Open::create(0o600);
+    let how = Open::create(0o600).shown();
     let file = storage.open(&path, if durable { how.direct() } else { how }).context("create", &path)?;
     let made = file.allocate(0, bytes).and_then(|()| write_segment(&*file, bytes, durable, point));
     if let Err(e) = made {

@@ -55,6 +55,10 @@ untorn_os::sync_points! {
     HEADER_BOOT,
     /// The journal as a killed owner left it in the page cache, before recovery reads it.
     RECOVER_JOURNAL,
+    /// The lengths of segments that a killed owner had cut behind the header of its close, before anything is appended to them.
+    RECOVER_LENGTHS,
+    /// The blocks of an empty journal that could not be read, written anew, before the first commit behind them.
+    UNREADABLE_ANEW,
     /// The journal as a killed owner left it in the page cache, before a reader shows what is in it.
     READER_LOG,
     /// Data files whose journal was of class `process`, before they are promised to be durable.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 18] = [
+const DOCUMENTS: [&str; 19] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -16,6 +16,7 @@ const DOCUMENTS: [&str; 18] = [
     "docs/GLOSSARY.md",
     "docs/GUARANTEES.md",
     "docs/HEAP.md",
+    "docs/LIVE_HEAPS.md",
     "docs/MAPPINGS.md",
     "docs/MOUNT.md",
     "docs/PORTING.md",

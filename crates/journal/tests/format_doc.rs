@@ -11,7 +11,7 @@ use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::readers_page::{Cell, PageHead, encode_cell};
 use untorn_journal::record::{FILE_BYTES_MAX, FileRef, Op, PATH_BYTES_MAX, Record};
 use untorn_journal::spill::{Spill, spill_name};
-use untorn_journal::store_dir::{StoreDir, segment_name};
+use untorn_journal::store_dir::{StoreDir, parked_name, segment_name};
 use untorn_os::{Linux, Open, Storage, read_full_at};
 
 /// The directories in the sample of a quarantined journal's list.
@@ -115,8 +115,10 @@ fn names() {
     let store_dir = StoreDir::of_directory();
     let journal = store_dir.journal();
     let known: BTreeSet<PathBuf> = [
+        store_dir.owner_file(),
         store_dir.lock_file(),
         store_dir.readers_page(),
+        store_dir.parked().join(parked_name(0xab)),
         journal.join("header"),
         journal.join(segment_name(0)),
         journal.join(spill_name(0xab)),

@@ -7,5 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 fn main() -> ExitCode {
-    untorn_terminal::print("untorn-mount", untorn_mount::cli::run(|_, _| Ok(Arc::new(memory_tree::MemoryTree::new()))))
+    untorn_terminal::print(
+        "untorn-mount",
+        untorn_mount::cli::run(|_, _, _| Ok(Arc::new(memory_tree::MemoryTree::new()))),
+    )
 }

@@ -1,9 +1,12 @@
 //! The command line: help, completions and manual pages all come from here.
 
+use crate::kept_log::KeptLog;
 use crate::mount_point::{self, Allowed};
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
-use crate::{daemon, daemon_start, export, import, sync_paths};
+use crate::supervised::{DEVICE, Supervised};
+use crate::{daemon, daemon_start, daemon_supervisor, export, import, made_plain, mount_check, mount_status};
+use crate::{passed_signals, puller, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
-use untorn_tree::{CommitMode, FileTree};
+use untorn_tree::{CommitMode, FileTree, Kept};
 
 /// Opens what is to be mounted; makes it where nothing is.
-pub type Open = fn(&Path, CommitMode) -> Result<Arc<dyn FileTree>>;
+pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>>;
 
 /// What commits a file, besides a sync of it and a rename over another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -29,6 +32,8 @@ enum Commit {
     /// Each write() of up to 1020 KiB, as one, and each change of a name or attribute, before the call returns; nothing
     /// is cached
     Write,
+    /// Nothing but syncs, and each commits all that was done to all files so far, as one
+    Store,
 }
 
 impl From<Commit> for CommitMode {
@@ -37,6 +42,7 @@ impl From<Commit> for CommitMode {
             Commit::Fsync => CommitMode::Sync,
             Commit::Close => CommitMode::Close,
             Commit::Write => CommitMode::Write,
+            Commit::Store => CommitMode::Store,
         }
     }
 }
@@ -66,7 +72,11 @@ enum Command {
     Run(Run),
     Recover(Recover),
     Status(Status),
+    Check(Check),
+    Eject(Eject),
     Session(SessionOf),
+    #[command(name = puller::PULLER, hide = true)]
+    Puller,
     Completions(Completions),
     Man(Man),
 }
@@ -93,7 +103,13 @@ struct Mount {
     /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other.
     #[arg(short, value_delimiter = ',', value_name = "OPTION")]
     options: Vec<String>,
-    /// This is the daemon that a command in the foreground waits for.
+    /// Without a process that starts another daemon when the daemon is killed: the mount is dead then.
+    #[arg(long)]
+    no_supervisor: bool,
+    /// This is the daemon of a supervisor, to which its standard input leads.
+    #[arg(long, hide = true, requires = "foreground")]
+    supervised: bool,
+    /// This is the process that a command in the foreground waits for.
     #[arg(long, hide = true, requires = "foreground")]
     announce: bool,
 }
@@ -118,9 +134,8 @@ struct Sync {
 
 /// Make a store that can be mounted of a plain tree: all of it or nothing.
 ///
-/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners and extended attributes are kept;
-/// blocks are shared where the file system can. Access lists (ACL) are left out, as a mounted store has none: what only a
-/// list allows is not allowed any more, and the command says how many there were.
+/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners, access lists (ACL) and extended
+/// attributes are kept; blocks are shared where the file system can.
 #[derive(Args)]
 struct Import {
     /// The tree: a directory in which nobody writes meanwhile.
@@ -185,12 +200,48 @@ struct Recover {
     discard: bool,
 }
 
-/// Say whether a session (untorn-mount run) works on a directory, or was left there: then the exit code is 1.
+/// Say how a mount is: who serves it, what is uncommitted, which files are poisoned; or whether a session works on a
+/// directory.
+///
+/// Of a mount point, or a directory on a mount: asks its daemon; the exit code is 1 if a file is poisoned, nothing can be
+/// committed any more, or the daemon has ended. Of another directory: whether a session (untorn-mount run) works on it, or
+/// was left there; then the exit code is 1.
 #[derive(Args)]
 struct Status {
-    /// The directory.
+    /// A directory.
     #[arg(value_hint = ValueHint::DirPath)]
     directory: PathBuf,
+    /// For programs. Of a session, `session` is `none`, `running` or `left`.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Verify the store of a mount as of its last commit, without changing a byte; programs and the daemon go on.
+///
+/// Every checksum of its log; that names, inodes, links and attributes fit together; and that the contents are there.
+/// Exit code: 0 sound, 1 problems, 2 could not look.
+#[derive(Args)]
+struct Check {
+    /// A mount point, a directory on a mount, or a store that can be mounted.
+    #[arg(value_hint = ValueHint::DirPath)]
+    path: PathBuf,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make a store that is not mounted a plain directory, in its place: all of it or nothing.
+///
+/// The files are copied (blocks are shared where the file system can), flushed, and take the store's place; then the store
+/// is removed. If something cannot be kept, as owners by an ordinary user, nothing is changed. Can be killed and repeated.
+#[derive(Args)]
+struct Eject {
+    /// The store.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// Don't ask.
+    #[arg(short, long)]
+    yes: bool,
 }
 
 /// The process that serves a session.
@@ -221,8 +272,11 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Export(export)), _) => export::export(&export.store, &export.to).map(Output::text),
         (Some(Command::Run(run)), _) => return run.run(),
         (Some(Command::Recover(recover)), _) => recover.run(),
-        (Some(Command::Status(status)), _) => run_on_plain::status(&status.directory),
+        (Some(Command::Status(status)), _) => status.run(),
+        (Some(Command::Check(check)), _) => return mount_check::check(&check.path, check.json),
+        (Some(Command::Eject(of)), _) => made_plain::eject(&of.store, of.yes).map(Output::text),
         (Some(Command::Session(session)), _) => return session.run(open),
+        (Some(Command::Puller), _) => puller::run().map(|()| Output::default()),
         (None, Some(mount)) => mount.run(open),
         (None, None) => return Err(Failure::new("nothing to do; see --help").code(2)),
     };
@@ -231,26 +285,63 @@ pub fn run(open: Open) -> Result<Output, Failure> {
 
 impl Mount {
     fn run(&self, open: Open) -> Result<Output> {
+        if self.supervised {
+            return self.serve_supervised(open);
+        }
         let store = std::path::absolute(&self.store).with_context(|| self.store.display().to_string())?;
         let at = mount_point::absolute(&self.mount_point)?;
         let allowed = allowed(&self.options)?;
         mount_point::prepare(&store, &at)?;
         if !self.foreground {
-            let mut arguments: Vec<OsString> = vec!["--foreground".into(), "--announce".into()];
-            arguments.push(format!("--commit={}", self.commit.name()).into());
-            for option in &self.options {
-                arguments.extend(["-o".into(), option.into()]);
-            }
-            arguments.extend(["--".into(), store.into(), at.into()]);
+            let arguments = self.arguments("--announce", &store, &at);
             return daemon_start::start(&arguments).map(|code| Output::default().code(code));
         }
         if self.announce {
             daemon_start::leave_terminal()?;
         }
-        let tree = open(&store, self.commit.into())?;
         let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
-        daemon::serve((&tree, self.commit.into()), &store, &at, allowed, ready)?;
+        if !self.no_supervisor {
+            let arguments = self.arguments("--supervised", &store, &at);
+            return daemon_supervisor::supervise(&arguments, ready).map(|code| Output::default().code(code));
+        }
+        let tree = open(&store, self.commit.into(), None)?;
+        daemon::serve((&tree, self.commit.into()), &store, &at, allowed, None, ready)?;
         Ok(Output::default())
+    }
+
+    /// As what is this process to be started anew.
+    fn arguments(&self, role: &str, store: &Path, at: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["--foreground".into(), role.into()];
+        if self.announce && role != "--announce" {
+            arguments.push("--announce".into());
+        }
+        if self.no_supervisor {
+            arguments.push("--no-supervisor".into());
+        }
+        arguments.push(format!("--commit={}", self.commit.name()).into());
+        for option in &self.options {
+            arguments.extend(["-o".into(), option.into()]);
+        }
+        arguments.extend(["--".into(), store.into(), at.into()]);
+        arguments
+    }
+
+    fn serve_supervised(&self, open: Open) -> Result<Output> {
+        // The supervisor passes signals on.
+        passed_signals::block()?;
+        let supervised = Arc::new(Supervised::begin()?);
+        let served = (|| {
+            let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+            let kept = KeptLog::of(&supervised, near)?;
+            // Without its log nobody knows what the kernel has written that no commit has.
+            ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
+            let tree = open(&self.store, self.commit.into(), Some(kept))?;
+            let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
+            let (modes, allowed) = ((&tree, self.commit.into()), allowed(&self.options)?);
+            daemon::serve(modes, &self.store, &self.mount_point, allowed, Some(&supervised), ready)
+        })();
+        supervised.ending();
+        served.map(|()| Output::default())
     }
 }
 
@@ -286,6 +377,15 @@ impl Recover {
             _ => Left::PutBack,
         };
         run_on_plain::recover(&self.directory, what)
+    }
+}
+
+impl Status {
+    fn run(&self) -> Result<Output> {
+        match mount_status::find(&self.directory)? {
+            Some(found) => Ok(mount_status::status(&found, self.json)),
+            None => run_on_plain::status(&self.directory, self.json),
+        }
     }
 }
 

@@ -19,6 +19,9 @@ const PART: u64 = 16 << 20;
 const TELL_AFTER: Duration = Duration::from_secs(2);
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
+/// Attributes that are access lists begin so.
+pub const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
+
 /// No kernel has anything of the tree.
 pub struct NoKernel;
 

@@ -4,7 +4,11 @@ use crate::fuse_device::End;
 use crate::fuse_server::Server;
 use crate::kernel_pull::KernelPull;
 use crate::mount_point::{self, Allowed};
+use crate::passed_signals;
+use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised};
 use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -15,14 +19,20 @@ use untorn_tree::{CommitMode, Errno, FileTree};
 /// Between two looks at what is due.
 const TICK: Duration = Duration::from_secs(1);
 
+/// `linux/prctl.h`; the crate `libc` has it not.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
 enum Event {
     /// Ctrl-C, SIGTERM or SIGHUP.
     Signal,
+    /// The mount is in no directory any more.
+    Detached,
     /// No request comes any more.
     Ended(End),
 }
 
-/// Mounts a tree that was opened with a mode, serves it until it is unmounted, and closes it. `ready` is called when the mount answers.
+/// Mounts a tree that was opened with a mode, serves it until it is unmounted, and closes it. `ready` is called when the
+/// mount answers. With a supervisor, whose log the tree has, goes on serving what a killed daemon had mounted.
 ///
 /// A signal unmounts. If programs use the mount, it is detached, and the daemon waits for them; a second signal commits
 /// everything and ends at once.
@@ -31,30 +41,65 @@ pub fn serve(
     source: &Path,
     at: &Path,
     allowed: Allowed,
+    supervised: Option<&Arc<Supervised>>,
     ready: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let descriptor = mount_point::mount(source, at, allowed)?;
-    let started = Server::start(descriptor, Arc::clone(tree), commit).and_then(|server| {
-        // Without a hidden directory, so that no descriptor of this process is on its own mount: if it is killed, the
-        // kernel closes them before `/dev/fuse`, sends what is dirty, and waits for this process for ever.
-        let mounted = mount_point::mounted_at(at)?.context("the mount was gone at once")?;
-        Ok((server, mounted.id))
-    });
-    let (server, id) = started.inspect_err(|_| {
-        let _ = mount_point::detach(at);
-    })?;
-    let mut life = Life { tree, pull: server.pull(), at, id, stopping: false };
+    flush_first();
+    let id = supervised
+        .and_then(|kept| kept.kept_bytes(DEVICE))
+        .and_then(|id| Some(u64::from_ne_bytes(id.try_into().ok()?)));
+    let left = supervised.and_then(|kept| kept.kept(DEVICE));
+    let (server, id) = match (left, id) {
+        (Some(device), Some(id)) => (Server::go_on(device, Arc::clone(tree), commit)?, id),
+        _ => mounted(tree, commit, source, at, allowed, supervised)?,
+    };
+    let pull = server.pull();
+    let hidden = supervised.and_then(|kept| kept.kept(HIDDEN_DIRECTORY));
+    // Without it, pulls drop what is cached.
+    if pull.start(Path::new("/proc/self/exe"), at, hidden).is_ok()
+        && let (Some(supervised), Some(hidden)) = (supervised, pull.hidden_directory())
+    {
+        supervised.keep(HIDDEN_DIRECTORY, &[], (*hidden).as_fd())?;
+        let supervised = Arc::clone(supervised);
+        pull.when_closed(move || supervised.let_go(HIDDEN_DIRECTORY));
+    }
+    server.leave_left();
+    let mut life = Life { tree, pull, at, id, stopping: false };
     let (sender, events) = channel();
     let signals = sender.clone();
     ctrlc::set_handler(move || drop(signals.send(Event::Signal))).context("cannot receive signals")?;
+    if let Some(supervised) = supervised {
+        let (supervised, signals) = (Arc::clone(supervised), sender.clone());
+        spawn(move || {
+            while supervised.wait_for_end() {
+                let _ = signals.send(Event::Signal);
+            }
+            // Nobody passes signals on any more.
+            passed_signals::unblock();
+            loop {
+                thread::park();
+            }
+        })?;
+    }
+    let detached = sender.clone();
+    spawn(move || {
+        if wait_until_unmounted(id).is_ok() {
+            let _ = detached.send(Event::Detached);
+        }
+    })?;
     let waiting = Arc::clone(&server);
     spawn(move || drop(sender.send(Event::Ended(waiting.wait()))))?;
+    if let Some(supervised) = supervised {
+        supervised.ready();
+    }
     ready()?;
     let mut next_tick = Instant::now() + TICK;
     loop {
         match events.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
             Ok(Event::Ended(end)) => return life.end(end),
             Ok(Event::Signal) => life.stop()?,
+            // The file system is there as long as somebody has a descriptor on it.
+            Ok(Event::Detached) => pull.close_when_unused(),
             Err(RecvTimeoutError::Timeout) => {
                 life.tick();
                 next_tick = Instant::now() + TICK;
@@ -62,6 +107,43 @@ pub fn serve(
             Err(RecvTimeoutError::Disconnected) => bail!("the threads of the mount have ended"),
         }
     }
+}
+
+fn mounted(
+    tree: &Arc<dyn FileTree>,
+    commit: CommitMode,
+    source: &Path,
+    at: &Path,
+    allowed: Allowed,
+    supervised: Option<&Arc<Supervised>>,
+) -> Result<(Arc<Server>, u64)> {
+    let device = mount_point::mount(source, at, allowed)?;
+    let kept = rustix::io::fcntl_dupfd_cloexec(&device, 3).context("the descriptor of the mount")?;
+    let started = Server::start(device, Arc::clone(tree), commit).and_then(|server| {
+        let id = mount_point::mounted_at(at)?.context("the mount was gone at once")?.id;
+        if let Some(supervised) = supervised {
+            supervised.keep(DEVICE, &id.to_ne_bytes(), kept.as_fd())?;
+        }
+        Ok((server, id))
+    });
+    started.inspect_err(|_| {
+        let _ = mount_point::detach(at);
+    })
+}
+
+/// Writing to disk for others must not wait for memory that their writes would free.
+fn flush_first() {
+    // SAFETY: a system call about this process that takes no memory. Ordinary users may not do it.
+    unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+}
+
+/// Waits until a mount is in no directory any more.
+fn wait_until_unmounted(id: u64) -> Result<()> {
+    let changes = std::fs::File::open("/proc/self/mountinfo").context("mountinfo")?;
+    while mount_point::mounts()?.iter().any(|mounted| mounted.id == id) {
+        poll(&mut [PollFd::new(&changes, PollFlags::PRI)], None).context("mountinfo")?;
+    }
+    Ok(())
 }
 
 struct Life<'a> {
@@ -78,10 +160,13 @@ impl Life<'_> {
     }
 
     fn stop(&mut self) -> Result<()> {
-        let committed = self.tree.sync_all(&**self.pull).map_err(|e| error("cannot commit everything", e));
+        let committed = self.tree.prepare_end(&**self.pull).map_err(|e| error("cannot commit everything", e));
         if std::mem::replace(&mut self.stopping, true) {
             committed?;
-            bail!("ended by a second signal while programs use files of {}; all is committed", self.at.display());
+            bail!(
+                "ended by a second signal while programs use files of {}; what is committed stays",
+                self.at.display()
+            );
         }
         if let Err(e) = committed {
             eprintln!("untorn-mount: {e:#}; unmounting tries it again");
@@ -114,7 +199,9 @@ pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -
         at.display()
     );
     for (ino, writers) in pull.end() {
-        (0..writers).for_each(|_| tree.release(ino, true));
+        (0..writers).for_each(|_| {
+            tree.release(ino, true);
+        });
     }
     tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))
 }

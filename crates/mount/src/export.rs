@@ -56,7 +56,8 @@ impl<'a> Export<'a> {
         Export { tree, root: to.to_owned(), linked: HashMap::new(), report: Report::new(doing) }
     }
 
-    fn root(&mut self) -> Result<()> {
+    /// All of it.
+    pub fn root(&mut self) -> Result<()> {
         let about = self.tree.attributes(ROOT).map_err(error)?;
         let root = self.root.clone();
         self.entries(&root, ROOT, Path::new("."))?;
@@ -167,7 +168,8 @@ impl<'a> Export<'a> {
             }
         }
         // Labels and the like come by themselves: only what a program gave is taken away.
-        for name in there.into_keys().filter(|name| name.as_bytes().starts_with(b"user.")) {
+        let given = |name: &[u8]| name.starts_with(b"user.") || name.starts_with(copying::ACCESS_LISTS);
+        for name in there.into_keys().filter(|name| given(name.as_bytes())) {
             rustix::fs::lremovexattr(to, &name)
                 .with_context(|| format!("cannot remove its attribute {}", name.display()))?;
         }
@@ -176,9 +178,12 @@ impl<'a> Export<'a> {
 }
 
 fn why_not_kept(name: &OsStr) -> &'static str {
-    match name.as_bytes().starts_with(b"user.") {
-        true => "attributes are left out, which this file system does not take here",
-        false => "attributes of the system (such as capabilities) are left out, as root alone can set them",
+    match name.as_bytes() {
+        name if name.starts_with(b"user.") => "attributes are left out, which this file system does not take here",
+        name if name.starts_with(copying::ACCESS_LISTS) => {
+            "access lists (ACL) are left out, which this file system does not take here"
+        }
+        _ => "attributes of the system (such as capabilities) are left out, as root alone can set them",
     }
 }
 

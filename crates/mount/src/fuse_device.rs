@@ -3,8 +3,6 @@
 use crate::fuse_protocol::{Answer, notification};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno as SystemErrno;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use untorn_tree::{Errno, Ino};
 
 /// Why no request comes any more.
@@ -62,10 +60,8 @@ impl Device {
         self.notify(notification::INVAL_INODE, Answer::default().u64(ino).u64(0).u64(0))
     }
 
-    /// Makes the kernel forget a name.
-    pub fn drop_name(&self, dir: Ino, name: &OsStr) -> Result<(), Errno> {
-        let len = u32::try_from(name.len()).expect("names are short");
-        let answer = Answer::default().u64(dir).u32(len).u32(0).raw(name.as_bytes()).raw(&[0]);
-        self.notify(notification::INVAL_ENTRY, answer)
+    /// Makes the kernel ask once more what it asked and was not answered, as the process that was asked has ended.
+    pub fn ask_again(&self) -> Result<(), Errno> {
+        self.notify(notification::RESEND, Answer::default())
     }
 }

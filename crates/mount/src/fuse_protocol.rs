@@ -65,7 +65,7 @@ pub mod opcode {
 /// Numbers of what the server tells the kernel unasked.
 pub mod notification {
     pub const INVAL_INODE: i32 = 2;
-    pub const INVAL_ENTRY: i32 = 3;
+    pub const RESEND: i32 = 7;
 }
 
 /// What is agreed at `INIT`: bits of `flags`, and from 32 on of `flags2`.
@@ -73,19 +73,26 @@ pub mod agreed {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DONT_MASK: u64 = 1 << 6;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const POSIX_ACL: u64 = 1 << 20;
     pub const ABORT_ERROR: u64 = 1 << 21;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const HAS_RESEND: u64 = 1 << 39;
 }
+
+/// Bit of the number of a question that is asked once more.
+pub const ASKED_AGAIN: u64 = 1 << 63;
 
 /// Which fields of `SETATTR` are meant.
 pub mod meant {
@@ -103,6 +110,8 @@ pub mod meant {
 
 /// `OPEN`: the setuid and setgid bits go, with the contents.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
+/// `SETXATTR` of an access list: the setgid bit goes.
+pub const SETXATTR_KILL_SGID: u32 = 1 << 0;
 /// `WRITE`: the setuid and setgid bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Answer of `OPEN`: what is cached of the file stays.
@@ -286,9 +295,9 @@ impl Answer {
         self.u64(0).u64(0).u64(BELIEVE_SECONDS).u64(0).u64(0).raw(&[0; 88])
     }
 
-    /// What `OPEN` is answered; `direct` if each read and write is to be a message.
-    pub fn opened(self, direct: bool) -> Answer {
-        self.u64(0).u32(if direct { DIRECT_IO } else { KEEP_CACHE }).u32(0)
+    /// What `OPEN` is answered: how the kernel names the opening, and whether each read and write is to be a message.
+    pub fn opened(self, handle: u64, direct: bool) -> Answer {
+        self.u64(handle).u32(if direct { DIRECT_IO } else { KEEP_CACHE }).u32(0)
     }
 
     /// What `statfs` tells.

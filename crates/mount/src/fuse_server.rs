@@ -4,13 +4,14 @@
 //! others receive: what the handler waits for is answered by them.
 
 use crate::fuse_device::{Device, End};
-use crate::fuse_protocol::{Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode};
+use crate::fuse_protocol::{
+    ASKED_AGAIN, Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode,
+};
 use crate::handlers::Handlers;
-use crate::kernel_pull::{KernelPull, close_descriptors};
+use crate::kernel_pull::KernelPull;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use untorn_tree::{CommitMode, Errno, FileTree};
@@ -43,12 +44,25 @@ impl Server {
     pub fn start(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
         let device = Arc::new(Device::new(descriptor));
         agree(&device, commit)?;
-        let (to_close, closing) = channel();
-        let pull = Arc::new(KernelPull::new(Arc::clone(&device), to_close));
+        Server::with(device, tree, commit)
+    }
+
+    /// Serves what another process has served, which agreed with the kernel, and was killed. What the kernel asked and was
+    /// not answered, it asks again.
+    pub fn go_on(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
+        let device = Arc::new(Device::new(descriptor));
+        // Before anything is received: what is being answered would be asked again, too.
+        let again = device.ask_again();
+        again.map_err(|Errno(e)| std::io::Error::from_raw_os_error(e)).context("the kernel does not ask again")?;
+        Server::with(device, tree, commit)
+    }
+
+    fn with(device: Arc<Device>, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
+        let pull = Arc::new(KernelPull::new(Arc::clone(&device)));
         let handlers = Handlers::new(tree, Arc::clone(&pull), commit);
+        handlers.take_over();
         let (threads, ended) = Default::default();
         let server = Arc::new(Server { device, handlers, pull, threads, ended });
-        spawn(move || close_descriptors(&closing))?;
         for _ in 0..RECEIVING {
             server.add_thread(&mut server.threads())?;
         }
@@ -58,6 +72,11 @@ impl Server {
     /// What brings the kernel's cache to the tree.
     pub fn pull(&self) -> &Arc<KernelPull> {
         &self.pull
+    }
+
+    /// Goes on with transactions that a killed process was to give up. After pulls were started.
+    pub fn leave_left(&self) {
+        self.handlers.leave_left();
     }
 
     /// Waits until the mount is gone and every handler has ended.
@@ -83,7 +102,7 @@ impl Server {
     }
 
     fn serve(self: Arc<Server>) {
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = resident();
         loop {
             let len = match self.device.receive(&mut buffer) {
                 Ok(len) => len,
@@ -111,10 +130,15 @@ impl Server {
     }
 
     fn answer(&self, header: &crate::fuse_protocol::Header, fields: Fields<'_>) {
+        let unique = header.unique & !ASKED_AGAIN;
+        untorn_tree::answering(unique);
         // A program would wait for ever for what a panic leaves unanswered.
         let answer = catch_unwind(AssertUnwindSafe(|| self.handlers.answer(header, fields)));
         if let Some(answer) = answer.unwrap_or(Some(Err(Errno(libc::EIO)))) {
             self.device.answer(header.unique, answer);
+        }
+        if untorn_tree::has_happened() {
+            self.handlers.answered(unique);
         }
     }
 
@@ -150,6 +174,14 @@ impl Server {
 fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
     thread::Builder::new().name("untorn mount".to_owned()).spawn(run).context("cannot start a thread")?;
     Ok(())
+}
+
+/// Memory for a request. All of it is there, as the kernel drops a request, and what it was to write, if it has to find
+/// memory for it while the process is being killed.
+fn resident() -> Vec<u8> {
+    let mut buffer = Vec::with_capacity(BUFFER);
+    buffer.resize(BUFFER, 1);
+    buffer
 }
 
 /// The first request, `INIT`.
@@ -193,9 +225,19 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             | agreed::CACHE_SYMLINKS
             | agreed::NO_OPENDIR_SUPPORT
             | agreed::HANDLE_KILLPRIV_V2
+            | agreed::DONT_MASK
+            | agreed::POSIX_ACL
+            | agreed::SETXATTR_EXT
+            | agreed::HAS_RESEND
             | agreed::INIT_EXT;
         let flags = wanted & offered;
-        let needed = writes | agreed::MAX_PAGES | agreed::ATOMIC_O_TRUNC | agreed::HANDLE_KILLPRIV_V2;
+        let needed = writes
+            | agreed::MAX_PAGES
+            | agreed::ATOMIC_O_TRUNC
+            | agreed::HANDLE_KILLPRIV_V2
+            | agreed::DONT_MASK
+            | agreed::POSIX_ACL
+            | agreed::SETXATTR_EXT;
         ensure!(flags & needed == needed, "the kernel's FUSE has no cache of writes; use a newer kernel");
         // One more than that, as a program's buffer need not begin with a page. (The kernel has a limit of its own.)
         let pages = u16::try_from(MAX_WRITE / rustix::param::page_size() + 1).unwrap_or(u16::MAX);

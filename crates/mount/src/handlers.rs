@@ -1,22 +1,24 @@
 //! What each request asks of the tree.
 
 use crate::fuse_protocol::{
-    Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, dirent_len, kind_of, meant,
-    opcode,
+    Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_KILL_SUIDGID, dirent_len,
+    kind_of, meant, opcode,
 };
-use crate::kernel_pull::{HIDDEN, KernelPull};
+use crate::kernel_pull::{HIDDEN, KernelPull, rand_u128};
 use crate::mount_control;
+use crate::mount_status;
 use crate::privileges::Privileges;
+use crate::supervised;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use untorn_os::mount_calls;
 use untorn_tree::{
     Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, Kind, ROOT, RenameFlags, Request, Result, SetTime,
-    Time,
+    Time, Transaction,
 };
 
-/// Attributes of files that are access lists begin so.
-const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 /// Where a directory goes on after `.` and after `..`: beyond what any tree says.
 const AFTER_DOT: u64 = i64::MAX.cast_unsigned() - 1;
 const AFTER_DOT_DOT: u64 = i64::MAX.cast_unsigned();
@@ -29,6 +31,8 @@ pub struct Handlers {
     pull: Arc<KernelPull>,
     privileges: Privileges,
     commit: CommitMode,
+    /// The next opening's number, but for its lowest bit.
+    openings: AtomicU64,
 }
 
 /// Whether a handler may wait for other requests to be answered: for what is dirty of a file, or for a commit.
@@ -64,12 +68,19 @@ fn writable(flags: u32) -> bool {
 impl Handlers {
     /// Handlers for a tree.
     pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
-        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull, commit }
+        // Another process may have named openings that go on: a number is not given twice.
+        let openings = AtomicU64::new(rand_u128() as u64);
+        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull, commit, openings }
     }
 
     /// Whether the answer to a request may wait for other requests to be answered.
     pub fn may_wait(&self, opcode: u32) -> bool {
         may_wait(opcode, self.commit)
+    }
+
+    /// A number for an opening, which says whether it can write.
+    fn handle(&self, flags: u32) -> u64 {
+        self.openings.fetch_add(2, Relaxed) & !1 | u64::from(writable(flags))
     }
 
     /// Whether each `read` and `write` of a program is a message: what is to be committed as one then comes as one.
@@ -101,19 +112,23 @@ impl Handlers {
             opcode::READLINK => Ok(Answer::default().raw(self.tree.read_link(ino)?.as_bytes())),
             opcode::SYMLINK => {
                 let (name, target) = (fields.name()?, fields.name()?);
-                self.tree.symlink(by(header), ino, name, target).map(entry)
+                self.tree.symlink(by(header, 0), ino, name, target).map(entry)
             }
             opcode::MKNOD => {
                 let (mode, rdev) = (fields.u32()?, fields.u32()?);
-                fields.skip(8)?;
-                self.tree.make(by(header), ino, fields.name()?, kind_of(mode)?, mode & 0o7777, rdev).map(entry)
+                let by = by(header, fields.u32()?);
+                fields.skip(4)?;
+                self.tree.make(by, ino, fields.name()?, kind_of(mode)?, mode & 0o7777, rdev).map(entry)
             }
             opcode::MKDIR => {
-                let mode = fields.u32()?;
-                fields.skip(4)?;
-                self.tree.make(by(header), ino, fields.name()?, Kind::Directory, mode & 0o7777, 0).map(entry)
+                let (mode, by) = (fields.u32()?, by(header, fields.u32()?));
+                self.tree.make(by, ino, fields.name()?, Kind::Directory, mode & 0o7777, 0).map(entry)
             }
-            opcode::UNLINK => done(self.tree.unlink(ino, fields.name()?)),
+            opcode::UNLINK => {
+                self.tree.unlink(ino, fields.name()?)?;
+                self.close_unlinked();
+                Ok(Answer::default())
+            }
             opcode::RMDIR => done(self.tree.remove_dir(ino, fields.name()?)),
             opcode::RENAME => {
                 let to = fields.u64()?;
@@ -137,26 +152,32 @@ impl Handlers {
             opcode::WRITE => self.write(ino, fields),
             opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
             opcode::RELEASE => {
-                fields.skip(8)?;
-                let writable = writable(fields.u32()?);
-                if writable {
+                let (handle, writable) = (fields.u64()?, writable(fields.u32()?));
+                self.leave_transactions(handle);
+                let unlinked = self.tree.has_no_name(ino);
+                if self.tree.release(ino, writable) && writable {
                     self.pull.released(ino);
+                    // It lost its last name while it was open: nothing else closes what pulled it.
+                    if unlinked {
+                        self.close_unlinked();
+                    }
                 }
-                self.tree.release(ino, writable);
                 Ok(Answer::default())
             }
             opcode::FSYNC => done(self.tree.sync(ino, &*self.pull)),
-            opcode::FSYNCDIR => done(self.tree.sync_names()),
+            opcode::FSYNCDIR => done(self.tree.sync_names(&*self.pull)),
             opcode::SYNCFS => done(self.tree.sync_all(&*self.pull)),
             opcode::DESTROY => Ok(Answer::default()),
             opcode::SETXATTR => {
                 let (len, flags) = (fields.u32()? as usize, fields.u32()?.cast_signed());
+                let kills_setgid = fields.u32()? & SETXATTR_KILL_SGID != 0;
+                fields.skip(4)?;
                 let name = fields.name()?;
-                // The kernel would keep an access list here, and not enforce it.
-                if name.as_bytes().starts_with(ACCESS_LISTS) {
-                    return Err(Errno(libc::EOPNOTSUPP));
-                }
                 self.tree.set_xattr(ino, name, fields.bytes(len)?, flags)?;
+                if kills_setgid {
+                    let mode = self.tree.attributes(ino)?.mode & !libc::S_ISGID;
+                    self.tree.set_attributes(ino, &Change { mode: Some(mode), ..Change::default() })?;
+                }
                 self.privileges.attribute_set(ino, name);
                 Ok(Answer::default())
             }
@@ -207,10 +228,9 @@ impl Handlers {
             opcode::LOOKUP => {
                 let ino = fields.name()?.to_str().and_then(|name| name.parse().ok()).ok_or(Errno(libc::ENOENT))?;
                 let found = self.tree.attributes(ino)?;
-                if found.kind != Kind::File {
+                if found.kind != Kind::File || !self.pull.gives(ino) {
                     return errno(libc::ENOENT);
                 }
-                self.pull.gave(ino);
                 Ok(Answer::default().unbelieved_entry(&found))
             }
             opcode::GETATTR => Ok(Answer::default().stat(&hidden_attributes(&self.tree.attributes(ROOT)?))),
@@ -283,7 +303,26 @@ impl Handlers {
             _ => return errno(libc::EINVAL),
         };
         self.tree.rename((from, old), (to, new), flags, &*self.pull)?;
+        self.close_unlinked();
         Ok(Answer::default())
+    }
+
+    /// A name is gone: what has none any more is kept by no descriptor of pulls.
+    fn close_unlinked(&self) {
+        self.pull.unlinked(|ino| self.tree.has_no_name(ino));
+    }
+
+    /// A question was answered: the kernel does not ask it again.
+    pub fn answered(&self, unique: u64) {
+        self.tree.answered(unique);
+    }
+
+    /// What programs had open when the process ended that served the mount before.
+    pub fn take_over(&self) {
+        for (ino, times) in self.tree.opened_for_writing() {
+            self.pull.opened(ino, times);
+            self.privileges.opened(ino);
+        }
     }
 
     fn open(&self, ino: Ino, flags: u32, open_flags: u32) -> Result<Answer> {
@@ -299,14 +338,14 @@ impl Handlers {
                 return Err(e);
             }
         }
-        Ok(Answer::default().opened(self.direct()))
+        Ok(Answer::default().opened(self.handle(flags), self.direct()))
     }
 
     /// An opening begins: before the kernel is told, so that no write comes before it.
     fn begin(&self, ino: Ino, flags: u32) -> Result<()> {
         self.tree.open(ino, writable(flags))?;
         if writable(flags) {
-            self.pull.opened(ino);
+            self.pull.opened(ino, 1);
             self.privileges.opened(ino);
         }
         Ok(())
@@ -321,16 +360,17 @@ impl Handlers {
 
     fn create(&self, header: &Header, mut fields: Fields<'_>, named: bool) -> Result<Answer> {
         let (flags, mode) = (fields.u32()?, fields.u32()? & 0o7777);
-        fields.skip(8)?;
+        let by = by(header, fields.u32()?);
+        fields.skip(4)?;
         let made = match named {
-            true => self.tree.make(by(header), header.ino, fields.name()?, Kind::File, mode, 0)?,
-            false => self.tree.make_unnamed(by(header), header.ino, mode)?,
+            true => self.tree.make(by, header.ino, fields.name()?, Kind::File, mode, 0)?,
+            false => self.tree.make_unnamed(by, header.ino, mode)?,
         };
         if let Err(e) = self.begin(made.ino, flags) {
             self.tree.forget(made.ino, 1);
             return Err(e);
         }
-        Ok(Answer::default().entry(&made).opened(self.direct()))
+        Ok(Answer::default().entry(&made).opened(self.handle(flags), self.direct()))
     }
 
     fn write(&self, ino: Ino, mut fields: Fields<'_>) -> Result<Answer> {
@@ -377,8 +417,51 @@ impl Handlers {
         Ok(answer)
     }
 
+    /// An opening has ended, and its transactions with it. Nobody waits for that.
+    fn leave_transactions(&self, handle: u64) {
+        if handle & 1 == 0 {
+            return;
+        }
+        self.leave(self.tree.end_opening(handle));
+    }
+
+    /// Goes on with what a process was to leave that was killed.
+    pub fn leave_left(&self) {
+        self.leave(self.tree.left());
+    }
+
+    fn leave(&self, transactions: Vec<Transaction>) {
+        for txn in transactions {
+            let (tree, pull) = (Arc::clone(&self.tree), Arc::clone(&self.pull));
+            // Without the thread nothing of it is committed until the mount ends, and it is given up then.
+            let _ = std::thread::Builder::new().spawn(move || tree.leave(txn, &*pull));
+        }
+    }
+
+    /// What a program asks of a transaction.
+    fn transaction(&self, ino: Ino, handle: u64, command: u32, given: u64) -> Result<Answer> {
+        let writes = handle & 1 != 0;
+        match command {
+            mount_calls::BEGIN | mount_calls::ADD if !writes => return errno(libc::EBADF),
+            mount_calls::BEGIN => {
+                let txn = self.tree.begin(handle, given != 0)?;
+                if let Err(e) = self.tree.add(txn, ino) {
+                    self.tree.dissolve(txn);
+                    return Err(e);
+                }
+                return Ok(Answer::default().u32(0).u32(0).u32(0).u32(0).u64(txn));
+            }
+            mount_calls::ADD => self.tree.add(given, ino)?,
+            mount_calls::COMMIT => self.tree.commit(given, &*self.pull)?,
+            mount_calls::ABORT => self.tree.abort(given, &*self.pull)?,
+            _ => self.tree.dissolve(given),
+        }
+        Ok(Answer::default().u32(0).u32(0).u32(0).u32(0))
+    }
+
     fn control(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
-        fields.skip(12)?;
+        let handle = fields.u64()?;
+        fields.skip(4)?;
         let command = fields.u32()?;
         fields.skip(16)?;
         let done = Answer::default().u32(0).u32(0).u32(0).u32(0);
@@ -386,10 +469,11 @@ impl Handlers {
         match command {
             mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
             mount_control::PREPARE_UNMOUNT => {
-                self.tree.sync_all(&*self.pull)?;
-                self.pull.close_all();
-                Ok(done.u32(std::process::id()))
+                self.tree.prepare_end(&*self.pull)?;
+                Ok(done.u32(supervised::last_to_end()))
             }
+            mount_calls::STATUS if !of_daemon => errno(libc::EPERM),
+            mount_calls::STATUS => Ok(done.raw(&mount_status::answer(&self.tree.status()?, self.commit))),
             mount_control::SYNC_ALL => {
                 self.tree.sync_all(&*self.pull)?;
                 Ok(done)
@@ -406,13 +490,18 @@ impl Handlers {
                 self.tree.sync_files(&files, &*self.pull)?;
                 Ok(done)
             }
+            mount_calls::BEGIN
+            | mount_calls::ADD
+            | mount_calls::COMMIT
+            | mount_calls::ABORT
+            | mount_calls::DISSOLVE => self.transaction(header.ino, handle, command, fields.u64()?),
             _ => errno(libc::ENOTTY),
         }
     }
 }
 
-fn by(header: &Header) -> Request {
-    Request { uid: header.uid, gid: header.gid }
+fn by(header: &Header, umask: u32) -> Request {
+    Request { uid: header.uid, gid: header.gid, umask: umask & 0o777 }
 }
 
 /// A value, or only its length if there is no room to be filled.

@@ -12,12 +12,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use untorn::Store;
 use untorn_tree::{Change, Errno, FileTree, Ino, Kind, ROOT, Request, SetTime, StoreTree, Time, TreeOptions};
-
-/// Access lists: of these a mounted store has none.
-const ACCESS: &str = "system.posix_acl_access";
-const DEFAULT: &str = "system.posix_acl_default";
 
 /// Makes a store with all that is in a directory; returns what is to be said.
 ///
@@ -37,7 +32,8 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
     );
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&source, flags, Mode::empty()).with_context(|| format!("cannot open {shown}"))?;
-    let opened_store = Store::open(made.path()).and_then(|store| StoreTree::open(store, TreeOptions::default()));
+    let opened_store =
+        StoreTree::store_options().open(made.path()).and_then(|store| StoreTree::open(store, TreeOptions::default()));
     let tree = opened_store.with_context(|| format!("cannot make a store for {place}"))?;
     let mut import = Import {
         tree: &tree,
@@ -116,7 +112,7 @@ impl Import<'_> {
             self.copied.push((below, Plain::of(&about), *ino));
             return self.tree.link(*ino, to, name, &NoKernel).map(drop).map_err(error).with_context(what);
         }
-        let by = Request { uid: about.st_uid, gid: about.st_gid };
+        let by = Request { uid: about.st_uid, gid: about.st_gid, umask: 0 };
         let made = match kind {
             Kind::Symlink => {
                 let target = rustix::fs::readlinkat(&entry, "", Vec::new()).with_context(what)?;
@@ -154,17 +150,10 @@ impl Import<'_> {
 
     /// Last, as what is done before changes times.
     fn attributes(&mut self, entry: &OwnedFd, ino: Ino, kind: Kind, about: &Stat, shown: &Path) -> Result<()> {
-        let mut mode = about.st_mode & 0o7777;
+        let mode = about.st_mode & 0o7777;
         for (name, value) in copying::attributes(&path_of(entry)).context("cannot read its extended attributes")? {
             match name.as_bytes() {
-                name if name == ACCESS.as_bytes() => {
-                    mode = without_list(mode, &value);
-                    self.report.leave_out("access lists (ACL) are left out; only owner, group and others count", shown);
-                }
-                name if name == DEFAULT.as_bytes() => {
-                    self.report.leave_out("default access lists (ACL) are left out", shown)
-                }
-                name if name.starts_with(b"system.") => {
+                name if name.starts_with(b"system.") && !name.starts_with(copying::ACCESS_LISTS) => {
                     self.report.leave_out("attributes of the file system (system.*) are left out", shown);
                 }
                 _ => self.tree.set_xattr(ino, &name, &value, 0).map_err(error).context("cannot keep its attributes")?,
@@ -220,16 +209,6 @@ fn device_number(about: &Stat) -> u32 {
     minor & 0xff | major << 8 | (minor & !0xff) << 12
 }
 
-/// With an access list, the mode's group is the list's mask: what the group may is in the list, and no more than the mask.
-fn without_list(mode: u32, list: &[u8]) -> u32 {
-    const OWNING_GROUP: u16 = 4;
-    let entries = list.get(4..).unwrap_or_default().chunks_exact(8);
-    let group = entries
-        .map(|entry| (u16::from_le_bytes([entry[0], entry[1]]), u16::from_le_bytes([entry[2], entry[3]])))
-        .find_map(|(tag, rights)| (tag == OWNING_GROUP).then_some(u32::from(rights & 7)));
-    mode & !0o070 | (mode >> 3 & group.unwrap_or(0)) << 3
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,18 +224,5 @@ mod tests {
         file.write_all(b"more").unwrap();
         let said = unchanged(&entry, &before, "f".as_ref()).unwrap_err().to_string();
         assert!(said.contains("f changed while it was copied"), "{said}");
-    }
-
-    #[test]
-    fn a_group_gets_no_rights_of_the_mask() {
-        // Owner rw-, user 1000 rwx, group r--, mask rwx, others ---.
-        let entry = |tag: u16, rights: u16, id: u32| {
-            [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &id.to_le_bytes()].concat()
-        };
-        let none = u32::MAX;
-        let entries = [entry(1, 6, none), entry(2, 7, 1000), entry(4, 4, none), entry(16, 7, none), entry(32, 0, none)];
-        let list = [&2u32.to_le_bytes()[..], &entries.concat()].concat();
-        assert_eq!(without_list(0o2670, &list), 0o2640);
-        assert_eq!(without_list(0o670, &[]), 0o600);
     }
 }

@@ -1,22 +1,21 @@
-//! Brings what the kernel has in its cache of a file to the tree: by descriptors of the server's own.
+//! Brings what the kernel has in its cache of a file to the tree: by a process of its own (`puller`), which has
+//! descriptors on the mount.
 //!
-//! The server opens files of its own mount through the *hidden directory*: its name is a random number, is looked up
-//! once, and is not there after that. In it, the name of an inode is the number of the inode. No path of the mount is
-//! followed, so no lock is waited for that a handler's program holds. A descriptor is kept as long as a program has the
-//! file open for writing: only then can there be something to send.
-//!
-//! A process that may be killed opens no hidden directory: see `daemon`. Pulls then drop what is cached.
+//! A descriptor is kept there as long as a program has the file open for writing, and of a few files some time longer.
+//! Where that process cannot be had, the kernel is made to send by dropping what it has cached of the file.
 
 use crate::fuse_device::Device;
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
-use rustix::mount::OpenTreeFlags;
-use std::collections::HashMap;
+use crate::passed_descriptors::{connection, receive, send};
+use crate::puller::{NOT_OPENED, PULLER};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use untorn_tree::{Errno, Ino, Pull, Result};
@@ -24,17 +23,15 @@ use untorn_tree::{Errno, Ino, Pull, Result};
 /// Number of the hidden directory.
 pub const HIDDEN: Ino = u64::MAX - 1;
 
-/// How long descriptors may take to be closed.
+/// How long the process may take to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks.
 const MOMENT: Duration = Duration::from_millis(1);
-
-/// A file that programs have open for writing.
-#[derive(Default)]
-struct Written {
-    writers: u64,
-    own: Option<Arc<OwnedFd>>,
-}
+/// Files that nobody has open for writing any more, whose descriptors are kept: many programs open a file, write, sync and
+/// close it, over and over.
+const KEPT: usize = 16;
+/// After so many ends of the process no other one is started.
+const STARTS_MAX: usize = 100;
 
 /// The hidden directory.
 #[derive(Default)]
@@ -42,17 +39,42 @@ struct Hidden {
     /// What is answered to a lookup in the root, while the directory is opened.
     name: Option<OsString>,
     directory: Option<Arc<OwnedFd>>,
+    /// Files whose names are looked up in it now.
+    expected: HashSet<Ino>,
 }
 
-/// Pulls by `sync_file_range`.
+/// The process that pulls.
+struct Puller {
+    control: OwnedFd,
+    /// Those that nobody waits at.
+    lines: Mutex<Vec<OwnedFd>>,
+    child: Mutex<Child>,
+}
+
+/// What is known of files.
+#[derive(Default)]
+struct Files {
+    /// How often programs have them open for writing.
+    writers: HashMap<Ino, u64>,
+    /// Those that the process has open.
+    pulled: HashSet<Ino>,
+    /// Of these, those without writers, the longest first.
+    idle: VecDeque<Ino>,
+    /// The mount is in no directory any more.
+    detached: bool,
+}
+
+/// Pulls.
 pub struct KernelPull {
     device: Arc<Device>,
     hidden: Mutex<Hidden>,
-    written: Mutex<HashMap<Ino, Written>>,
+    puller: Mutex<Option<Arc<Puller>>>,
+    program: Mutex<Option<PathBuf>>,
+    starts: Mutex<usize>,
+    files: Mutex<Files>,
     /// How often the kernel was given an inode by the hidden directory, of which the tree knows nothing.
     given: Mutex<HashMap<Ino, u64>>,
-    /// Closing waits for locks of the file: a thread of its own does it.
-    to_close: Sender<Arc<OwnedFd>>,
+    when_closed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     ended: AtomicBool,
 }
 
@@ -60,46 +82,180 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl KernelPull {
-    /// Without hidden directory at first. Descriptors that are not needed any more go to `to_close`.
-    pub fn new(device: Arc<Device>, to_close: Sender<Arc<OwnedFd>>) -> KernelPull {
-        let (hidden, written, given) = Default::default();
-        KernelPull { device, hidden, written, given, to_close, ended: AtomicBool::new(false) }
+impl Puller {
+    fn start(program: &Path) -> io::Result<Puller> {
+        let (ours, theirs) = connection()?;
+        let mut command = Command::new(program);
+        command.arg0("untorn-mount").arg(PULLER).stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        // Not by a copy of this process: after one, the kernel has to find memory for what it was about to hand over to a
+        // thread, and if the daemon is killed then, a write is lost.
+        let child = command.spawn()?;
+        Ok(Puller { control: ours, lines: Mutex::default(), child: Mutex::new(child) })
     }
 
-    /// Opens the hidden directory beneath a mount point that answers.
-    pub fn open_hidden(&self, mount_point: &Path) -> io::Result<()> {
-        if locked(&self.hidden).directory.is_some() {
-            return Ok(());
+    /// Pulls a file, or, if a size is given, cuts or extends it to that. An error of the connection means that the process
+    /// has ended.
+    fn ask(&self, ino: Ino, size: Option<u64>) -> rustix::io::Result<i32> {
+        let idle = locked(&self.lines).pop();
+        let line = match idle {
+            Some(line) => line,
+            None => {
+                let (ours, theirs) = connection()?;
+                send(&self.control, b"line", Some(theirs.as_fd()))?;
+                ours
+            }
+        };
+        let asked: Vec<u8> = std::iter::once(ino).chain(size).flat_map(u64::to_ne_bytes).collect();
+        send(&line, &asked, None)?;
+        let mut answer = [0; 4];
+        match receive(&line, &mut answer)? {
+            (4, _) => {
+                locked(&self.lines).push(line);
+                Ok(i32::from_ne_bytes(answer))
+            }
+            _ => Err(rustix::io::Errno::PIPE),
         }
+    }
+
+    fn close(&self, ino: Ino) {
+        // If the process has ended, so have its descriptors.
+        let _ = send(&self.control, &ino.to_ne_bytes(), None);
+    }
+}
+
+impl Drop for Puller {
+    fn drop(&mut self) {
+        // It ends with the connection, when the kernel has sent what is dirty of its files.
+        let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+        let started = Instant::now();
+        let mut child = locked(&self.child);
+        while matches!(child.try_wait(), Ok(None)) && started.elapsed() < PATIENCE {
+            std::thread::sleep(MOMENT);
+        }
+    }
+}
+
+impl KernelPull {
+    /// Without a process at first.
+    pub fn new(device: Arc<Device>) -> KernelPull {
+        KernelPull {
+            device,
+            hidden: Mutex::default(),
+            puller: Mutex::default(),
+            program: Mutex::default(),
+            starts: Mutex::default(),
+            files: Mutex::default(),
+            given: Mutex::default(),
+            when_closed: Mutex::default(),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Starts the process: `program` is the one that this room is of. The hidden directory is `given`, or is beneath a
+    /// mount point that answers.
+    pub fn start(&self, program: &Path, at: &Path, given: Option<OwnedFd>) -> io::Result<()> {
+        *locked(&self.program) = Some(program.to_owned());
+        if let Some(given) = given {
+            locked(&self.hidden).directory = Some(Arc::new(given));
+            return self.start_again().map(drop);
+        }
+        let puller = Puller::start(program)?;
         let name = OsString::from(format!(".{:032x}", rand_u128()));
         locked(&self.hidden).name = Some(name.clone());
-        let opened = open_unseen(&mount_point.join(&name));
+        let asked = send(&puller.control, at.join(&name).as_os_str().as_bytes(), None);
+        let answered = asked.and_then(|()| receive(&puller.control, &mut [0]));
         let mut hidden = locked(&self.hidden);
         hidden.name = None;
-        hidden.directory = Some(Arc::new(opened?));
+        let (_, directory) = answered?;
+        let directory = directory.ok_or(io::ErrorKind::PermissionDenied)?;
+        hidden.directory = Some(Arc::new(directory));
+        drop(hidden);
+        *locked(&self.puller) = Some(Arc::new(puller));
         Ok(())
+    }
+
+    /// The hidden directory, for whoever serves the mount after this process.
+    pub fn hidden_directory(&self) -> Option<Arc<OwnedFd>> {
+        locked(&self.hidden).directory.clone()
+    }
+
+    /// What is to be done when the hidden directory is closed here.
+    pub fn when_closed(&self, then: impl FnOnce() + Send + 'static) {
+        *locked(&self.when_closed) = Some(Box::new(then));
+    }
+
+    /// The process: one that no program has started.
+    pub fn process(&self) -> Option<u32> {
+        locked(&self.puller).as_ref().map(|puller| locked(&puller.child).id())
+    }
+
+    fn start_again(&self) -> io::Result<Arc<Puller>> {
+        let mut current = locked(&self.puller);
+        if let Some(puller) = &*current {
+            return Ok(Arc::clone(puller));
+        }
+        let directory = locked(&self.hidden).directory.clone().ok_or(io::ErrorKind::NotFound)?;
+        let program = locked(&self.program).clone().ok_or(io::ErrorKind::NotFound)?;
+        let mut starts = locked(&self.starts);
+        if *starts >= STARTS_MAX {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        *starts += 1;
+        let puller = Puller::start(&program)?;
+        send(&puller.control, b"hidden", Some(directory.as_fd()))?;
+        let puller = Arc::new(puller);
+        *current = Some(Arc::clone(&puller));
+        Ok(puller)
+    }
+
+    /// The process has ended: it was killed.
+    fn lost(&self, puller: &Arc<Puller>) {
+        let mut current = locked(&self.puller);
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, puller)) {
+            *current = None;
+            let mut files = locked(&self.files);
+            files.pulled.clear();
+            files.idle.clear();
+        }
     }
 
     /// The mount is gone, and the kernel has sent everything: nothing is pulled any more. Returns each file that was open
     /// for writing, and how often; the kernel need not have told that those openings ended.
     pub fn end(&self) -> Vec<(Ino, u64)> {
         self.ended.store(true, Ordering::Release);
-        locked(&self.written).drain().map(|(ino, file)| (ino, file.writers)).collect()
+        self.close_all();
+        locked(&self.files).writers.drain().collect()
     }
 
-    /// Closes all descriptors on the mount, so that it can be unmounted. Pulls go on, and drop what is cached.
+    /// The mount is in no directory any more: closes all descriptors on it as soon as no program has a file open for
+    /// writing, so that the kernel can end it.
+    pub fn close_when_unused(self: &Arc<KernelPull>) {
+        let unused = {
+            let mut files = locked(&self.files);
+            files.detached = true;
+            files.writers.is_empty()
+        };
+        if unused {
+            self.close_all();
+        }
+    }
+
+    /// Closes all descriptors on the mount. Pulls go on, and drop what is cached.
     pub fn close_all(&self) {
-        let hidden = locked(&self.hidden).directory.take();
-        let own: Vec<_> = locked(&self.written).values_mut().filter_map(|file| file.own.take()).collect();
-        let closing = own.into_iter().chain(hidden).map(|own| {
-            let closing = Arc::downgrade(&own);
-            let _ = self.to_close.send(own);
-            closing
-        });
-        let closing: Vec<_> = closing.collect();
-        let patience = Instant::now() + PATIENCE;
-        while closing.iter().any(|own| own.strong_count() > 0) && Instant::now() < patience {
+        locked(&self.hidden).directory = None;
+        if let Some(then) = locked(&self.when_closed).take() {
+            then();
+        }
+        let puller = locked(&self.puller).take();
+        {
+            let mut files = locked(&self.files);
+            files.pulled.clear();
+            files.idle.clear();
+        }
+        // Its end is waited for. A handler that is using it has a reference until it has its answer.
+        let Some(puller) = puller else { return };
+        let started = Instant::now();
+        while Arc::strong_count(&puller) > 1 && started.elapsed() < PATIENCE {
             std::thread::sleep(MOMENT);
         }
     }
@@ -109,9 +265,13 @@ impl KernelPull {
         locked(&self.hidden).name.as_deref() == Some(name)
     }
 
-    /// The hidden directory has given the kernel an inode.
-    pub fn gave(&self, ino: Ino) {
-        *locked(&self.given).entry(ino).or_default() += 1;
+    /// Whether a file is looked up in the hidden directory for a pull; then the kernel is given it once.
+    pub fn gives(&self, ino: Ino) -> bool {
+        let expected = locked(&self.hidden).expected.remove(&ino);
+        if expected {
+            *locked(&self.given).entry(ino).or_default() += 1;
+        }
+        expected
     }
 
     /// How many of `count` times that the kernel forgets were given by the tree.
@@ -126,92 +286,116 @@ impl KernelPull {
         count - taken
     }
 
-    /// A program has opened a file for writing.
-    pub fn opened(&self, ino: Ino) {
-        locked(&self.written).entry(ino).or_default().writers += 1;
+    /// A program has opened a file for writing, so many times.
+    pub fn opened(&self, ino: Ino, times: u64) {
+        let mut files = locked(&self.files);
+        *files.writers.entry(ino).or_default() += times;
+        files.idle.retain(|idle| *idle != ino);
     }
 
-    /// That opening has ended.
-    pub fn released(&self, ino: Ino) {
-        let mut written = locked(&self.written);
-        let Some(file) = written.get_mut(&ino) else { return };
-        file.writers -= 1;
-        if file.writers == 0
-            && let Some(own) = written.remove(&ino).and_then(|file| file.own)
+    /// One of those openings has ended.
+    pub fn released(self: &Arc<KernelPull>, ino: Ino) {
+        let mut files = locked(&self.files);
+        let Some(writers) = files.writers.get_mut(&ino) else { return };
+        *writers -= 1;
+        if *writers > 0 {
+            return;
+        }
+        files.writers.remove(&ino);
+        if files.detached && files.writers.is_empty() {
+            // Not here: the end of the process waits for answers.
+            let pull = Arc::clone(self);
+            let _ = std::thread::Builder::new().spawn(move || pull.close_all());
+        }
+        if !files.pulled.contains(&ino) {
+            return;
+        }
+        files.idle.push_back(ino);
+        if files.idle.len() > KEPT
+            && let Some(oldest) = files.idle.pop_front()
         {
-            // If the thread is gone, so is the mount.
-            let _ = self.to_close.send(own);
+            self.close(files, oldest);
         }
     }
 
-    /// A descriptor of the file; none if that cannot be had.
-    fn descriptor(&self, ino: Ino) -> Option<Arc<OwnedFd>> {
-        if let Some(own) = locked(&self.written).get(&ino)?.own.clone() {
-            return Some(own);
-        }
-        let hidden = locked(&self.hidden).directory.clone()?;
-        let name = OsString::from(ino.to_string());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let opened = rustix::fs::openat(&*hidden, &name, flags, Mode::empty());
-        // Else the name would keep the inode when all its other names and openings are gone.
-        let _ = self.device.drop_name(HIDDEN, &name);
-        let own = Arc::new(opened.ok()?);
-        let mut written = locked(&self.written);
-        match written.get_mut(&ino) {
-            Some(Written { own: Some(first), .. }) => {
-                let _ = self.to_close.send(own);
-                Some(Arc::clone(first))
-            }
-            Some(file) => Some(Arc::clone(file.own.insert(own))),
-            // The last writer has gone meanwhile, and closing has sent everything.
-            None => {
-                let _ = self.to_close.send(Arc::clone(&own));
-                Some(own)
+    /// Something lost a name: descriptors of files that have none any more are closed.
+    pub fn unlinked(&self, is_gone: impl Fn(Ino) -> bool) {
+        let idle: Vec<Ino> = locked(&self.files).idle.iter().copied().collect();
+        for ino in idle.into_iter().filter(|ino| is_gone(*ino)) {
+            let mut files = locked(&self.files);
+            if files.idle.contains(&ino) {
+                files.idle.retain(|idle| *idle != ino);
+                self.close(files, ino);
             }
         }
+    }
+
+    fn close(&self, mut files: MutexGuard<'_, Files>, ino: Ino) {
+        files.pulled.remove(&ino);
+        drop(files);
+        if let Some(puller) = &*locked(&self.puller) {
+            puller.close(ino);
+        }
+    }
+
+    /// Pulls by the process; none if that cannot be.
+    fn by_puller(&self, ino: Ino) -> Option<Result<()>> {
+        for _ in 0..2 {
+            let puller = self.start_again().ok()?;
+            let is_first = {
+                let mut files = locked(&self.files);
+                // The last writer may have gone meanwhile, and closing has sent everything.
+                if !files.writers.contains_key(&ino) {
+                    return Some(Ok(()));
+                }
+                let is_first = files.pulled.insert(ino);
+                if is_first {
+                    locked(&self.hidden).expected.insert(ino);
+                }
+                is_first
+            };
+            let pulled = puller.ask(ino, None);
+            if is_first {
+                locked(&self.hidden).expected.remove(&ino);
+            }
+            match pulled {
+                Ok(0) => return Some(Ok(())),
+                Ok(NOT_OPENED) => {
+                    locked(&self.files).pulled.remove(&ino);
+                    return None;
+                }
+                Ok(error) => return Some(Err(Errno(error))),
+                // What it was about to send is sent by the next one, or was sent.
+                Err(_) => self.lost(&puller),
+            }
+        }
+        None
     }
 }
 
 impl Pull for KernelPull {
     fn pull(&self, ino: Ino) -> Result<()> {
-        if self.ended.load(Ordering::Acquire) || !locked(&self.written).contains_key(&ino) {
+        if self.ended.load(Ordering::Acquire) || !locked(&self.files).writers.contains_key(&ino) {
             return Ok(());
         }
-        let Some(own) = self.descriptor(ino) else { return self.device.drop_cache(ino) };
-        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-        // SAFETY: a system call on a descriptor that is open as long as `own` is there; it takes no memory.
-        let result = unsafe { libc::sync_file_range(own.as_raw_fd(), 0, 0, all) };
-        match result {
-            0 => Ok(()),
-            _ => Err(Errno(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))),
+        self.by_puller(ino).unwrap_or_else(|| self.device.drop_cache(ino))
+    }
+
+    fn rolled_back(&self, ino: Ino, size: u64) {
+        let _ = self.device.drop_cache(ino);
+        // The kernel goes by its own size of a file, unless a program sets it.
+        let Ok(puller) = self.start_again() else { return };
+        locked(&self.hidden).expected.insert(ino);
+        let set = puller.ask(ino, Some(size));
+        locked(&self.hidden).expected.remove(&ino);
+        if set.is_err() {
+            self.lost(&puller);
         }
     }
-}
-
-/// Closes descriptors on the mount, until there is no [`KernelPull`] any more.
-///
-/// Closing waits for the file's lock, which the program of a handler may hold: a thread must do it that serves nothing,
-/// and no handler may have the last reference.
-pub fn close_descriptors(to_close: &Receiver<Arc<OwnedFd>>) {
-    for own in to_close {
-        while Arc::strong_count(&own) > 1 {
-            std::thread::sleep(MOMENT);
-        }
-    }
-}
-
-/// For root, in a mount of its own that no namespace has: it does not keep the mount point busy.
-fn open_unseen(path: &Path) -> io::Result<OwnedFd> {
-    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    if let Ok(tree) = rustix::mount::open_tree(rustix::fs::CWD, path, clone) {
-        return Ok(tree);
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
 /// A number that nobody can guess.
-fn rand_u128() -> u128 {
+pub fn rand_u128() -> u128 {
     let mut bytes = [0; 16];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     assert_eq!(got, Ok(bytes.len()), "the system has random numbers");

@@ -3,7 +3,7 @@
 
 use crate::mount_point;
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::FlockOperation;
+use rustix::fs::{CWD, FlockOperation, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -48,11 +48,12 @@ impl MadeWhole {
                 ensure!(entries.next().is_none(), "{shown} is not empty; give a new or an empty directory");
             }
         }
-        let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { bail!("{shown} has no name") };
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(".untorn-unfinished");
-        let path = parent.join(hidden);
+        MadeWhole::beside(&place)
+    }
+
+    /// Begins a directory beside another one, with which it is to [exchange](MadeWhole::exchange) its place.
+    pub fn beside(place: &Path) -> Result<MadeWhole> {
+        let (place, path) = (place.to_owned(), unfinished(place)?);
         let state = Arc::new(Mutex::new(State::Nothing));
         remove_on_interrupt(&state)?;
         let directory = {
@@ -95,10 +96,67 @@ impl MadeWhole {
             renamed => renamed.with_context(|| format!("cannot give {shown} its name; nothing was made"))?,
         }
         *state = State::Done;
-        let parent = self.place.parent().context("it has a parent")?;
-        let durable = File::open(parent).and_then(|parent| parent.sync_all());
-        durable.with_context(|| format!("{shown} is made, and its name is perhaps not durable"))
+        self.name_is_durable().with_context(|| format!("{shown} is made, and its name is perhaps not durable"))
     }
+
+    /// Makes all of it durable, and exchanges it with the directory at its place. Both names are durable then.
+    pub fn exchange(self) -> Result<Replaced> {
+        let shown = self.place.display();
+        rustix::fs::syncfs(&self.directory)
+            .with_context(|| format!("cannot make the new {shown} durable; nothing was changed"))?;
+        let mut state = held(&self.state);
+        match renameat_with(CWD, &self.path, CWD, &self.place, RenameFlags::EXCHANGE) {
+            Err(Errno::BUSY | Errno::XDEV) => bail!("{shown} is a mount point, or in use; nothing was changed"),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => bail!(
+                "the file system of {shown} cannot exchange two names; nothing was changed. `untorn export` makes a plain \
+                 tree elsewhere"
+            ),
+            exchanged => exchanged.with_context(|| format!("cannot give {shown} its name; nothing was changed"))?,
+        }
+        *state = State::Done;
+        self.name_is_durable().with_context(|| {
+            format!("{shown} is plain now, but that is perhaps not durable: {} is kept", self.path.display())
+        })?;
+        Ok(Replaced(self.path.clone()))
+    }
+
+    fn name_is_durable(&self) -> Result<()> {
+        let parent = self.place.parent().context("it has a parent")?;
+        Ok(File::open(parent).and_then(|parent| parent.sync_all())?)
+    }
+}
+
+/// What was in the place of a directory before.
+pub struct Replaced(PathBuf);
+
+impl Replaced {
+    /// Removes it.
+    pub fn remove(self) -> std::io::Result<()> {
+        open_up(&self.0);
+        fs::remove_dir_all(&self.0)
+    }
+}
+
+/// Removes what is beside a place, unfinished or replaced. False: nothing is.
+pub fn remove_left(place: &Path) -> Result<bool> {
+    let path = unfinished(place)?;
+    if !path.is_dir() {
+        return Ok(false);
+    }
+    let _lock = locked(&path, place)?;
+    Replaced(path).remove().with_context(|| format!("cannot remove what was left beside {}", place.display()))?;
+    Ok(true)
+}
+
+/// Where a directory is made that is to have its place at `place`.
+fn unfinished(place: &Path) -> Result<PathBuf> {
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
+        bail!("{} has no name", place.display())
+    };
+    let mut hidden = OsString::from(".");
+    hidden.push(name);
+    hidden.push(".untorn-unfinished");
+    Ok(parent.join(hidden))
 }
 
 impl Drop for MadeWhole {

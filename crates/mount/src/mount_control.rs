@@ -11,7 +11,7 @@ use untorn_tree::Ino;
 /// The most files that are committed as one.
 pub const MOST_FILES: usize = 511;
 
-/// Commits everything and closes the daemon's own descriptors; the answer is the daemon's process.
+/// Commits everything; the answer is the process that ends last.
 pub const PREPARE_UNMOUNT: u32 = opcode::read::<u32>(b'U', 1);
 /// Commits several files as one.
 pub const SYNC_FILES: u32 = opcode::write::<FileList>(b'U', 2);
@@ -32,7 +32,7 @@ fn directory(path: &Path) -> Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).with_context(|| path.display().to_string())
 }
 
-/// Has everything on a mount committed, and its daemon ready for the end. Returns the daemon's process.
+/// Has everything on a mount committed before its end. Returns the process that ends last.
 pub fn prepare_unmount(mount_point: &Path) -> Result<u32> {
     let directory = directory(mount_point)?;
     // SAFETY: the number says that 32 bits are read, and the kernel copies as many from the daemon.

@@ -1,15 +1,15 @@
 //! Mounting and unmounting: as root by `mount(2)`, else by `fusermount3`; and what is mounted where.
 
+use crate::passed_descriptors::receive;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs;
-use std::io::{ErrorKind, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -28,6 +28,8 @@ pub const DYING_MAX: Duration = Duration::from_millis(500);
 pub struct Mounted {
     /// Its number, as long as it is mounted.
     pub id: u64,
+    /// The number of its connection, if it is one of FUSE.
+    pub connection: u32,
     /// Where.
     pub at: PathBuf,
     /// The type of the file system.
@@ -63,8 +65,10 @@ pub fn mounts() -> Result<Vec<Mounted>> {
 fn line_of_mountinfo(line: &[u8]) -> Option<Mounted> {
     let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let rest = words.iter().position(|word| *word == b"-")?;
+    let (_, minor) = std::str::from_utf8(words.get(2)?).ok()?.split_once(':')?;
     Some(Mounted {
         id: std::str::from_utf8(words.first()?).ok()?.parse().ok()?,
+        connection: minor.parse().ok()?,
         at: unescaped(words.get(4)?),
         kind: String::from_utf8_lossy(words.get(rest + 1)?).into_owned(),
         source: unescaped(words.get(rest + 2)?),
@@ -227,15 +231,8 @@ fn mount_by_helper(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd
         false => "",
     };
     ensure!(output.status.success(), "cannot mount at {}: {said}{advice}", at.display());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    rustix::net::recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-        .with_context(|| format!("cannot receive the descriptor of {HELPER}"))?;
-    let received = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
+    let (_, received) =
+        receive(&ours, &mut [0]).with_context(|| format!("cannot receive the descriptor of {HELPER}"))?;
     received.with_context(|| format!("{HELPER} sent no descriptor"))
 }
 

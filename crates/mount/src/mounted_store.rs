@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::Store;
-use untorn_tree::{CommitMode, FileTree, StoreTree, TreeOptions};
+use untorn_tree::{CommitMode, FileTree, Kept, StoreTree, TreeOptions};
 
 /// A daemon may take so long to close a store that nobody uses any more.
 const CLOSING_MAX: Duration = Duration::from_secs(60);
@@ -21,11 +21,11 @@ pub const JOURNAL: &str = ".untorn";
 const TABLE: &str = "table";
 
 /// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
-pub fn open(path: &Path, commit: CommitMode) -> Result<Arc<dyn FileTree>> {
+pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>> {
     if is_new(path)? {
         eprintln!("untorn-mount: a new store is made in {}", path.display());
     }
-    let options = TreeOptions { commit, ..TreeOptions::default() };
+    let options = TreeOptions { commit, kept, ..TreeOptions::default() };
     let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, options));
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
 }
@@ -46,7 +46,7 @@ pub fn open_to_export(path: &Path) -> Result<StoreTree> {
 fn open_when_closed(path: &Path) -> untorn::Result<Store> {
     let (started, mut told) = (Instant::now(), false);
     loop {
-        match Store::open(path) {
+        match StoreTree::store_options().open(path) {
             Err(untorn::Error::Busy { .. })
                 if started.elapsed() < mount_point::DYING_MAX
                     || started.elapsed() < CLOSING_MAX && !is_mounted(path) => {}

@@ -70,6 +70,12 @@ pub fn block() -> Result<Before> {
     }
 }
 
+/// This thread takes them again.
+pub fn unblock() {
+    // SAFETY: the set is valid, and outlives the call.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set(), std::ptr::null_mut()) };
+}
+
 impl Before {
     /// The command begins with these blocked, and ends if the thread ends that starts it.
     pub fn for_command(self, command: &mut Command) -> &mut Command {

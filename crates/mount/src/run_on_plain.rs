@@ -5,6 +5,7 @@ use crate::put_back::{PutBack, put_back};
 use crate::session_dir::{Condition, SessionDir, condition};
 use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
+use serde_json::json;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -134,15 +135,27 @@ pub fn recover(of: &Path, what: Left) -> Result<Output> {
 }
 
 /// Says how the session of a directory is. The exit code is 1 if there is something to do.
-pub fn status(of: &Path) -> Result<Output> {
+pub fn status(of: &Path, json: bool) -> Result<Output> {
     let (condition, at) = condition(of)?;
-    let (of, at) = (of.display(), at.display());
-    Ok(match condition {
-        Condition::None => Output::text(format!("no session works on {of}, and none was left\n")),
-        Condition::Running => Output::text(format!("a session works on {of}; its files are in {at}\n")),
-        Condition::Left => Output::text(format!(
-            "a session on {of} was killed, or met a conflict; what it did is in {at}: `untorn recover {of}` puts it back\n"
-        ))
-        .code(1),
-    })
+    let output = if json {
+        let session = match condition {
+            Condition::None => "none",
+            Condition::Running => "running",
+            Condition::Left => "left",
+        };
+        let files = (condition != Condition::None).then(|| at.to_string_lossy());
+        let value = json!({ "directory": of.to_string_lossy(), "session": session, "files": files });
+        Output::text(format!("{value:#}\n"))
+    } else {
+        let (of, at) = (of.display(), at.display());
+        Output::text(match condition {
+            Condition::None => format!("no session works on {of}, and none was left\n"),
+            Condition::Running => format!("a session works on {of}; its files are in {at}\n"),
+            Condition::Left => format!(
+                "a session on {of} was killed, or met a conflict; what it did is in {at}: `untorn recover {of}` puts it \
+                 back\n"
+            ),
+        })
+    };
+    Ok(output.code((condition == Condition::Left).into()))
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_terminal::user_namespace;
-use untorn_tree::{CommitMode, FileTree};
+use untorn_tree::{CommitMode, FileTree, Kept};
 
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -53,7 +53,10 @@ pub struct Session {
 
 impl Session {
     /// Runs it. This process must have one thread, and end with the one that started it.
-    pub fn run(self, open: impl FnOnce(&Path, CommitMode) -> Result<Arc<dyn FileTree>>) -> Result<()> {
+    pub fn run(
+        self,
+        open: impl FnOnce(&Path, CommitMode, Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>>,
+    ) -> Result<()> {
         let before = passed_signals::block()?;
         private_mounts()?;
         // A new user namespace may have taken it away.
@@ -61,9 +64,12 @@ impl Session {
         ensure!(rustix::process::getppid() == Pid::from_raw(self.parent), "whoever began the session has ended");
         set_child_subreaper(Some(rustix::process::getpid())).context("cannot look after processes")?;
         std::env::set_current_dir("/").context("/")?;
-        let tree = open(&self.store, self.commit)?;
+        let tree = open(&self.store, self.commit, None)?;
         let descriptor = mount_point::mount_directly(&self.store, &self.at, Allowed::default())?;
         let server = Server::start(descriptor, Arc::clone(&tree), self.commit)?;
+        // Without it, pulls drop what is cached.
+        let _ = server.pull().start(Path::new("/proc/self/exe"), &self.at, None);
+        let puller = server.pull().process().and_then(|id| Pid::from_raw(id.cast_signed()));
         let (ticking, pull) = (Arc::clone(&tree), Arc::clone(server.pull()));
         thread::Builder::new()
             .spawn(move || {
@@ -74,7 +80,8 @@ impl Session {
             })
             .context("cannot start a thread")?;
         let code = self.program(before);
-        end_the_rest();
+        end_the_rest(puller);
+        server.pull().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
             rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
                 .context("cannot unmount")?;
@@ -138,12 +145,12 @@ fn private_mounts() -> Result<()> {
 }
 
 /// Ends whatever the program left behind.
-fn end_the_rest() {
+fn end_the_rest(puller: Option<Pid>) {
     let started = Instant::now();
     let mut told = false;
     loop {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-        let others = others();
+        let others = others(puller);
         // What cannot be ended keeps the mount until it ends.
         if others.is_empty() || started.elapsed() > GIVEN_UP_AFTER {
             return;
@@ -160,8 +167,8 @@ fn end_the_rest() {
     }
 }
 
-/// Whoever is in this process's mount namespace, or comes from this process, wherever it has gone.
-fn others() -> Vec<Pid> {
+/// Whoever is in this process's mount namespace, or comes from this process, wherever it has gone; but for the process that pulls.
+fn others(puller: Option<Pid>) -> Vec<Pid> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     let own = rustix::process::getpid().as_raw_pid();
     let ours = namespace(own);
@@ -173,7 +180,7 @@ fn others() -> Vec<Pid> {
         ancestors.any(|ancestor| ancestor == own)
     };
     let is_other = |pid: &i32| *pid != own && (comes_from_us(*pid) || ours.is_some() && namespace(*pid) == ours);
-    pids.into_iter().filter(is_other).filter_map(Pid::from_raw).collect()
+    pids.into_iter().filter(is_other).filter_map(Pid::from_raw).filter(|pid| Some(*pid) != puller).collect()
 }
 
 fn parent(pid: i32) -> Option<i32> {

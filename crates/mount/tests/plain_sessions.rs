@@ -160,6 +160,7 @@ fn signals_are_passed_on_and_a_second_session_is_refused() {
         place.refused_with(125, &["run", "--on", "tree", "--", "true"], "another session works on");
         place.refused_with(1, &["recover", "tree"], "another session works on");
         assert!(String::from_utf8_lossy(&place.done(&["status", "tree"]).stdout).contains("a session works on"));
+        assert!(String::from_utf8_lossy(&place.done(&["status", "--json", "tree"]).stdout).contains("\"running\""));
         assert!(!place.at("tree/heard").exists(), "outside nothing is seen yet");
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(5));
@@ -194,6 +195,8 @@ fn a_killed_session_is_recovered_to_its_last_commits() {
             let status = place.run(&["status", "tree"]);
             // The session's own process may take a moment to end, when the one that began it was killed.
             assert!(status.status.code() == Some(1), "{}", String::from_utf8_lossy(&status.stdout));
+            let status = place.run(&["status", "--json", "tree"]);
+            assert!(String::from_utf8_lossy(&status.stdout).contains("\"left\"") && status.status.code() == Some(1));
             assert!(!tree.join("synced").exists(), "nothing is put back by itself");
             place.refused_with(125, &["run", "--on", "tree", "--", "true"], "was killed");
             place.done(&["recover", "tree"]);

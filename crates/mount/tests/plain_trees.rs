@@ -3,9 +3,13 @@
 
 mod common;
 
-use common::can_mount;
 use common::place::{NOBODY, Place, listing, said};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lsetxattr, mknodat, utimensat};
+use common::{can_mount, seed};
+use fastrand::Rng;
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lgetxattr, lsetxattr, mknodat, utimensat,
+};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -13,6 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 /// Files of all kinds that the user can make.
 fn make_tree(place: &Place, name: &str) -> PathBuf {
@@ -170,7 +175,7 @@ fn a_user_exports_what_is_of_others_as_his_own() {
 }
 
 #[test]
-fn access_lists_are_left_out_and_give_nobody_more() {
+fn access_lists_come_and_go() {
     for place in Place::all() {
         fs::create_dir(place.at("tree")).unwrap();
         fs::write(place.at("tree/file"), "x").unwrap();
@@ -186,10 +191,19 @@ fn access_lists_are_left_out_and_give_nobody_more() {
             return;
         }
         assert_eq!(place.at("tree/file").metadata().unwrap().mode() & 0o777, 0o670, "the mask");
-        let output = place.done(&["import", "tree", "store"]);
-        assert!(said(&output).contains("access lists (ACL) are left out") && said(&output).contains("tree/file"));
+        lsetxattr(place.at("tree"), "system.posix_acl_default", &list, XattrFlags::empty()).unwrap();
+        place.done(&["import", "tree", "store"]);
         place.done(&["export", "store", "copy"]);
-        assert_eq!(place.at("copy/file").metadata().unwrap().mode() & 0o777, 0o640);
+        assert_eq!(place.at("copy/file").metadata().unwrap().mode() & 0o777, 0o670);
+        for (name, of) in [("access", "copy/file"), ("default", "copy")] {
+            let mut value = [0; 64];
+            let len = lgetxattr(place.at(of), format!("system.posix_acl_{name}"), &mut value).unwrap();
+            assert_eq!(value[..len], list, "{of}");
+        }
+        assert_eq!(
+            lgetxattr(place.at("copy/file"), "system.posix_acl_default", &mut [0u8; 64]).unwrap_err(),
+            Errno::NODATA
+        );
     }
 }
 
@@ -297,6 +311,91 @@ fn a_full_disk_is_told_and_nothing_is_left() {
     place.done(&["import", "tree", "store"]);
     place.refused(&["export", "store", "disk/copy"], "No space left on device");
     let after_export = left();
+    for n in 0..9 {
+        fs::remove_file(place.at("tree").join(n.to_string())).unwrap();
+    }
+    place.done(&["import", "tree", "disk/store"]);
+    // Something else takes the room.
+    fs::write(place.at("disk/other"), vec![1; 6 << 20]).unwrap();
+    place.refused(&["eject", "-y", "disk/store"], "No space left on device");
+    let after_eject = left();
+    place.done(&["check", "disk/store"]);
     assert!(Command::new("umount").arg(place.at("disk")).status().unwrap().success());
-    assert_eq!((after_import, after_export), (0, 0));
+    assert_eq!((after_import, after_export, after_eject), (0, 0, 2));
+}
+
+#[test]
+fn an_ejected_store_is_a_plain_tree_in_its_place() {
+    for place in Place::all() {
+        let tree = make_tree(&place, "tree");
+        place.done(&["import", "tree", "store"]);
+        let expected = listing(&tree);
+        let output = place.done(&["eject", "--yes", "store"]);
+        assert!(String::from_utf8_lossy(&output.stdout).contains("nothing of Untorn's is left"));
+        same(&expected, &listing(&place.at("store")));
+        assert_eq!(place.left(&["tree", "store"]), [""; 0], "nothing is left over");
+        place.refused(&["eject", "--yes", "store"], "there is no store in");
+        place.refused(&["eject", "--yes", "nowhere"], "there is no store in");
+    }
+}
+
+/// What a copy of a user's would leave out is not removed with the store.
+#[test]
+fn a_user_cannot_eject_what_is_of_others() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let place = Place::of(0);
+    make_tree(&place, "tree");
+    fs::remove_file(place.at("tree/char")).unwrap();
+    fs::remove_file(place.at("tree/block")).unwrap();
+    place.done(&["import", "tree", "store"]);
+    let user = Place { uid: NOBODY, ..place };
+    user.give("store");
+    user.give("");
+    user.refused(&["eject", "--yes", "store"], "would be lost");
+    assert_eq!(user.left(&["tree", "store"]), [""; 0]);
+    user.done(&["check", "store"]);
+}
+
+/// Killed at any moment: there is the store, or the tree, whole; and doing it again ends it.
+#[test]
+fn a_killed_ejection_leaves_the_store_or_the_tree() {
+    let mut random = Rng::with_seed(seed());
+    for place in Place::all() {
+        let tree = place.at("tree");
+        fs::create_dir(&tree).unwrap();
+        (0..200).for_each(|n| fs::write(tree.join(n.to_string()), vec![7; 100 * n]).unwrap());
+        place.give("tree");
+        let expected = listing(&tree);
+        place.done(&["import", "tree", "kept"]);
+        let (mut stores, mut longest) = (0, 0);
+        for n in 0..12 {
+            let copied = Command::new("cp").arg("-a").args([place.at("kept"), place.at("store")]).status().unwrap();
+            assert!(copied.success());
+            let started = Instant::now();
+            let mut child = place.command(&["eject", "--yes", "store"]).spawn().unwrap();
+            if n > 0 {
+                std::thread::sleep(Duration::from_micros(random.u64(..longest)));
+                kill_process(child_pid(&child), Signal::KILL).unwrap();
+            }
+            child.wait().unwrap();
+            if n == 0 {
+                longest = started.elapsed().as_micros() as u64;
+            }
+            if place.at("store/.untorn").exists() {
+                stores += 1;
+                place.done(&["check", "store"]);
+            } else {
+                same(&expected, &listing(&place.at("store")));
+            }
+            let again = place.run(&["eject", "--yes", "store"]);
+            assert!(again.status.success() || said(&again).contains("there is no store"), "{}", said(&again));
+            same(&expected, &listing(&place.at("store")));
+            assert_eq!(place.left(&["tree", "store", "kept"]), [""; 0]);
+            fs::remove_dir_all(place.at("store")).unwrap();
+        }
+        println!("as {}: {stores} of 12 were stores still", place.uid);
+    }
 }

@@ -6,10 +6,11 @@ use common::{can_mount, seed};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
+use std::time::Duration;
 use tempfile::TempDir;
 
 struct Place {
@@ -60,12 +61,12 @@ impl Place {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Kills the daemon and waits for its end; the mount is dead then.
+    /// Kills the daemon and its supervisor, and waits for their end; the mount is dead then.
     fn kill(&self) {
-        let daemon = self.daemon().unwrap();
-        rustix::process::kill_process(rustix::process::Pid::from_raw(daemon).unwrap(), rustix::process::Signal::KILL)
-            .unwrap();
-        while self.daemon().is_some() {
+        while let Some(daemon) = self.daemon() {
+            let daemon = rustix::process::Pid::from_raw(daemon).unwrap();
+            // It may have ended just now.
+            let _ = rustix::process::kill_process(daemon, rustix::process::Signal::KILL);
             std::thread::yield_now();
         }
     }
@@ -93,6 +94,13 @@ impl Drop for Place {
     }
 }
 
+/// Unmounts. A child that another test is just spawning may hold a copy of a file that was open here.
+fn unmount(at: &Path) {
+    let is_done = || Command::new("umount").arg(at).status().unwrap().success();
+    let tries = (0..200).take_while(|_| !is_done()).inspect(|_| thread::sleep(Duration::from_millis(50)));
+    assert!(tries.count() < 200, "{} stays busy", at.display());
+}
+
 /// `umount` waits for no daemon: whoever mounts the store again waits until it is closed.
 #[test]
 fn a_store_is_mounted_again_right_after_umount() {
@@ -102,7 +110,7 @@ fn a_store_is_mounted_again_right_after_umount() {
         for n in 0..100 {
             fs::write(place.at(&format!("{n}")), format!("{round}")).unwrap();
         }
-        assert!(Command::new("umount").arg(place.dir.path().join("mnt")).status().unwrap().success());
+        unmount(&place.dir.path().join("mnt"));
         place.mount();
         assert_eq!(fs::read_to_string(place.at("99")).unwrap(), round.to_string());
     }
@@ -171,7 +179,7 @@ fn a_store_is_mounted_again_right_after_a_kill() {
     let Some(place) = Place::new() else { return };
     let other = place.dir.path().canonicalize().unwrap().join("other");
     fs::create_dir(&other).unwrap();
-    place.mount();
+    place.mount_with(&["--no-supervisor"]);
     for round in 0..40u64 {
         let file = fs::File::create(place.at("f")).unwrap();
         file.write_all_at(round.to_string().as_bytes(), 0).unwrap();
@@ -181,13 +189,13 @@ fn a_store_is_mounted_again_right_after_a_kill() {
         let daemon = rustix::process::Pid::from_raw(place.daemon().unwrap()).unwrap();
         rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
         if round % 2 == 0 {
-            place.mount();
+            place.mount_with(&["--no-supervisor"]);
         } else {
-            let output = Place::program().arg(place.store()).arg(&other).output().unwrap();
+            let output = Place::program().arg("--no-supervisor").arg(place.store()).arg(&other).output().unwrap();
             assert!(output.status.success(), "round {round}: {}", String::from_utf8_lossy(&output.stderr));
             assert_eq!(fs::read_to_string(other.join("f")).unwrap(), round.to_string());
-            assert!(Command::new("umount").arg(&other).status().unwrap().success());
-            place.mount();
+            unmount(&other);
+            place.mount_with(&["--no-supervisor"]);
         }
         drop(file);
         assert_eq!(fs::read_to_string(place.at("f")).unwrap(), round.to_string());
@@ -305,5 +313,47 @@ fn with_commit_write_nothing_that_returned_is_lost() {
         written.store(next, SeqCst);
         named.store(next, SeqCst);
     }
+    place.umount();
+}
+
+/// Two files, a mapping and a new name change together; one of them is synced.
+#[test]
+fn with_commit_store_one_sync_commits_all_files_and_nothing_else_does() {
+    let Some(place) = Place::new() else { return };
+    let options = ["--commit=store"];
+    place.mount_with(&options);
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(place.at(name)).unwrap();
+    for name in ["written", "mapped"] {
+        fs::write(place.at(name), [0; 8192]).unwrap();
+    }
+    fs::write(place.at("replaced"), [0]).unwrap();
+    fs::File::open(place.at("")).unwrap().sync_all().unwrap();
+    let change = |round: u8| {
+        let (written, mapped) = (open("written"), open("mapped"));
+        written.write_all_at(&[round; 8192], 0).unwrap();
+        // SAFETY: nobody else has the file.
+        let mut map = unsafe { memmap2::MmapMut::map_mut(&mapped).unwrap() };
+        map.fill(round);
+        fs::write(place.at("new"), [round]).unwrap();
+        fs::rename(place.at("new"), place.at("replaced")).unwrap();
+        (written, map)
+    };
+    for round in 1..=3u8 {
+        let (written, map) = change(round);
+        written.sync_data().unwrap();
+        drop((written, map));
+        drop(change(99));
+        // Closed files, and some time: no reason for a commit.
+        thread::sleep(std::time::Duration::from_millis(1200));
+        place.kill();
+        place.mount_with(&options);
+        let found = ["written", "mapped", "replaced"].map(|name| fs::read(place.at(name)).unwrap());
+        assert!(found.iter().flatten().all(|byte| *byte == round), "round {round}: {:?}", found.map(|bytes| bytes[0]));
+        assert!(!place.at("new").exists());
+    }
+    drop(change(4));
+    place.umount();
+    place.mount();
+    assert_eq!((fs::read(place.at("written")).unwrap()[0], fs::read(place.at("mapped")).unwrap()[9]), (4, 4));
     place.umount();
 }

@@ -13,41 +13,59 @@
 //! skips the sync points one at a time and shows that each is needed. Crates declare their sync
 //! points with [`sync_points!`], and their invariants with [`invariants!`].
 
+mod asymmetric_barrier;
 mod buffer;
+mod chunk_scan;
 mod clone_range;
 mod descriptor;
 mod fork;
+mod futex;
 mod invariant;
 mod kernel;
 mod linux;
 mod linux_map;
+mod listener;
+mod live_memory;
 mod mapping;
 mod memory_limit;
 mod metadata_order;
+pub mod mount_calls;
 mod page_memory;
 mod process_memory;
+mod read_mapping;
 mod read_write;
 mod sanitizer;
+mod shared_mapping;
+mod still_copy;
+mod stop_threads;
 mod storage;
 mod sync_point;
 mod thread_signals;
 mod tracker;
 mod write_out;
 
+pub use asymmetric_barrier::{heavy_barrier, light_barrier};
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
 pub use fork::{is_own_descriptor, process_generation};
+pub use futex::{wait_shared, wake_shared};
 #[cfg(feature = "mutants")]
 pub use invariant::disable;
 pub use invariant::{Invariant, holds, value_if_holds};
 pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
+pub use listener::{Listener, Pauses};
+pub use live_memory::{LIVE_OWN_BYTES, LiveMemory, live_memory_path};
 pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
 pub use memory_limit::memory_limit;
 pub use page_memory::PageMemory;
 pub use process_memory::{process_memory, set_read_only};
+pub use read_mapping::ReadMapping;
 pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
 pub use sanitizer::sanitizer;
-pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
+pub use shared_mapping::LIVE_HEAD_BYTES;
+pub use still_copy::{Scratch, StillCopy};
+pub use stop_threads::{NotStopped, OwnThread, own_thread, with_threads_stopped};
+pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
 pub use sync_point::SyncPoint;
 pub use thread_signals::without_signals;

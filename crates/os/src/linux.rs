@@ -5,10 +5,12 @@ use crate::clone_range::clone_range;
 use crate::descriptor::Fd;
 use crate::kernel::kernel_is;
 use crate::linux_map::LinuxMapping;
+use crate::listener::{Inotify, Listener};
 use crate::mapping::{MapRequest, Mapping};
 use crate::metadata_order::keeps_order;
+use crate::read_mapping::ReadMapping;
 use crate::read_write::write_all_at;
-use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage};
+use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
 use crate::sync_point::SyncPoint;
 use crate::write_out;
 use parking_lot::Mutex;
@@ -17,11 +19,18 @@ use rustix::io::Errno;
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// What `statfs` calls overlay file systems.
+const OVERLAYFS_MAGIC: u32 = 0x794c_7630;
+/// What it calls FUSE.
+const FUSE_MAGIC: u32 = 0x6573_5546;
 
 const ATTRIBUTE: &str = "user.untorn";
 
@@ -51,6 +60,17 @@ impl Linux {
             has_openat2: AtomicBool::new(true),
             keeps_order: OnceLock::new(),
         }))
+    }
+
+    /// A file that somebody else has opened.
+    pub fn file_of(fd: OwnedFd) -> Arc<dyn File> {
+        let (directory, holds_lock) = (Mutex::new(None), AtomicBool::new(false));
+        Arc::new(LinuxFile { fd: Fd::new(fd), directory, direct: false, holds_lock, totals: Arc::default() })
+    }
+
+    /// A new file in memory, without a name (`memfd_create`).
+    pub fn memory_file() -> io::Result<Arc<dyn File>> {
+        Ok(Linux::file_of(fs::memfd_create("untorn", fs::MemfdFlags::CLOEXEC)?))
     }
 
     /// Opens beneath the root, through neither links nor mounts.
@@ -166,7 +186,11 @@ impl Storage for Linux {
         };
         let file = self.file(fd, direct, None);
         if let Some(mode) = how.create {
-            file.set_mode(mode)?;
+            let shown = match how.shown {
+                true => shown_by(self.stat(path.parent().unwrap_or(Path::new("")))?.mode),
+                false => 0,
+            };
+            file.set_mode(mode | shown)?;
         }
         Ok(Arc::new(file))
     }
@@ -221,6 +245,12 @@ impl Storage for Linux {
             }
             done => Ok(done?),
         }
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from_dir, from_name) = self.parent(from)?;
+        let (to_dir, to_name) = self.parent(to)?;
+        Ok(fs::linkat(&from_dir, from_name, &to_dir, to_name, AtFlags::empty())?)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
@@ -367,7 +397,17 @@ impl Storage for Linux {
     }
 
     fn pause(&self) {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+
+    fn uptime(&self) -> Duration {
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed()
+    }
+
+    fn shows_another(&self) -> bool {
+        let kind = self.root.get().ok().and_then(|root| fs::fstatfs(root).ok()).map(|st| st.f_type as u32);
+        kind.is_some_and(|kind| [OVERLAYFS_MAGIC, FUSE_MAGIC].contains(&kind))
     }
 
     fn counters(&self) -> Counters {
@@ -396,21 +436,29 @@ impl Drop for LinuxFile {
             && let Ok(fd) = self.fd.get()
         {
             let _ = fs::flock(fd, FlockOperation::Unlock);
-            let _ = set_lock(fd, libc::F_UNLCK, libc::F_OFD_SETLK);
+            let _ = set_lock(fd, libc::F_UNLCK, libc::F_OFD_SETLK, 0..0);
         }
     }
 }
 
-/// Sets, releases or queries an open-file-description lock of the whole file (`fcntl`). Returns the lock type
-/// that the kernel reports.
-fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int, command: libc::c_int) -> io::Result<libc::c_int> {
+/// Sets, releases or queries an open-file-description lock of a range (`fcntl`); an empty one stands for the whole file.
+/// Returns the lock type that the kernel reports, and where that lock begins.
+fn set_lock(
+    fd: BorrowedFd<'_>,
+    kind: libc::c_int,
+    command: libc::c_int,
+    range: Range<u64>,
+) -> io::Result<(libc::c_int, u64)> {
+    let number = |n: u64| libc::off_t::try_from(n).map_err(|_| io::Error::from(Errno::OVERFLOW));
     // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = number(range.start)?;
+    lock.l_len = number(range.end - range.start)?;
     // SAFETY: a live descriptor and a valid `flock`, which the kernel may fill.
     if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) } == 0 {
-        Ok(lock.l_type.into())
+        Ok((lock.l_type.into(), lock.l_start as u64))
     } else {
         Err(io::Error::last_os_error())
     }
@@ -422,6 +470,18 @@ fn file_size_limit() -> u64 {
 }
 
 impl LinuxFile {
+    /// Takes a lock. False: somebody else has one that forbids it.
+    fn take_lock(&self, kind: libc::c_int, command: libc::c_int, range: Range<u64>) -> io::Result<bool> {
+        match set_lock(self.fd.get()?, kind, command, range) {
+            Ok(_) => {
+                self.holds_lock.store(true, Relaxed);
+                Ok(true)
+            }
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::AGAIN | Errno::ACCESS)) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Refuses what would make the file longer than this process may: the kernel would send `SIGXFSZ`, which kills.
     fn check_growth(&self, size: u64) -> io::Result<()> {
         if size > file_size_limit() && size > fs::fstat(self.fd.get()?)?.st_size as u64 {
@@ -629,30 +689,59 @@ impl File for LinuxFile {
     fn lock(&self, wait: bool) -> io::Result<bool> {
         let command = if wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
         loop {
-            match set_lock(self.fd.get()?, libc::F_WRLCK, command) {
-                Ok(_) => {
-                    self.holds_lock.store(true, Relaxed);
-                    return Ok(true);
-                }
-                Err(e) => match Errno::from_io_error(&e) {
-                    Some(Errno::AGAIN | Errno::ACCESS) => return Ok(false),
-                    Some(Errno::INTR) => {}
-                    _ => return Err(e),
-                },
+            match self.take_lock(libc::F_WRLCK, command, 0..0) {
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::INTR) => {}
+                done => return done,
             }
         }
     }
 
     fn is_locked(&self) -> io::Result<bool> {
-        Ok(set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK)? != libc::F_UNLCK)
+        Ok(set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, 0..0)?.0 != libc::F_UNLCK)
+    }
+
+    fn lease(&self, at: u64) -> io::Result<bool> {
+        self.take_lock(libc::F_RDLCK, libc::F_OFD_SETLK, at..at.saturating_add(1))
+    }
+
+    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let (kind, start) = set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, range.clone())?;
+        Ok((kind != libc::F_UNLCK).then(|| start.max(range.start)))
     }
 
     fn is_direct(&self) -> bool {
         self.direct
     }
 
+    fn listen(&self) -> io::Result<Box<dyn Listener>> {
+        Ok(Box::new(Inotify::of(self.fd.get()?)?))
+    }
+
     fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
         Ok(Box::new(LinuxMapping::new(self.fd.get()?, request)?))
+    }
+
+    fn show_in(&self, memory: &mut ReadMapping, len: usize) -> io::Result<()> {
+        memory.show(self.fd.get()?, len)
+    }
+
+    fn duplicate(&self) -> io::Result<OwnedFd> {
+        Ok(rustix::io::fcntl_dupfd_cloexec(self.fd.get()?, 0)?)
+    }
+
+    fn next_contents(&self, from: u64, end: u64) -> io::Result<Option<Range<u64>>> {
+        let fd = self.fd.get()?;
+        let start = match fs::seek(fd, fs::SeekFrom::Data(from)) {
+            Ok(start) => start,
+            // Behind the last contents; the file system knows no holes.
+            Err(Errno::NXIO) => return Ok(None),
+            Err(_) => return Ok((from < end).then_some(from..end)),
+        };
+        let hole = fs::seek(fd, fs::SeekFrom::Hole(start)).unwrap_or(end);
+        Ok((start < end).then(|| start..hole.min(end)))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Private mappings on Linux.
 
+use crate::chunk_scan::ChunkScan;
 use crate::descriptor::Fd;
 use crate::fork::process_generation;
 use crate::mapping::{MapRequest, Mapping, Piece, Tracker};
-use crate::tracker::{PageMap, Scan};
+use crate::tracker::PageMap;
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -26,7 +27,7 @@ pub(crate) struct LinuxMapping {
     file: Fd,
     /// Missing only with the tracker `told`, which can do without.
     pagemap: Option<PageMap>,
-    scan: Option<Scan>,
+    scan: Option<ChunkScan>,
     told: bool,
 }
 
@@ -44,16 +45,21 @@ fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 impl LinuxMapping {
     pub(crate) fn new(file: BorrowedFd<'_>, request: &MapRequest) -> io::Result<LinuxMapping> {
+        LinuxMapping::of(reopen(file)?, request)
+    }
+
+    /// As [`LinuxMapping::new`], with a description of the file that is the mapping's own.
+    pub(crate) fn of(file: OwnedFd, request: &MapRequest) -> io::Result<LinuxMapping> {
         let page_bytes = rustix::param::page_size() as u64;
         let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        let file = Fd::new(reopen(file)?);
+        let file = Fd::new(file);
         let told = request.tracker == Some(Tracker::Told);
         let pagemap = PageMap::open().map(Some).or_else(|e| if told { Ok(None) } else { Err(e) })?;
         let scan = match request.tracker {
             Some(Tracker::PageMap | Tracker::Told) => None,
-            Some(Tracker::Scan) => Some(Scan::open()?),
-            None => Scan::open().ok(),
+            Some(Tracker::Scan) => Some(ChunkScan::open()?),
+            None => ChunkScan::open().ok(),
         };
         let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let mut at = std::ptr::null_mut();
@@ -115,6 +121,31 @@ impl LinuxMapping {
             Some(scan) => scan.watch(self.addresses(range)),
             None => Ok(()),
         }
+    }
+
+    /// Maps a range of a file in memory, at an offset of that file: stores are the file's at once.
+    pub(crate) fn map_shared(&self, range: Range<u64>, offset: u64) -> io::Result<()> {
+        let (at, len) = self.address_and_len(&range);
+        // SAFETY: as in `show`.
+        unsafe { mm::mmap(at, len, self.protection, MapFlags::SHARED | MapFlags::FIXED, self.file.get()?, offset)? };
+        // SAFETY: the range just mapped. A forked child is another process, and stores to no memory of its parent.
+        let _ = unsafe { mm::madvise(at, len, Advice::LinuxDontFork) };
+        self.watch(&range)
+    }
+
+    /// As [`Mapping::changed`], of shared pages: those that are not in the page table may have been stored to. Where stores
+    /// cannot be found, every page. Allocates nothing, and takes no lock.
+    pub(crate) fn changed_or_absent(&self, within: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
+        if within.is_empty() {
+            return Ok(());
+        }
+        let Some(scan) = &self.scan else {
+            each(within);
+            return Ok(());
+        };
+        let base = self.base as u64;
+        let mut offsets = |found: Range<u64>| each(found.start - base..found.end - base);
+        scan.changed_or_absent(self.pagemap()?, self.addresses(&within), &mut offsets)
     }
 
     /// Appends ranges of addresses as ranges of offsets.
@@ -197,7 +228,10 @@ impl Mapping for LinuxMapping {
             // SAFETY: the range just mapped. It is only advice, which kernels without huge pages refuse.
             let _ = unsafe { mm::madvise(at, len, Advice::LinuxHugepage) };
         }
-        self.watch(&range)
+        match &self.scan {
+            Some(scan) => scan.shows_file(self.addresses(&range)),
+            None => Ok(()),
+        }
     }
 
     fn blank(&self, range: Range<u64>) -> io::Result<()> {
@@ -222,6 +256,7 @@ impl Mapping for LinuxMapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `show`.
         unsafe { mm::mmap_anonymous(at, len, ProtFlags::empty(), flags)? };
+        self.scan.iter().for_each(|scan| scan.hidden(&self.addresses(&range)));
         Ok(())
     }
 

@@ -1,12 +1,17 @@
 //! The traits behind which the operating system is, and the arguments and results of their calls.
 
+use crate::listener::Listener;
 use crate::mapping::{MapRequest, Mapping};
+use crate::read_mapping::ReadMapping;
 use crate::sync_point::SyncPoint;
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The kind of file that a path names (`lstat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,21 +59,33 @@ pub struct Open {
     pub create: Option<u32>,
     /// Bypass the page cache where the file system allows it (`O_DIRECT`); see [`File::is_direct`].
     pub direct: bool,
+    /// A new file may be read by those who may read the directory that it is made in.
+    pub shown: bool,
 }
 
 impl Open {
     /// For reading.
-    pub const READ: Open = Open { write: false, create: None, direct: false };
+    pub const READ: Open = Open { write: false, create: None, direct: false, shown: false };
     /// For reading and writing.
-    pub const WRITE: Open = Open { write: true, create: None, direct: false };
+    pub const WRITE: Open = Open { write: true, create: None, direct: false, shown: false };
     /// A new file with exactly these permission bits.
     pub const fn create(mode: u32) -> Open {
-        Open { write: true, create: Some(mode), direct: false }
+        Open { write: true, create: Some(mode), direct: false, shown: false }
+    }
+    /// Readable by those who may read the directory.
+    pub const fn shown(self) -> Open {
+        Open { shown: true, ..self }
     }
     /// Past the page cache where the file system allows it.
     pub const fn direct(self) -> Open {
         Open { direct: true, ..self }
     }
+}
+
+/// The right to read, for group and others, that a directory with these permission bits gives to what is in it.
+pub fn shown_by(directory: u32) -> u32 {
+    let readable = |bits: u32| if directory & bits == bits { bits & 0o044 } else { 0 };
+    readable(0o050) | readable(0o005)
 }
 
 /// Totals of one storage and its files, since the storage was opened.
@@ -132,6 +149,8 @@ pub trait Storage: Send + Sync {
     /// is replaced atomically; without, `EEXIST`. A directory that is not empty is not replaced: `ENOTEMPTY`,
     /// and `EEXIST` on XFS. Two names of one file both stay.
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
+    /// Gives a file a second name, in whichever directory of the same file system (`linkat`). `EEXIST`: the name is taken.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file's name.
     fn unlink(&self, path: &Path) -> io::Result<()>;
     /// Makes a directory with exactly these permission bits.
@@ -169,6 +188,12 @@ pub trait Storage: Send + Sync {
     fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
     /// Waits for a few milliseconds.
     fn pause(&self);
+    /// Time that has passed, since no matter when (`CLOCK_MONOTONIC`).
+    fn uptime(&self) -> Duration;
+    /// Whether this file system shows files of another one, with changes and locks that it does not see (overlay, FUSE).
+    fn shows_another(&self) -> bool {
+        false
+    }
     /// Totals so far.
     fn counters(&self) -> Counters;
 }
@@ -239,11 +264,33 @@ pub trait File: Any + Send + Sync {
     /// open for writing (`EBADF`).
     /// False: somebody else holds it. Ends when this `File` is dropped.
     fn lock(&self, wait: bool) -> io::Result<bool>;
-    /// Whether somebody else holds [`File::lock`], without taking it.
+    /// Whether somebody else holds [`File::lock`], or a lease, without taking it.
     fn is_locked(&self) -> io::Result<bool>;
+    /// Takes a lease: the open-file-description read lock on one byte, which any number may have and which the file need
+    /// not reach. The file may be open for reading only. False: somebody keeps others from having it. Ends when this
+    /// `File` is dropped.
+    fn lease(&self, at: u64) -> io::Result<bool>;
+    /// A byte of the range of which somebody else has a lease.
+    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>>;
+    /// Hears of writes to the file from now on, by whichever process. An error: not here.
+    fn listen(&self) -> io::Result<Box<dyn Listener>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Whether reads and writes bypass the page cache.
     fn is_direct(&self) -> bool;
     /// Maps the file privately. The mapping may outlive this `File` and everything claimed through it.
     /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
     fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>>;
+    /// Shows the first bytes of the file, which nobody changes any more, in memory.
+    fn show_in(&self, _memory: &mut ReadMapping, _len: usize) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// The descriptor once more.
+    fn duplicate(&self) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Where there are contents from here on, and where these end: what is between is zeros. None: there are none.
+    fn next_contents(&self, from: u64, end: u64) -> io::Result<Option<Range<u64>>> {
+        Ok((from < end).then_some(from..end))
+    }
 }

@@ -17,8 +17,6 @@ use std::sync::OnceLock;
 const ENTRIES: usize = 4096;
 /// Ranges that one scan reports at most.
 const REGIONS: usize = 512;
-/// Ranges that are as near as this are looked at in one call: entries in between cost less than a call.
-const NEAR_BYTES: u64 = 128 << 10;
 
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
@@ -63,6 +61,30 @@ impl PageMap {
         }
     }
 
+    /// Appends the addresses of pages with small entries in the page table, or in swap, that no `userfaultfd` watches.
+    pub fn small_unwatched(&self, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
+        let small = ScanArg {
+            category_inverted: PAGE_IS_HUGE | PAGE_IS_WPALLOWED,
+            category_mask: PAGE_IS_HUGE | PAGE_IS_WPALLOWED,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            ..ScanArg::default()
+        };
+        self.scan_all(addresses, small, into)
+    }
+
+    /// As [`PageMap::small_unwatched`], of what is watched, too.
+    #[cfg(test)]
+    pub fn small(&self, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
+        let small = ScanArg {
+            category_inverted: PAGE_IS_HUGE,
+            category_mask: PAGE_IS_HUGE | PAGE_IS_PRESENT,
+            return_mask: PAGE_IS_PRESENT,
+            ..ScanArg::default()
+        };
+        self.scan_all(addresses, small, into)
+    }
+
     fn private_by_reading(&self, addresses: Range<u64>, page: u64, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let mut entries = vec![0u64; ENTRIES.min(((addresses.end - addresses.start) / page) as usize)];
         let mut at = addresses.start;
@@ -87,6 +109,11 @@ impl PageMap {
 
     /// Appends the addresses of pages that a question is about. Holes cost nothing.
     fn scan_all(&self, addresses: Range<u64>, question: ScanArg, into: &mut Vec<Range<u64>>) -> io::Result<()> {
+        self.scan_each(addresses, question, &mut |range| push(into, range))
+    }
+
+    /// As [`PageMap::scan_all`]; allocates nothing.
+    fn scan_each(&self, addresses: Range<u64>, question: ScanArg, each: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
         let mut found = [Region::default(); REGIONS];
         let mut start = addresses.start;
         while start < addresses.end {
@@ -99,7 +126,7 @@ impl PageMap {
                 ..question
             };
             let n = self.scan(&mut arg)?;
-            found[..n].iter().for_each(|r| push(into, r.start..r.end));
+            found[..n].iter().for_each(|r| each(r.start..r.end));
             // The kernel stops where its vector was full.
             if arg.walk_end <= start {
                 break;
@@ -152,10 +179,12 @@ struct Region {
 const PAGEMAP_SCAN: libc::Ioctl = 0xC060_6610_u32 as libc::Ioctl;
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
+const PAGE_IS_WPALLOWED: u64 = 1 << 0;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 const UFFD_API: u64 = 0xAA;
@@ -208,19 +237,17 @@ impl Scan {
         }
     }
 
-    /// Appends the addresses of pages that were stored to since the last time; those of a file that were
-    /// read since then, too. Holes are left alone: protecting them would cost page tables.
-    ///
-    /// A first look asks for unprotected entries and nothing else, which the kernel answers three times as fast. It
-    /// takes holes for pages that were stored to, and changes nothing. What it finds is looked at again: that look tells
-    /// pages from holes, and protects a page in the moment in which it reports the page.
-    pub fn changed(&self, pagemap: &PageMap, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        let unprotected = ScanArg {
-            flags: PM_SCAN_CHECK_WPASYNC,
-            category_mask: PAGE_IS_WRITTEN,
-            return_mask: PAGE_IS_WRITTEN,
-            ..ScanArg::default()
-        };
+    /// Appends the addresses of entries that are not protected, holes among them, and of what is not watched. Changes
+    /// nothing.
+    pub fn unprotected(&self, pagemap: &PageMap, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
+        let unprotected =
+            ScanArg { category_mask: PAGE_IS_WRITTEN, return_mask: PAGE_IS_WRITTEN, ..ScanArg::default() };
+        pagemap.scan_all(addresses, unprotected, into)
+    }
+
+    /// Appends the addresses of pages that were stored to since the last time; those of a file that were read since then,
+    /// too. Protects them. Holes are left alone: protecting them would cost page tables.
+    pub fn stored(&self, pagemap: &PageMap, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let stored = ScanArg {
             flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
             category_mask: PAGE_IS_WRITTEN,
@@ -228,14 +255,24 @@ impl Scan {
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
         };
-        if addresses.end - addresses.start <= NEAR_BYTES {
-            return pagemap.scan_all(addresses, stored, into);
-        }
-        let mut found = Vec::new();
-        pagemap.scan_all(addresses, unprotected, &mut found)?;
-        let near = found.chunk_by(|one, next| next.start - one.end <= NEAR_BYTES);
-        near.map(|near| near[0].start..near[near.len() - 1].end)
-            .try_for_each(|range| pagemap.scan_all(range, stored, into))
+        pagemap.scan_all(addresses, stored, into)
+    }
+
+    /// As [`Scan::stored`], of shared memory, where a page may have left the page table after a store: holes count as
+    /// stored to, once, and are protected. Allocates nothing.
+    pub fn stored_or_absent(
+        &self,
+        pagemap: &PageMap,
+        addresses: Range<u64>,
+        each: &mut dyn FnMut(Range<u64>),
+    ) -> io::Result<()> {
+        let stored = ScanArg {
+            flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+            category_mask: PAGE_IS_WRITTEN,
+            return_mask: PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        pagemap.scan_each(addresses, stored, each)
     }
 }
 
@@ -247,19 +284,27 @@ fn trial() -> io::Result<bool> {
     // SAFETY: a new anonymous mapping.
     let base = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), page, ProtFlags::READ | ProtFlags::WRITE, flags)? };
     let addresses = base as u64..base as u64 + page as u64;
+    let small = || {
+        let mut found = Vec::new();
+        pagemap.small_unwatched(addresses.clone(), &mut found).map(|()| found.len())
+    };
     let try_it = || {
+        let mut counts = vec![small()?];
+        // SAFETY: the first byte of the page mapped above.
+        unsafe { base.cast::<u8>().write_volatile(1) };
+        counts.push(small()?);
         scan.watch(addresses.clone())?;
-        let mut counts = Vec::new();
+        counts.push(small()?);
         for store in [true, false, true] {
             if store {
                 // SAFETY: the first byte of the page mapped above.
                 unsafe { base.cast::<u8>().write_volatile(1) };
             }
             let mut found = Vec::new();
-            scan.changed(&pagemap, addresses.clone(), &mut found)?;
+            scan.stored(&pagemap, addresses.clone(), &mut found)?;
             counts.push(found.len());
         }
-        Ok(counts == [1, 0, 1])
+        Ok(counts == [0, 1, 0, 1, 0, 1])
     };
     let works = try_it();
     // SAFETY: the page mapped above, which nobody uses any more.

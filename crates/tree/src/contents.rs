@@ -2,8 +2,7 @@
 
 use crate::core::{Core, refused};
 use crate::file_tree::{Change, Errno, Ino, Result};
-use crate::store_tree::{CommitMode, StoreTree};
-use parking_lot::MappedMutexGuard;
+use crate::store_tree::{CommitMode, Held, StoreTree};
 
 /// The largest size of a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
@@ -62,15 +61,19 @@ impl StoreTree {
     }
 
     /// After a change of contents: `--commit=write` commits it before the reply.
-    fn changed(&self, mut core: MappedMutexGuard<'_, Core>, ino: Ino) -> Result<()> {
+    fn changed(&self, mut core: Held<'_>, ino: Ino) -> Result<()> {
         if self.mode == CommitMode::Write {
-            if core.inode(ino)?.poisoned {
+            let inode = core.inode(ino)?;
+            if inode.poisoned {
                 return Err(Errno(libc::EIO));
             }
-            core.commit(&[ino], None)?;
+            if inode.txn.is_some() {
+                return Ok(());
+            }
+            core.commit_waited(&[ino])?;
             return self.wait(core);
         }
-        Self::relieve(&mut core)
+        self.relieve(&mut core)
     }
 
     pub(crate) fn write_contents(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
@@ -81,7 +84,7 @@ impl StoreTree {
         let staged = Self::stage(&mut core, ino, offset, data);
         if let Err(e) = staged {
             tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
-            core.inode_mut(ino)?.poisoned = true;
+            core.poison(ino);
             return Err(e);
         }
         self.changed(core, ino)
@@ -95,8 +98,9 @@ impl StoreTree {
         }
         let object = core.object_for_writing(ino)?;
         let u = Self::begin_change(core, ino, offset)?;
-        refused(object.write_all_at(data, offset))?;
         u.size = u.size.max(end);
+        refused(object.write_all_at(data, offset))?;
+        core.note_data(ino, offset, data);
         Ok(())
     }
 
@@ -107,6 +111,9 @@ impl StoreTree {
             return Err(Errno(if inode.is_dir() { libc::EISDIR } else { libc::EINVAL }));
         }
         let old = inode.size();
+        if size == old && size > 0 && inode.uncommitted.is_none() {
+            return Ok(());
+        }
         if size > old {
             drop(core);
             self.check_room()?;
@@ -116,6 +123,7 @@ impl StoreTree {
             && refused(object.len())? > size
         {
             refused(object.set_len(size))?;
+            core.note_length(ino, size);
         }
         let u = Self::begin_change(&mut core, ino, size.min(old))?;
         u.size = size;
@@ -151,6 +159,7 @@ impl StoreTree {
             if offset < last {
                 Self::begin_change(&mut core, ino, offset)?;
                 refused(object.zero(offset, last - offset))?;
+                core.note_zeros(ino, offset, last - offset);
             }
         }
         if size != old {
@@ -159,23 +168,7 @@ impl StoreTree {
         self.changed(core, ino)
     }
 
-    /// The object is data; what is beyond it is a hole.
     pub(crate) fn seek_contents(&self, ino: Ino, offset: u64, whence: i32) -> Result<u64> {
-        let mut core = self.core()?;
-        let size = core.inode(ino)?.size();
-        if offset >= size {
-            return Err(Errno(libc::ENXIO));
-        }
-        let data_end = match core.object(ino)? {
-            Some(object) => refused(object.len())?.min(size),
-            None => 0,
-        };
-        match whence {
-            libc::SEEK_DATA if offset < data_end => Ok(offset),
-            libc::SEEK_DATA => Err(Errno(libc::ENXIO)),
-            libc::SEEK_HOLE if offset < data_end => Ok(data_end),
-            libc::SEEK_HOLE => Ok(offset),
-            _ => Err(Errno(libc::EINVAL)),
-        }
+        self.core()?.seek(ino, offset, whence)
     }
 }

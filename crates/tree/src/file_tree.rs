@@ -1,6 +1,10 @@
 //! What a file system of untorn files does, as the kernel asks for it: by inode number.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// Number of a transaction.
+pub type Transaction = u64;
 
 /// Number of an inode. Never used for a second one.
 pub type Ino = u64;
@@ -116,12 +120,14 @@ pub struct Change {
 }
 
 /// Who asks: the owner of what is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// User of the program.
     pub uid: u32,
     /// Its group. A directory with the setgid bit passes its own on.
     pub gid: u32,
+    /// Rights that what is made does not get, unless the directory has a list to pass on.
+    pub umask: u32,
 }
 
 /// How `rename` treats what has the new name.
@@ -152,6 +158,30 @@ pub struct SpaceUse {
     pub files_free: u64,
 }
 
+/// The condition of a tree, as of now. Of what the kernel has in its cache, and has not sent, it knows nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TreeStatus {
+    /// Inodes.
+    pub inodes: usize,
+    /// Files that programs have open for writing.
+    pub open_for_writing: usize,
+    /// Files with uncommitted contents.
+    pub uncommitted: usize,
+    /// Names or attributes are uncommitted.
+    pub names_uncommitted: bool,
+    /// Commits that may not be durable yet.
+    pub on_their_way: usize,
+    /// Files of renames that found no room for their commits: the next commit has them.
+    pub owed: usize,
+    /// Transactions of programs.
+    pub transactions: usize,
+    /// Files of which a write failed: nothing commits them until they are truncated to 0. One name of each, where it has
+    /// one.
+    pub poisoned: Vec<PathBuf>,
+    /// A flush of the log failed: nothing is committed until the store is opened again.
+    pub failed: bool,
+}
+
 /// Brings what programs wrote to a file, and the kernel still has in its cache, to the tree.
 pub trait Pull: Send + Sync {
     /// Makes the kernel send the dirty pages of `ino`, and waits until [`FileTree::write`] has had them all.
@@ -159,6 +189,10 @@ pub trait Pull: Send + Sync {
     /// The tree calls it without holding any lock that `write`, `read` or `attributes` need. An error means that a write
     /// failed: the file's uncommitted contents have a hole that nobody can fill (the file is *poisoned*).
     fn pull(&self, ino: Ino) -> Result<()>;
+
+    /// The tree has other contents of `ino` than the kernel's cache, and this size. Called without locks, as
+    /// [`pull`](Pull::pull).
+    fn rolled_back(&self, _ino: Ino, _size: u64) {}
 }
 
 /// A file system, as the kernel asks for it. Every method can be called from any thread.
@@ -177,6 +211,8 @@ pub trait FileTree: Send + Sync {
     fn forget(&self, ino: Ino, count: u64);
     /// Attributes, with uncommitted changes.
     fn attributes(&self, ino: Ino) -> Result<Attributes>;
+    /// Whether an inode has lost its last name, or is gone.
+    fn has_no_name(&self, ino: Ino) -> bool;
     /// Changes attributes. A new length belongs to the file's uncommitted contents, the rest to the names.
     fn set_attributes(&self, ino: Ino, change: &Change) -> Result<Attributes>;
 
@@ -203,8 +239,8 @@ pub trait FileTree: Send + Sync {
 
     /// An opening of a file; `writable` if it can write.
     fn open(&self, ino: Ino, writable: bool) -> Result<()>;
-    /// The end of an opening: of its descriptors and its mappings.
-    fn release(&self, ino: Ino, writable: bool);
+    /// The end of an opening: of its descriptors and its mappings. False: it was told of before.
+    fn release(&self, ino: Ino, writable: bool) -> bool;
     /// Reads into `buf` from `offset`; less than its length at the end of the file alone.
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// Writes all of `data` at `offset`. If it fails, the file is poisoned.
@@ -217,25 +253,62 @@ pub trait FileTree: Send + Sync {
     /// Commits the file's contents, and all names and attributes: `fsync`, `fdatasync`, `msync`, `O_SYNC`.
     fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()>;
     /// Commits all names and attributes: `fsync` of a directory.
-    fn sync_names(&self) -> Result<()>;
-    /// Commits everything but what a program syncs itself and has open for writing: `syncfs`, unmounting.
+    fn sync_names(&self, pull: &dyn Pull) -> Result<()>;
+    /// Commits everything but what a program syncs itself and has open for writing: `syncfs`.
     fn sync_all(&self, pull: &dyn Pull) -> Result<()>;
+    /// Commits as [`sync_all`](FileTree::sync_all) does, but nothing that a program may be in the middle of: before an
+    /// unmount.
+    fn prepare_end(&self, pull: &dyn Pull) -> Result<()>;
     /// Commits several files as one.
     fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()>;
+    /// Begins a transaction without files, of an opening. If it `keeps`, the end of the opening dissolves it, else aborts.
+    ///
+    /// All that is uncommitted of its files, from before and from then on, whoever writes it, is committed with the
+    /// transaction and by nothing else: a sync of one of them, or what would commit one, is `EBUSY`. Names and attributes
+    /// are not part of it.
+    fn begin(&self, owner: u64, keeps: bool) -> Result<Transaction>;
+    /// Adds a file; `EBUSY` if it is in another one.
+    fn add(&self, txn: Transaction, ino: Ino) -> Result<()>;
+    /// Commits the files as one, and all names and attributes. If that cannot be asked for, the transaction goes on; if
+    /// it was asked for and cannot be written, as on a full disk, the next sync of anything tries again.
+    fn commit(&self, txn: Transaction, pull: &dyn Pull) -> Result<()>;
+    /// Ends the transaction: the files are as of their last commits.
+    fn abort(&self, txn: Transaction, pull: &dyn Pull) -> Result<()>;
+    /// Ends the transaction: what is uncommitted of the files stays so.
+    fn dissolve(&self, txn: Transaction);
+    /// The transactions that an opening has begun, and that go on.
+    fn transactions_of(&self, owner: u64) -> Vec<Transaction>;
+    /// An opening has ended: these transactions are to be [left](FileTree::leave), by another process if this one is killed.
+    fn end_opening(&self, owner: u64) -> Vec<Transaction>;
+    /// Those that a process was to leave, and was killed.
+    fn left(&self) -> Vec<Transaction>;
+    /// Ends a transaction whose opening has ended.
+    fn leave(&self, txn: Transaction, pull: &dyn Pull);
+
     /// What is due without being asked for; to be called about every second.
     fn tick(&self, pull: &dyn Pull);
 
     /// An extended attribute's value; `ENODATA` if there is none.
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>>;
-    /// Sets one; `flags` are `XATTR_CREATE` and `XATTR_REPLACE`.
+    /// Sets one; `flags` are `XATTR_CREATE` and `XATTR_REPLACE`. An access list (`system.posix_acl_access`) changes the
+    /// mode, and a mode the list.
     fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<()>;
     /// The names.
     fn xattrs(&self, ino: Ino) -> Result<Vec<OsString>>;
     /// Removes one.
     fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()>;
 
+    /// The kernel's question of this number was answered: it will not ask again. See [`answering`](crate::answering).
+    fn answered(&self, _unique: u64) {}
+    /// Files that programs have open for writing, and how often.
+    fn opened_for_writing(&self) -> Vec<(Ino, u64)> {
+        Vec::new()
+    }
+
+    /// How it is.
+    fn status(&self) -> Result<TreeStatus>;
     /// Room on the file system below, less what is promised to uncommitted contents.
     fn space(&self) -> Result<SpaceUse>;
-    /// Commits as [`sync_all`](FileTree::sync_all) does, applies everything and closes the store. Nothing works after it.
+    /// Commits as [`prepare_end`](FileTree::prepare_end) does, applies everything and closes the store. Nothing works after it.
     fn close(&self, pull: &dyn Pull) -> Result<()>;
 }

@@ -1,7 +1,8 @@
 //! An inode in memory: its row, what is uncommitted of it, and who uses it.
 
-use crate::file_tree::{Attributes, Ino, Kind, Time};
+use crate::file_tree::{Attributes, Ino, Kind, Time, Transaction};
 use crate::row::InodeRow;
+use rangemap::RangeMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,15 @@ pub(crate) struct Uncommitted {
     pub since: Duration,
 }
 
+/// Size and times of a row before those of a commit came in their place.
+pub(crate) struct Folded {
+    size: u64,
+    times: [Time; 3],
+    uncommitted: Uncommitted,
+    cut: Option<u64>,
+    staged: RangeMap<u64, bool>,
+}
+
 pub(crate) struct Inode {
     /// What a commit of the names has.
     pub row: InodeRow,
@@ -30,10 +40,16 @@ pub(crate) struct Inode {
     pub known: u64,
     pub openings: u32,
     pub writers: u32,
+    /// The transaction that alone commits the uncommitted contents.
+    pub txn: Option<Transaction>,
     /// A write failed: the uncommitted contents have a hole that nobody can fill.
     pub poisoned: bool,
     pub object: Option<Arc<File>>,
     pub uncommitted: Option<Uncommitted>,
+    /// Where the object was cut since the last commit of the contents, and what is staged in it: data, or zeros. For another
+    /// process that goes on.
+    pub cut: Option<u64>,
+    pub staged: RangeMap<u64, bool>,
 }
 
 impl Inode {
@@ -45,9 +61,12 @@ impl Inode {
             known: 0,
             openings: 0,
             writers: 0,
+            txn: None,
             poisoned: false,
             object: None,
             uncommitted: None,
+            cut: None,
+            staged: RangeMap::new(),
         }
     }
 
@@ -57,6 +76,11 @@ impl Inode {
 
     pub fn is_dir(&self) -> bool {
         self.row.kind == Kind::Directory
+    }
+
+    /// Whether a commit that no transaction asks for can have what is uncommitted.
+    pub fn is_committable(&self) -> bool {
+        !self.poisoned && self.txn.is_none()
     }
 
     /// Size with uncommitted changes.
@@ -77,14 +101,23 @@ impl Inode {
         })
     }
 
-    /// The uncommitted size and times become the row's.
-    pub fn fold(&mut self) -> bool {
-        let Some(u) = self.uncommitted.take() else { return false };
-        self.row.size = u.size;
-        self.row.atime = u.atime;
-        self.row.mtime = u.mtime;
-        self.row.ctime = u.ctime;
-        true
+    /// The uncommitted size and times become the row's. Returns what undoes it, if there are some.
+    pub fn fold(&mut self) -> Option<Folded> {
+        let u = self.uncommitted.take()?;
+        let (cut, staged) = (self.cut.take(), std::mem::take(&mut self.staged));
+        let row = &mut self.row;
+        let folded = Folded { size: row.size, times: [row.atime, row.mtime, row.ctime], uncommitted: u, cut, staged };
+        (row.size, row.atime, row.mtime, row.ctime) = (u.size, u.atime, u.mtime, u.ctime);
+        Some(folded)
+    }
+
+    /// The commit could not be asked for: what it was to have is uncommitted again.
+    pub fn unfold(&mut self, folded: Folded) {
+        let row = &mut self.row;
+        row.size = folded.size;
+        [row.atime, row.mtime, row.ctime] = folded.times;
+        self.uncommitted = Some(folded.uncommitted);
+        (self.cut, self.staged) = (folded.cut, folded.staged);
     }
 
     /// Times: access, contents, anything; those of the uncommitted contents if there are some.

@@ -4,8 +4,8 @@
 //! change, so that an opening finds all slots one after the other. The first 64 bytes are the table's own.
 
 use crate::file_tree::Ino;
-use crate::row::{Key, Row};
-use std::collections::HashMap;
+use crate::row::{InodeRow, Key, Row};
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use untorn::{Error, File, Result};
 
@@ -25,6 +25,10 @@ pub(crate) struct Numbers {
     pub next: Ino,
     /// Objects have smaller ones.
     pub limit: Ino,
+    /// The last commit.
+    pub commit: u64,
+    /// Whose it is: a number that nobody else has.
+    pub owner: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -40,57 +44,43 @@ pub(crate) struct Table {
     free: [Vec<u64>; EXPONENTS],
     end: u64,
     numbers: Numbers,
+    /// What no commit has been asked for with success: bytes by their places in the file.
+    staged: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Table {
+    fn new(file: File, numbers: Numbers) -> Table {
+        let (slots, free, staged) = Default::default();
+        Table { file, slots, free, end: HEAD as u64, numbers, staged }
+    }
+
     /// A table without rows, in an empty file.
-    pub fn format(file: File, numbers: Numbers) -> Result<Table> {
-        file.write_all_at(MAGIC, 0)?;
-        let mut table = Table { file, slots: HashMap::new(), free: Default::default(), end: HEAD as u64, numbers };
-        table.write_numbers(numbers)?;
-        Ok(table)
+    pub fn format(file: File, numbers: Numbers) -> Table {
+        let mut table = Table::new(file, numbers);
+        table.staged.insert(0, MAGIC.to_vec());
+        table.write_numbers(numbers);
+        table
     }
 
     /// Reads all rows.
     pub fn load(file: File, each: &mut dyn FnMut(Row)) -> Result<Table> {
         let mut bytes = vec![0; file.len()? as usize];
         file.read_exact_at(&mut bytes, 0)?;
-        let damaged = |at: usize| Error::Corrupt {
-            path: PathBuf::from(TABLE),
-            detail: format!("no row of a tree at byte {at}"),
-            advice: "Restore the store from a copy.",
-        };
-        if bytes.len() < HEAD || !bytes.starts_with(MAGIC) {
-            return Err(damaged(0));
-        }
-        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let numbers = Numbers { next: number(16), limit: number(24) };
-        let mut table = Table { file, slots: HashMap::new(), free: Default::default(), end: 0, numbers };
-        let mut at = HEAD;
-        while at < bytes.len() {
-            let head = bytes.get(at..at + SLOT_HEAD).ok_or_else(|| damaged(at))?;
-            let (exponent, sort) = (head[0], head[1]);
-            let len = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize;
-            if usize::from(exponent) >= EXPONENTS || len > size_of_slot(exponent) - SLOT_HEAD {
-                return Err(damaged(at));
-            }
-            if sort == 0 {
-                table.free[usize::from(exponent)].push(at as u64);
-            } else {
-                let row = bytes.get(at + SLOT_HEAD..at + SLOT_HEAD + len).and_then(|row| Row::decode(sort, row));
-                let row = row.ok_or_else(|| damaged(at))?;
-                if table.slots.insert(row.key(), Slot { offset: at as u64, exponent }).is_some() {
-                    return Err(damaged(at));
+        let (mut slots, mut twice) = (HashMap::new(), None);
+        let mut free: [Vec<u64>; EXPONENTS] = Default::default();
+        let numbers = read_slots(&bytes, &mut |offset, exponent, row| match row {
+            None => free[usize::from(exponent)].push(offset),
+            Some(row) => {
+                if slots.insert(row.key(), Slot { offset, exponent }).is_some() {
+                    twice = Some(offset);
                 }
                 each(row);
             }
-            at += size_of_slot(exponent);
+        })?;
+        match twice {
+            Some(at) => Err(damaged(at as usize)),
+            None => Ok(Table { slots, free, end: bytes.len() as u64, ..Table::new(file, numbers) }),
         }
-        if at != bytes.len() {
-            return Err(damaged(bytes.len()));
-        }
-        table.end = at as u64;
-        Ok(table)
     }
 
     /// The file: part of every commit.
@@ -103,18 +93,19 @@ impl Table {
         self.numbers
     }
 
-    /// Writes the numbers.
-    pub fn write_numbers(&mut self, numbers: Numbers) -> Result<()> {
-        let mut bytes = [0; HEAD - 16];
+    /// Sets the numbers.
+    pub fn write_numbers(&mut self, numbers: Numbers) {
+        let mut bytes = vec![0; HEAD - 16];
         bytes[..8].copy_from_slice(&numbers.next.to_le_bytes());
         bytes[8..16].copy_from_slice(&numbers.limit.to_le_bytes());
-        self.file.write_all_at(&bytes, 16)?;
+        bytes[16..24].copy_from_slice(&numbers.commit.to_le_bytes());
+        bytes[24..32].copy_from_slice(&numbers.owner.to_le_bytes());
+        self.staged.insert(16, bytes);
         self.numbers = numbers;
-        Ok(())
     }
 
-    /// Writes a row in the place of the one with this key.
-    pub fn put(&mut self, row: &Row) -> Result<()> {
+    /// Sets a row in the place of the one with this key.
+    pub fn put(&mut self, row: &Row) {
         let (sort, bytes) = row.encode();
         let key = row.key();
         let exponent = exponent_for(bytes.len() + SLOT_HEAD);
@@ -122,37 +113,108 @@ impl Table {
             Some(slot) if slot.exponent == exponent => *slot,
             there => {
                 if there.is_some() {
-                    self.remove(&key)?;
+                    self.remove(&key);
                 }
-                self.take_slot(exponent)?
+                self.take_slot(exponent)
             }
         };
         let mut out = Vec::with_capacity(SLOT_HEAD + bytes.len());
         out.extend([exponent, sort, 0, 0]);
         out.extend((bytes.len() as u32).to_le_bytes());
         out.extend(bytes);
-        self.file.write_all_at(&out, slot.offset)?;
+        self.stage_slot(slot, out);
         self.slots.insert(key, slot);
-        Ok(())
     }
 
     /// Removes a row, if there is one.
-    pub fn remove(&mut self, key: &Key) -> Result<()> {
-        let Some(slot) = self.slots.remove(key) else { return Ok(()) };
-        self.file.write_all_at(&[slot.exponent, 0, 0, 0, 0, 0, 0, 0], slot.offset)?;
+    pub fn remove(&mut self, key: &Key) {
+        let Some(slot) = self.slots.remove(key) else { return };
+        self.stage_slot(slot, vec![slot.exponent, 0, 0, 0, 0, 0, 0, 0]);
         self.free[usize::from(slot.exponent)].push(slot.offset);
-        Ok(())
     }
 
-    fn take_slot(&mut self, exponent: u8) -> Result<Slot> {
+    /// Says in the row of an inode, if there is one, that the inode has an object, or takes that back before a commit has
+    /// it. All else of the row stays.
+    pub fn set_object(&mut self, ino: Ino, has: bool) -> Result<bool> {
+        let Some(slot) = self.slots.get(&Key::Inode(ino)) else { return Ok(false) };
+        let at = slot.offset + (SLOT_HEAD + InodeRow::FLAGS_AT) as u64;
+        self.stage()?;
+        let mut flags = [0];
+        self.file.read_exact_at(&mut flags, at)?;
+        let without = flags[0] & !InodeRow::HAS_OBJECT;
+        self.staged.insert(at, vec![if has { without | InodeRow::HAS_OBJECT } else { without }]);
+        Ok(true)
+    }
+
+    /// Whether there is something that a commit lacks.
+    pub fn is_staged(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    /// Brings everything to the file, before a commit of it is asked for.
+    pub fn stage(&self) -> Result<()> {
+        if self.file.len()? < self.end {
+            self.file.set_len(self.end)?;
+        }
+        self.staged.iter().try_for_each(|(at, bytes)| self.file.write_all_at(bytes, *at))
+    }
+
+    /// The commit is on its way. If it could not be asked for, everything is staged once more.
+    pub fn submitted(&mut self) {
+        self.staged.clear();
+    }
+
+    fn stage_slot(&mut self, slot: Slot, bytes: Vec<u8>) {
+        let within = slot.offset..slot.offset + size_of_slot(slot.exponent) as u64;
+        let older: Vec<u64> = self.staged.range(within).map(|(at, _)| *at).collect();
+        older.iter().for_each(|at| drop(self.staged.remove(at)));
+        self.staged.insert(slot.offset, bytes);
+    }
+
+    fn take_slot(&mut self, exponent: u8) -> Slot {
         if let Some(offset) = self.free[usize::from(exponent)].pop() {
-            return Ok(Slot { offset, exponent });
+            return Slot { offset, exponent };
         }
         let offset = self.end;
         self.end += size_of_slot(exponent) as u64;
-        self.file.set_len(self.end)?;
-        Ok(Slot { offset, exponent })
+        Slot { offset, exponent }
     }
+}
+
+fn damaged(at: usize) -> Error {
+    Error::Corrupt {
+        path: PathBuf::from(TABLE),
+        detail: format!("no row of a tree at byte {at}"),
+        advice: "Restore the store from a copy.",
+    }
+}
+
+/// Goes through all slots of a table: where each is, its exponent, and its row; none if it is free.
+pub(crate) fn read_slots(bytes: &[u8], each: &mut dyn FnMut(u64, u8, Option<Row>)) -> Result<Numbers> {
+    if bytes.len() < HEAD || !bytes.starts_with(MAGIC) {
+        return Err(damaged(0));
+    }
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let numbers = Numbers { next: number(16), limit: number(24), commit: number(32), owner: number(40) };
+    let mut at = HEAD;
+    while at < bytes.len() {
+        let head = bytes.get(at..at + SLOT_HEAD).ok_or_else(|| damaged(at))?;
+        let (exponent, sort) = (head[0], head[1]);
+        let len = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize;
+        if usize::from(exponent) >= EXPONENTS || len > size_of_slot(exponent) - SLOT_HEAD {
+            return Err(damaged(at));
+        }
+        let row = match sort {
+            0 => None,
+            _ => {
+                let row = bytes.get(at + SLOT_HEAD..at + SLOT_HEAD + len).and_then(|row| Row::decode(sort, row));
+                Some(row.ok_or_else(|| damaged(at))?)
+            }
+        };
+        each(at as u64, exponent, row);
+        at += size_of_slot(exponent);
+    }
+    if at == bytes.len() { Ok(numbers) } else { Err(damaged(bytes.len())) }
 }
 
 fn size_of_slot(exponent: u8) -> usize {

@@ -3,20 +3,32 @@
 //! Nothing here knows FUSE: `crates/mount` serves a [`FileTree`] to the kernel, and the tests run one on the simulated
 //! disk.
 
+mod access_list;
 mod clock;
 mod contents;
+mod continuation;
 mod core;
 mod file_tree;
+mod handover;
+mod holes;
 mod inode;
 mod inode_table;
+mod kept;
 mod operations;
 mod plain_contents;
+mod resume;
 mod row;
 mod store_tree;
+mod transactions;
+mod tree_status;
+mod verification;
 
 pub use clock::{Clock, SystemClock};
+pub use continuation::{answering, has_happened};
 pub use file_tree::{
     Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
-    Time,
+    Time, Transaction, TreeStatus,
 };
-pub use store_tree::{CommitMode, StoreTree, TreeOptions};
+pub use kept::Kept;
+pub use store_tree::{Below, CommitMode, StoreTree, TreeOptions};
+pub use verification::{Verified, verify};

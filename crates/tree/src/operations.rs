@@ -1,11 +1,14 @@
 //! The operations of a tree, as the kernel asks for them.
 
+use crate::access_list::{self, AccessList};
 use crate::contents::size_of_change;
+use crate::continuation::happened;
 use crate::core::{Core, new_row};
 use crate::file_tree::*;
 use crate::inode::Inode;
 use crate::row::Key;
 use crate::store_tree::{CommitMode, StoreTree};
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
@@ -28,9 +31,15 @@ impl StoreTree {
         kind: Kind,
         change: &dyn Fn(&mut Inode),
     ) -> Result<Attributes> {
-        self.check_room()?;
         let (dir, name) = (at.0, at.1.map(bytes).transpose()?);
+        let room = self.check_room();
         let mut core = self.changing()?;
+        // What has happened needs no room.
+        if let Some(made) = happened(&core) {
+            let answer = core.attributes(made)?;
+            return self.named(core, answer);
+        }
+        room?;
         let names = core.living_dir(dir)?;
         if name.is_some_and(|name| names.names.contains_key(name)) {
             return Err(Errno(libc::EEXIST));
@@ -44,10 +53,14 @@ impl StoreTree {
         };
         let mut inode = Inode::new(row);
         change(&mut inode);
+        let parent = core.inode(dir)?;
+        pass_on(&parent.xattrs, by.umask, &mut inode)?;
         if inherits && kind == Kind::Directory {
             inode.row.mode |= libc::S_ISGID;
         }
+        let lists: Vec<Box<[u8]>> = inode.xattrs.keys().cloned().collect();
         let ino = core.add_inode(inode)?;
+        lists.into_iter().for_each(|list| core.mark(Key::Xattr(ino, list)));
         if let Some(name) = name {
             core.set_name(dir, name, ino);
             core.touch_dir(dir);
@@ -56,18 +69,18 @@ impl StoreTree {
             }
         }
         let answer = core.give(ino)?;
+        core.note_happened(ino);
         self.named(core, answer)
     }
 
     /// Seals a file: its contents so far are part of the names as of now.
     ///
     /// The commit is submitted in the same step as the change of the names, so that the log has the two as one.
-    fn seal(core: &mut Core, inos: &[Ino]) -> Result<()> {
+    fn seal(core: &mut Core, inos: &[Ino]) {
         let changed = |ino: &Ino| core.inodes.get(ino).is_some_and(|i| i.uncommitted.is_some() && i.row.nlink > 0);
         if inos.iter().any(changed) {
-            core.commit(inos, None)?;
+            core.seal(inos);
         }
-        Ok(())
     }
 
     fn is_in_or_below(core: &Core, mut dir: Ino, above: Ino) -> Result<bool> {
@@ -80,9 +93,17 @@ impl StoreTree {
         Ok(dir == above)
     }
 
+    /// Whether names may be committed before the contents of other files.
+    fn seals(&self) -> bool {
+        self.mode != CommitMode::Store
+    }
+
     /// Which files a renaming has to pull, and to seal.
-    fn to_seal(core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
+    fn to_seal(&self, core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
         let mut inos = Vec::new();
+        if !self.seals() {
+            return Ok(inos);
+        }
         let source = core.inode(from)?;
         if source.is_file() && (to.is_some() || !source.row.synced) {
             inos.push(from);
@@ -153,16 +174,42 @@ impl StoreTree {
     }
 }
 
+/// Rights of what is made in a directory with these attributes.
+fn pass_on(of_dir: &BTreeMap<Box<[u8]>, Box<[u8]>>, umask: u32, made: &mut Inode) -> Result<()> {
+    if made.row.kind == Kind::Symlink {
+        return Ok(());
+    }
+    let Some(value) = of_dir.get(access_list::DEFAULT) else {
+        made.row.mode &= !umask;
+        return Ok(());
+    };
+    let Some(list) = AccessList::decode(value)? else { return Ok(()) };
+    let passed = list.passed_on(made.row.mode);
+    made.row.mode = passed.mode(made.row.mode);
+    if !passed.is_mode() {
+        made.xattrs.insert(access_list::ACCESS.into(), passed.encode());
+    }
+    if made.is_dir() {
+        made.xattrs.insert(access_list::DEFAULT.into(), value.clone());
+    }
+    Ok(())
+}
+
 impl FileTree for StoreTree {
     fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Attributes> {
         let mut core = self.core()?;
+        core.take_back_given();
         let ino = core.find(dir, bytes(name)?)?;
-        core.give(ino)
+        let of = core.give(ino)?;
+        core.note_given(ino);
+        let blocks = core.blocks_of(ino).unwrap_or(of.blocks);
+        core.close_object(ino);
+        Ok(Attributes { blocks, ..of })
     }
 
     fn forget(&self, ino: Ino, count: u64) {
         let Ok(mut core) = self.core() else { return };
-        if let Some(inode) = core.inodes.get_mut(&ino)
+        if let Ok(inode) = core.inode_mut(ino)
             && ino != ROOT
         {
             inode.known = inode.known.saturating_sub(count);
@@ -171,7 +218,15 @@ impl FileTree for StoreTree {
     }
 
     fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        self.core()?.attributes(ino)
+        let mut core = self.core()?;
+        let of = core.attributes(ino)?;
+        let blocks = core.blocks_of(ino).unwrap_or(of.blocks);
+        core.close_object(ino);
+        Ok(Attributes { blocks, ..of })
+    }
+
+    fn has_no_name(&self, ino: Ino) -> bool {
+        self.core().is_ok_and(|core| core.inode(ino).map_or(true, |inode| inode.row.nlink == 0))
     }
 
     fn set_attributes(&self, ino: Ino, change: &Change) -> Result<Attributes> {
@@ -187,6 +242,16 @@ impl FileTree for StoreTree {
             change.uid.unwrap_or(row.uid),
             change.gid.unwrap_or(row.gid),
         );
+        let listed = match change.mode.and_then(|mode| Some((mode, inode.xattrs.get_mut(access_list::ACCESS)?))) {
+            Some((mode, value)) => {
+                if let Some(mut list) = AccessList::decode(value)? {
+                    list.set_mode(mode);
+                    *value = list.encode();
+                }
+                true
+            }
+            None => false,
+        };
         let at = |time: SetTime| match time {
             SetTime::Now => now,
             SetTime::At(time) => time,
@@ -195,6 +260,9 @@ impl FileTree for StoreTree {
         *atime = change.atime.map_or(*atime, at);
         *mtime = change.mtime.map_or(*mtime, at);
         *ctime = change.ctime.unwrap_or(now);
+        if listed {
+            core.mark(Key::Xattr(ino, access_list::ACCESS.into()));
+        }
         core.mark(Key::Inode(ino));
         let answer = core.attributes(ino)?;
         self.named(core, answer)
@@ -237,8 +305,12 @@ impl FileTree for StoreTree {
         let name = bytes(name)?;
         let pulls = {
             let core = self.changing()?;
+            if let Some(linked) = happened(&core) {
+                let answer = core.attributes(linked)?;
+                return self.named(core, answer);
+            }
             let inode = core.inode(ino)?;
-            inode.is_file() && !inode.row.synced
+            self.seals() && inode.is_file() && !inode.row.synced
         };
         if pulls {
             self.pull(ino, pull)?;
@@ -254,13 +326,17 @@ impl FileTree for StoreTree {
         if inode.poisoned {
             return Err(Errno(libc::EIO));
         }
+        if self.seals() && !inode.row.synced && inode.txn.is_some() {
+            return Err(Errno(libc::EBUSY));
+        }
         inode.row.nlink = inode.row.nlink.checked_add(1).ok_or(Errno(libc::EMLINK))?;
-        let seals = inode.is_file() && !inode.row.synced;
+        let seals = self.seals() && inode.is_file() && !inode.row.synced;
         core.set_name(dir, name, ino);
         core.touch(ino);
         core.touch_dir(dir);
+        core.note_happened(ino);
         if seals {
-            Self::seal(&mut core, &[ino])?;
+            Self::seal(&mut core, &[ino]);
         }
         let answer = core.give(ino)?;
         self.named(core, answer)
@@ -269,6 +345,9 @@ impl FileTree for StoreTree {
     fn unlink(&self, dir: Ino, name: &OsStr) -> Result<()> {
         let name = bytes(name)?;
         let mut core = self.changing()?;
+        if happened(&core).is_some() {
+            return self.named(core, ());
+        }
         let ino = core.find(dir, name)?;
         if core.inode(ino)?.is_dir() {
             return Err(Errno(libc::EISDIR));
@@ -276,12 +355,16 @@ impl FileTree for StoreTree {
         core.remove_name(dir, name);
         core.touch_dir(dir);
         core.lose_name(ino);
+        core.note_happened(ino);
         self.named(core, ())
     }
 
     fn remove_dir(&self, dir: Ino, name: &OsStr) -> Result<()> {
         let name = bytes(name)?;
         let mut core = self.changing()?;
+        if happened(&core).is_some() {
+            return self.named(core, ());
+        }
         let ino = core.find(dir, name)?;
         if !core.dir(ino)?.names.is_empty() {
             return Err(Errno(libc::ENOTEMPTY));
@@ -290,6 +373,7 @@ impl FileTree for StoreTree {
         core.add_links(dir, -1);
         core.touch_dir(dir);
         core.lose_name(ino);
+        core.note_happened(ino);
         self.named(core, ())
     }
 
@@ -298,6 +382,9 @@ impl FileTree for StoreTree {
         let mut pulled: Vec<Ino> = Vec::new();
         loop {
             let mut core = self.changing()?;
+            if pulled.is_empty() && happened(&core).is_some() {
+                return self.named(core, ());
+            }
             let source = core.find(from.0, name)?;
             let target = match core.find(to.0, new_name) {
                 Ok(ino) => Some(ino),
@@ -308,7 +395,7 @@ impl FileTree for StoreTree {
                 return Ok(());
             }
             Self::check_rename(&core, (from.0, source), (to.0, target), flags)?;
-            let seals = Self::to_seal(&core, source, target, flags)?;
+            let seals = self.to_seal(&core, source, target, flags)?;
             let missing: Vec<Ino> = seals.iter().filter(|ino| !pulled.contains(ino)).copied().collect();
             if !missing.is_empty() {
                 drop(core);
@@ -325,8 +412,10 @@ impl FileTree for StoreTree {
                     return Err(Errno(libc::EIO));
                 }
             }
+            core.check_free(&seals)?;
             Self::apply_rename(&mut core, (from.0, name, source), (to.0, new_name, target), flags)?;
-            Self::seal(&mut core, &seals)?;
+            core.note_happened(source);
+            Self::seal(&mut core, &seals);
             return self.named(core, ());
         }
     }
@@ -344,27 +433,43 @@ impl FileTree for StoreTree {
 
     fn open(&self, ino: Ino, writable: bool) -> Result<()> {
         let mut core = self.core()?;
+        if happened(&core).is_some() {
+            return Ok(());
+        }
         let inode = core.inode_mut(ino)?;
         inode.openings += 1;
         inode.writers += u32::from(writable);
+        if writable {
+            core.open_for_writing.insert(ino);
+        }
+        core.note_happened(ino);
         Ok(())
     }
 
-    fn release(&self, ino: Ino, writable: bool) {
-        let Ok(mut core) = self.core() else { return };
+    fn release(&self, ino: Ino, writable: bool) -> bool {
+        let Ok(mut core) = self.core() else { return true };
+        if happened(&core).is_some() {
+            return false;
+        }
         let now = core.clock.elapsed();
-        let Some(inode) = core.inodes.get_mut(&ino) else { return };
+        let Ok(inode) = core.inode_mut(ino) else { return true };
         inode.openings = inode.openings.saturating_sub(1);
         inode.writers = inode.writers.saturating_sub(u32::from(writable));
         if let Some(u) = &mut inode.uncommitted {
             u.since = now;
         }
-        let commits = self.mode != CommitMode::Sync && writable && inode.writers == 0 && !inode.poisoned;
+        let is_last = writable && inode.writers == 0;
+        let commits = matches!(self.mode, CommitMode::Close | CommitMode::Write) && is_last && inode.is_committable();
+        if is_last {
+            core.open_for_writing.remove(&ino);
+        }
         core.close_object(ino);
         core.reap(ino);
-        if commits && core.changed.contains(&ino) && core.commit(&[ino], None).is_err() {
+        core.note_happened(ino);
+        if commits && core.changed.contains(&ino) && core.commit(&[ino]).is_err() {
             tracing::error!(ino, "the file was not committed when it was closed");
         }
+        true
     }
 
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -388,16 +493,56 @@ impl FileTree for StoreTree {
         self.commit_files(&[ino], pull)
     }
 
-    fn sync_names(&self) -> Result<()> {
-        self.commit_names()
+    fn sync_names(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_names(pull)
     }
 
     fn sync_all(&self, pull: &dyn Pull) -> Result<()> {
         self.commit_all(pull)
     }
 
+    fn prepare_end(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_finished(pull)
+    }
+
     fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
         self.commit_files(inos, pull)
+    }
+
+    fn begin(&self, owner: u64, keeps: bool) -> Result<Transaction> {
+        self.begin_transaction(owner, keeps)
+    }
+
+    fn add(&self, txn: Transaction, ino: Ino) -> Result<()> {
+        self.add_to(txn, ino)
+    }
+
+    fn commit(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
+        self.commit_transaction(txn, pull)
+    }
+
+    fn abort(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
+        self.abort_transaction(txn, pull)
+    }
+
+    fn dissolve(&self, txn: Transaction) {
+        self.dissolve_transaction(txn);
+    }
+
+    fn transactions_of(&self, owner: u64) -> Vec<Transaction> {
+        self.transactions_begun(owner)
+    }
+
+    fn end_opening(&self, owner: u64) -> Vec<Transaction> {
+        self.end_opening_of(owner)
+    }
+
+    fn left(&self) -> Vec<Transaction> {
+        self.transactions_left()
+    }
+
+    fn leave(&self, txn: Transaction, pull: &dyn Pull) {
+        self.leave_transaction(txn, pull);
     }
 
     fn tick(&self, pull: &dyn Pull) {
@@ -420,6 +565,9 @@ impl FileTree for StoreTree {
             _ => {}
         }
         let mut core = self.changing()?;
+        if happened(&core).is_some() {
+            return self.named(core, ());
+        }
         let inode = core.inode_mut(ino)?;
         let is_there = inode.xattrs.contains_key(name.as_bytes());
         if is_there && flags & libc::XATTR_CREATE != 0 {
@@ -428,9 +576,29 @@ impl FileTree for StoreTree {
         if !is_there && flags & libc::XATTR_REPLACE != 0 {
             return Err(Errno(libc::ENODATA));
         }
-        inode.xattrs.insert(name.as_bytes().into(), value.into());
+        let list = match access_list::is_list(name.as_bytes()) {
+            true => Some(AccessList::decode(value)?),
+            false => None,
+        };
+        let row = &mut inode.row;
+        let is_access = name.as_bytes() == access_list::ACCESS;
+        match list {
+            // Only directories pass a list on.
+            Some(_) if !is_access && row.kind != Kind::Directory => return Err(Errno(libc::EACCES)),
+            Some(_) if row.kind == Kind::Symlink => return Err(Errno(libc::EOPNOTSUPP)),
+            Some(Some(list)) => {
+                row.mode = if is_access { list.mode(row.mode) } else { row.mode };
+                match is_access && list.is_mode() {
+                    true => inode.xattrs.remove(name.as_bytes()),
+                    false => inode.xattrs.insert(name.as_bytes().into(), list.encode()),
+                };
+            }
+            Some(None) => drop(inode.xattrs.remove(name.as_bytes())),
+            None => drop(inode.xattrs.insert(name.as_bytes().into(), value.into())),
+        }
         core.mark(Key::Xattr(ino, name.as_bytes().into()));
         core.touch(ino);
+        core.note_happened(ino);
         self.named(core, ())
     }
 
@@ -441,10 +609,33 @@ impl FileTree for StoreTree {
 
     fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let mut core = self.changing()?;
-        core.inode_mut(ino)?.xattrs.remove(name.as_bytes()).ok_or(Errno(libc::ENODATA))?;
+        if happened(&core).is_some() {
+            return self.named(core, ());
+        }
+        let removed = core.inode_mut(ino)?.xattrs.remove(name.as_bytes());
+        if removed.is_none() && !access_list::is_list(name.as_bytes()) {
+            return Err(Errno(libc::ENODATA));
+        }
         core.mark(Key::Xattr(ino, name.as_bytes().into()));
         core.touch(ino);
+        core.note_happened(ino);
         self.named(core, ())
+    }
+
+    fn answered(&self, unique: u64) {
+        if let Ok(mut core) = self.core() {
+            core.forget_question(unique);
+        }
+    }
+
+    fn opened_for_writing(&self) -> Vec<(Ino, u64)> {
+        let Ok(core) = self.core() else { return Vec::new() };
+        let open = core.open_for_writing.iter();
+        open.filter_map(|ino| Some((*ino, u64::from(core.inodes.get(ino)?.writers)))).collect()
+    }
+
+    fn status(&self) -> Result<TreeStatus> {
+        Ok(self.core()?.status())
     }
 
     fn space(&self) -> Result<SpaceUse> {
@@ -458,32 +649,22 @@ impl FileTree for StoreTree {
 
 impl StoreTree {
     fn space_below(&self) -> Result<SpaceUse> {
-        let below = rustix::fs::statvfs(&self.path).map_err(|e| Errno(e.raw_os_error()))?;
+        let below = self.below()?;
         let staged = {
             let core = self.core()?;
             let sizes = core.changed.iter().filter_map(|ino| core.inodes.get(ino));
             sizes.map(|i| if i.row.object { i.size() } else { 0 }).fold(0u64, u64::saturating_add)
         };
-        let block = below.f_frsize.max(1);
-        let promised = staged.div_ceil(block);
-        Ok(SpaceUse {
-            block_size: block as u32,
-            blocks: below.f_blocks,
-            free: below.f_bfree.saturating_sub(promised),
-            available: below.f_bavail.saturating_sub(promised),
-            files: below.f_files,
-            files_free: below.f_ffree,
-        })
+        let promised = staged.div_ceil(u64::from(below.block_size));
+        let less = |blocks: u64| blocks.saturating_sub(promised);
+        Ok(SpaceUse { free: less(below.free), available: less(below.available), ..below })
     }
 
     /// Refuses what takes room while the file system below has little left: what programs wrote already must fit.
     pub(crate) fn check_room(&self) -> Result<()> {
-        // A store on the simulated disk has no path.
-        if self.path.as_os_str().is_empty() {
-            return Ok(());
-        }
-        let below = rustix::fs::statvfs(&self.path).map_err(|e| Errno(e.raw_os_error()))?;
-        let kept = (64 << 20).min(below.f_blocks.saturating_mul(below.f_frsize) / 20);
-        if below.f_bavail.saturating_mul(below.f_frsize) < kept { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
+        let below = self.below()?;
+        let block = u64::from(below.block_size);
+        let kept = (64 << 20).min(below.blocks.saturating_mul(block) / 20);
+        if below.available.saturating_mul(block) < kept { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
     }
 }

@@ -20,7 +20,7 @@ impl StoreTree {
         let place = self.path.join(object_path(ino));
         // A commit on its way makes the directory.
         if !place.parent().is_some_and(std::path::Path::exists) {
-            self.commit_names()?;
+            self.wait(self.changing()?)?;
         }
         Ok(place)
     }

@@ -34,6 +34,19 @@ pub(crate) struct InodeRow {
     pub target: Box<[u8]>,
 }
 
+impl InodeRow {
+    /// Where in the row's bytes the flags are.
+    pub const FLAGS_AT: usize = 9;
+    /// The flag that there is an object.
+    pub const HAS_OBJECT: u8 = 2;
+    const SYNCED: u8 = 1;
+
+    fn flags(&self) -> u8 {
+        let flag = |is, bit| if is { bit } else { 0 };
+        flag(self.synced, Self::SYNCED) | flag(self.object, Self::HAS_OBJECT)
+    }
+}
+
 /// A row with its key, as the table's file has it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Row {
@@ -56,7 +69,7 @@ impl Row {
             Row::Inode(ino, row) => {
                 out.extend(ino.to_le_bytes());
                 let kind = KINDS.iter().position(|kind| *kind == row.kind).expect("every kind is in the list");
-                out.extend([kind as u8, u8::from(row.synced) | u8::from(row.object) << 1]);
+                out.extend([kind as u8, row.flags()]);
                 [row.mode, row.nlink, row.uid, row.gid, row.rdev].iter().for_each(|n| out.extend(n.to_le_bytes()));
                 out.extend(row.size.to_le_bytes());
                 for time in [row.atime, row.mtime, row.ctime] {
@@ -93,7 +106,8 @@ impl Row {
                 let [mode, nlink, uid, gid, rdev] = [rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?];
                 let size = rest.u64()?;
                 let [atime, mtime, ctime] = [rest.time()?, rest.time()?, rest.time()?];
-                let (synced, object, target) = (flags & 1 != 0, flags & 2 != 0, rest.0.into());
+                let (synced, object) = (flags & InodeRow::SYNCED != 0, flags & InodeRow::HAS_OBJECT != 0);
+                let target = rest.0.into();
                 let row =
                     InodeRow { kind, mode, nlink, uid, gid, rdev, size, atime, mtime, ctime, synced, object, target };
                 Row::Inode(ino, row)

@@ -4,11 +4,14 @@
 //! pull is waited for. Under it come the locks of the store's engine, which never call back.
 
 use crate::clock::{Clock, SystemClock};
-use crate::core::{Core, errno};
-use crate::file_tree::{Errno, Ino, Pull, Request, Result};
+use crate::core::{Core, errno, is_final};
+use crate::file_tree::{Errno, Ino, Pull, Request, Result, SpaceUse, Transaction};
+use crate::kept::Kept;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use untorn::Store;
 
@@ -29,7 +32,12 @@ pub enum CommitMode {
     Close,
     /// Every write and every change of a name, before it returns.
     Write,
+    /// Nothing but syncs: each commits everything that all programs did so far, as one.
+    Store,
 }
+
+/// Asks for the room on a file system.
+pub type Below = dyn Fn() -> Result<SpaceUse> + Send + Sync;
 
 /// How a tree is opened.
 pub struct TreeOptions {
@@ -39,39 +47,105 @@ pub struct TreeOptions {
     pub owner: Request,
     /// The clock.
     pub clock: Arc<dyn Clock>,
+    /// The room on the file system below; without it, that of the store's path.
+    pub below: Option<Arc<Below>>,
+    /// What outlives this process. If it has a log, the tree goes on where the process was killed that wrote it.
+    pub kept: Option<Arc<dyn Kept>>,
 }
 
 impl Default for TreeOptions {
     fn default() -> TreeOptions {
-        let owner = Request { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-        TreeOptions { commit: CommitMode::default(), owner, clock: Arc::new(SystemClock::new()) }
+        let owner =
+            Request { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), umask: 0 };
+        TreeOptions {
+            commit: CommitMode::default(),
+            owner,
+            clock: Arc::new(SystemClock::new()),
+            below: None,
+            kept: None,
+        }
+    }
+}
+
+/// Commits of everything: one at a time, as each needs all files pulled, and none pulled by halves.
+#[derive(Default)]
+struct Rounds {
+    begun: AtomicU64,
+    /// How the last one ended; held while there is one.
+    last: Mutex<Option<Errno>>,
+}
+
+/// The lock is held: an operation is under way.
+pub(crate) struct Held<'a>(MappedMutexGuard<'a, Core>);
+
+impl Deref for Held<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.0
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.end_operation();
     }
 }
 
 /// A tree of files in a store.
 pub struct StoreTree {
     core: Mutex<Option<Core>>,
+    rounds: Rounds,
     pub(crate) mode: CommitMode,
     pub(crate) path: PathBuf,
+    below: Option<Arc<Below>>,
 }
 
 impl StoreTree {
+    /// How the store of a tree is opened: names and contents that are committed as one must not come apart.
+    pub fn store_options() -> untorn::StoreOptions {
+        untorn::StoreOptions::default().in_order(true)
+    }
+
     /// The tree in a store; a new one if the store has none.
     ///
     /// # Errors
     /// Those of the store, and [`untorn::Error::Corrupt`] if its table is none.
     pub fn open(store: Store, options: TreeOptions) -> untorn::Result<StoreTree> {
         let path = store.path();
-        let core = Core::open(store, options.clock, options.owner)?;
-        Ok(StoreTree { core: Mutex::new(Some(core)), mode: options.commit, path })
+        let core = Core::open_kept(store, options.clock, options.owner, options.kept)?;
+        let (core, rounds) = (Mutex::new(Some(core)), Rounds::default());
+        Ok(StoreTree { core, rounds, mode: options.commit, path, below: options.below })
     }
 
-    pub(crate) fn core(&self) -> Result<MappedMutexGuard<'_, Core>> {
-        MutexGuard::try_map(self.core.lock(), Option::as_mut).map_err(|_| Errno(libc::EIO))
+    /// The room on the file system below.
+    pub(crate) fn below(&self) -> Result<SpaceUse> {
+        if let Some(below) = &self.below {
+            return below();
+        }
+        let below = rustix::fs::statvfs(&self.path).map_err(|e| Errno(e.raw_os_error()))?;
+        Ok(SpaceUse {
+            block_size: below.f_frsize.max(1) as u32,
+            blocks: below.f_blocks,
+            free: below.f_bfree,
+            available: below.f_bavail,
+            files: below.f_files,
+            files_free: below.f_ffree,
+        })
+    }
+
+    pub(crate) fn core(&self) -> Result<Held<'_>> {
+        MutexGuard::try_map(self.core.lock(), Option::as_mut).map(Held).map_err(|_| Errno(libc::EIO))
     }
 
     /// The state, to be changed.
-    pub(crate) fn changing(&self) -> Result<MappedMutexGuard<'_, Core>> {
+    pub(crate) fn changing(&self) -> Result<Held<'_>> {
         let core = self.core()?;
         core.check()?;
         Ok(core)
@@ -81,39 +155,83 @@ impl StoreTree {
     pub(crate) fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
         let Err(e) = pull.pull(ino) else { return Ok(()) };
         tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
-        if let Some(inode) = self.core()?.inodes.get_mut(&ino) {
-            inode.poisoned = true;
-        }
+        self.core()?.poison(ino);
         Err(Errno(libc::EIO))
     }
 
     /// Waits for all commits so far. An error of one is an error of all that are acknowledged later.
-    pub(crate) fn wait(&self, core: MappedMutexGuard<'_, Core>) -> Result<()> {
+    pub(crate) fn wait(&self, core: Held<'_>) -> Result<()> {
         let tickets = core.pending.clone();
         drop(core);
-        let mut done = Ok(());
-        for ticket in &tickets {
-            if let Err(e) = ticket.wait() {
-                done = done.and(Err(errno(e)));
-            }
-        }
+        // One that fails, as on a full disk, keeps those behind it waiting, too, until it can be written.
+        let done = tickets.iter().try_for_each(untorn::Ticket::wait);
         let mut core = self.core()?;
-        core.failed |= done.is_err();
+        core.failed |= done.as_ref().is_err_and(is_final);
         core.sweep();
-        done.and(core.check())
+        done.map_err(errno).and(core.check())
     }
 
     /// After a change of names: `--commit=write` commits it before the reply.
-    pub(crate) fn named<T>(&self, mut core: MappedMutexGuard<'_, Core>, answer: T) -> Result<T> {
+    pub(crate) fn named<T>(&self, mut core: Held<'_>, answer: T) -> Result<T> {
         if self.mode == CommitMode::Write {
-            core.commit(&[], None)?;
+            core.commit_waited(&[])?;
             self.wait(core)?;
         }
         Ok(answer)
     }
 
+    /// Commits everything that all programs did before the call, as one, and waits. Calls share a round.
+    pub(crate) fn commit_round(&self, pull: &dyn Pull) -> Result<()> {
+        // One that is under way may have passed by what is to be committed.
+        let wanted = self.rounds.begun.load(Ordering::SeqCst) + 1;
+        let mut last = self.rounds.last.lock();
+        if self.rounds.begun.load(Ordering::SeqCst) < wanted {
+            self.rounds.begun.fetch_add(1, Ordering::SeqCst);
+            *last = self.submit_round(None, pull).err();
+        }
+        let failed = *last;
+        drop(last);
+        match failed {
+            Some(e) => Err(e),
+            None => self.wait(self.core()?),
+        }
+    }
+
+    /// As [`commit_round`](Self::commit_round), with a transaction, which goes on if that fails.
+    pub(crate) fn commit_round_with(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
+        let mut last = self.rounds.last.lock();
+        self.submit_round(Some(txn), pull)?;
+        self.rounds.begun.fetch_add(1, Ordering::SeqCst);
+        *last = None;
+        drop(last);
+        self.wait(self.core()?)
+    }
+
+    fn submit_round(&self, txn: Option<Transaction>, pull: &dyn Pull) -> Result<()> {
+        let open = self.changing()?.open_for_writing.clone();
+        for ino in open {
+            // One that fails is poisoned.
+            let _ = self.pull(ino, pull);
+        }
+        let mut core = self.changing()?;
+        let free = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.txn.is_none());
+        let changed: Vec<Ino> = core.changed.iter().copied().filter(free).collect();
+        if let Some(txn) = txn {
+            return Self::submit_transaction(&mut core, txn, &changed);
+        }
+        if changed.iter().any(|ino| core.inodes.get(ino).is_some_and(|inode| inode.poisoned)) {
+            return Err(Errno(libc::EIO));
+        }
+        core.commit(&changed)
+    }
+
     /// Commits files, as one, with all names and attributes.
     pub(crate) fn commit_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
+        self.changing()?.check_free(inos)?;
+        if self.mode == CommitMode::Store {
+            Self::mark_synced(&mut *self.changing()?, inos)?;
+            return self.commit_round(pull);
+        }
         for ino in inos {
             self.pull(*ino, pull)?;
         }
@@ -124,6 +242,13 @@ impl StoreTree {
                 return Err(Errno(libc::EIO));
             }
         }
+        core.check_free(inos)?;
+        Self::mark_synced(&mut core, inos)?;
+        core.commit_waited(inos)?;
+        self.wait(core)
+    }
+
+    pub(crate) fn mark_synced(core: &mut Core, inos: &[Ino]) -> Result<()> {
         for ino in inos {
             let inode = core.inode_mut(*ino)?;
             if inode.is_file() && !inode.row.synced {
@@ -131,22 +256,27 @@ impl StoreTree {
                 core.mark(crate::row::Key::Inode(*ino));
             }
         }
-        core.commit(inos, None)?;
-        self.wait(core)
+        Ok(())
     }
 
-    pub(crate) fn commit_names(&self) -> Result<()> {
+    pub(crate) fn commit_names(&self, pull: &dyn Pull) -> Result<()> {
+        if self.mode == CommitMode::Store {
+            return self.commit_round(pull);
+        }
         let mut core = self.changing()?;
-        core.commit(&[], None)?;
+        core.commit_waited(&[])?;
         self.wait(core)
     }
 
     /// Commits everything but what a program syncs itself and has open for writing, and what is poisoned.
     pub(crate) fn commit_all(&self, pull: &dyn Pull) -> Result<()> {
+        if self.mode == CommitMode::Store {
+            return self.commit_round(pull);
+        }
         let open: Vec<Ino> = {
             let core = self.core()?;
-            let open = core.inodes.iter().filter(|(_, i)| i.is_file() && i.writers > 0 && !i.row.synced);
-            open.map(|(ino, _)| *ino).collect()
+            let synced = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.row.synced);
+            core.open_for_writing.iter().copied().filter(|ino| !synced(ino)).collect()
         };
         for ino in open {
             // Those that fail are poisoned, and skipped below.
@@ -156,16 +286,27 @@ impl StoreTree {
         let mut due = Vec::new();
         for ino in core.changed.clone() {
             let inode = core.inode(ino)?;
-            if !inode.poisoned && (inode.writers == 0 || !inode.row.synced) {
+            if inode.is_committable() && (inode.writers == 0 || !inode.row.synced) {
                 due.push(ino);
             }
         }
-        core.commit(&due, None)?;
+        core.commit_waited(&due)?;
         self.wait(core)
+    }
+
+    /// Before the end: as [`commit_all`](Self::commit_all), but nothing that a program may be in the middle of.
+    pub(crate) fn commit_finished(&self, pull: &dyn Pull) -> Result<()> {
+        if self.mode == CommitMode::Store && !self.core()?.open_for_writing.is_empty() {
+            return Ok(());
+        }
+        self.commit_all(pull)
     }
 
     /// What the timer commits.
     pub(crate) fn commit_due(&self, pull: &dyn Pull) -> Result<()> {
+        if self.mode == CommitMode::Store {
+            return Ok(());
+        }
         let mut core = self.changing()?;
         let now = core.clock.elapsed();
         let (mut due, mut appended) = (Vec::new(), Vec::new());
@@ -173,7 +314,7 @@ impl StoreTree {
             let Some(inode) = core.inodes.get(ino) else { continue };
             let Some(u) = inode.uncommitted else { continue };
             let age = now.saturating_sub(u.since);
-            if inode.writers == 0 && !inode.poisoned && age >= TIMER {
+            if inode.writers == 0 && inode.is_committable() && age >= TIMER {
                 due.push(*ino);
             } else if is_appended(inode) && age >= APPENDED {
                 appended.push(*ino);
@@ -181,7 +322,7 @@ impl StoreTree {
         }
         let names_are_due = core.dirty_since.is_some_and(|since| now.saturating_sub(since) >= TIMER);
         if names_are_due || !due.is_empty() {
-            core.commit(&due, None)?;
+            core.commit(&due)?;
         }
         if !appended.is_empty() {
             drop(core);
@@ -189,26 +330,27 @@ impl StoreTree {
             core = self.changing()?;
             // A write that came meanwhile may have made it another case.
             appended.retain(|ino| core.inodes.get(ino).is_some_and(is_appended));
-            core.commit(&appended, None)?;
+            core.commit(&appended)?;
         }
         self.wait(core)
     }
 
     /// Commits files without a writer before the timer does, when there are many.
-    pub(crate) fn relieve(core: &mut Core) -> Result<()> {
-        if core.changed.len() < CHANGED_MAX {
+    pub(crate) fn relieve(&self, core: &mut Core) -> Result<()> {
+        if self.mode == CommitMode::Store || core.changed.len() < CHANGED_MAX {
             return Ok(());
         }
-        let idle = |ino: &&Ino| core.inodes.get(ino).is_some_and(|i| i.writers == 0 && !i.poisoned && i.row.nlink > 0);
+        let idle =
+            |ino: &&Ino| core.inodes.get(ino).is_some_and(|i| i.writers == 0 && i.is_committable() && i.row.nlink > 0);
         let due: Vec<Ino> = core.changed.iter().filter(idle).copied().collect();
         if due.len() >= CHANGED_MAX / 2 {
-            core.commit(&due, None)?;
+            core.commit(&due)?;
         }
         Ok(())
     }
 
     pub(crate) fn close_store(&self, pull: &dyn Pull) -> Result<()> {
-        let done = self.commit_all(pull);
+        let done = self.commit_finished(pull);
         let Some(core) = self.core.lock().take() else { return Err(Errno(libc::EIO)) };
         let store = core.store.clone();
         // Its handles are closed, and what is uncommitted goes with them.
@@ -220,5 +362,5 @@ impl StoreTree {
 /// Whether the uncommitted part of a file that is never synced, and held open, changes no committed byte.
 fn is_appended(inode: &crate::inode::Inode) -> bool {
     let appends = inode.uncommitted.is_some_and(|u| u.kept >= inode.row.size && u.size >= inode.row.size);
-    inode.writers > 0 && !inode.row.synced && !inode.poisoned && appends
+    inode.writers > 0 && !inode.row.synced && inode.is_committable() && appends
 }

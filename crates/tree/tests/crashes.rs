@@ -2,7 +2,8 @@
 //!
 //! The model below knows the rules, and nothing of tables and objects. A state is what a commit of all names after some
 //! operation shows: the names, and of each file the contents that were committed by then. After a crash the tree shows one
-//! of these states, no older than the last that was acknowledged.
+//! of these states, no older than the last that was acknowledged. A third of the programs commit in rounds, where each state
+//! is what all programs had done when a sync was asked for.
 
 mod common;
 mod crashes {
@@ -10,16 +11,14 @@ mod crashes {
 }
 
 use common::*;
-use crashes::model::{Cache, Model, Op};
+use crashes::model::{Cache, Model, Op, Shown as State};
 use fastrand::Rng;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use untorn::Reader;
 use untorn_crashlab::{Cut, Options, PROFILES, SimDisk};
 use untorn_journal::store_dir::StoreDir;
 use untorn_tree::*;
-
-/// Contents by path; `None` for directories.
-type State = BTreeMap<String, Option<Vec<u8>>>;
 
 fn shown(tree: &StoreTree) -> State {
     let mut state = State::new();
@@ -60,6 +59,19 @@ fn check(tree: &StoreTree, mark: u64, states: &[State]) -> std::result::Result<S
     Err(format!("found {:?}\nallowed\n{}", brief(&found), allowed.join("\n")))
 }
 
+/// What readers see as of the last commit fits together.
+fn is_sound(disk: &SimDisk, is_closed: bool) -> std::result::Result<(), String> {
+    // The owner on this disk tells readers nothing: they look when it was killed.
+    let disk = disk.fork();
+    disk.kill();
+    let reader = Reader::open_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
+    let found = reader.with_snapshot(verify).map_err(|e| format!("a reader: {e}"))?;
+    if found.problem_count > 0 || is_closed && found.unknown_objects + found.removed > 0 {
+        return Err(format!("a reader finds {found:?}"));
+    }
+    Ok(())
+}
+
 /// Opens, crashes the opening up to `deep` times, and looks.
 fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32) -> std::result::Result<(), String> {
     let clock = Arc::new(TestClock::default());
@@ -67,6 +79,7 @@ fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32)
     let tree = open_with(&disk, &clock, CommitMode::Sync).map_err(|e| format!("the tree cannot be opened: {e}"))?;
     let found = check(&tree, mark, states)?;
     let snapshots = disk.recorded();
+    is_sound(&disk, false)?;
     if deep > 0 {
         let snapshot = &snapshots[rng.usize(..snapshots.len())];
         let again = snapshot.power_cut(Cut::Seed(rng.u64(..))).disk;
@@ -93,6 +106,7 @@ fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32)
     }
     tree.close(&Clean).map_err(|e| format!("closing: {e:?}"))?;
     drop(tree);
+    is_sound(&disk, true)?;
     let store =
         store_options(&disk).open_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
     for dir in store.list("obj").map_err(|e| e.to_string())? {
@@ -111,10 +125,11 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     let mut rng = Rng::with_seed(seed);
     let disk = SimDisk::new(Options { seed, profile: PROFILES[rng.usize(..PROFILES.len())], ..Options::default() });
     let clock = Arc::new(TestClock::default());
-    let tree = open(&disk, &clock);
+    let mode = if seed.is_multiple_of(3) { CommitMode::Store } else { CommitMode::Sync };
+    let tree = open_with(&disk, &clock, mode).unwrap();
     let d = dir(&tree, ROOT, "d");
-    tree.sync_names().unwrap();
-    let mut model = Model::new(d);
+    tree.sync_names(&Clean).unwrap();
+    let mut model = Model::new(d, mode);
     let mut states = vec![model.state()];
     let mut acknowledged = 0;
     disk.set_mark(pack(0, 0));

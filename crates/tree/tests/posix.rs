@@ -108,7 +108,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
     tree.write(a, 0, b"here").unwrap();
     tree.sync(a, &Clean).unwrap();
     tree.unlink(ROOT, name("a")).unwrap();
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     tree.forget(a, 1);
     assert_eq!(contents(&tree, a), b"here");
     tree.release(a, true);
@@ -122,7 +122,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
     tree.sync(b, &Clean).unwrap();
     tree.open(b, false).unwrap();
     tree.unlink(ROOT, name("b")).unwrap();
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(errno(tree.attributes(b)), libc::ESTALE);
     tree.close(&Clean).unwrap();
@@ -133,7 +133,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
 fn an_object_whose_inode_no_commit_has_goes_with_the_next_opening() {
     let (disk, clock, tree) = new_tree();
     let (a, b) = (file(&tree, "a"), file(&tree, "b"));
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     tree.write(a, 0, b"a").unwrap();
     let c = file(&tree, "c");
     tree.write(c, 0, b"c").unwrap();
@@ -161,7 +161,7 @@ fn unnamed_files_get_names() {
     tree.open(a, true).unwrap();
     tree.write(a, 0, b"all of it").unwrap();
     tree.link(a, ROOT, name("a"), &Clean).unwrap();
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(contents_of(&tree, "a"), b"all of it", "its contents were sealed");
 }
@@ -183,7 +183,9 @@ fn sizes_and_holes() {
     assert_eq!(contents(&tree, a), b"0\0\x003\0\0x\0\0\0");
     tree.allocate(a, 0, 100, libc::FALLOC_FL_KEEP_SIZE).unwrap();
     assert_eq!(tree.attributes(a).unwrap().size, 10);
-    assert_eq!(tree.seek(a, 0, libc::SEEK_HOLE, &Clean).unwrap(), 7);
+    // What was made zero may be a hole, and what is behind the object is one.
+    let hole = tree.seek(a, 0, libc::SEEK_HOLE, &Clean).unwrap() as usize;
+    assert!(hole > 0 && contents(&tree, a)[hole] == 0, "a hole at {hole}");
     assert_eq!(errno(tree.seek(a, 8, libc::SEEK_DATA, &Clean)), libc::ENXIO);
     assert_eq!(errno(tree.seek(a, 10, libc::SEEK_HOLE, &Clean)), libc::ENXIO);
     assert_eq!(
@@ -207,11 +209,11 @@ fn names_and_attributes_have_limits() {
     assert_eq!(errno(tree.set_xattr(a, name("user.a"), b"", libc::XATTR_CREATE)), libc::EEXIST);
     assert_eq!(errno(tree.set_xattr(a, name("user.b"), b"", libc::XATTR_REPLACE)), libc::ENODATA);
     assert_eq!(errno(tree.set_xattr(a, name("user.b"), &[1; 65537], 0)), libc::E2BIG);
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     tree.remove_xattr(a, name("user.a")).unwrap();
     assert_eq!(errno(tree.remove_xattr(a, name("user.a"))), libc::ENODATA);
     assert_eq!(errno(tree.xattr(a, name("user.a"))), libc::ENODATA);
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
 }
 
 #[test]
@@ -243,7 +245,7 @@ fn a_directory_of_many_names() {
         let ino = file(&tree, &format!("file {n}"));
         tree.forget(ino, 1);
     }
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(tree.read_dir(ROOT, 0, usize::MAX).unwrap().len(), most);
     for n in 0..most {

@@ -4,17 +4,10 @@ mod common;
 use common::*;
 use std::sync::Arc;
 use untorn_crashlab::{Failed, Fault, On, SimDisk, What};
+use untorn_journal::store_dir::StoreDir;
 use untorn_tree::*;
 
 const EIO: Result<()> = Err(Errno(libc::EIO));
-
-fn synced(tree: &StoreTree, called: &str, bytes: &[u8]) -> Ino {
-    let ino = file(tree, called);
-    tree.open(ino, true).unwrap();
-    tree.write(ino, 0, bytes).unwrap();
-    tree.sync(ino, &Clean).unwrap();
-    ino
-}
 
 #[test]
 fn a_link_of_a_synced_file_never_commits_half_a_transaction() {
@@ -26,7 +19,7 @@ fn a_link_of_a_synced_file_never_commits_half_a_transaction() {
     tree.open(db, true).unwrap();
     tree.write(db, 0, b"half!").unwrap();
     tree.link(db, ROOT, name("db.bak"), &Clean).unwrap();
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(contents_of(&tree, "db.bak"), b"whole");
 }
@@ -40,7 +33,7 @@ fn a_commit_by_the_timer_is_no_sync() {
     tree.tick(&Clean);
     tree.write(a, 0, b"final").unwrap();
     tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean).unwrap();
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(contents_of(&tree, "b"), b"final");
 }
@@ -138,10 +131,80 @@ fn write_mode_commits_every_write_and_name() {
     // Contents with a hole that nobody can fill stay out, though what comes later could be written.
     assert_eq!(tree.sync(a, &Failing), EIO);
     assert_eq!(tree.write(a, 0, b"torn"), EIO);
-    tree.sync_names().unwrap();
+    tree.sync_names(&Clean).unwrap();
     assert_eq!(contents_of(&now(), "b"), b"on");
     tree.unlink(ROOT, name("b")).unwrap();
     assert!(now().lookup(ROOT, name("b")).is_err());
+}
+
+#[test]
+fn store_mode_commits_everything_at_a_sync_and_nothing_before() {
+    let disk = SimDisk::new(untorn_crashlab::Options::default());
+    let clock = Arc::new(TestClock::default());
+    let tree = open_with(&disk, &clock, CommitMode::Store).unwrap();
+    let now = || open(&disk.fork(), &clock);
+    let [a, b] = ["a", "b"].map(|called| file(&tree, called));
+    [a, b].iter().for_each(|ino| tree.open(*ino, true).unwrap());
+    tree.write(a, 0, b"one").unwrap();
+    tree.write(b, 0, b"one").unwrap();
+    tree.sync(b, &Clean).unwrap();
+    assert_eq!((contents_of(&now(), "a"), contents_of(&now(), "b")), (b"one".to_vec(), b"one".to_vec()));
+    // Neither a rename, nor the end of a writer, nor time, nor a new object, nor many files.
+    tree.write(a, 0, b"two").unwrap();
+    tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean).unwrap();
+    tree.release(a, true);
+    clock.pass(60);
+    tree.tick(&Clean);
+    for n in 0..5000 {
+        let many = file(&tree, &format!("many{n}"));
+        if n % 9 == 0 {
+            tree.write(many, 0, b"x").unwrap();
+        }
+    }
+    let before = now();
+    assert_eq!((contents_of(&before, "a"), contents_of(&before, "b")), (b"one".to_vec(), b"one".to_vec()));
+    assert!(before.lookup(ROOT, name("many0")).is_err());
+    drop(before);
+    // A name that a commit has gets its first contents.
+    let c = file(&tree, "c");
+    tree.sync_names(&Clean).unwrap();
+    tree.write(c, 0, b"three").unwrap();
+    tree.unlink(ROOT, name("b")).unwrap();
+    tree.prepare_end(&Clean).unwrap();
+    assert_eq!((contents_of(&now(), "b"), contents_of(&now(), "c")), (b"two".to_vec(), b"".to_vec()), "b was open");
+    tree.release(b, true);
+    tree.prepare_end(&Clean).unwrap();
+    assert_eq!(contents_of(&now(), "c"), b"three");
+    assert!(now().lookup(ROOT, name("b")).is_err());
+    // A hole that nobody can fill keeps everything back.
+    tree.open(c, true).unwrap();
+    assert_eq!(tree.sync_names(&Failing), EIO);
+    let d = file(&tree, "d");
+    assert_eq!(tree.sync(d, &Clean), EIO);
+    tree.set_attributes(c, &Change { size: Some(0), ..Change::default() }).unwrap();
+    tree.sync(d, &Clean).unwrap();
+    assert_eq!(contents_of(&now(), "c"), b"");
+}
+
+/// Numbers of two directories of objects are given out, and no commit has an inode of either.
+#[test]
+fn after_a_crash_no_object_is_left_of_what_no_sync_committed() {
+    let disk = SimDisk::new(untorn_crashlab::Options::default());
+    let clock = Arc::new(TestClock::default());
+    let tree = open_with(&disk, &clock, CommitMode::Store).unwrap();
+    for n in 0..4200 {
+        let ino = file(&tree, &format!("{n}"));
+        if n % 100 == 0 {
+            tree.write(ino, 0, b"x").unwrap();
+        }
+    }
+    disk.kill();
+    drop(tree);
+    open(&disk, &clock).close(&Clean).unwrap();
+    let store = store_options(&disk).open_on(disk.process(), StoreDir::of_directory(), "".into()).unwrap();
+    for dir in ["obj/0", "obj/1"] {
+        assert_eq!(store.list(dir).unwrap(), Vec::<std::ffi::OsString>::new(), "{dir}");
+    }
 }
 
 #[test]
@@ -153,7 +216,7 @@ fn after_a_failed_commit_nothing_is_acknowledged() {
     assert!(tree.sync(a, &Clean).is_err());
     disk.clear_faults();
     assert_eq!(tree.sync(a, &Clean), EIO);
-    assert_eq!(tree.sync_names(), EIO);
+    assert_eq!(tree.sync_names(&Clean), EIO);
     assert_eq!(tree.make(ME, ROOT, name("b"), Kind::File, 0o600, 0).map(drop), EIO);
     let tree = reopen(&disk, &clock, tree);
     assert!([&b"before"[..], b"during"].contains(&&contents_of(&tree, "a")[..]));

@@ -3,20 +3,19 @@
 mod common;
 use common::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use untorn::StoreOptions;
 use untorn_tree::*;
 
-fn open_in(dir: &std::path::Path) -> StoreTree {
+fn open_in(dir: &std::path::Path, commit: CommitMode) -> StoreTree {
     let store = StoreOptions::new().create(true).open(dir.join("store")).unwrap();
-    StoreTree::open(store, TreeOptions { clock: Arc::new(TestClock::default()), owner: ME, ..TreeOptions::default() })
-        .unwrap()
+    StoreTree::open(store, tree_options(&Arc::default(), commit)).unwrap()
 }
 
 #[test]
 fn threads_that_sync_their_own_files() {
     let temp = tempfile::tempdir().unwrap();
-    let tree = open_in(temp.path());
+    let tree = open_in(temp.path(), CommitMode::Sync);
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..4u8)
@@ -41,7 +40,7 @@ fn threads_that_sync_their_own_files() {
         scope.spawn(|| {
             while !ends.load(SeqCst) {
                 tree.tick(&Clean);
-                tree.sync_names().unwrap();
+                tree.sync_names(&Clean).unwrap();
                 assert!(tree.read_dir(ROOT, 0, 100).unwrap().len() <= 12);
                 tree.space().unwrap();
             }
@@ -54,7 +53,7 @@ fn threads_that_sync_their_own_files() {
     tree.write(held, 0, b"held").unwrap();
     tree.close(&Clean).unwrap();
     drop(tree);
-    let tree = open_in(temp.path());
+    let tree = open_in(temp.path(), CommitMode::Sync);
     for n in 0..4u8 {
         assert_eq!(contents_of(&tree, &format!("{n}")), vec![n; 5000]);
         assert_eq!(contents_of(&tree, &format!("{n}.old")), [49; 5000]);
@@ -63,4 +62,47 @@ fn threads_that_sync_their_own_files() {
     let objects = std::fs::read_dir(temp.path().join("store/obj/0")).unwrap();
     let objects = objects.filter(|entry| !entry.as_ref().unwrap().file_name().to_string_lossy().contains("untorn"));
     assert_eq!(objects.count(), 9, "replaced files left nothing");
+}
+
+/// A kernel that looks whether two rounds pull at a time: a commit of one would have half of what the other brings.
+#[derive(Default)]
+struct OneAtATime {
+    pulls: AtomicBool,
+    count: AtomicUsize,
+}
+
+impl Pull for OneAtATime {
+    fn pull(&self, _: Ino) -> Result<()> {
+        assert!(!self.pulls.swap(true, SeqCst), "two rounds pull at a time");
+        self.count.fetch_add(1, SeqCst);
+        std::thread::yield_now();
+        self.pulls.store(false, SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn rounds_come_one_after_the_other_and_are_shared() {
+    let temp = tempfile::tempdir().unwrap();
+    let tree = open_in(temp.path(), CommitMode::Store);
+    let pull = OneAtATime::default();
+    std::thread::scope(|scope| {
+        for n in 0..4u8 {
+            let (tree, pull) = (&tree, &pull);
+            scope.spawn(move || {
+                let a = file(tree, &format!("{n}"));
+                tree.open(a, true).unwrap();
+                for round in 0..50u8 {
+                    tree.write(a, 0, &[round; 100]).unwrap();
+                    tree.sync(a, pull).unwrap();
+                }
+                tree.release(a, true);
+            });
+        }
+    });
+    assert!(pull.count.load(SeqCst) >= 50, "what is open is pulled");
+    tree.close(&pull).unwrap();
+    drop(tree);
+    let tree = open_in(temp.path(), CommitMode::Sync);
+    (0..4).for_each(|n| assert_eq!(contents_of(&tree, &format!("{n}")), vec![49; 100]));
 }

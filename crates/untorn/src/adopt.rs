@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::final_state::{FileState, FinalState};
 use untorn_journal::format::{Attribute, AttributeFound, StoreId};
+use untorn_journal::leases::LEASES_HONOURED;
 use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::readers_page::OwnersPage;
@@ -50,10 +51,10 @@ pub fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<Vec<Adoption>> {
     let storage: Arc<dyn Storage> = linux;
     let _lock = match dry_run {
         true => None,
-        false => Some(lock_store(&*storage, &store_dir, false, wait)?),
+        false => Some(lock_store(&*storage, &store_dir, None, wait)?),
     };
     if !dry_run {
-        OwnersPage::withdraw(&*storage, &store_dir)?;
+        OwnersPage::withdraw(&*storage, &store_dir, LEASES_HONOURED)?;
     }
     let mut journals = store_dir.quarantined_journals(&*storage)?;
     if storage.stat(&store_dir.journal()).is_ok() {
@@ -98,6 +99,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
         rename_dir: journal.to_owned(),
         durable: true,
         contents: None,
+        parking: None,
     };
     let locations = data_files.find(&state);
     // A name that several files had tells nothing about which of them lies there.

@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use untorn_journal::{Error, Result};
-use untorn_os::without_signals;
+use untorn_os::{own_thread, without_signals};
 
 /// Without commits for this long, a durable mark is due.
 const IDLE: Duration = Duration::from_millis(100);
+/// As long as files are parked, a look comes so often whether somebody holds them.
+const LOOK_AT_LEASES: Duration = Duration::from_secs(1);
 /// After a failed checkpoint the next one waits, at first this long, then twice as long each time.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -26,6 +28,7 @@ pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
 }
 
 fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
+    let _own = own_thread();
     // The store may close while the thread waits: nothing of it is kept alive then.
     let mut retry = RETRY_MIN;
     while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {
@@ -57,11 +60,12 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
             engine.note_failure(journal);
         }
     }
+    let parked = engine.remove_unheld();
     let pause = *retry;
     *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };
     match (busy, failed) {
         (_, true) => Some(pause),
         (true, false) => Some(IDLE),
-        (false, false) => None,
+        (false, false) => parked.then_some(LOOK_AT_LEASES),
     }
 }

@@ -109,7 +109,8 @@ impl Engine {
         let failed = self.journal.lock().journal.failure().is_some();
         let done = if failed { done } else { done.and(self.forget_unused()) };
         if !failed && !self.has_spare.load(Relaxed) {
-            let made = make_spare(&*self.storage, &self.store_dir, self.options.journal.segment_bytes_first);
+            let made =
+                make_spare(&*self.storage, &self.store_dir, self.options.journal.segment_bytes_first, self.dir_mode());
             self.has_spare.store(made.is_ok(), Relaxed);
         }
         self.checkpoint_failed.store(done.is_err(), Relaxed);
@@ -182,6 +183,8 @@ impl<'a> Checkpoint<'a> {
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
         let (names_wait, reasons, names_healed) = {
             let mut journal = engine.journal.lock();
+            // Who held a commit that has them does so no more.
+            engine.remove_parked(self.target.durable_lsn);
             engine.apply_waiting_names(&mut journal);
             self.dirs.append(&mut journal.dirs);
             let unapplied = journal.unapplied.iter();

@@ -5,6 +5,7 @@
 //! write     the queue's commits become records: one write, one flush, then the files follow
 //! ```
 
+use crate::at_rest::Stop;
 use crate::completion::Completion;
 use crate::concurrency::{Instant, MutexGuard, thread};
 use crate::content::SpillSink;
@@ -23,7 +24,6 @@ use std::time::Duration;
 use untorn_journal::final_state::FinalState;
 use untorn_journal::format::Attribute;
 use untorn_journal::journal::Committed;
-use untorn_journal::readers_page::Cell;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
 use untorn_journal::{Context, Error, Outcome, Result};
@@ -42,6 +42,8 @@ pub(crate) struct Still<'a> {
     pub looked: Option<u64>,
     /// Ends it: what is stored was copied.
     pub copied: &'a mut dyn FnMut(),
+    /// The program does not stand still yet, and this stops it.
+    pub stop: Option<&'a mut dyn Stop>,
 }
 
 /// What a transaction brings to its commit.
@@ -81,12 +83,19 @@ impl Engine {
         }
         states.iter_mut().try_for_each(|state| state.check_told())?;
         let mut copies = Vec::new();
-        if let Some(still) = still {
-            for (state, file) in states.iter_mut().zip(&in_order) {
-                state.check_commit(txn)?;
-                copies.push(state.copy_stores(self, still.looked == Some(file.id))?);
+        match still {
+            Some(Still { copied, stop: Some(stop), .. }) => {
+                self.copy_at_rest(&mut states, stop, copied)?;
+                copies.resize_with(states.len(), || None);
             }
-            (still.copied)();
+            Some(Still { looked, copied, stop: None }) => {
+                for (state, file) in states.iter_mut().zip(&in_order) {
+                    state.check_commit(txn)?;
+                    copies.push(state.copy_stores(self, looked == Some(file.id))?);
+                }
+                copied();
+            }
+            None => {}
         }
         let (mut inline, mut copies) = (0, copies.into_iter());
         for state in &mut states {
@@ -133,7 +142,7 @@ impl Engine {
 
     /// Queues a commit that the background thread writes while the caller goes on. A full queue is shortened first.
     pub(crate) fn submit_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
-        self.shorten_queue();
+        self.shorten_queue()?;
         let completion = self.submit(files, txn)?;
         self.wakeup.wake();
         Ok(completion)
@@ -160,15 +169,20 @@ impl Engine {
         let mut queue = self.queue.lock();
         queue.waiters += 1;
         queue.waiters_max = queue.waiters_max.max(queue.waiters);
+        let mut led = false;
         let result = loop {
             if let Some(result) = completion.result() {
                 break result;
             }
             if queue.leading || queue.waiting.is_empty() {
                 self.queue_changed.wait(&mut queue);
-            } else {
-                queue = self.lead(queue);
+                continue;
             }
+            match &queue.stuck {
+                Some(e) if led => break Err(e.clone()),
+                _ => queue = self.lead(queue),
+            }
+            led = true;
         };
         queue.waiters -= 1;
         result
@@ -177,43 +191,65 @@ impl Engine {
     /// Writes one batch, unless another thread does or nothing waits.
     pub(crate) fn write_one_batch(&self) -> bool {
         let queue = self.queue.lock();
-        let leads = !queue.leading && !queue.waiting.is_empty();
+        let leads = !queue.leading && !queue.waiting.is_empty() && queue.stuck.is_none();
         if leads {
             drop(self.lead(queue));
         }
         leads
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until nothing is on its way but what cannot be written now.
     pub(crate) fn drain(&self) {
+        // The commits that cannot be written keep their places.
+        let _ = self.shorten_to(0);
+    }
+
+    /// Commits that could not be written, and kept their places, fail: the store is closing.
+    pub(crate) fn fail_stuck(&self) {
         let mut queue = self.queue.lock();
-        loop {
-            if queue.leading {
-                self.queue_changed.wait(&mut queue);
-            } else if queue.waiting.is_empty() {
-                return;
-            } else {
-                queue = self.lead(queue);
-            }
+        // Somebody who waits for one of them may be writing them once more.
+        while queue.leading {
+            self.queue_changed.wait(&mut queue);
         }
+        let Some(e) = queue.stuck.take() else { return };
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        self.fail(waiting.into(), &e);
+        // With the queue's lock, so that nobody who has just seen that nothing waits sleeps for ever.
+        let _queue = self.queue.lock();
+        self.queue_changed.notify_all();
     }
 
     /// Waits until the queue is not full.
-    pub(crate) fn shorten_queue(&self) {
+    pub(crate) fn shorten_queue(&self) -> Result<()> {
+        self.shorten_to(QUEUE_MAX - 1)
+    }
+
+    /// Waits until at most so many commits wait.
+    fn shorten_to(&self, most: usize) -> Result<()> {
         let mut queue = self.queue.lock();
-        while queue.waiting.len() >= QUEUE_MAX {
+        let mut led = false;
+        while queue.leading || queue.waiting.len() > most {
             if queue.leading {
+                if most > 0 && queue.waiting.len() <= most {
+                    break;
+                }
                 self.queue_changed.wait(&mut queue);
-            } else {
-                queue = self.lead(queue);
+                continue;
             }
+            match &queue.stuck {
+                Some(e) if led => return Err(e.clone()),
+                _ => queue = self.lead(queue),
+            }
+            led = true;
         }
+        Ok(())
     }
 
     /// Whether commits wait that no thread is writing.
     pub(crate) fn has_waiting(&self) -> bool {
         let queue = self.queue.lock();
-        !queue.waiting.is_empty() && !queue.leading && !self.closed.load(SeqCst)
+        !queue.waiting.is_empty() && queue.stuck.is_none() && !queue.leading && !self.closed.load(SeqCst)
     }
 
     /// Takes everything that waits and writes it.
@@ -224,9 +260,14 @@ impl Engine {
         queue.waiters_max = queue.waiters;
         drop(queue);
         let start = Instant::now();
-        let wants_checkpoint = self.write(batch);
+        let (wants_checkpoint, stuck) = self.write(batch);
         let mut queue = self.queue.lock();
         queue.leading = false;
+        queue.stuck = stuck.map(|(mut left, e)| {
+            left.append(&mut queue.waiting);
+            queue.waiting = left;
+            e
+        });
         queue.batch_took = start.elapsed();
         self.queue_changed.notify_all();
         self.batches.fetch_add(1, Relaxed);
@@ -318,8 +359,8 @@ impl BuiltRecord {
 impl Engine {
     /// Writes commits: as many as share a flush at once, more flushes if the journal is full in between. A commit
     /// with names goes alone, as it is checked against the names that the commit before it left. Returns whether
-    /// the journal is filling up.
-    fn write(&self, mut batch: VecDeque<Request>) -> bool {
+    /// the journal is filling up; and with `in_order`, what is left of the batch behind a commit that cannot be written now.
+    fn write(&self, mut batch: VecDeque<Request>) -> (bool, Option<(VecDeque<Request>, Error)>) {
         let (mut singles_left, mut waited) = (0, false);
         // Why there is no room for the next commit but that which is left for what waits.
         let mut no_room: Option<Error> = None;
@@ -368,11 +409,14 @@ impl Engine {
                 }
                 Err(e) => e,
             };
+            if self.options.in_order && !has_failed {
+                return (wants_checkpoint, Some((batch, failure)));
+            }
             singles_left = singles_left.saturating_sub(run);
             (waited, no_room) = (false, None);
             self.fail(batch.drain(..run).collect(), &failure);
         }
-        wants_checkpoint
+        (wants_checkpoint, None)
     }
 
     /// Truncates the log by a checkpoint, which must get further than this.
@@ -449,15 +493,10 @@ impl Engine {
             if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
                 let mut names = FinalState::default();
                 names.add_record(&records[i], lsn).expect("a record that was built just now");
-                if holds(invariant::NAMES_TOLD_FIRST)
-                    && let Some(Err(e)) = self.page.as_ref().map(|page| page.raise(Cell::NamesTo, lsn))
-                {
-                    // A disk that takes neither this nor the end of the page takes no change of a name either.
-                    tracing::error!(store = %self.path.display(), error = %e, "readers were not told of new names");
-                }
+                let parks = self.tell_names(lsn);
                 let named: Vec<_> =
                     files.into_iter().filter(|part| part.index.is_some()).map(|part| part.file).collect();
-                self.follow_names(&named, names, journal);
+                self.follow_names(&named, names, parks, journal);
             }
         }
         Ok(n)

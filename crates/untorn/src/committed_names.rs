@@ -16,11 +16,18 @@ use untorn_os::File;
 impl Engine {
     /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
     /// left to the next checkpoint; recovery would do all of it, so nothing depends on it here.
-    pub(crate) fn follow_names(&self, files: &[Arc<SharedFile>], names: FinalState, journal: &mut JournalState) {
+    /// With `parks`, files that go are kept for readers.
+    pub(crate) fn follow_names(
+        &self,
+        files: &[Arc<SharedFile>],
+        names: FinalState,
+        parks: bool,
+        journal: &mut JournalState,
+    ) {
         journal.dirs.extend(names.touched_dirs());
         let renaming = self.renaming.write();
         self.update_table(files, &names);
-        let unapplied = self.apply_names(files.to_vec(), names);
+        let unapplied = self.apply_names(files.to_vec(), names, parks);
         drop(renaming);
         let Some(mut unapplied) = unapplied else { return };
         for file in files {
@@ -39,7 +46,7 @@ impl Engine {
             let _renaming = self.renaming.write();
             let before = (waiting.names.files.len(), waiting.names.dirs.len());
             let touched = waiting.names.touched_dirs();
-            let still = self.apply_names(waiting.files, waiting.names);
+            let still = self.apply_names(waiting.files, waiting.names, self.parks_waiting());
             let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
             if after != Some(before) {
                 // The directories were flushed before these names were in them.
@@ -102,7 +109,7 @@ impl Engine {
     }
 
     /// Applies committed names of these files on disk. Returns those that could not be applied now, and why.
-    fn apply_names(&self, mut files: Vec<Arc<SharedFile>>, mut names: FinalState) -> Option<Unapplied> {
+    fn apply_names(&self, mut files: Vec<Arc<SharedFile>>, mut names: FinalState, parks: bool) -> Option<Unapplied> {
         let named = files.iter().filter(|file| file.read().life == Life::Named);
         let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
         let data_files = DataFiles {
@@ -113,6 +120,7 @@ impl Engine {
             rename_dir: self.store_dir.journal(),
             durable: self.is_durable(),
             contents: Some(&first),
+            parking: parks.then(|| self.store_dir.parked()),
         };
         let mut locations = data_files.find(&names);
         let left = data_files.apply_names(&names, &mut locations);

@@ -154,6 +154,14 @@ impl Content {
         self.write_set.size = Some(size);
     }
 
+    /// The file gets another size, as an uncommitted change.
+    pub(crate) fn set_size(&mut self, size: u64) {
+        match size >= self.size() {
+            true => self.grow(size),
+            false => self.write_set.truncate(size),
+        }
+    }
+
     /// Bytes between the old end and what comes behind it are zeros, and part of the change: where a crash
     /// left newly allocated sectors with anything in them, recovery must not rely on a hole.
     fn fill_gap(&mut self, to: u64) {

@@ -48,6 +48,8 @@ pub(crate) struct Engine {
     pub journal: Mutex<JournalState>,
     /// What readers are told by.
     pub page: Option<Arc<OwnersPage>>,
+    /// The newest commit for which files were parked; 0: none are.
+    pub parked_to: AtomicU64,
     /// Held while the store closes, so that a second caller waits for the end.
     pub closing: Mutex<()>,
     /// The store takes no more calls.
@@ -167,9 +169,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Readers learn that data files are about to hold parts of commits up to this one.
-    pub(crate) fn tell_applying(&self, lsn: u64) -> Result<()> {
-        self.page.as_ref().map_or(Ok(()), |page| page.raise_applying(lsn))
+    /// Permission bits of the store directory, which somebody may change meanwhile.
+    pub(crate) fn dir_mode(&self) -> u32 {
+        self.storage.stat(&self.store_dir.dir).map_or(0o700, |meta| meta.mode)
     }
 
     /// Flushes all files of the store's file system.

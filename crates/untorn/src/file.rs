@@ -1,10 +1,12 @@
 //! Handles of files.
 
 use crate::concurrency::{AtomicBool, RwLockWriteGuard};
+use crate::content::changed_ranges;
 use crate::file_state::{FileState, HeapMark, SharedFile, is_a_heap};
 use crate::open_store::OpenStore;
 use crate::ticket::Ticket;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -136,6 +138,17 @@ impl File {
         let state = self.shared.read();
         state.check_alive()?;
         Ok(state.content.size())
+    }
+
+    /// Ranges of the file that its data file may not have yet: of bytes, and of zeros. What is in neither is as in the data
+    /// file, holes included.
+    #[allow(clippy::type_complexity)]
+    pub fn unapplied(&self) -> Result<(Vec<Range<u64>>, Vec<Range<u64>>)> {
+        self.store.check_usable()?;
+        let state = self.shared.read();
+        state.check_alive()?;
+        let (zeros, bytes) = changed_ranges(&state.content.overlays(), &(0..state.content.size()));
+        Ok((bytes.into_iter().collect(), zeros.into_iter().collect()))
     }
 
     /// Commits all changes of the file. After any crash the file holds all of them; before, none.

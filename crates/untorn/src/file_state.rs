@@ -276,10 +276,7 @@ impl FileState {
         if let Some(region) = &mut self.region {
             region.resize(&self.content, size)?;
         }
-        match size >= self.content.size() {
-            true => self.content.grow(size),
-            false => self.content.write_set.truncate(size),
-        }
+        self.content.set_size(size);
         Ok(())
     }
 
@@ -360,7 +357,7 @@ impl FileState {
 
     /// Bytes of a mapped file that are compared as one. Bytes of a transaction that may fail yet must not get into the
     /// next commit with the rest of their line.
-    fn unit(&self) -> usize {
+    pub(crate) fn unit(&self) -> usize {
         let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
         if txn_on_its_way { 1 } else { LINE_BYTES }
     }

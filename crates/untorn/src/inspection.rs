@@ -1,5 +1,6 @@
 //! Looks at a store by its path, without changing a byte and without owning it.
 
+use crate::heap::live::{self, LiveMemoryFound};
 use crate::lost::{LostFile, lost_files, place};
 use crate::options::FailureClass;
 use crate::status::Quarantined;
@@ -9,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::final_state::{FileState, FinalState};
 use untorn_journal::format::{Header, RecordKind, VERSION, hex};
-use untorn_journal::locate::{DataFiles, Location, Locations};
+use untorn_journal::locate::{DataFiles, Location, Locations, leave_unreadable};
 use untorn_journal::quarantine::PendingFiles;
+use untorn_journal::readers_page::held_commits;
 use untorn_journal::recovery::boot_id;
 use untorn_journal::scan::{ReadMode, Scan, read_header, scan};
-use untorn_journal::store_dir::{StoreDir, read_pid, segment_name};
+use untorn_journal::store_dir::{StoreDir, is_owned_by_somebody, read_pid, segment_name};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Linux, Open, Storage};
 
@@ -57,6 +59,10 @@ pub struct Inspection {
     pub journal_missing: bool,
     /// Files that wait for commits in journals which are not here.
     pub lost_files: Vec<LostFile>,
+    /// Files with the working memory of a live heap, which may have more than their last commit.
+    pub live_memory: Vec<LiveMemoryFound>,
+    /// Commits that readers hold: their owner waits with what would make these snapshots expire.
+    pub held: Vec<u64>,
     /// Damage and broken invariants. Empty: sound.
     pub problems: Vec<String>,
 }
@@ -140,6 +146,7 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     let mut found = inspect_on(path, &storage, &store_dir)?.0;
     // Where a store on the way cannot be looked at, nobody knows what is lost.
     found.lost_files = lost_files(path).unwrap_or_default();
+    found.live_memory = live::memories(path);
     found.problems.extend(found.lost_files.iter().map(LostFile::problem));
     Ok(found)
 }
@@ -191,9 +198,10 @@ fn check_may_look(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<
         Err(e @ Error::Untrusted { .. }) if storage.effective_user() == 0 => {
             let meta = storage.stat(&store_dir.dir).context("stat", &store_dir.dir)?;
             match meta.kind {
-                Kind::Directory if meta.mode & 0o077 == 0 => Ok(None),
+                Kind::Directory if store_dir.check_may_read(storage).is_ok() => Ok(None),
                 Kind::Directory => Ok(Some(format!(
-                    "{}: its mode {:04o} lets others in, so no program opens this store; if you know why, `chmod 700` it",
+                    "{}: its mode {:04o} lets others in, and not just to read, so no program opens this store; if you know \
+                     why, `chmod 700` it",
                     store_dir.dir.display(),
                     meta.mode
                 ))),
@@ -244,6 +252,8 @@ fn look(
         journal_bytes_allocated: scanned.iter().flat_map(|scanned| &scanned.segments).map(|s| s.bytes).sum(),
         journal_missing: scanned.is_none(),
         lost_files: Vec::new(),
+        live_memory: Vec::new(),
+        held: held_commits(&**storage, store_dir),
         problems: scanned.iter().flat_map(|scanned| &scanned.corrupt).map(Error::to_string).collect(),
     };
     let mut pending = Pending::default();
@@ -283,7 +293,8 @@ fn note_records(scanned: &Scan, seen: &mut DefaultHasher) {
 /// The process that has a store open; 0: a process of unknown number.
 pub(crate) fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<u32> {
     let lock = storage.open(&store_dir.lock_file(), Open::READ).ok()?;
-    if lock.is_locked().ok()? { read_pid(&*lock).or(Some(0)) } else { None }
+    // What cannot be asked is taken for owned.
+    if is_owned_by_somebody(storage, store_dir, &*lock).unwrap_or(true) { read_pid(&*lock).or(Some(0)) } else { None }
 }
 
 fn records(scanned: &Scan) -> Vec<RecordInfo> {
@@ -331,8 +342,10 @@ fn inspect_files(
         rename_dir: dir.to_owned(),
         durable: true,
         contents: None,
+        parking: None,
     };
-    let locations = data_files.find(&state);
+    let mut locations = data_files.find(&state);
+    leave_unreadable(&state, &mut locations);
     for file in state.files.values() {
         let (outcome, recoverable) = match &locations[&file.id] {
             Ok(Location::At(at)) if file.name.is_none() => (format!("remove {}", at.display()), true),

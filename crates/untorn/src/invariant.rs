@@ -63,4 +63,44 @@ untorn_os::invariants! {
     INSIDES_SKIPPED,
     /// Segments inside of an allocation are zeroed before they are the allocator's again.
     INSIDES_ZEROED,
+    /// A live heap goes on from memory of this boot alone.
+    LIVE_OF_THIS_BOOT,
+    /// A live heap goes on from memory that was made for this very file, not for one that it was copied from.
+    LIVE_OF_THIS_FILE,
+    /// A live heap goes on from memory that the file's last commit came from, or one that it knew of.
+    LIVE_OF_THIS_CUT,
+    /// Memory that was never whole, as its process ended while it made it, is not gone on from.
+    LIVE_WHEN_READY,
+    /// A live heap whose process ended within a change under a guard goes back to its last cut.
+    LIVE_NOT_IN_A_CHANGE,
+    /// What the allocator had begun to change when the process of a live heap ended is undone.
+    LIVE_UNDONE,
+    /// Live memory whose metadata makes no sense is not gone on from.
+    LIVE_CHECKED,
+    /// The first cut after a live heap went on compares all of it: nobody knows what was stored to.
+    LIVE_ALL_COMPARED,
+    /// A heap that is opened, but not live, has what its live memory had.
+    LIVE_BROUGHT_IN,
+    /// While a cut of a live heap copies what was stored, the program's threads stand still.
+    CUT_STOPS,
+    /// A cut undoes sections that have not ended, in its copy.
+    CUT_RECOVERS,
+    /// What a cut has otherwise than memory, the next one looks at again, although nobody stored to it.
+    CUT_CARRIES,
+    /// A section of a live heap that did not end before its process did is undone.
+    SECTION_UNDONE,
+    /// A section that saw what one did that is undone is undone with it.
+    SECTION_CASCADES,
+    /// What sections changed is undone from the latest to the first, over all threads.
+    SECTION_UNDONE_IN_ORDER,
+    /// Whoever takes a lock that a section gave back before it ended depends on that section.
+    SECTION_MARKS,
+    /// A recovery sees what a section is about to change before it is changed.
+    SECTION_LOGGED_FIRST,
+    /// What an earlier section logged is logged again by a later one.
+    SECTION_FILTER_FORGETS,
+    /// What an undone section had allocated is free again.
+    SECTION_ALLOCATIONS_UNDONE,
+    /// What a section frees is freed when it can not be undone any more.
+    SECTION_FREES_LAST,
 }

@@ -22,6 +22,7 @@
 //! `msync` (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
 
 mod adopt;
+mod at_rest;
 mod background;
 mod carried;
 mod checkpoint;
@@ -48,6 +49,7 @@ mod map;
 mod name_op;
 mod names;
 pub mod offline;
+pub mod on_mount;
 mod open_files;
 mod open_store;
 mod options;
@@ -55,6 +57,7 @@ mod output_gate;
 mod pace;
 mod put;
 mod queue;
+mod read_map;
 pub mod reader;
 mod region;
 #[doc(hidden)]
@@ -65,6 +68,7 @@ mod store;
 #[doc(hidden)]
 pub mod sync_point;
 mod ticket;
+mod told_readers;
 mod turn;
 mod txn;
 mod wakeup;
@@ -75,11 +79,12 @@ pub use cursor::Cursor;
 pub use file::File;
 pub use map::{Map, MapOptions};
 pub use options::{
-    FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, StoreOptions,
+    FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, Readers, StoreOptions,
 };
 #[doc(hidden)]
 pub use output_gate::Sink;
 pub use output_gate::{GATE_BYTES_DEFAULT, Gate, Output};
+pub use read_map::ReadMap;
 pub use reader::Reader;
 pub use status::{MapStatus, Quarantined, Recovered, Status};
 pub use store::Store;

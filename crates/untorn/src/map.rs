@@ -9,7 +9,7 @@ use crate::ticket::Ticket;
 use rustix::io::Errno;
 use std::sync::Arc;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{MapRequest, Tracker, memory_limit};
+use untorn_os::{LiveMemory, MapRequest, Tracker, memory_limit};
 
 /// Address space for a mapped file to grow in, unless [`MapOptions::address_space`] says otherwise: this
 /// much, or four times the file's size.
@@ -138,6 +138,11 @@ impl MapOptions {
         self.dirty_max
     }
 
+    /// The program asked for the tracker `told`.
+    pub(crate) fn is_told(&self) -> bool {
+        self.tracker == Some(Tracker::Told)
+    }
+
     /// How stores are looked for that were not told of, if they are.
     fn told_check(&self) -> Option<ToldCheck> {
         let wanted = std::env::var_os("UNTORN_TOLD_CHECK").filter(|wanted| !wanted.is_empty() && wanted != "0");
@@ -191,6 +196,15 @@ impl File {
     /// [`Error::Unsupported`]: the tracker that was asked for does not work here. [`Error::Invalid`]: the
     /// range is beyond the end of the file, or the file is mapped already in another way.
     pub fn map_with(&self, options: &MapOptions) -> Result<Map> {
+        self.map_region(options, None)
+    }
+
+    /// Maps the file, which is not mapped yet, in memory that outlives the process.
+    pub(crate) fn map_live(&self, options: &MapOptions, memory: &LiveMemory, kept: Kept) -> Result<Map> {
+        self.map_region(options, Some((memory, kept)))
+    }
+
+    fn map_region(&self, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Map> {
         let file = self.try_clone()?;
         let mut state = file.store.changeable(&file.shared)?;
         state.check_alive()?;
@@ -205,8 +219,13 @@ impl File {
         }
         let fresh = state.region.is_none();
         if fresh {
-            let region = new_region(&state, options)?;
+            let region = new_region(&state, options, live)?;
             state.region = Some(region);
+            if let Some((_, Kept::Bytes(bytes))) = live {
+                state.content.set_size(bytes);
+            }
+        } else if live.is_some() {
+            return Err(Error::invalid(format!("{}: the file is mapped already", state.path().display())));
         }
         let (path, writable) = (state.path().to_owned(), state.writable && self.may_store());
         let region = state.region.as_mut().expect("made above if there was none");
@@ -251,7 +270,16 @@ fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option
     Err(Error::invalid(format!("the file is mapped already {wrong}; unmap it first, or map it the same way")))
 }
 
-fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
+/// What live memory holds when it is mapped.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept {
+    /// Nothing: it gets the content of the file.
+    Nothing,
+    /// So many bytes, which are what the file would be if they were committed.
+    Bytes(u64),
+}
+
+fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Region> {
     let content = &state.content;
     let Some(data) = content.data.clone().filter(|_| state.life == Life::Named) else {
         return Err(Error::invalid(format!(
@@ -272,6 +300,9 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         tracker: options.tracker.filter(|_| check.is_none()),
         huge_pages: options.huge_pages,
     };
+    if let Some((memory, kept)) = live {
+        return live_region(state, data, &request, memory, kept);
+    }
     let mut mapping = data.map(&request);
     // Valgrind says EINVAL.
     let no_room = |e: &std::io::Error| matches!(Errno::from_io_error(e), Some(Errno::NOMEM | Errno::INVAL));
@@ -279,7 +310,29 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         request.address_space = (request.address_space / 2).max(least);
         mapping = data.map(&request);
     }
-    let mapping = mapping.map_err(|e| match Errno::from_io_error(&e) {
+    let mapping = mapping.map_err(|e| cannot_map(state, options.address, e))?;
+    let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
+        // What strict overcommit says to a private mapping that can be written.
+        Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
+            content,
+            format!(
+                "the system refuses a private mapping of {size} bytes (strict overcommit, vm.overcommit_memory=2, or a \
+                 limit, `ulimit -v`)"
+            ),
+        ),
+        e => e,
+    })?;
+    region.quiet = options.quiet;
+    if let Some(how) = check {
+        region.check_from_now_on(how);
+    }
+    Ok(region)
+}
+
+/// Why a file cannot be mapped.
+fn cannot_map(state: &FileState, address: Option<usize>, e: std::io::Error) -> Error {
+    let content = &state.content;
+    match Errno::from_io_error(&e) {
         Some(Errno::NOMEM) => {
             no_memory(content, "no room in the address space for its mapping (is there a limit, `ulimit -v`?)".into())
         }
@@ -298,26 +351,35 @@ fn new_region(state: &FileState, options: &MapOptions) -> Result<Region> {
         Some(Errno::EXIST) => Error::invalid(format!(
             "{}: something else is mapped at address {:#x}",
             state.path().display(),
-            options.address.unwrap_or_default()
+            address.unwrap_or_default()
         )),
         _ => Error::io("map", &content.path, e),
-    })?;
-    let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
-        // What strict overcommit says to a private mapping that can be written.
-        Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
-            content,
-            format!(
-                "the system refuses a private mapping of {size} bytes (strict overcommit, vm.overcommit_memory=2, or a \
-                 limit, `ulimit -v`)"
-            ),
-        ),
-        e => e,
-    })?;
-    region.quiet = options.quiet;
-    if let Some(how) = check {
-        region.check_from_now_on(how);
     }
-    Ok(region)
+}
+
+/// The region of a file in memory that outlives the process.
+fn live_region(
+    state: &FileState,
+    data: Arc<dyn untorn_os::File>,
+    request: &MapRequest,
+    memory: &LiveMemory,
+    kept: Kept,
+) -> Result<Region> {
+    if !state.writable {
+        return Err(Error::invalid(format!(
+            "{}: a live heap is one that can be written; this file, or the file system, is read-only",
+            state.path().display()
+        )));
+    }
+    let bytes = match kept {
+        Kept::Nothing => 0,
+        Kept::Bytes(bytes) => bytes,
+    };
+    let mapping = memory.map(data.clone(), request, bytes).map_err(|e| cannot_map(state, request.address, e))?;
+    match kept {
+        Kept::Nothing => Region::new_live(mapping, data, &state.content),
+        Kept::Bytes(bytes) => Ok(Region::resumed(mapping, data, bytes)),
+    }
 }
 
 fn no_memory(content: &Content, detail: String) -> Error {
@@ -618,6 +680,11 @@ impl Map {
         self.unmap_now()
     }
 
+    /// Whether the program may store to it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.file.shared.read().region.as_ref().is_some_and(|region| region.writable) && self.file.may_store()
+    }
+
     fn unmap_now(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.unmapped, true) {
             return Ok(());
@@ -627,6 +694,11 @@ impl Map {
         region.maps -= 1;
         if region.maps > 0 {
             return Ok(());
+        }
+        if region.is_live() {
+            // The memory has what was stored; the next opening of the heap goes on from it.
+            state.region = None;
+            return if state.txn.is_none() { state.discard_changes() } else { Ok(()) };
         }
         // Otherwise nobody but this handle would see what was stored.
         let is_seen = state.handles > 1 || state.txn.is_some();

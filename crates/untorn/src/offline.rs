@@ -3,17 +3,20 @@
 use crate::error_paths::error_in_store;
 use crate::file_state::check_kind;
 use crate::heap::check::{Checker, HeapImage};
-use crate::heap::{HeapOptions, HeapReport, pointers};
+use crate::heap::live::{self, LiveMemoryFound};
+use crate::heap::{Heap, HeapOptions, HeapReport, pointers};
 use crate::inspection::{inspect_on, locate, owner};
 use crate::open_store::OpenStore;
-use crate::options::StoreOptions;
+use crate::options::{Readers, StoreOptions};
 use crate::status::{Quarantined, Recovered};
 use crate::store::Store;
 use crate::sync_point;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
+use untorn_journal::leases::LEASES_HONOURED;
 use untorn_journal::locate::Location;
 use untorn_journal::overlay::{Overlay, read_through};
 use untorn_journal::readers_page::OwnersPage;
@@ -21,9 +24,10 @@ use untorn_journal::scan::read_header;
 use untorn_journal::store_dir::{StoreDir, lock_store, remove_tree};
 use untorn_journal::strip::{remove_temporaries, strip_attribute, strip_attributes};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Access, File, Linux, Meta, Open, Storage, memory_limit};
+use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
 
 pub use crate::adopt::{Adoption, adopt};
+pub use crate::heap::last_cut::{Candidate, Rescued};
 pub use crate::inspection::{Inspection, PendingFile, RecordInfo, inspect};
 pub use crate::lost::{LostFile, accept_lost, lost_files};
 pub use crate::put::{put, put_files};
@@ -211,6 +215,65 @@ fn refuse_pending(data: &dyn File, path: &Path) -> Result<()> {
     }
 }
 
+/// Who may read a store beside its owner.
+///
+/// # Errors
+/// As of [`inspect`].
+pub fn readers(path: &Path) -> Result<Readers> {
+    let (storage, store_dir) = locate(path)?;
+    store_dir.check_may_read(&*storage).map_err(|e| error_in_store(e, path))?;
+    Ok(Readers::of(storage.stat(&store_dir.dir).context("look at", path)?.mode))
+}
+
+/// Changes who may read a store beside its owner, also while a program has it open. Whoever has opened something of it keeps
+/// that. See [`Readers`] for what this shows.
+///
+/// # Errors
+/// [`Error::Untrusted`]: it is another user's.
+pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
+    let (storage, store_dir) = locate(path)?;
+    store_dir.check_trust(&*storage).map_err(|e| error_in_store(e, path))?;
+    let before = storage.stat(&store_dir.dir).context("look at", path)?.mode;
+    let mode = (before & !0o777) | who.dir_mode();
+    let set = |dir: &Path| storage.set_dir_mode(dir, mode).context("change the mode of", dir);
+    // Whoever is to be kept out is so first; whoever is let in finds everything open.
+    let is_narrower = mode & 0o077 & before != before & 0o077;
+    if is_narrower {
+        set(&store_dir.dir)?;
+    }
+    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
+        let entry = store_dir.dir.join(name);
+        let meta = storage.stat(&entry).context("look at", &entry)?;
+        match meta.kind {
+            // With it owners keep each other out, and whoever can read it could keep them out, too.
+            Kind::File if entry == store_dir.owner_file() => {}
+            Kind::File => set_shown(&*storage, &entry, mode)?,
+            Kind::Directory => {
+                // What is made in it meanwhile is as open as it is.
+                set(&entry)?;
+                // Files that are parked are data files, whose modes are the program's.
+                let names = if entry == store_dir.parked() {
+                    Vec::new()
+                } else {
+                    storage.list(&entry).context("list", &entry)?
+                };
+                names.iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
+            }
+            _ => {}
+        }
+    }
+    set(&store_dir.dir)
+}
+
+fn set_shown(storage: &dyn Storage, path: &Path, dir_mode: u32) -> Result<()> {
+    let file = match storage.open(path, Open::READ) {
+        // The owner removed it just now.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        done => done.context("open", path)?,
+    };
+    file.set_mode(0o600 | shown_by(dir_mode)).context("change the mode of", path)
+}
+
 /// How to recover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoverOptions {
@@ -246,6 +309,17 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
     Ok(Report { recovered: status.recovered, quarantined: status.quarantined, lost_files, closed_dirs: Vec::new() })
 }
 
+/// The working memory of live heaps of all users, as far as this one can see it.
+pub fn live_memories() -> Vec<Candidate> {
+    crate::heap::last_cut::candidates()
+}
+
+/// Makes the last cut of the live heap that has this memory: of a process that is gone, or by asking the process, which has
+/// so long to answer. The memory stays. Also where the heap's file is, if that is known.
+pub fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, Rescued)> {
+    crate::heap::last_cut::rescue(memory, wait)
+}
+
 /// Recovers a store, then removes all of Untorn's: plain files remain. Refused while a file waits for
 /// commits that could not be brought into it.
 pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
@@ -255,6 +329,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         return Err(Error::NeedsJournal { path: lost.path.clone(), detail });
     }
     prove_removal(&*storage, &store_dir, path)?;
+    bring_in_live_memory(path, &store_dir, progress)?;
     let store = open(path, &RecoverOptions::default(), progress)?;
     let status = store.status();
     if let Some(q) = status.quarantined.first() {
@@ -267,6 +342,8 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
             ),
         });
     }
+    // Who holds a commit holds what is removed now.
+    store.open.leave_readers();
     let ours = |a: &Attribute| a.store == store.open.store_id;
     let closed_dirs = match &store_dir.standalone {
         Some(standalone) => {
@@ -280,6 +357,27 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
     Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new(), closed_dirs })
+}
+
+/// Commits what the working memory of live heaps has, as their next opening would, and removes it.
+fn bring_in_live_memory(path: &Path, store_dir: &StoreDir, progress: &dyn Fn(u64, u64)) -> Result<()> {
+    let found = live::memories(path);
+    if found.is_empty() {
+        return Ok(());
+    }
+    let options = HeapOptions::new().create(false).store(StoreOptions::default().background(false));
+    let bring_in = |heap: Result<Heap>, one: &LiveMemoryFound| match heap {
+        Ok(heap) => heap.close(),
+        // What had the file's number before it was a heap.
+        Err(Error::Foreign { .. }) => live::forget(one),
+        Err(e) => Err(e),
+    };
+    if store_dir.standalone.is_some() {
+        return found.iter().try_for_each(|one| bring_in(options.open(path), one));
+    }
+    let store = open(path, &RecoverOptions::default(), progress)?;
+    found.iter().try_for_each(|one| bring_in(options.open_in(&store, &one.path), one))?;
+    store.close()
 }
 
 /// Proves that the store directory can be removed, before anything is changed.
@@ -302,10 +400,11 @@ fn prove_removal(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Re
 /// crash in between leaves no journal that lacks files.
 fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
     let unfinished = store_dir.journal_new();
-    // The lock file goes last, while it is locked: a program that waits for the lock sees that the file is gone.
+    let locked = [store_dir.lock_file(), store_dir.owner_file()];
+    // What is locked goes last, while it is: a program that waits for the lock sees that the file is gone.
     for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
         let entry = store_dir.dir.join(&name);
-        if name == "lock" || entry == unfinished {
+        if locked.contains(&entry) || entry == unfinished {
             continue;
         }
         if entry == store_dir.journal_spare() {
@@ -322,8 +421,12 @@ fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
         }
     }
     remove_tree(storage, &unfinished)?;
-    storage.unlink(&store_dir.lock_file()).context("remove", store_dir.lock_file())?;
-    storage.rmdir(&store_dir.dir).context("remove", &store_dir.dir)?;
+    locked.iter().try_for_each(|path| storage.unlink(path).context("remove", path))?;
+    match storage.rmdir(&store_dir.dir) {
+        // Somebody makes a store anew just now.
+        Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {}
+        done => done.context("remove", &store_dir.dir)?,
+    }
     storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", ".")
 }
 
@@ -333,7 +436,7 @@ fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let storage = Linux::open(dir).context("open", dir)?;
     let store_dir = StoreDir::of_file(Path::new(name));
-    Ok(store_dir.check_trust(&*storage)?.then_some((storage, store_dir)))
+    Ok(store_dir.check_trust(&*storage)?.map(|_| (storage, store_dir)))
 }
 
 /// Removes the store of a standalone file that has no such name any more, if no commit waits in the store. False: there
@@ -349,8 +452,8 @@ pub fn remove_unneeded(path: &Path) -> Result<bool> {
 /// [`remove_unneeded`] on any storage.
 #[doc(hidden)]
 pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
-    let lock = lock_store(&**storage, store_dir, false, false).map_err(|e| error_in_store(e, path))?;
-    OwnersPage::withdraw(&**storage, store_dir)?;
+    let lock = lock_store(&**storage, store_dir, None, false).map_err(|e| error_in_store(e, path))?;
+    OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
     let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
     // A clean header alone says little: the first record leaves it as it is.
     let found = inspect_on(path, storage, store_dir)?.0;
@@ -371,13 +474,16 @@ pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &S
 pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
     let store = standalone_store(path)?;
     let lock = match &store {
-        Some((storage, dir)) => Some(lock_store(&**storage, dir, false, false).map_err(|e| error_in_store(e, path))?),
+        Some((storage, dir)) => Some(lock_store(&**storage, dir, None, false).map_err(|e| error_in_store(e, path))?),
         None => None,
     };
     if let Some((storage, store_dir)) = &store {
-        OwnersPage::withdraw(&**storage, store_dir)?;
+        OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
     }
+    let live = live::memories(path);
     unlink().context("unlink", path)?;
+    // Without its file it is nobody's.
+    live.iter().for_each(|one| _ = live::forget(one));
     if let (Some((storage, store_dir)), Some(_)) = (&store, &lock) {
         remove_store_dir(&**storage, store_dir)?;
     }

@@ -76,6 +76,7 @@ impl OpenStore {
             carried: carried.files.iter().map(|file| file.state.id).collect(),
             checkpoint_turn: Mutex::new(()),
             page: journal.readers_page().cloned(),
+            parked_to: AtomicU64::new(0),
             journal: Mutex::new(JournalState::new(journal)),
             closing: Mutex::new(()),
             closed: AtomicBool::new(false),
@@ -111,7 +112,11 @@ impl OpenStore {
         if self.closed.swap(true, SeqCst) {
             return Ok(());
         }
+        if let Some(page) = &self.page {
+            page.begin_end();
+        }
         self.drain();
+        self.fail_stuck();
         self.wakeup.stop();
         let done = {
             let _turn = self.checkpoint_turn.lock();
@@ -185,11 +190,13 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Readers learn that nothing of what follows is told. What was read is as durable as it was.
-    fn leave_readers(&self) {
+    /// Waits for who holds a commit; then readers learn that nothing of what follows is told. What was read is as durable as
+    /// it was.
+    pub(crate) fn leave_readers(&self) {
         if let Some(Err(e)) = self.page.as_ref().map(|page| page.end()) {
             tracing::warn!(store = %self.path.display(), error = %e, "readers were not told that the store is closed");
         }
+        self.remove_parked(u64::MAX);
     }
 
     /// Nothing of the store is left on disk: there is nothing to close.

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use untorn_journal::journal::Options as JournalOptions;
+use untorn_journal::leases::LEASES_HONOURED;
 use untorn_os::BLOCK_BYTES;
 
 /// Sharing fewer bytes of a spill file costs more than copying them: changes of metadata, and contents in many pieces.
@@ -18,6 +20,42 @@ pub enum FailureClass {
     /// Kernel crashes and power cuts, too. One flush a commit.
     #[default]
     Power,
+}
+
+/// Who may read a store beside its owner ([`crate::Store::open_read_only`]).
+///
+/// The journal holds bytes of all files: whoever may read it sees what was committed to a file, also to one that only its
+/// owner may read. What is in the data files already is as open as these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Readers {
+    /// The user of the store, and root.
+    #[default]
+    Owner,
+    /// The group of the store directory, too.
+    Group,
+    /// Everybody.
+    All,
+}
+
+impl Readers {
+    /// Permission bits of the store directory.
+    pub(crate) fn dir_mode(self) -> u32 {
+        match self {
+            Readers::Owner => 0o700,
+            Readers::Group => 0o750,
+            Readers::All => 0o755,
+        }
+    }
+
+    /// Whom these permission bits of the store directory let in.
+    pub(crate) fn of(dir_mode: u32) -> Readers {
+        match (dir_mode & 0o050 == 0o050, dir_mode & 0o005 == 0o005) {
+            (_, true) => Readers::All,
+            (true, false) => Readers::Group,
+            (false, false) => Readers::Owner,
+        }
+    }
 }
 
 /// Least journal size in bytes.
@@ -48,6 +86,7 @@ pub struct StoreOptions {
     pub(crate) salvage: bool,
     pub(crate) redo: bool,
     pub(crate) background: bool,
+    pub(crate) in_order: bool,
     pub(crate) progress: Option<Progress>,
 }
 
@@ -76,6 +115,8 @@ impl Default for StoreOptions {
                 in_memory_max: 64,
                 spare: true,
                 readers: true,
+                leases: LEASES_HONOURED,
+                dir_mode: 0o700,
             },
             full_page: false,
             create: true,
@@ -84,6 +125,7 @@ impl Default for StoreOptions {
             salvage: false,
             redo: false,
             background: true,
+            in_order: false,
             progress: None,
         };
         options.journal_bytes(JOURNAL_BYTES_DEFAULT)
@@ -132,9 +174,33 @@ impl StoreOptions {
         self
     }
 
+    /// A commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones, which fail
+    /// with it. Whenever a commit is waited for, it is tried again. So files that are committed together in different
+    /// groups never come apart. A transaction that cannot be committed, and is not aborted, leaves the changes of its files
+    /// uncommitted. Default: off: what a commit that fails had is uncommitted again, and what a transaction had is gone.
+    pub fn in_order(mut self, on: bool) -> Self {
+        self.in_order = on;
+        self
+    }
+
     /// Take the files of a class `process` store as they are after a machine crash. Default: off.
     pub fn accept_unknown(mut self, on: bool) -> Self {
         self.accept_unknown = on;
+        self
+    }
+
+    /// Who may read the store, if it is made by this opening: default [`Readers::Owner`]. A store that is there keeps what it
+    /// has; [`crate::offline::set_readers`] changes that.
+    pub fn readers(mut self, who: Readers) -> Self {
+        self.journal.dir_mode = who.dir_mode();
+        self
+    }
+
+    /// How long the store waits for readers that hold an older commit ([`crate::reader::Snapshot::hold`]) before it applies
+    /// newer ones, closes, or recovers what was left to it: so long in all, however many there are. Default 10 seconds; zero:
+    /// it waits for nobody.
+    pub fn leases(mut self, at_most: Duration) -> Self {
+        self.journal.leases = at_most;
         self
     }
 
@@ -179,7 +245,7 @@ impl StoreOptions {
 
     /// Keep a page for readers, for tests that ask for sizes.
     #[doc(hidden)]
-    pub fn readers(mut self, on: bool) -> Self {
+    pub fn page(mut self, on: bool) -> Self {
         self.journal.readers = on;
         self
     }

@@ -6,6 +6,7 @@ use crate::name_op::NameOp;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use untorn_journal::Error;
 
 /// The queue of a store, and whether a thread writes from it.
 #[derive(Default)]
@@ -16,6 +17,9 @@ pub(crate) struct Queue {
     /// Threads that wait for a commit of theirs now, and the most that did during the last batch.
     pub waiters: usize,
     pub waiters_max: usize,
+    /// With `in_order`: why the first that waits could not be written. It keeps its place, and is tried when a commit is
+    /// waited for.
+    pub stuck: Option<Error>,
     /// How long the last batch took.
     pub batch_took: Duration,
 }

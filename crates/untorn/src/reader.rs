@@ -1,33 +1,35 @@
-//! Reading a store that another process may have open: as of one commit, without locks and without a write.
+//! Reading a store that another process may have open: as of one commit, and without a write.
 
 use crate::error_paths::{check_outside, error_in_store};
 use crate::inspection::locate;
 use crate::store::Store;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use untorn_journal::look::Look;
 use untorn_journal::overlay::{NO_END, Source};
 use untorn_journal::record::{Op, Record};
-use untorn_journal::snapshot::{Entry, Look, Snapshot as Files, SnapshotFile as FileOfSnapshot};
+use untorn_journal::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
 use untorn_journal::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::Storage;
+use untorn_os::{Linux, Listener, Storage};
 
 /// A read that a checkpoint disturbs is begun anew so often.
 const READS_MAX: usize = 100;
 
-/// The first wait for a commit, and the longest.
-const WAITS: Range<Duration> = Duration::from_micros(50)..Duration::from_millis(5);
+/// The longest wait for a commit until the next look whether its owner lives.
+const WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// A store that is only read. Any number of processes read while one writes; none of them waits for another.
 ///
-/// Nothing is locked, made or changed, and no right to write is needed; the store may lie on a file system that is
-/// mounted read-only. What is shown is durable, and of one moment. `docs/READERS.md` has the whole of it.
+/// Nothing is made or changed, no owner waits for it but for leases, and no right to write is needed; the store may lie on
+/// a file system that is mounted read-only. What is shown is durable, and of one moment. `docs/READERS.md` has the whole of it.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -55,6 +57,8 @@ struct Shared {
     path: PathBuf,
     /// The newest commit that was shown: nothing older is shown after it.
     last_lsn: AtomicU64,
+    /// The newest snapshot, as long as somebody has it: the next one goes on from it.
+    newest: Mutex<Weak<Files>>,
 }
 
 impl Shared {
@@ -95,7 +99,8 @@ impl Reader {
     /// Opens a store on any storage.
     #[doc(hidden)]
     pub fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
-        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn: AtomicU64::new(0) });
+        let (last_lsn, newest) = (AtomicU64::new(0), Mutex::default());
+        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, newest });
         let reader = Reader { shared };
         reader.snapshot()?;
         Ok(reader)
@@ -123,6 +128,11 @@ impl Reader {
         }
     }
 
+    /// A file without a name in the store's directory, if this user may make one there.
+    pub(crate) fn unnamed_file(&self) -> Option<Arc<dyn untorn_os::File>> {
+        self.shared.storage.create_unnamed(Path::new("")).ok()
+    }
+
     /// The path that the store was opened by.
     pub fn path(&self) -> &Path {
         &self.shared.path
@@ -135,10 +145,24 @@ impl Reader {
 
     /// A snapshot of the files as of the last durable commit; never an older one than was seen before.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let Shared { storage, store_dir, last_lsn, .. } = &*self.shared;
-        let files = Files::take(storage, store_dir, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
+        let Shared { storage, store_dir, last_lsn, newest, .. } = &*self.shared;
+        let at_least = last_lsn.load(SeqCst);
+        let before = newest.lock().upgrade();
+        let files = match before.and_then(|before| before.go_on(at_least)) {
+            Some(files) => files,
+            None => Files::take(storage, store_dir, at_least).map_err(|e| self.shared.error(e))?,
+        };
+        *newest.lock() = Arc::downgrade(&files);
         last_lsn.fetch_max(files.lsn(), SeqCst);
         Ok(Snapshot { reader: self.clone(), files })
+    }
+
+    /// A snapshot that is held ([`Snapshot::hold`]).
+    ///
+    /// # Errors
+    /// Those of [`Reader::snapshot`] and [`Snapshot::hold`].
+    pub fn held_snapshot(&self) -> Result<Snapshot> {
+        self.with_snapshot_of(|snapshot| snapshot.hold().map(|()| snapshot))
     }
 
     /// Does something with a snapshot; with a newer one, if a checkpoint has overtaken it.
@@ -146,10 +170,14 @@ impl Reader {
     /// # Errors
     /// Those of `act`; [`Error::SnapshotExpired`] if checkpoints were faster each time.
     pub fn with_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
-        let mut last = act(&self.snapshot()?);
+        self.with_snapshot_of(|snapshot| act(&snapshot))
+    }
+
+    fn with_snapshot_of<T>(&self, act: impl Fn(Snapshot) -> Result<T>) -> Result<T> {
+        let mut last = act(self.snapshot()?);
         for _ in 1..READS_MAX {
             match last {
-                Err(Error::SnapshotExpired { .. }) => last = act(&self.snapshot()?),
+                Err(Error::SnapshotExpired { .. }) => last = act(self.snapshot()?),
                 done => return done,
             }
         }
@@ -176,40 +204,22 @@ impl Reader {
 
     /// Waits until a commit is durable, at most for so long. False: it is not yet.
     pub fn wait_for(&self, lsn: u64, at_most: Duration) -> Result<bool> {
-        let Shared { storage, store_dir, last_lsn, .. } = &*self.shared;
         let start = Instant::now();
-        let mut look = self.shared.look(last_lsn.load(SeqCst))?;
-        while look.lsn < lsn {
-            if !self.wait_for_news(&look, at_most.saturating_sub(start.elapsed()))? {
+        let mut at = self.follow()?;
+        while at.lsn() < lsn {
+            if !at.wait(at_most.saturating_sub(start.elapsed()))? {
                 return Ok(false);
             }
-            look = Look::take(storage, store_dir, look.lsn).map_err(|e| self.shared.error(e))?;
+            at.go_on()?;
         }
-        last_lsn.fetch_max(look.lsn, SeqCst);
+        self.shared.last_lsn.fetch_max(at.lsn(), SeqCst);
         Ok(true)
-    }
-
-    /// Waits until a look is stale. False: it is not yet.
-    fn wait_for_news(&self, look: &Look, at_most: Duration) -> Result<bool> {
-        let Shared { storage, store_dir, .. } = &*self.shared;
-        let (start, mut wait) = (Instant::now(), WAITS.start);
-        loop {
-            if look.is_stale(storage, store_dir).map_err(|e| self.shared.error(e))? {
-                return Ok(true);
-            }
-            let left = at_most.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            std::thread::sleep(wait.min(left));
-            wait = (wait * 5 / 4).min(WAITS.end);
-        }
     }
 
     /// Follows the commits after the last durable one.
     pub fn follow(&self) -> Result<Follow> {
         let look = self.shared.look(self.shared.last_lsn.load(SeqCst))?;
-        Ok(Follow { reader: self.clone(), look, ready: VecDeque::new() })
+        Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new() })
     }
 }
 
@@ -249,7 +259,29 @@ impl Snapshot {
         self.files.lsn()
     }
 
-    /// Goes on to the last durable commit.
+    /// Holds the snapshot by a lease: the owner waits with what would make it expire, and keeps files that it removes. Until
+    /// [`Snapshot::release`], the end of the last handle of the snapshot and its files, or the end of this process; and for
+    /// as long as the owner honours leases at most ([`crate::StoreOptions::leases`]): then calls say
+    /// [`Error::SnapshotExpired`], as without a lease. No right to write is needed.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]: something newer is being applied already, or names have changed; a newer snapshot can be
+    /// held ([`Reader::held_snapshot`]). [`Error::Unsupported`]: nobody has opened the store since there are readers.
+    pub fn hold(&self) -> Result<()> {
+        self.map(self.files.hold())
+    }
+
+    /// Ends the lease. The snapshot goes on as long as nothing makes it expire.
+    pub fn release(&self) {
+        self.files.release();
+    }
+
+    /// Whether it has a lease.
+    pub fn is_held(&self) -> bool {
+        self.files.is_held()
+    }
+
+    /// Goes on to the last durable commit; the new snapshot is not held.
     pub fn refresh(&mut self) -> Result<()> {
         *self = self.reader.snapshot()?;
         Ok(())
@@ -298,6 +330,27 @@ impl SnapshotFile {
         self.map(self.file.mode())
     }
 
+    /// Makes a new, empty file hold the same, and returns the length. Blocks are shared where the file system can do that
+    /// (`FICLONERANGE`); zeros become holes. `progress` gets bytes done. After an error the file may hold anything.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]
+    pub fn copy_to(&self, to: &std::fs::File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+        let to = to.try_clone().context("copy into a file", self.file.path())?;
+        self.copy_into(&*Linux::file_of(to.into()), progress)
+    }
+
+    /// The data file, opened anew for reading: for what is no content of it, such as times and owner. None: it is not made
+    /// yet. What is in it is not as of this commit.
+    pub fn data_file(&self) -> Result<Option<std::fs::File>> {
+        let data = self.file.data().and_then(|data| data.duplicate().ok());
+        Ok(data.map(std::fs::File::from))
+    }
+
+    pub(crate) fn copy_into(&self, to: &dyn untorn_os::File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+        self.map(self.file.copy_to(to, progress))
+    }
+
     /// Reads as many bytes as there are, up to the length of `buf`.
     ///
     /// # Errors
@@ -312,6 +365,8 @@ pub struct Follow {
     reader: Reader,
     /// Everything up to its LSN was given out, or is ready.
     look: Look,
+    /// Hears of commits behind the look; none as long as nobody has waited for one.
+    listener: Option<Box<dyn Listener>>,
     ready: VecDeque<Followed>,
 }
 
@@ -336,7 +391,7 @@ pub enum Followed {
 pub struct Commit {
     /// Its number. Numbers grow; some belong to no commit.
     pub lsn: u64,
-    /// What it changes, in order.
+    /// What it changes: what happens to one file is in order.
     pub changes: Vec<Change>,
 }
 
@@ -386,20 +441,46 @@ impl Follow {
             if let Some(next) = self.ready.pop_front() {
                 return Ok(Some(next));
             }
-            let left = at_most.saturating_sub(start.elapsed());
-            if !self.reader.wait_for_news(&self.look, left)? {
+            if !self.wait(at_most.saturating_sub(start.elapsed()))? {
                 return Ok(None);
             }
             let before = self.look.lsn;
-            let Shared { storage, store_dir, .. } = &*self.reader.shared;
-            let look = Look::take_after(storage, store_dir, before);
-            self.look = look.map_err(|e| self.reader.shared.error(e))?;
+            self.go_on()?;
             if self.look.is_missing_some {
                 self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
             }
             let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
             self.ready.extend(commits.map(|a| Followed::Commit(Commit { lsn: a.lsn, changes: changes(&a.record) })));
         }
+    }
+
+    /// Waits until the look is stale. False: it is not yet.
+    fn wait(&mut self, at_most: Duration) -> Result<bool> {
+        let Shared { storage, store_dir, .. } = &*self.reader.shared;
+        let start = Instant::now();
+        loop {
+            if self.look.is_stale(storage, store_dir).map_err(|e| self.reader.shared.error(e))? {
+                return Ok(true);
+            }
+            let left = at_most.saturating_sub(start.elapsed());
+            match &self.listener {
+                _ if left.is_zero() => return Ok(false),
+                Some(listener) => listener.wait(left.min(WAIT_MAX)),
+                // What came before it is not heard: another look.
+                None => self.listener = Some(self.look.listen()),
+            }
+        }
+    }
+
+    /// Looks at the commits behind the look.
+    fn go_on(&mut self) -> Result<()> {
+        let Shared { storage, store_dir, .. } = &*self.reader.shared;
+        let error = |e| self.reader.shared.error(e);
+        if !self.look.go_on(storage, store_dir).map_err(error)? {
+            self.look = Look::take_after(storage, store_dir, self.look.lsn).map_err(error)?;
+            self.listener = None;
+        }
+        Ok(())
     }
 }
 
@@ -423,10 +504,19 @@ fn whole_path(path: &Path) -> Result<PathBuf> {
 
 fn changes(record: &Record) -> Vec<Change> {
     let file = |index: u32| record.files[index as usize].path.clone();
+    let size = |index: u32| {
+        record.ops.iter().find_map(|op| match op {
+            Op::Truncate { file, size } if *file == index => Some(*size),
+            _ => None,
+        })
+    };
     let change = |op: &Op| {
         let (path, what) = match op {
-            // What a truncation cuts off; the new length says it.
-            Op::Write { range, .. } if range.end == NO_END => return None,
+            // What a truncation cuts off, and zeros in front of it: up to the new length.
+            Op::Write { file: index, range, .. } if range.end == NO_END => {
+                let end = size(*index).filter(|size| *size > range.start)?;
+                (file(*index), What::Zeroed(range.start..end))
+            }
             Op::Write { file: index, range, source: Source::Zero } => (file(*index), What::Zeroed(range.clone())),
             Op::Write { file: index, range, .. } => (file(*index), What::Written(range.clone())),
             Op::Truncate { file: index, size } => (file(*index), What::Resized(*size)),

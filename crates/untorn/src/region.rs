@@ -18,6 +18,7 @@
 //! which is the content: the page need not be private for that.
 
 mod changes;
+mod stopped;
 mod told;
 mod told_changes;
 mod told_check;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 pub(crate) use told::{Told, ToldCheck};
 use untorn_journal::overlay::read_through;
 use untorn_journal::{Error, Result};
-use untorn_os::{File, Mapping, Piece, Tracker, holds, value_if_holds};
+use untorn_os::{File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
 
 /// Pages that are stored at once.
 const PAGES_AT_ONCE: usize = 256;
@@ -76,6 +77,10 @@ pub(crate) struct Region {
     copies: Vec<u8>,
     /// Buffer for the next copies of all pages at one moment.
     copies_at_once: Vec<u8>,
+    /// For copies that are made while the program's threads stand still.
+    still_copy: Option<StillCopy>,
+    /// What such a commit has staged, or one that failed.
+    touched: Option<RangeSet<u64>>,
     /// The program can store to it: the file could be written when it was mapped.
     pub writable: bool,
     /// Maps that the program holds.
@@ -84,6 +89,8 @@ pub(crate) struct Region {
     pub quiet: bool,
     pub debug_races: bool,
     pub dirty_max: Option<u64>,
+    /// Its pages are memory that outlives the process, and never show the data file.
+    live: bool,
     /// With more than this private, quiet commits look for pages to drop.
     reclaim_bytes: u64,
 }
@@ -97,6 +104,32 @@ impl Region {
         writable: bool,
         is_told: bool,
     ) -> Result<Region> {
+        let mut region = Region::of(mapping, data, writable, is_told);
+        region.reach(content, content.size())?;
+        Ok(region)
+    }
+
+    /// As [`Region::new`], of live memory that has a copy of the file, made by the mapping.
+    pub(crate) fn new_live(mapping: Box<dyn Mapping>, data: Arc<dyn File>, content: &Content) -> Result<Region> {
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, false) };
+        region.reach(content, content.size())?;
+        // What was copied is no store.
+        region.find_stores(content)?;
+        region.found.clear();
+        Ok(region)
+    }
+
+    /// The region of live memory as a process left it that is gone: any of its pages may have been stored to.
+    pub(crate) fn resumed(mapping: Box<dyn Mapping>, data: Arc<dyn File>, bytes: u64) -> Region {
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, false) };
+        region.set_accessible(bytes);
+        if holds(invariant::LIVE_ALL_COMPARED) {
+            region.found.insert(0..bytes);
+        }
+        region
+    }
+
+    fn of(mapping: Box<dyn Mapping>, data: Arc<dyn File>, writable: bool, is_told: bool) -> Region {
         let mut region = Region {
             mapping,
             data: Some(data),
@@ -111,16 +144,18 @@ impl Region {
             owed: None,
             copies: Vec::new(),
             copies_at_once: Vec::new(),
+            still_copy: None,
+            touched: None,
             writable,
             maps: 0,
             quiet: true,
             debug_races: false,
             dirty_max: None,
+            live: false,
             reclaim_bytes: 0,
         };
         region.reclaim_bytes = region.reclaim_bytes_min();
-        region.reach(content, content.size())?;
-        Ok(region)
+        region
     }
 
     /// The store is closed: the file may be somebody else's now.
@@ -150,6 +185,11 @@ impl Region {
 
     pub(crate) fn tracker(&self) -> Tracker {
         if self.is_told() { Tracker::Told } else { self.mapping.tracker() }
+    }
+
+    /// What was stored outlives it.
+    pub(crate) fn is_live(&self) -> bool {
+        self.live
     }
 
     fn is_told(&self) -> bool {
@@ -196,7 +236,7 @@ impl Region {
 
     /// So much is private that a look for clean pages pays.
     pub(crate) fn wants_reclaim(&self) -> bool {
-        self.is_over() || self.pages.len() as u64 * self.page() > self.reclaim_bytes
+        !self.live && (self.is_over() || self.pages.len() as u64 * self.page() > self.reclaim_bytes)
     }
 
     /// Reads the file into memory.
@@ -313,7 +353,7 @@ impl Region {
         self.mapping.show(file.clone()).map_err(fail)?;
         self.mapping.blank(file.end..range.end).map_err(fail)?;
         self.forget(range.clone());
-        if !file.is_empty() {
+        if !file.is_empty() && !self.live {
             self.shown.insert(file);
         }
         self.set_accessible(self.accessible.max(range.end));
@@ -471,7 +511,8 @@ impl Region {
     /// Drops private pages that no overlay knows. The caller has just staged all stores, and nobody stores.
     pub(crate) fn reclaim(&mut self, content: &Content) -> Result<()> {
         let (page, end) = (self.page(), self.file_end(content).min(self.accessible));
-        if end == 0 {
+        // Live memory is all that there is of what was stored since the last commit.
+        if end == 0 || self.live {
             return Ok(());
         }
         self.told.take(self.accessible, &mut self.taken);

@@ -35,7 +35,7 @@ pub struct Status {
     pub commits_waited: u64,
     /// Checkpoints since the store was opened.
     pub checkpoints: u64,
-    /// Number of the last commit.
+    /// Number of the last durable commit.
     pub lsn: u64,
     /// Flushes of any kind since the store was opened.
     pub syncs: u64,
@@ -51,6 +51,8 @@ pub struct Status {
     pub failed: Option<String>,
     /// Quarantined files, and why.
     pub quarantined: Vec<Quarantined>,
+    /// Commits that readers hold.
+    pub held: Vec<u64>,
     /// Files that are mapped.
     pub maps: Vec<MapStatus>,
     /// What recovery did when the store was opened.
@@ -113,7 +115,7 @@ impl Status {
             commit_groups: counted.groups,
             commits_waited: engine.commits_waited.load(Relaxed),
             checkpoints: engine.checkpoints.load(Relaxed),
-            lsn: journal.last_lsn(),
+            lsn: journal.last_commit_lsn(),
             syncs: totals.syncs,
             bytes_written: totals.bytes_written,
             journal_bytes_written: counted.bytes_written,
@@ -121,6 +123,7 @@ impl Status {
             memory_bytes,
             failed: journal.failure().map(|e| e.to_string()),
             quarantined,
+            held: engine.page.as_ref().map(|page| page.held_before(u64::MAX)).unwrap_or_default(),
             maps,
             recovered: engine.recovered.clone(),
         }

@@ -143,6 +143,14 @@ impl Store {
         Ok(Ticket { completion, store: self.open.clone() })
     }
 
+    /// As [`Self::syncv_async`], but nobody is woken to write it: whoever waits for the ticket, or for a later one, does.
+    #[doc(hidden)]
+    pub fn syncv_quietly(&self, files: &[&File]) -> Result<Ticket> {
+        self.open.shorten_queue()?;
+        let completion = self.submit(files)?;
+        Ok(Ticket { completion, store: self.open.clone() })
+    }
+
     fn distinct(&self, files: &[&File]) -> Result<Vec<Arc<SharedFile>>> {
         self.open.check_usable()?;
         if files.iter().any(|f| !Arc::ptr_eq(&f.store, &self.open)) {

@@ -140,6 +140,14 @@ impl Txn {
         Ok(Ticket { completion, store: self.store.clone() })
     }
 
+    /// As [`Txn::commit_async`], but nobody is woken to write it: the next commit that is waited for writes it, too.
+    #[doc(hidden)]
+    pub fn commit_quietly(mut self) -> Result<Ticket> {
+        self.store.shorten_queue()?;
+        let completion = self.end(false)?;
+        Ok(Ticket { completion, store: self.store.clone() })
+    }
+
     fn end(&mut self, in_background: bool) -> Result<Arc<Completion>> {
         self.store.check_usable()?;
         let names = std::mem::take(&mut self.names);
@@ -160,6 +168,16 @@ impl Txn {
     pub fn abort(mut self) -> Result<()> {
         self.store.check_fork()?;
         self.forget()
+    }
+
+    /// Changes of files that were there before are uncommitted again, as those of a commit that failed.
+    fn release(&mut self) {
+        for file in &self.files {
+            let mut state = file.write();
+            if !self.ended && state.txn == Some(self.id) && state.life != Life::Uncommitted {
+                state.txn = None;
+            }
+        }
     }
 
     fn forget(&mut self) -> Result<()> {
@@ -187,6 +205,9 @@ fn checked_mode(mode: u32) -> Result<u32> {
 
 impl Drop for Txn {
     fn drop(&mut self) {
+        if self.store.options.in_order {
+            self.release();
+        }
         if let Err(e) = self.forget() {
             tracing::error!(error = %e, "memory keeps changes that were aborted");
         }

@@ -55,7 +55,7 @@ fn a_store_to_the_header_or_to_metadata_is_not_committed() {
     let header = "stored to the heap's header";
     let metadata = "stored to the heap's metadata";
     let roots = "stored to the heap's table of roots: root 0";
-    // Magic, address, segments, checksum; a descriptor in each segment, a descriptor's unused part, a bitmap; name, type,
+    // Magic, address, segments, checksum; a descriptor in each segment, a descriptor's unused part, bitmaps; name, type,
     // size, pointer of a root.
     let places = [
         (0, header),
@@ -66,12 +66,20 @@ fn a_store_to_the_header_or_to_metadata_is_not_committed() {
         (4096 + 64 * 3 + 40, metadata),
         (SEGMENT + 4096 + 64 * 5 + 5, metadata),
         (8192 + 512 * 3 + 511, metadata),
+        (8192 + 512 * 60 + 100, metadata),
+        (SEGMENT + 8192 + 512 * 61 + 7, metadata),
         (ROOTS + 47, roots),
         (ROOTS + 50, roots),
         (ROOTS + 152, roots),
         (ROOTS + 183, roots),
     ];
     for (offset, what) in places {
+        // Nothing else was stored to.
+        mapping::unprotect(&heap);
+        store(&heap, offset, 0xa5);
+        is_refused(heap.commit(), what);
+        // SAFETY: nothing was allocated since.
+        unsafe { heap.rollback() }.expect("a rollback");
         let block = heap.allocate(layout(50)).expect("a block");
         mapping::unprotect(&heap);
         store(&heap, offset, 0xa5);

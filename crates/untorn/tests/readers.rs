@@ -4,7 +4,7 @@ mod common;
 
 use common::child_process::{ChildProcess, path_text};
 use common::*;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 use untorn::reader::{Followed, What};
@@ -138,9 +138,13 @@ fn of_a_killed_owner_everything_acknowledged_is_read_and_nothing_is_changed() {
     let reader = Store::open_read_only(dir.path()).unwrap();
     assert_same(&reader.read("a").unwrap(), &text("two", "a"), "beside the owner");
     let snapshot = reader.snapshot().unwrap();
+    let mut follow = reader.follow().unwrap();
+    process.commit("a", "two");
+    assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Commit(_))), "beside the owner");
     process.ok(&["fill", "a", "uncommitted"]);
     process.kill();
     let before = listing(dir.path());
+    assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "without an owner");
     assert_same(&reader.read("a").unwrap(), &text("two", "a"), "without an owner");
     let another = Store::open_read_only(dir.path()).unwrap();
     assert_same(&another.read("a").unwrap(), &text("two", "a"), "by a reader that never saw the owner");
@@ -153,6 +157,12 @@ fn of_a_killed_owner_everything_acknowledged_is_read_and_nothing_is_changed() {
     expired(snapshot.check());
     expired(closed.check());
     assert_same(&another.read("a").unwrap(), &text("two", "a"), "after the next owner has opened it");
+    assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "nothing was committed");
+    commit(&store, "b", b"new");
+    match follow.next_within(LIMIT).unwrap() {
+        Some(Followed::Commit(commit)) => assert_eq!(commit.changes[0].path, Path::new("b")),
+        other => panic!("{other:?}"),
+    }
     store.close().unwrap();
 }
 
@@ -195,6 +205,66 @@ fn class_process_tells_readers_nothing_until_it_is_closed() {
     assert_eq!(Store::open_read_only(dir.path()).unwrap().read("a").unwrap(), b"one");
 }
 
+/// The owner copies what it writes to the log for those who read on in it. Whatever somebody makes of the copy, they are
+/// shown the commits.
+#[test]
+fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let page = dir.path().join(".untorn/readers");
+    let copied = || std::fs::read(&page).unwrap().split_off(4096);
+    assert!(copied().is_empty(), "nobody reads");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut follow = reader.follow().unwrap();
+    let file = store.open_file("a").unwrap();
+    let mut snapshot = reader.snapshot().unwrap();
+    for n in 0..200u32 {
+        let contents = format!("{n:04}").repeat(if n % 50 == 7 { 20_000 } else { 25 + n as usize % 7 * 1000 });
+        file.write_all_at(contents.as_bytes(), 0).and_then(|()| file.commit()).unwrap();
+        let found = copied();
+        let is_there = found.windows(100).any(|bytes| bytes == &contents.as_bytes()[..100]);
+        assert!(is_there || contents.len() > 12_000, "commit {n}");
+        let other = std::fs::OpenOptions::new().write(true).open(&page).unwrap();
+        let garbage = |bytes: &[u8]| other.write_all_at(bytes, 4096).unwrap();
+        match n % 4 {
+            1 => garbage(&vec![0xff; found.len()]),
+            // The same, where it does not belong.
+            2 => garbage(&found.iter().copied().cycle().skip(4096).take(found.len()).collect::<Vec<_>>()),
+            3 => garbage(&found.iter().map(|byte| byte ^ u8::from(*byte == b'0')).collect::<Vec<_>>()),
+            _ => {}
+        }
+        let Some(Followed::Commit(commit)) = follow.next_within(LIMIT).unwrap() else { panic!("commit {n}") };
+        assert_eq!(commit.changes[0].what, What::Written(0..contents.len() as u64), "commit {n}");
+        snapshot.refresh().unwrap();
+        let mut read = vec![0; contents.len()];
+        assert_eq!(snapshot.open("a").unwrap().read_at(&mut read, 0).unwrap(), contents.len());
+        assert_eq!(read, contents.as_bytes(), "commit {n}");
+    }
+    store.close().unwrap();
+}
+
+/// Who has read a commit reads the next one behind it, and does not look at the whole log, which begins with the header.
+#[test]
+fn who_follows_reads_on() {
+    let dir = directory();
+    let store = StoreOptions::default().background(false).open(dir.path()).unwrap();
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut follow = reader.follow().unwrap();
+    let header = dir.path().join(".untorn/journal/header");
+    let away = dir.path().join("header");
+    std::fs::rename(&header, &away).unwrap();
+    let file = store.open_file("a").unwrap();
+    for n in 0..5u8 {
+        file.write_at(&[n], 0).and_then(|_| file.commit()).unwrap();
+        let followed = follow.next_within(LIMIT);
+        assert!(matches!(followed, Ok(Some(Followed::Commit(_)))), "commit {n}: {followed:?}");
+    }
+    std::fs::rename(&away, &header).unwrap();
+    store.close().unwrap();
+}
+
 #[test]
 fn commits_are_followed_in_order() {
     let dir = directory();
@@ -219,6 +289,13 @@ fn commits_are_followed_in_order() {
     assert!(second.lsn > first.lsn);
     assert!(reader.wait_for(second.lsn, LIMIT).unwrap());
     assert!(!reader.wait_for(second.lsn + 1, Duration::from_millis(5)).unwrap());
+    // Cut, and grown again: what was there before is zeros.
+    let file = store.open_file("b").unwrap();
+    file.set_len(4).and_then(|()| file.zero(3, 1)).and_then(|()| file.set_len(9)).unwrap();
+    file.commit().unwrap();
+    let cut = next();
+    let whats: Vec<What> = cut.changes.into_iter().map(|change| change.what).collect();
+    assert_eq!(whats, [What::Zeroed(3..9), What::Resized(9)]);
     commit(&store, "c", b"made");
     let created = next();
     assert_eq!(created.changes[0].what, What::Created);
@@ -226,7 +303,8 @@ fn commits_are_followed_in_order() {
     // A checkpoint leaves what it has applied where it lies, until the place is used again.
     let mut late = reader.follow().unwrap();
     commit(&store, "c", b"1");
-    store.write_durable_mark().unwrap();
+    assert!(store.write_durable_mark().unwrap());
+    assert!(reader.wait_for(store.status().lsn, LIMIT).unwrap(), "a number of no commit was told");
     store.checkpoint().unwrap();
     assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Commit(_))));
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "a durable mark is no commit");

@@ -23,6 +23,10 @@ struct parents {
     untorn_txn *txn;
     untorn_ticket *ticket;
     untorn_map *map;
+    untorn_reader *reader;
+    untorn_snapshot *snapshot;
+    untorn_snapshot_file *snapshot_file;
+    untorn_follow *follow;
 };
 
 #define FORKED(call) FAILS(call, ECHILD, UNTORN_E_FORKED)
@@ -45,7 +49,19 @@ static void use_parents_handles(void *argument) {
     FORKED(untorn_map_close(p->map));
     FORKED(untorn_close(p->file));
     FORKED(untorn_store_close(p->store));
+    FORKED(untorn_reader_read(p->reader, "f", NULL));
+    FORKED(untorn_reader_close(p->reader));
+    FORKED(untorn_snapshot_refresh(p->snapshot));
+    FORKED(untorn_snapshot_pread(p->snapshot_file, &byte, 1, 0));
+    untorn_followed *followed;
+    FORKED(untorn_follow_next(p->follow, -1, &followed));
     BAD_HANDLE(untorn_size(NULL));
+    /* The child may read the parent's store by handles of its own. */
+    untorn_reader *reader = untorn_reader_open("store");
+    CHECK(reader);
+    char *text = untorn_reader_read(reader, "f", NULL);
+    CHECK(text && strcmp(text, "the parent's") == 0 && untorn_reader_close(reader) == 0);
+    untorn_free(text);
     /* The parent still owns its store; the child may open another store. */
     FAILS(untorn_store_open("store", NULL), EBUSY, UNTORN_E_BUSY);
     untorn_store *own = open_store("childs", NULL);
@@ -64,13 +80,23 @@ static void forked_children(void) {
     p.ticket = untorn_commit_async(p.file);
     p.txn = untorn_txn_begin(p.store);
     p.map = untorn_map_open(p.file, NULL);
-    CHECK(p.ticket && p.txn && p.map);
+    CHECK(p.ticket && p.txn && p.map && untorn_ticket_wait(p.ticket) == 0);
+    p.reader = untorn_reader_open("store");
+    CHECK(p.reader);
+    p.snapshot = untorn_snapshot_take(p.reader);
+    CHECK(p.snapshot);
+    p.snapshot_file = untorn_snapshot_open(p.snapshot, "f");
+    p.follow = untorn_follow_open(p.reader);
+    CHECK(p.snapshot_file && p.follow);
     CHECK(in_child(use_parents_handles, &p) == 0);
     check_plain("childs/f", "the child's");
 
     /* The child has not disturbed the parent. */
     CHECK(untorn_ticket_wait(p.ticket) == 0 && untorn_ticket_free(p.ticket) == 0);
     CHECK(untorn_txn_abort(p.txn) == 0);
+    CHECK(untorn_snapshot_size(p.snapshot_file) == 12 && untorn_snapshot_file_close(p.snapshot_file) == 0);
+    CHECK(untorn_snapshot_close(p.snapshot) == 0 && untorn_follow_close(p.follow) == 0);
+    CHECK(untorn_reader_close(p.reader) == 0);
     check_reads(p.file, "the parent's");
     memcpy((char *)untorn_map_address(p.map) + 4, "PARENT", 6);
     CHECK(untorn_map_sync(p.map) == 0 && untorn_map_close(p.map) == 0);

@@ -6,10 +6,13 @@
 #undef NDEBUG
 #include <atomic>
 #include <cassert>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 namespace in_heap = untorn::in_heap;
 
@@ -527,12 +530,52 @@ static void told(const std::string &directory) {
     assert((*heap.root<scores>("scores"))[2].points == 1);
 }
 
+/* What a process had stored that was killed is there. */
+static void live(const std::string &directory) {
+    untorn::heap_options options;
+    options.flags = UNTORN_HEAP_LIVE;
+    const std::string path = directory + "/live";
+    const pid_t child = fork();
+    if (child == 0) {
+        untorn::heap heap(path, options);
+        assert(untorn_heap_live_start(heap.handle()) == UNTORN_LIVE_NEW);
+        long *number = heap.make<long>(1);
+        heap.set_root("number", number);
+        heap.commit();
+        *number = 2;
+        raise(SIGKILL);
+    }
+    int status = 0;
+    assert(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    {
+        options.cut_every_ms = 5;
+        untorn::heap heap(path, options);
+        assert(untorn_heap_live_start(heap.handle()) == UNTORN_LIVE_WENT_ON && *heap.root<long>("number") == 2);
+        assert(untorn_heap_hold_cuts(heap.handle()) == 0);
+        *heap.root<long>("number") = 3;
+        assert(untorn_heap_release_cuts(heap.handle()) == 0);
+        assert(untorn_heap_release_cuts(heap.handle()) == -1 && untorn_last_error() == UNTORN_E_INVALID);
+    }
+    options = untorn::heap_options();
+    options.cut_every_ms = 5;
+    try {
+        untorn::heap heap(path, options);
+        assert(false);
+    } catch (const untorn::error &e) {
+        assert(e.kind() == UNTORN_E_INVALID);
+    }
+    untorn::heap heap(path);
+    assert(untorn_heap_live_start(heap.handle()) == 0 && *heap.root<long>("number") == 3);
+}
+
 int main(int argc, char **argv) {
     assert(argc > 1);
     const std::string directory = argv[1];
     const char *chosen = std::getenv("UNTORN_TEST_SEED");
     const unsigned seed = argc > 2 ? std::stoul(argv[2]) : chosen ? std::stoul(chosen) : 1;
     std::printf("seed %u\n", seed);
+    /* Before any thread: it forks. */
+    live(directory);
     random_programs(directory + "/heap", seed, std::getenv("BRIEF") || std::getenv("UNDER_VALGRIND") ? 1000 : 4000);
     empty_moved_and_swapped(directory);
     migrations(directory);

@@ -2,7 +2,21 @@
 #include "check.h"
 
 /* Kinds of handles. */
-enum { STORE = 1, FILE_ = 2, TXN = 4, TICKET = 8, MAP = 16, HEAP = 32, GATE = 64, OUTPUT = 128, ALL = 255 };
+enum {
+    STORE = 1,
+    FILE_ = 2,
+    TXN = 4,
+    TICKET = 8,
+    MAP = 16,
+    HEAP = 32,
+    GATE = 64,
+    OUTPUT = 128,
+    READER = 256,
+    SNAPSHOT = 512,
+    SNAPSHOT_FILE = 1024,
+    FOLLOW = 2048,
+    ALL = 4095
+};
 
 /* Every function that takes a handle of one of these kinds, given one that is bad for it. */
 static void try_everything(void *bad, int kinds) {
@@ -109,6 +123,41 @@ static void try_everything(void *bad, int kinds) {
         BAD_HANDLE(untorn_output_write(o, buf, 1, NULL));
         BAD_HANDLE(untorn_output_close(o));
     }
+    if (kinds & READER) {
+        untorn_reader *r = bad;
+        size_t len;
+        BAD_HANDLE(untorn_reader_wait_for(r, 0, -1));
+        BAD_HANDLE(untorn_reader_read(r, "f", &len));
+        BAD_HANDLE(untorn_snapshot_take(r));
+        BAD_HANDLE(untorn_follow_open(r));
+        BAD_HANDLE(untorn_reader_close(r));
+    }
+    if (kinds & SNAPSHOT) {
+        untorn_snapshot *s = bad;
+        untorn_metadata metadata = {.size = sizeof metadata};
+        BAD_HANDLE(untorn_snapshot_refresh(s));
+        BAD_HANDLE(untorn_snapshot_hold(s));
+        BAD_HANDLE(untorn_snapshot_release(s));
+        BAD_HANDLE(untorn_snapshot_lsn(s));
+        BAD_HANDLE(untorn_snapshot_check(s));
+        BAD_HANDLE(untorn_snapshot_list(s, ""));
+        BAD_HANDLE(untorn_snapshot_metadata(s, "f", &metadata));
+        BAD_HANDLE(untorn_snapshot_open(s, "f"));
+        BAD_HANDLE(untorn_snapshot_close(s));
+    }
+    if (kinds & SNAPSHOT_FILE) {
+        untorn_snapshot_file *f = bad;
+        BAD_HANDLE(untorn_snapshot_pread(f, buf, 1, 0));
+        BAD_HANDLE(untorn_snapshot_size(f));
+        BAD_HANDLE(untorn_snapshot_file_close(f));
+    }
+    if (kinds & FOLLOW) {
+        untorn_follow *f = bad;
+        untorn_followed *followed;
+        BAD_HANDLE(untorn_follow_next(f, -1, &followed));
+        BAD_HANDLE(untorn_follow_next(f, 0, NULL));
+        BAD_HANDLE(untorn_follow_close(f));
+    }
 }
 
 static void made_up(void) {
@@ -126,6 +175,61 @@ static void no_paths(void) {
     FAILS(untorn_open(NULL, 0, 0, NULL), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_open("", UNTORN_CREATE, 0644, NULL), ENOENT, UNTORN_E_INVALID);
     FAILS(untorn_open("f", 1u << 16, 0644, NULL), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_reader_open(NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_reader_open(""), ENOENT, UNTORN_E_INVALID);
+}
+
+/* Of these handles a change is refused with a message that says what they are. */
+static void of_readers(untorn_store *store) {
+    untorn_reader *reader = untorn_reader_open("store");
+    CHECK(reader);
+    untorn_snapshot *snapshot = untorn_snapshot_take(reader);
+    CHECK(snapshot);
+    untorn_snapshot_file *file = untorn_snapshot_open(snapshot, "f");
+    untorn_follow *follow = untorn_follow_open(reader);
+    CHECK(file && follow);
+    try_everything(reader, ALL & ~READER);
+    try_everything(snapshot, ALL & ~SNAPSHOT);
+    try_everything(file, ALL & ~SNAPSHOT_FILE);
+    try_everything(follow, ALL & ~FOLLOW);
+    BAD_HANDLE(untorn_pwrite((untorn_file *)file, "x", 1, 0));
+    CHECK(strstr(untorn_error_message(), "snapshot file handle, which only reads"));
+    BAD_HANDLE(untorn_txn_begin((untorn_store *)reader));
+    CHECK(strstr(untorn_error_message(), "reader handle, which only reads"));
+    BAD_HANDLE(untorn_snapshot_check((untorn_snapshot *)reader));
+    CHECK(!strstr(untorn_error_message(), "only reads"));
+    BAD_HANDLE(untorn_follow_open((untorn_reader *)store));
+
+    /* Bad arguments of good handles. */
+    char buf[4];
+    untorn_metadata metadata = {.size = sizeof metadata}, small = {.size = 4};
+    FAILS(untorn_reader_read(reader, NULL, NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_reader_read(reader, "", NULL), ENOENT, UNTORN_E_INVALID);
+    FAILS(untorn_reader_read(reader, "../f", NULL), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_reader_read(reader, "missing", NULL), ENOENT, UNTORN_E_IO);
+    FAILS(untorn_snapshot_list(snapshot, NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_snapshot_list(snapshot, "missing"), ENOENT, UNTORN_E_IO);
+    FAILS(untorn_snapshot_list(snapshot, "/"), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_snapshot_metadata(snapshot, NULL, &metadata), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_snapshot_metadata(snapshot, "f", NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_snapshot_metadata(snapshot, "f", &small), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_snapshot_metadata(snapshot, "missing", &metadata), ENOENT, UNTORN_E_IO);
+    FAILS(untorn_snapshot_open(snapshot, NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_snapshot_open(snapshot, ""), ENOENT, UNTORN_E_INVALID);
+    FAILS(untorn_snapshot_open(snapshot, "missing"), ENOENT, UNTORN_E_IO);
+    FAILS(untorn_snapshot_open(snapshot, ".untorn/lock"), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_snapshot_pread(file, NULL, 1, 0), EFAULT, UNTORN_E_NULL);
+    CHECK(untorn_snapshot_pread(file, NULL, 0, 0) == 0);
+    FAILS(untorn_snapshot_pread(file, buf, 1, UINT64_MAX), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_follow_next(follow, 0, NULL), EFAULT, UNTORN_E_NULL);
+    CHECK(untorn_snapshot_pread(file, buf, sizeof buf, INT64_MAX) == 0);
+
+    CHECK(untorn_reader_close(reader) == 0 && untorn_snapshot_close(snapshot) == 0);
+    CHECK(untorn_snapshot_file_close(file) == 0 && untorn_follow_close(follow) == 0);
+    try_everything(reader, ALL);
+    try_everything(snapshot, ALL);
+    try_everything(file, ALL);
+    try_everything(follow, ALL);
 }
 
 static void wrong_kind_and_closed(void) {
@@ -181,6 +285,7 @@ static void wrong_kind_and_closed(void) {
     CHECK(read(ends[0], &x, 1) == 0 && close(ends[0]) == 0);
 
     CHECK(untorn_ticket_wait(ticket) == 0);
+    of_readers(store);
     CHECK(untorn_ticket_free(ticket) == 0 && untorn_txn_abort(txn) == 0);
     CHECK(untorn_close(file) == 0);
     for (int i = 0; i < 100; i++) {

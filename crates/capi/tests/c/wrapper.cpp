@@ -35,7 +35,8 @@ template <class T> constexpr bool moves_only = std::is_nothrow_move_constructibl
                                                !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T>;
 static_assert(moves_only<untorn::store> && moves_only<untorn::file> && moves_only<untorn::map> &&
               moves_only<untorn::txn> && moves_only<untorn::ticket> && moves_only<untorn::gate> &&
-              moves_only<untorn::output>);
+              moves_only<untorn::output> && moves_only<untorn::reader> && moves_only<untorn::snapshot> &&
+              moves_only<untorn::snapshot_file> && moves_only<untorn::follow> && moves_only<untorn::read_map>);
 
 static void files_and_transactions() {
     untorn::store store("store");
@@ -137,6 +138,48 @@ static void maps() {
     fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::file("accounts").map(missing); });
 }
 
+/* Reads as in another process. */
+static void readers() {
+    fails(ENOENT, UNTORN_E_IO, [] { untorn::reader("missing"); });
+    untorn::store store("read");
+    untorn::file a = store.create("a", 0600);
+    a.write(std::string_view("o\0e", 3), 0);
+    a.sync();
+    untorn::reader reader("read");
+    CHECK(reader.read("a") == std::string("o\0e", 3) && reader.wait_for(store.status().lsn));
+    CHECK(!reader.wait_for(store.status().lsn + 1, 1));
+    untorn::follow follow = reader.follow();
+    CHECK(!follow.next(0));
+    untorn::snapshot snapshot = reader.snapshot();
+    untorn::snapshot_file file = snapshot.open("a");
+    CHECK(snapshot.lsn() <= store.status().lsn && snapshot.list() == std::vector<std::string>{"a"});
+    CHECK(snapshot.metadata("a").len == 3 && snapshot.metadata("").is_directory);
+    a.write("ONE", 0);
+    a.sync();
+    const untorn::followed commit = follow.next();
+    CHECK(commit && !commit->missed && commit->changes_len == 1 && commit->last_lsn > snapshot.lsn());
+    CHECK(commit->changes[0]->what == UNTORN_CHANGE_WRITTEN && std::strcmp(commit->changes[0]->path, "a") == 0);
+    CHECK(file.read(9, 2) == "e" && file.size() == 3 && reader.read("a") == "ONE");
+    snapshot.check();
+    store.checkpoint();
+    fails(ESTALE, UNTORN_E_SNAPSHOT_EXPIRED, [&] { snapshot.check(); });
+    fails(ESTALE, UNTORN_E_SNAPSHOT_EXPIRED, [&] { file.read(9, 0); });
+    fails(ESTALE, UNTORN_E_SNAPSHOT_EXPIRED, [&] { snapshot.list("missing"); });
+    snapshot.refresh();
+    fails(ENOENT, UNTORN_E_IO, [&] { snapshot.open("missing"); });
+    fails(ENOENT, UNTORN_E_IO, [&] { snapshot.metadata("missing"); });
+    file = snapshot.open("a");
+    CHECK(file.read(9, 0) == "ONE");
+    snapshot.hold();
+    untorn::read_map map = reader.map("a");
+    CHECK(map.bytes() == "ONE" && !map.refresh() && map.lsn() >= snapshot.lsn());
+    snapshot.release();
+    fails(ENOENT, UNTORN_E_IO, [&] { reader.map("missing"); });
+    untorn::reader moved = std::move(reader);
+    fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { reader.read("a"); });
+    CHECK(moved.read("a") == "ONE");
+}
+
 /* Methods of these names are not renamed; the calls in the methods are. */
 struct log {
     int fd;
@@ -162,6 +205,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 2 && chdir(argv[1]) == 0);
     files_and_transactions();
     maps();
+    readers();
     renamed();
     return 0;
 }

@@ -16,7 +16,8 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Print a file of a store as of its last durable commit, while a program may have the store open.
 ///
-/// Takes no lock, changes nothing, and needs no right to write. `cat` of the system shows what the last checkpoint left,
+/// Changes nothing, and needs no right to write. While a file of more than 64 MiB is printed, a checkpoint waits, as for any
+/// reader that holds a commit (`StoreOptions::leases`). `cat` of the system shows what the last checkpoint left,
 /// or a mixture while one runs.
 #[derive(Args)]
 pub struct Cat {
@@ -38,7 +39,8 @@ impl Cat {
 
     /// Prints a large file piece by piece, all of one snapshot.
     fn pieces(&self, reader: &Reader, name: &Path) -> Result<(), Failure> {
-        let file = reader.snapshot()?.open(name)?;
+        // Held, where that can be had, so that no checkpoint overtakes it.
+        let file = reader.held_snapshot().or_else(|_| reader.snapshot())?.open(name)?;
         let (mut piece, mut at) = (vec![0; PIECE_BYTES], 0);
         loop {
             let n = file.read_at(&mut piece, at).map_err(|e| match e {

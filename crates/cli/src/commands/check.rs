@@ -5,6 +5,7 @@ use super::recover;
 use super::status::{self, COULD_NOT_LOOK, PROBLEMS};
 use crate::json;
 use crate::progress_bar::Progress;
+use crate::siblings;
 use clap::Args;
 use std::path::Path;
 use untorn::offline::{self, Inspection};
@@ -14,6 +15,9 @@ use untorn_terminal::{Failure, Output};
 ///
 /// Exit code: 0 sound, 1 problems, 2 could not look. A store that its owner did not close is sound
 /// if recovery will bring back its last commit.
+///
+/// Of a mount, or of its store, also verifies that names, inodes, links and contents fit together, as of the last commit;
+/// programs on the mount go on. That is the program untorn-mount's.
 ///
 /// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
 /// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
@@ -51,6 +55,9 @@ impl Check {
         if self.pointers {
             return Err(Failure::new("`--pointers` looks into a heap: `untorn check heap --pointers PATH`")
                 .code(COULD_NOT_LOOK));
+        }
+        if siblings::is_on_mount(&path) || siblings::holds_a_tree(&path) {
+            return Err(siblings::Other::Check.execute());
         }
         let found = status::look(&path)?;
         let sound = status::is_sound(&found);

@@ -2,10 +2,13 @@
 
 use crate::progress_bar::Progress;
 use clap::{Args, ValueHint};
-use rustix::fs::{CWD, RenameFlags, renameat_with, syncfs};
+use rustix::fs::{
+    CWD, RenameFlags, Timespec, Timestamps, XattrFlags, fgetxattr, flistxattr, fsetxattr, futimens, renameat_with,
+    syncfs,
+};
 use rustix::io::Errno;
 use std::fs::{DirBuilder, File, Permissions};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use untorn::reader::{Snapshot, SnapshotFile};
 use untorn::{Error, Reader, Store};
@@ -15,14 +18,16 @@ use untorn_terminal::{Failure, Output, signals};
 /// A copy that checkpoints overtake is begun anew so often.
 const ATTEMPTS_MAX: usize = 20;
 
-/// Bytes that are copied at once.
-const PIECE_BYTES: usize = 1 << 20;
+/// An attribute of more bytes is left out.
+const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
 /// Copy a store as of its last durable commit, as plain files, while a program may have it open.
 ///
 /// The copy is of one commit, flushed, and has no journal and no attributes: opened as a store it is a new one. It
-/// appears under its name when it is whole. Names, contents and permission bits are copied; links, pipes and devices are
-/// no store's, and are left out. If a checkpoint of the owner overtakes the copy, it is begun anew, some 20 times.
+/// appears under its name when it is whole. Blocks are shared with the store's where the file system can do that. Names,
+/// contents and permission bits are copied; links, pipes and devices are no store's, and are left out. The copy holds its
+/// commit: the owner waits with checkpoints, ten seconds at most unless it says otherwise. If one overtakes the copy all
+/// the same, it is begun anew, some 20 times.
 #[derive(Args)]
 pub struct Cp {
     /// A store's directory, or a file with its own store.
@@ -31,6 +36,10 @@ pub struct Cp {
     /// The copy, which must not exist.
     #[arg(value_hint = ValueHint::AnyPath)]
     dest: PathBuf,
+    /// Copy times, owner, group, access lists and other extended attributes of files, too: as they are now, as no commit
+    /// has them. What this user may not set is left out.
+    #[arg(long, short)]
+    attributes: bool,
 }
 
 /// What was copied.
@@ -39,6 +48,8 @@ struct Copied {
     files: u64,
     bytes: u64,
     left_out: u64,
+    /// With attributes.
+    attributes: bool,
 }
 
 /// Why a copy ended early.
@@ -102,7 +113,7 @@ impl Cp {
     fn attempts(&self, reader: &Reader, made: &Path) -> Result<(Copied, u64), Failure> {
         let progress = Progress::new("copying");
         for _ in 0..ATTEMPTS_MAX {
-            match copy(reader, made, &progress) {
+            match copy(reader, made, self.attributes, &progress) {
                 Ok(done) => return Ok(done),
                 Err(Stop::Store(Error::SnapshotExpired { .. })) => {}
                 Err(Stop::Store(e)) => return Err(e.into()),
@@ -128,13 +139,17 @@ fn refuse_inside(reader: &Reader, parent: &Path) -> Result<(), Failure> {
 }
 
 /// Copies everything of one snapshot, and flushes it.
-fn copy(reader: &Reader, made: &Path, progress: &Progress) -> Result<(Copied, u64), Stop> {
+fn copy(reader: &Reader, made: &Path, attributes: bool, progress: &Progress) -> Result<(Copied, u64), Stop> {
     if made.symlink_metadata().is_ok() {
         at_dest(std::fs::remove_dir_all(made), "remove", made)?;
     }
-    let snapshot = reader.snapshot()?;
+    let snapshot = match reader.held_snapshot() {
+        // It may have to begin anew without.
+        Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) => reader.snapshot()?,
+        done => done?,
+    };
     at_dest(DirBuilder::new().mode(0o700).create(made), "make", made)?;
-    let mut copied = Copied::default();
+    let mut copied = Copied { attributes, ..Copied::default() };
     match reader.standalone() {
         Some(file) => copy_file(&snapshot.open(file)?, &made.join("file"), progress, &mut copied)?,
         None => copy_directory(&snapshot, Path::new(""), made, progress, &mut copied)?,
@@ -177,24 +192,42 @@ fn is_link(e: &Error) -> bool {
 }
 
 fn copy_file(from: &SnapshotFile, to: &Path, progress: &Progress, copied: &mut Copied) -> Result<(), Stop> {
-    let file = at_dest(File::options().write(true).create_new(true).mode(0o600).open(to), "create", to)?;
+    let file = at_dest(File::options().read(true).write(true).create_new(true).mode(0o600).open(to), "create", to)?;
+    let before = copied.bytes;
     let len = from.len()?;
-    let (mut piece, mut at) = (vec![0; PIECE_BYTES.min(len as usize).max(1)], 0);
-    while at < len {
-        let n = from.read_at(&mut piece, at)?;
-        if n == 0 {
-            break;
-        }
-        // Zeros stay holes.
-        if piece[..n].iter().any(|byte| *byte != 0) {
-            at_dest(file.write_all_at(&piece[..n], at), "write", to)?;
-        }
-        at += n as u64;
-        progress.show(copied.bytes + at, copied.bytes + len);
+    let len = from.copy_to(&file, &mut |done| progress.show(before + done, before + len))?;
+    // Before the mode: a change of the owner may take bits of it away.
+    if copied.attributes
+        && let Some(source) = from.data_file()?
+    {
+        copy_attributes(&source, &file);
     }
-    at_dest(file.set_len(len), "write", to)?;
     at_dest(file.set_permissions(Permissions::from_mode(from.mode()?)), "set the mode of", to)?;
     copied.files += 1;
     copied.bytes += len;
     Ok(())
+}
+
+/// Copies what this user may set. Untorn's own attribute would say that the copy is in a store.
+fn copy_attributes(from: &File, to: &File) {
+    let Ok(meta) = from.metadata() else { return };
+    // Each of the two may be allowed without the other.
+    let _ = fchown(to, Some(meta.uid()), None);
+    let _ = fchown(to, None, Some(meta.gid()));
+    let mut names = vec![0; ATTRIBUTE_BYTES_MAX];
+    let listed = flistxattr(from, &mut names[..]).unwrap_or(0);
+    for name in names[..listed].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+        if name != b"user.untorn"
+            && let Ok(n) = fgetxattr(from, name, &mut value[..])
+        {
+            let _ = fsetxattr(to, name, &value[..n], XattrFlags::empty());
+        }
+    }
+    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let times = Timestamps {
+        last_access: time(meta.atime(), meta.atime_nsec()),
+        last_modification: time(meta.mtime(), meta.mtime_nsec()),
+    };
+    let _ = futimens(to, &times);
 }

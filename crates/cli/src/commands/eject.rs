@@ -2,6 +2,7 @@
 
 use super::recover;
 use crate::progress_bar::Progress;
+use crate::siblings;
 use clap::{Args, ValueHint};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -12,6 +13,9 @@ use untorn_terminal::{Failure, Output};
 ///
 /// Data files keep their contents; the journal and the marks on the files go. Programs that open the
 /// files through Untorn make a new store.
+///
+/// The store of a mount, which is not mounted, becomes a plain directory with the files that the mount showed, whole or not
+/// at all (the program untorn-mount).
 #[derive(Args)]
 pub struct Eject {
     /// A store's directory, or a file with its own store.
@@ -24,6 +28,9 @@ pub struct Eject {
 
 impl Eject {
     pub fn run(self) -> Result<Output, Failure> {
+        if siblings::holds_a_tree(&self.path) || siblings::has_ejected_store(&self.path) {
+            return Err(siblings::Other::Eject.execute());
+        }
         if !self.yes && std::io::stdin().is_terminal() && !self.confirmed()? {
             return Err(Failure::new("nothing was changed"));
         }

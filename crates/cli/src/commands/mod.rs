@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod audience;
 pub mod cat;
 pub mod check;
 pub mod checkpoint;
@@ -13,5 +14,6 @@ pub mod ls;
 pub mod port_check;
 pub mod put;
 pub mod recover;
+pub mod rescue_heaps;
 pub mod status;
 pub mod tail;

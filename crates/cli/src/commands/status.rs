@@ -14,7 +14,8 @@ use untorn_terminal::{Failure, Output};
 /// Changes nothing and needs no ownership: while a program has the store open, the picture may be a
 /// moment old. Root may look at anybody's store.
 ///
-/// Of a directory with a session of `untorn run`, says how that is (the program untorn-mount).
+/// Of a mount (a mount point, or a directory on it), says who serves it, what is uncommitted, and which files are
+/// poisoned; of a directory with a session of `untorn run`, how that is. Both are the program untorn-mount's.
 ///
 /// Exit code: 0 in order, 1 problems, 2 could not look. A store that its owner did not close is in order
 /// if recovery will bring back its last commit.
@@ -30,7 +31,7 @@ pub struct Status {
 
 impl Status {
     pub fn run(self) -> Result<Output, Failure> {
-        if siblings::has_session(&self.path) {
+        if siblings::is_on_mount(&self.path) || siblings::has_session(&self.path) {
             return Err(siblings::Other::Status.execute());
         }
         let found = look(&self.path)?;
@@ -94,6 +95,10 @@ pub fn text(found: &Inspection) -> String {
         ("state", state(found)),
         ("journal", journal(found)),
     ];
+    if !found.held.is_empty() {
+        let commits: Vec<String> = found.held.iter().map(u64::to_string).collect();
+        lines.push(("held", format!("by readers: commit {}", commits.join(", "))));
+    }
     if found.quarantined_journals > 0 {
         let waiting = count(found.quarantined.len() as u64, "file or directory", "files and directories");
         let journals = count(found.quarantined_journals, "journal", "journals");
@@ -107,6 +112,11 @@ pub fn text(found: &Inspection) -> String {
         let size = bytes(file.bytes);
         let outcome = if file.recoverable { &file.outcome } else { "a problem" };
         text += &format!("  pending  {}  {size}  {outcome}\n", file.path.display());
+    }
+    for live in &found.live_memory {
+        let (name, size, memory) = (live.path.display(), bytes(live.bytes), live.memory.display());
+        let which = if live.path == found.path { String::new() } else { format!("{name}  ") };
+        text += &format!("  live     {which}{size}  {memory}\n");
     }
     for problem in &found.problems {
         text += &format!("PROBLEM  {problem}\n");

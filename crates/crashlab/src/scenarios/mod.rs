@@ -2,10 +2,12 @@
 
 mod epoch_scenarios;
 mod heap_scenarios;
+mod live_scenarios;
 mod name_scenarios;
 mod opening;
 mod reader_scenarios;
 mod store_scenarios;
+mod unreadable_scenarios;
 
 /// A scenario, and its name.
 pub type Scenario = (&'static str, fn() -> Result<(), String>);
@@ -28,8 +30,26 @@ pub const SCENARIOS: &[Scenario] = &[
     ("commits_wait_for_the_list_of_epochs", epoch_scenarios::commits_wait_for_the_list_of_epochs),
     ("damage_in_the_journal_is_not_shown", epoch_scenarios::damage_in_the_journal_is_not_shown),
     ("what_waits_outlives_its_segment", epoch_scenarios::what_waits_outlives_its_segment),
+    ("what_cannot_be_read_is_not_the_end", unreadable_scenarios::what_cannot_be_read_is_not_the_end),
+    ("what_is_torn_is_not_what_cannot_be_read", unreadable_scenarios::what_is_torn_is_not_what_cannot_be_read),
+    ("what_may_be_torn_is_not_salvaged", unreadable_scenarios::what_may_be_torn_is_not_salvaged),
+    (
+        "what_is_listed_and_cannot_be_read_is_not_damaged",
+        unreadable_scenarios::what_is_listed_and_cannot_be_read_is_not_damaged,
+    ),
+    (
+        "a_header_that_cannot_be_read_may_be_the_newest",
+        unreadable_scenarios::a_header_that_cannot_be_read_may_be_the_newest,
+    ),
+    ("contents_that_cannot_be_read_wait", unreadable_scenarios::contents_that_cannot_be_read_wait),
+    (
+        "what_cannot_be_read_stays_until_it_is_given_up",
+        unreadable_scenarios::what_cannot_be_read_stays_until_it_is_given_up,
+    ),
     ("readers_see_one_moment", reader_scenarios::readers_see_one_moment),
     ("readers_see_what_waits", reader_scenarios::readers_see_what_waits),
+    ("a_lease_comes_at_any_moment", reader_scenarios::a_lease_comes_at_any_moment),
+    ("leases_bound_the_wait", reader_scenarios::leases_bound_the_wait),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),
     ("a_told_heap_tells_of_itself", heap_scenarios::a_told_heap_tells_of_itself),
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),
@@ -39,5 +59,12 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_free_chunk_has_one_use", heap_scenarios::a_free_chunk_has_one_use),
     ("a_huge_allocation_hides_no_metadata", heap_scenarios::a_huge_allocation_hides_no_metadata),
     ("a_huge_allocation_leaves_no_metadata", heap_scenarios::a_huge_allocation_leaves_no_metadata),
+    ("a_live_heap_goes_on_from_its_own_memory", live_scenarios::a_live_heap_goes_on_from_its_own_memory),
+    ("a_live_heap_goes_back_behind_a_change", live_scenarios::a_live_heap_goes_back_behind_a_change),
+    ("a_section_is_all_or_nothing", live_scenarios::a_section_is_all_or_nothing),
+    ("what_saw_a_section_is_undone_with_it", live_scenarios::what_saw_a_section_is_undone_with_it),
+    ("a_cut_undoes_what_has_not_ended", live_scenarios::a_cut_undoes_what_has_not_ended),
+    ("a_cut_is_of_one_moment", live_scenarios::a_cut_is_of_one_moment),
+    ("what_a_live_heap_had_is_committed", live_scenarios::what_a_live_heap_had_is_committed),
     ("a_race_is_told_and_the_commit_takes_place", heap_scenarios::a_race_is_told_and_the_commit_takes_place),
 ];

@@ -3,9 +3,9 @@
 use super::opening::{failed, open};
 use crate::simulation::Options;
 use crate::simulation::SimDisk;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
-use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Key, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use untorn_journal::store_dir::StoreDir;
 
 fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
@@ -49,14 +49,18 @@ fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
     Ok(disk)
 }
 
-/// A program writes what would be records if their checksums had no key. Once the segment is used again, recovery
-/// meets these bytes.
+/// A program writes what would be records, as somebody makes them up who can read the header. Once the segment is used
+/// again, recovery meets these bytes.
 pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
     let segment = |disk: &SimDisk| disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string());
     // Where the bytes come to lie, as everything happens again from the same seed.
     let mut rng = fastrand::Rng::with_seed(1);
     let marked: Vec<u8> = (0..FILLING_BYTES).map(|_| rng.u8(1..)).collect();
-    let found = segment(&recycled(&marked)?)?;
+    let before = recycled(&marked)?;
+    let found = segment(&before)?;
+    let slots = before.get(".untorn/journal/header").map_err(|e| e.to_string())?;
+    let mut headers = slots.chunks(BLOCK_BYTES).filter_map(|slot| Header::decode(slot, Path::new("header")).ok()?);
+    let key = headers.next().ok_or("no header")?.key;
     let mut filling = vec![0; FILLING_BYTES];
     let mut made = 0;
     for position in (0..found.len()).step_by(BLOCK_BYTES) {
@@ -73,7 +77,7 @@ pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
             previous_crc: 0,
             durable_lsn: 999_999,
         };
-        head.seal(&mut filling[at..at + RECORD_HEAD_BYTES], Key(0));
+        head.seal(&mut filling[at..at + RECORD_HEAD_BYTES], key);
         made += 1;
     }
     if made == 0 {

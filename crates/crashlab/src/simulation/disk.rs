@@ -22,7 +22,7 @@
 
 use super::disk_options::{Failed, Fault, Options};
 use super::disk_state::State;
-use super::machine::{Machine, Shared};
+use super::machine::{Machine, Others, Shared};
 use super::power_cut::{Cut, Snapshot};
 use super::process::SimProcess;
 use crate::mutation::sync_point_index;
@@ -96,7 +96,7 @@ impl SimDisk {
     /// The machine as it is now.
     pub fn snapshot(&self) -> Snapshot {
         let machine = self.machine();
-        Snapshot::new(machine.state.clone(), machine.calls, machine.locked())
+        Snapshot::new(machine.state.clone(), machine.calls, machine.locked(), machine.leased())
     }
 
     /// A second machine in the same state, without its processes.
@@ -150,6 +150,11 @@ impl SimDisk {
     /// Plans a fault.
     pub fn fail(&self, fault: Fault) {
         self.machine().faults.push(fault);
+    }
+
+    /// From now on others do something before each call, and while processes pause.
+    pub(crate) fn let_others(&self, others: Others) {
+        self.machine().others = Some(others);
     }
 
     /// Plans a store by another thread, right before this call.
@@ -246,9 +251,12 @@ pub struct Outcome {
 }
 
 impl Snapshot {
-    /// The machine after its processes were killed: nothing is lost, nothing is open or locked.
+    /// The machine after its processes were killed: nothing is lost, nothing is open or locked, but by leases.
     pub fn killed(&self) -> SimDisk {
-        SimDisk::boot(self.state_after_kill())
+        let disk = SimDisk::boot(self.state_after_kill());
+        // Those that others have outlive the processes.
+        disk.machine().leases = self.leases.iter().map(|(slot, at)| (*slot, *at, None)).collect();
+        disk
     }
 
     /// Cuts the power and boots again.

@@ -5,6 +5,7 @@ use super::effect::{Effect, Patch, sector_mask};
 use super::inodes::{Body, Image, Inode, Name, PAGE_BYTES, Page, RESERVED, ROOT, Slot, mix, read_pages};
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::Range;
 use std::path::{Component, Path};
 use std::sync::Arc;
 use untorn_os::{BLOCK_BYTES, Kind, Meta};
@@ -38,6 +39,17 @@ pub(crate) struct State {
     pub random: u64,
     pub now_ns: i128,
     pub mark: u64,
+    /// Where reads fail, over crashes, too.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A part of a file that the disk cannot read.
+#[derive(Clone, Debug)]
+pub(crate) struct Unreadable {
+    pub slot: Slot,
+    pub range: Range<u64>,
+    /// It was written anew, and not flushed: a power cut brings it back.
+    pub is_written: bool,
 }
 
 impl State {
@@ -55,6 +67,18 @@ impl State {
             random: mix(options.seed),
             now_ns,
             mark: 0,
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// The error of a read that touches what the disk cannot read.
+    pub fn check_readable(&self, slot: Slot, len: usize, offset: u64) -> io::Result<()> {
+        let end = offset + len as u64;
+        let fails =
+            |bad: &Unreadable| bad.slot == slot && !bad.is_written && bad.range.start < end && offset < bad.range.end;
+        match self.unreadable.iter().any(fails) {
+            true => Err(errno(libc::EIO)),
+            false => Ok(()),
         }
     }
 
@@ -398,6 +422,10 @@ impl State {
             return Err(errno(libc::ENOSPC));
         }
         let (from, to) = (offset, offset + buf.len() as u64);
+        // The disk gives other sectors for what is written anew.
+        for bad in self.unreadable.iter_mut().filter(|bad| bad.slot == slot) {
+            bad.is_written |= from <= bad.range.start && bad.range.end <= to;
+        }
         let inode = self.inode_mut(slot)?;
         let mut patches = Vec::new();
         let mut done = 0;

@@ -1,7 +1,7 @@
 //! Effects of syncs, and of failed ones.
 
 use super::disk_options::{Failed, Profile};
-use super::disk_state::State;
+use super::disk_state::{State, Unreadable};
 use super::effect::{Effect, chosen_by_directory_sync, chosen_by_file_sync};
 use super::inodes::Slot;
 use std::sync::Arc;
@@ -23,6 +23,13 @@ impl State {
             }
         }
         self.pending = Arc::new(left);
+        let waits = |bad: &Unreadable| {
+            let is_of_it =
+                |slot: Slot, from: u64, to: u64| slot == bad.slot && from < bad.range.end && bad.range.start < to;
+            self.pending.iter().any(|e| matches!(**e, Effect::Write { slot, from, to, .. } if is_of_it(slot, from, to)))
+        };
+        let still = self.unreadable.iter().filter(|bad| !bad.is_written || waits(bad)).cloned().collect();
+        self.unreadable = still;
         self.share();
     }
 

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 use untorn_os::Counters;
 
 /// Two kinds of lock that know nothing of each other, as in Linux.
@@ -32,12 +33,21 @@ impl Life {
     }
 }
 
+/// What others do: before a call, or (true) while a process pauses.
+pub(crate) type Others = Box<dyn FnMut(&mut Machine, bool) + Send>;
+
 /// Disk and cache, everything that ends with the processes, and the laboratory's plans and counts.
 pub(crate) struct Machine {
     pub state: State,
     /// Open files: by handle, the inode and the life of the process.
     pub open: BTreeMap<u64, (Slot, Arc<Life>)>,
     pub locks: BTreeMap<(Slot, Lock), u64>,
+    /// Bytes of which somebody has a lease, and by which handle; those of others than processes by none.
+    pub leases: Vec<(Slot, u64, Option<u64>)>,
+    /// What others do between the calls of processes.
+    pub others: Option<Others>,
+    /// Passes with pauses.
+    pub uptime: Duration,
     /// Mappings, by the handle that each has of its file.
     pub maps: BTreeMap<u64, Mapped>,
     pub next_handle: u64,
@@ -89,8 +99,9 @@ impl Shared {
         }
         machine.calls += 1;
         machine.race(number);
+        machine.let_others(false);
         if call.changes() && machine.snapshots.is_some() {
-            let snapshot = Snapshot::new(machine.state.clone(), number, machine.locked());
+            let snapshot = Snapshot::new(machine.state.clone(), number, machine.locked(), machine.leased());
             machine.snapshots.iter_mut().for_each(|kept| kept.push(snapshot.clone()));
         }
         let result = match machine.fault(call) {
@@ -127,6 +138,9 @@ impl Machine {
             state,
             open: BTreeMap::new(),
             locks: BTreeMap::new(),
+            leases: Vec::new(),
+            others: None,
+            uptime: Duration::ZERO,
             maps: BTreeMap::new(),
             next_handle: 0,
             failures: BTreeMap::new(),
@@ -146,6 +160,19 @@ impl Machine {
     /// Inodes whose whole-file lock somebody holds.
     pub fn locked(&self) -> Vec<Slot> {
         self.locks.keys().filter(|(_, lock)| *lock == Lock::WholeFile).map(|(slot, _)| *slot).collect()
+    }
+
+    /// The leases of readers that are no processes of the simulation: they outlive its owner.
+    pub fn leased(&self) -> Vec<(Slot, u64)> {
+        self.leases.iter().filter(|(_, _, holder)| holder.is_none()).map(|(slot, at, _)| (*slot, *at)).collect()
+    }
+
+    /// Others do something: before a call, or while a process pauses.
+    pub fn let_others(&mut self, pauses: bool) {
+        if let Some(mut others) = self.others.take() {
+            others(self, pauses);
+            self.others = Some(others);
+        }
     }
 
     /// A new process.
@@ -201,6 +228,7 @@ impl Machine {
     pub fn close(&mut self, handle: u64) {
         if let Some((slot, _)) = self.open.remove(&handle) {
             self.locks.retain(|_, holder| *holder != handle);
+            self.leases.retain(|(_, _, holder)| *holder != Some(handle));
             self.maps.remove(&handle);
             self.unnamed(slot);
         }

@@ -24,6 +24,7 @@ mod simulated_mapping;
 
 pub use disk::{Outcome, SimDisk};
 pub use disk_options::{Call, Failed, Fault, Model, On, Options, PROFILES, Profile, What};
+pub(crate) use machine::{Machine, Others};
 pub use other_programs::Entry;
 pub use power_cut::{Cut, Snapshot};
 pub use process::SimProcess;

@@ -1,9 +1,10 @@
 //! Other programs on the same machine: they are not counted, not stopped by faults, and do not sync.
 
 use super::disk::SimDisk;
-use super::disk_state::State;
+use super::disk_state::{State, Unreadable};
 use super::inodes::{Body, Inode, ROOT, Slot};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use untorn_os::{Kind, Meta};
 
@@ -173,6 +174,19 @@ impl SimDisk {
         let slot = machine.state.resolve(path.as_ref())?;
         machine.state.set_owner(slot, uid, gid);
         Ok(())
+    }
+
+    /// From now on reads of a range fail with `EIO`, in this file, whatever becomes of its name.
+    pub fn set_unreadable(&self, path: impl AsRef<Path>, range: Range<u64>) -> io::Result<()> {
+        let mut machine = self.machine();
+        let slot = machine.state.resolve(path.as_ref())?;
+        machine.state.unreadable.push(Unreadable { slot, range, is_written: false });
+        Ok(())
+    }
+
+    /// The disk can be read again.
+    pub fn set_readable(&self) {
+        self.machine().state.unreadable.clear();
     }
 
     /// Another program runs `sync`: all is durable.

@@ -101,12 +101,24 @@ pub struct Snapshot {
     call: u64,
     /// Inodes whose whole-file lock somebody holds.
     locked: Vec<Slot>,
+    /// Bytes of which somebody has a lease.
+    pub(super) leases: Vec<(Slot, u64)>,
     plan: Arc<OnceLock<Plan>>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(state: State, call: u64, locked: Vec<Slot>) -> Snapshot {
-        Snapshot { state, call, locked, plan: Arc::default() }
+    pub(crate) fn new(state: State, call: u64, locked: Vec<Slot>, leases: Vec<(Slot, u64)>) -> Snapshot {
+        Snapshot { state, call, locked, leases, plan: Arc::default() }
+    }
+
+    /// Bytes of which somebody had a lease.
+    pub(crate) fn leases(&self) -> &[(Slot, u64)] {
+        &self.leases
+    }
+
+    /// Whether somebody had a lease of this byte of an inode.
+    pub(crate) fn is_leased(&self, slot: Slot, at: u64) -> bool {
+        self.leases.contains(&(slot, at))
     }
 
     /// Whether somebody held the whole-file lock of an inode.
@@ -215,6 +227,9 @@ impl Snapshot {
         state.durable = image;
         state.pending = Arc::default();
         state.diverged = false;
+        for bad in &mut state.unreadable {
+            bad.is_written = false;
+        }
         state.boots += 1;
         (state, something_lost)
     }

@@ -10,13 +10,18 @@ use super::simulated_mapping::SimMapping;
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
+use std::time::Duration;
+use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint, shown_by};
 
 /// The longest name, as on every file system that Untorn is made for.
 const NAME_BYTES_MAX: u64 = 255;
+
+/// How long a pause takes.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// A process, and the storage it sees.
 pub struct SimProcess {
@@ -101,7 +106,11 @@ impl Storage for SimProcess {
                 allows(state, self.user, path, act)?;
                 state.openable(path)?;
                 let slot = match how.create {
-                    Some(mode) => state.create(path, Inode::empty_file(), mode, self.user)?,
+                    Some(mode) => {
+                        let parent = state.directory(path.parent().unwrap_or(Path::new("")))?;
+                        let shown = if how.shown { shown_by(state.meta(parent)?.mode) } else { 0 };
+                        state.create(path, Inode::empty_file(), mode | shown, self.user)?
+                    }
                     None => state.resolve(path)?,
                 };
                 match state.inode(slot)?.body {
@@ -177,6 +186,15 @@ impl Storage for SimProcess {
                 machine.unnamed(replaced);
             }
             Ok(())
+        })
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let describe = || format!("link {} to {}", from.display(), to.display());
+        self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, from, Act::Look)?;
+            allows(&machine.state, self.user, to, Act::Make)?;
+            machine.state.hard_link(from, to)
         })
     }
 
@@ -323,7 +341,15 @@ impl Storage for SimProcess {
         )
     }
 
-    fn pause(&self) {}
+    fn pause(&self) {
+        let mut machine = self.shared.machine();
+        machine.uptime += PAUSE;
+        machine.let_others(true);
+    }
+
+    fn uptime(&self) -> Duration {
+        self.shared.machine().uptime
+    }
 
     fn counters(&self) -> Counters {
         *self.life.counters()
@@ -388,7 +414,20 @@ impl SimFile {
     }
 
     fn try_lock(&self, machine: &mut Machine, lock: Lock) -> bool {
+        if lock == Lock::WholeFile && self.is_leased_by_another(machine) {
+            return false;
+        }
         *machine.locks.entry((self.slot, lock)).or_insert(self.handle) == self.handle
+    }
+}
+
+impl SimFile {
+    fn is_leased_by_another(&self, machine: &Machine) -> bool {
+        machine.leases.iter().any(|(slot, _, holder)| *slot == self.slot && *holder != Some(self.handle))
+    }
+
+    fn is_locked_by_another(&self, machine: &Machine) -> bool {
+        machine.locks.get(&(self.slot, Lock::WholeFile)).is_some_and(|holder| *holder != self.handle)
     }
 }
 
@@ -421,6 +460,7 @@ impl File for SimFile {
                 State::aligned(buf, offset)?;
             }
             let len = shortened(buf.len(), fault);
+            machine.state.check_readable(self.slot, len, offset)?;
             Ok(self.readable(machine, offset)?.read(&mut buf[..len], offset))
         })
     }
@@ -456,6 +496,7 @@ impl File for SimFile {
             State::aligned(buf, offset)?;
             self.readable(machine, offset)?;
             let len = shortened(buf.len(), fault);
+            machine.state.check_readable(self.slot, len, offset)?;
             machine.state.read_device(self.slot, &mut buf[..len], offset)
         })
     }
@@ -589,9 +630,33 @@ impl File for SimFile {
     }
 
     fn is_locked(&self) -> io::Result<bool> {
-        let other =
-            |machine: &Machine| machine.locks.get(&(self.slot, Lock::WholeFile)).is_some_and(|h| *h != self.handle);
-        self.call(Call::Look, || "is locked".to_owned(), |machine, _| Ok(other(machine)))
+        self.call(
+            Call::Look,
+            || "is locked".to_owned(),
+            |machine, _| Ok(self.is_locked_by_another(machine) || self.is_leased_by_another(machine)),
+        )
+    }
+
+    fn lease(&self, at: u64) -> io::Result<bool> {
+        self.call(
+            Call::Look,
+            || format!("lease {at}"),
+            |machine, _| {
+                if self.is_locked_by_another(machine) {
+                    return Ok(false);
+                }
+                machine.leases.push((self.slot, at, Some(self.handle)));
+                Ok(true)
+            },
+        )
+    }
+
+    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
+        let describe = || format!("leased {range:?}");
+        self.call(Call::Look, describe, |machine, _| {
+            let mut others = machine.leases.iter().filter(|(_, _, holder)| *holder != Some(self.handle));
+            Ok(others.find(|(slot, at, _)| *slot == self.slot && range.contains(at)).map(|(_, at, _)| *at))
+        })
     }
 
     fn is_direct(&self) -> bool {

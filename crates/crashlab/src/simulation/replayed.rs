@@ -13,8 +13,10 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
 /// A machine in one of the recorded states, and a process on it that looks.
@@ -38,6 +40,15 @@ impl Recording {
             let process = disk.spawn();
             (disk, process)
         })
+    }
+
+    /// When somebody had a lease: the first moment, and the last one.
+    pub fn leases(&self) -> Vec<(usize, usize)> {
+        let mut found: BTreeMap<(Slot, u64), (usize, usize)> = BTreeMap::new();
+        for (at, moment) in self.moments.iter().enumerate() {
+            moment.leases().iter().for_each(|lease| found.entry(*lease).or_insert((at, at)).1 = at);
+        }
+        found.into_values().collect()
     }
 
     /// The last moment up to `to` at which an inode was still the one that it was at `from`; whether that is `to`.
@@ -67,12 +78,22 @@ struct Clock {
 pub(crate) struct Replayed {
     recording: Arc<Recording>,
     clock: Mutex<Clock>,
+    /// The last lease: of which inode, which byte, since when.
+    leased: Mutex<Option<(Slot, u64, usize)>>,
 }
 
 impl Replayed {
     pub fn new(recording: &Arc<Recording>, from: usize, pace: Pace, seed: u64) -> Arc<Replayed> {
         let clock = Clock { rng: Rng::with_seed(seed), pace, calls: 0, now: from };
-        Arc::new(Replayed { recording: recording.clone(), clock: Mutex::new(clock) })
+        Arc::new(Replayed { recording: recording.clone(), clock: Mutex::new(clock), leased: Mutex::default() })
+    }
+
+    /// The last moment at which the last lease was still had.
+    pub fn leased_until(&self) -> usize {
+        let Some((slot, at, since)) = *self.leased.lock() else { return 0 };
+        let moments = &self.recording.moments;
+        let ended = (since..moments.len()).find(|moment| !moments[*moment].is_leased(slot, at));
+        ended.map_or(moments.len() - 1, |ended| ended.saturating_sub(1))
     }
 
     /// The present moment.
@@ -80,7 +101,14 @@ impl Replayed {
         self.clock.lock().now
     }
 
-    fn pass(&self, moments: usize) {
+    /// So many moments pass before this call from now on.
+    pub fn leap(&self, call: usize, moments: usize) {
+        let mut clock = self.clock.lock();
+        clock.pace = Pace::Leap { call: clock.calls + call, moments };
+    }
+
+    /// So many moments pass.
+    pub fn pass(&self, moments: usize) {
         let mut clock = self.clock.lock();
         clock.now = (clock.now + moments).min(self.recording.moments.len() - 1);
     }
@@ -147,6 +175,9 @@ impl Storage for Handle {
     fn rename(&self, _: &Path, _: &Path, _: bool) -> io::Result<()> {
         read_only()
     }
+    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
+        read_only()
+    }
     fn unlink(&self, _: &Path) -> io::Result<()> {
         read_only()
     }
@@ -193,6 +224,9 @@ impl Storage for Handle {
         let most = self.0.recording.moments.len() / 50 + 2;
         let moments = self.0.clock.lock().rng.usize(1..=most);
         self.0.pass(moments);
+    }
+    fn uptime(&self) -> Duration {
+        Duration::ZERO
     }
     fn counters(&self) -> Counters {
         Counters::default()
@@ -243,6 +277,18 @@ impl File for ReplayedFile {
     fn is_locked(&self) -> io::Result<bool> {
         let moment = self.replayed.call();
         Ok(self.replayed.recording.moments[moment].is_locked(self.slot))
+    }
+    fn lease(&self, at: u64) -> io::Result<bool> {
+        // The recorded owner cannot see this reader: it has a lease that somebody had then.
+        let moment = self.replayed.call();
+        let is_leased = self.replayed.recording.moments[moment].is_leased(self.slot, at);
+        if is_leased {
+            *self.replayed.leased.lock() = Some((self.slot, at, moment));
+        }
+        Ok(is_leased)
+    }
+    fn leased(&self, _: Range<u64>) -> io::Result<Option<u64>> {
+        read_only()
     }
     fn sync_data(&self, _: SyncPoint) -> io::Result<()> {
         Ok(())

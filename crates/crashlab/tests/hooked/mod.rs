@@ -3,8 +3,10 @@
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io::Result;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
 /// Called with the name of the method.
@@ -52,6 +54,7 @@ impl Storage for Hooked {
         fn stat(&self, path: &Path) -> Result<Meta>;
         fn list(&self, path: &Path) -> Result<Vec<OsString>>;
         fn rename(&self, from: &Path, to: &Path, replace: bool) -> Result<()>;
+        fn link(&self, from: &Path, to: &Path) -> Result<()>;
         fn unlink(&self, path: &Path) -> Result<()>;
         fn mkdir(&self, path: &Path, mode: u32) -> Result<()>;
         fn set_dir_mode(&self, path: &Path, mode: u32) -> Result<()>;
@@ -68,6 +71,7 @@ impl Storage for Hooked {
         fn file_size_limit(&self) -> u64;
         fn random(&self, bytes: &mut [u8]) -> Result<()>;
         fn pause(&self) -> ();
+        fn uptime(&self) -> Duration;
         fn counters(&self) -> Counters;
     }
 }
@@ -100,6 +104,8 @@ impl File for HookedFile {
         fn try_claim(&self) -> Result<bool>;
         fn lock(&self, wait: bool) -> Result<bool>;
         fn is_locked(&self) -> Result<bool>;
+        fn lease(&self, at: u64) -> Result<bool>;
+        fn leased(&self, range: Range<u64>) -> Result<Option<u64>>;
         fn is_direct(&self) -> bool;
         fn map(&self, request: &MapRequest) -> Result<Box<dyn Mapping>>;
     }

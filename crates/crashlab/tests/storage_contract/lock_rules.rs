@@ -1,4 +1,5 @@
-//! Rules about claims and locks: two kinds that know nothing of each other, each held by one opening of a file.
+//! Rules about claims and locks: two kinds that know nothing of each other, each held by one opening of a file. Leases are
+//! shared locks of the second kind.
 
 use crate::fixture::{Fixture, holds, refused, rules, same};
 use libc::EBADF;
@@ -16,6 +17,9 @@ rules! {
     waiting_for_a_lock,
     a_lock_needs_the_right_to_write,
     a_mapping_holds_none,
+    leases_are_shared,
+    leases_and_locks_keep_each_other_out,
+    a_lease_ends_with_its_opening,
 }
 
 fn again(fixture: &Fixture) -> [Arc<dyn File>; 2] {
@@ -118,4 +122,46 @@ fn a_mapping_holds_none(fixture: &Fixture) {
     same(&bytes, b"contents");
     drop(mapping);
     holds(fixture.open("f", Open::WRITE).is_locked().unwrap());
+}
+
+fn leases_are_shared(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let [first, second] = again(fixture);
+    let reader = fixture.open("f", Open::READ);
+    holds(file.leased(0..100).unwrap().is_none());
+    // Beyond the end, too, and by who only reads.
+    holds(
+        first.lease(7).unwrap()
+            && first.lease(7).unwrap()
+            && reader.lease(7).unwrap()
+            && second.lease(1 << 62).unwrap(),
+    );
+    same(file.leased(0..100).unwrap(), Some(7));
+    same(file.leased(7..8).unwrap(), Some(7));
+    holds(file.leased(8..100).unwrap().is_none() && file.leased(0..7).unwrap().is_none());
+    same(file.leased(100..(1 << 63) - 1).unwrap(), Some(1 << 62));
+    // Nobody sees his own.
+    holds(second.leased(100..(1 << 63) - 1).unwrap().is_none());
+    holds(file.leased(5..5).unwrap().is_none());
+    holds(fixture.file("g", b"").leased(0..(1 << 63) - 1).unwrap().is_none());
+}
+
+fn leases_and_locks_keep_each_other_out(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let [first, second] = again(fixture);
+    holds(first.lease(7).unwrap());
+    holds(file.is_locked().unwrap() && !file.lock(false).unwrap() && !first.is_locked().unwrap());
+    drop(first);
+    holds(!file.is_locked().unwrap() && file.lock(false).unwrap());
+    holds(!second.lease(7).unwrap() && !fixture.open("f", Open::READ).lease(7).unwrap());
+}
+
+fn a_lease_ends_with_its_opening(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    let [first, second] = again(fixture);
+    holds(first.lease(7).unwrap() && second.lease(7).unwrap());
+    drop(first);
+    same(file.leased(0..100).unwrap(), Some(7));
+    drop(second);
+    holds(file.leased(0..100).unwrap().is_none());
 }

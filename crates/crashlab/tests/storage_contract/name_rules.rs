@@ -23,6 +23,7 @@ rules! {
     renaming_what_does_not_fit,
     renaming_a_directory,
     renaming_one_file_of_two_names,
+    linking_a_file,
     renaming_a_link_moves_the_link,
     a_replaced_file_stays_readable,
     unlinking,
@@ -313,6 +314,23 @@ fn renaming_one_file_of_two_names(fixture: &Fixture) {
     same(fixture.names(""), vec!["a".to_owned(), "b".to_owned()]);
     same(file.meta().unwrap().links, 2);
     refused(fixture.storage.rename(p("a"), p("b"), false), &[EEXIST]);
+}
+
+fn linking_a_file(fixture: &Fixture) {
+    fixture.directory("d");
+    fixture.file("f", b"one");
+    let storage = &fixture.storage;
+    holds(storage.link(p("f"), p("d/g")).is_ok());
+    same(contents(&*fixture.open("d/g", Open::READ)), b"one".to_vec());
+    same(storage.stat(p("f")).unwrap().links, 2);
+    same(storage.stat(p("f")).unwrap().inode, storage.stat(p("d/g")).unwrap().inode);
+    fixture.file("taken", b"two");
+    refused(storage.link(p("f"), p("taken")), &[EEXIST]);
+    refused(storage.link(p("n"), p("h")), &[ENOENT]);
+    refused(storage.link(p("f"), p("n/h")), &[ENOENT]);
+    holds(storage.unlink(p("f")).is_ok());
+    same(contents(&*fixture.open("d/g", Open::READ)), b"one".to_vec());
+    same(storage.stat(p("d/g")).unwrap().links, 1);
 }
 
 fn renaming_a_link_moves_the_link(fixture: &Fixture) {

@@ -3,6 +3,7 @@
 use crate::fixture::roomy;
 use untorn::sync_point;
 use untorn_crashlab::{Cut, Failed, Fault, On, PROFILES, Profile, SimDisk, What};
+use untorn_os::SyncPoint;
 
 #[test]
 fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
@@ -224,6 +225,54 @@ fn a_close_makes_the_length_of_its_segments_durable() {
             store.close().unwrap();
         }
     }
+}
+
+/// An owner is killed anywhere in its close, and the next one commits: how many power cuts then leave neither its state nor
+/// the one before.
+fn lost_after_a_killed_close(profile: Profile, skip: Option<SyncPoint>) -> u32 {
+    let disk = roomy::disk(profile);
+    disk.put("a", b"former").unwrap();
+    roomy::open(&disk).close().unwrap();
+    disk.settle();
+    let store = roomy::open(&disk);
+    let file = store.open_file("a").unwrap();
+    file.write_at(b"first", 0).unwrap();
+    file.commit().unwrap();
+    drop(file);
+    disk.record();
+    store.close().unwrap();
+    let mut lost = 0;
+    for closing in disk.recorded() {
+        let disk = closing.killed();
+        skip.into_iter().for_each(|point| disk.skip(point));
+        let store = roomy::open(&disk);
+        let file = store.open_file("a").unwrap();
+        file.write_at(b"second", 0).unwrap();
+        disk.record();
+        file.commit().unwrap();
+        for moment in disk.recorded() {
+            for cut in moment.cuts(256, 1) {
+                let after = moment.power_cut(cut).disk;
+                let shown = roomy::open(&after).open_file("a").and_then(|file| {
+                    let mut shown = [0; 6];
+                    file.read_exact_at(&mut shown, 0).map(|()| shown)
+                });
+                lost += u32::from(!shown.is_ok_and(|shown| &shown == b"firstr" || &shown == b"second"));
+            }
+        }
+    }
+    lost
+}
+
+/// The first commit does not lie below a length that the segment had, and that only the page cache has lost.
+#[test]
+fn a_close_that_was_killed_leaves_no_length_behind() {
+    let mut found = 0;
+    for profile in PROFILES {
+        assert_eq!(lost_after_a_killed_close(profile, None), 0, "{profile:?}");
+        found += lost_after_a_killed_close(profile, Some(sync_point::RECOVER_LENGTHS));
+    }
+    assert!(found > 0, "without the flush of the lengths nothing is lost");
 }
 
 /// Two commits share a group that is appended, and the disk takes the first of them. What is there of it is gone for

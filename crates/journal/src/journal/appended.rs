@@ -63,6 +63,7 @@ impl Journal {
         match write_all_at(&*segment.file, &self.buf, from) {
             Ok(()) => {
                 segment.appended += self.buf.len() as u64;
+                self.group_at = from;
                 self.note_written();
                 Ok(true)
             }

@@ -32,6 +32,7 @@ impl Opening<'_> {
                 // crash before the next journal is there lets that one begin another store.
                 self.strip(Some(scanned.header.store))?;
             }
+            Err(e) if !self.can_salvage(&e) => return Err(e),
             Err(e) => {
                 self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
                 // It is unknown which store the files belong to: all are taken as they are, whatever their attribute.
@@ -46,7 +47,13 @@ impl Opening<'_> {
 
     /// Writes what the commits of files that could not be redone make of these files beside the journal, which is
     /// about to be archived. The caller flushes.
-    pub(super) fn keep_contents(&self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
+    pub(super) fn keep_contents(&mut self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
+        for file in redone.state.files.values() {
+            if let (Some(name), Some(e)) = (&file.name, file.overlay.unreadable()) {
+                let why = format!("what is kept of {} is older in parts: {e}", name.display());
+                self.recovered.notes.push(why);
+            }
+        }
         write_contents(self.storage(), &redone.state, &redone.locations, dir)
     }
 

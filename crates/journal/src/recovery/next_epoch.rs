@@ -7,8 +7,11 @@ use crate::invariant;
 use crate::journal::Journal;
 use crate::scan::Scan;
 use crate::spill::spill_name;
+use crate::store_dir::segment_name;
+use crate::sync_point;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use untorn_os::holds;
+use untorn_os::{BLOCK_BYTES, Open, holds, write_all_at};
 
 impl Opening<'_> {
     /// Begins a new epoch behind records that are not applied.
@@ -49,6 +52,12 @@ impl Opening<'_> {
         let dirty =
             scanned.last_lsn > scanned.header.checkpoint_lsn || !scanned.header.clean || scanned.header.boot.is_some();
         let dirty = dirty || scanned.start_changed;
+        let unreadable = scanned.segments.iter().filter(|s| !s.unreadable.is_empty());
+        let unreadable: Vec<(PathBuf, Vec<Range<u64>>)> =
+            unreadable.map(|s| (dir.join(segment_name(s.index)), s.unreadable.clone())).collect();
+        if !holds(invariant::UNREADABLE_STAYS) {
+            self.write_anew(&unreadable);
+        }
         let (checkpoint_lsn, open_lsn) = (scanned.last_lsn, scanned.last_lsn + 1);
         let mut header =
             Header { checkpoint_lsn, open_lsn, link: scanned.last_crc, listed: Vec::new(), ..scanned.header };
@@ -61,6 +70,7 @@ impl Opening<'_> {
         if dirty {
             journal.write_clean_header(flushed)?;
         }
+        self.write_anew(&unreadable);
         self.remove_orphans(&dir, &scanned.orphans);
         Ok(journal)
     }
@@ -71,5 +81,28 @@ impl Opening<'_> {
         let mut link = [0; 8];
         self.storage().random(&mut link).context("draw a link for", dir)?;
         Ok(u64::from_le_bytes(link))
+    }
+
+    /// Writes zeros to the blocks of an empty journal that cannot be read: a disk gives other sectors for them. As long as
+    /// records were needed that may be there, zeros would say that there are none.
+    fn write_anew(&mut self, segments: &[(PathBuf, Vec<Range<u64>>)]) {
+        for (path, unreadable) in segments {
+            let written = self.storage.open(path, Open::WRITE).and_then(|file| {
+                for range in unreadable {
+                    write_all_at(&*file, &vec![0; (range.end - range.start) as usize], range.start)?;
+                }
+                // After a power cut, the next opening would have to ask again what may have been there.
+                file.sync_data(sync_point::UNREADABLE_ANEW)
+            });
+            if let Err(e) = written {
+                let blocks: u64 = unreadable.iter().map(|range| (range.end - range.start) / BLOCK_BYTES as u64).sum();
+                let note = format!(
+                    "{blocks} blocks of {} cannot be read, and not be written anew either ({e}); if the disk cannot read \
+                     them at the opening after a crash, that opening refuses",
+                    path.display()
+                );
+                self.recovered.notes.push(note);
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::{Opening, Quarantined};
 use crate::error::{Context, Error, Result};
 use crate::quarantine::PendingFiles;
-use crate::scan::{ReadMode, read_header, scan};
+use crate::scan::{read_readable_header, scan_quarantined};
 use crate::store_dir::remove_tree;
 use crate::sync_point;
 use std::path::Path;
@@ -14,7 +14,11 @@ impl Opening<'_> {
         if quarantined.is_empty() {
             return Ok(());
         }
-        let store = read_header(self.storage(), &self.store_dir.journal())?.store;
+        let store = match read_readable_header(self.storage(), &self.store_dir.journal()) {
+            Ok((header, _)) => Some(header.store),
+            Err(e) if self.can_salvage(&e) => None,
+            Err(e) => return Err(e),
+        };
         for dir in quarantined {
             let Some(mut pending) = PendingFiles::read(self.storage(), &dir)? else {
                 // No file waits for it any more: a crash interrupted its removal.
@@ -23,31 +27,30 @@ impl Opening<'_> {
                 remove_tree(self.storage(), &dir)?;
                 continue;
             };
-            let mut scanned = scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress)?;
-            if scanned.corrupt.is_none() && scanned.last_lsn < pending.last_lsn {
-                let what =
-                    format!("it ends with commit {}, and {} was in it before", scanned.last_lsn, pending.last_lsn);
-                scanned.corrupt = Some(Error::corrupt(&dir, what));
-            }
-            if let Some(e) = scanned.corrupt.take() {
-                if !self.options.salvage {
-                    return Err(e);
+            let mut scanned = match scan_quarantined(self.storage, &dir, pending.last_lsn, self.options.progress) {
+                Err(e) if self.can_salvage(&e) => {
+                    self.archive(&dir, pending.epoch, &e, &[])?;
+                    continue;
                 }
-                self.archive(&dir, pending.epoch, &e, &[])?;
-                continue;
+                done => done?,
+            };
+            let damage = scanned.corrupt.take();
+            if let Some(e) = damage.as_ref().filter(|e| !self.can_salvage(e)) {
+                return Err(e.clone());
             }
-            if scanned.header.store != store {
+            if store.is_some_and(|store| store != scanned.header.store) {
                 return Err(Error::Foreign { path: dir, detail: "this journal belongs to another store".into() });
             }
+            let store = scanned.header.store;
             let before = self.quarantined.len();
             let redone = self.redo(&dir, &scanned, Some(&pending), true, false)?;
             let not_redone = redone.not_redone();
-            if redone.is_whole() {
+            if redone.is_whole() && damage.is_none() {
                 self.clear_pending_of(&redone, store, true)?;
                 PendingFiles::remove(self.storage(), &dir)?;
                 remove_tree(self.storage(), &dir)?;
             } else if self.options.salvage {
-                let why = self.quarantined[before].reason.clone();
+                let why = damage.unwrap_or_else(|| self.quarantined[before].reason.clone());
                 let kept = self.keep_contents(&redone, &dir)?;
                 // The contents are the only copy of their commits from here on.
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &dir)?;

@@ -5,7 +5,7 @@ use crate::apply::{DirLeft, apply_overlay};
 use crate::create::sync_names;
 use crate::error::{Context, Error, Result};
 use crate::final_state::{FileState, FinalState};
-use crate::locate::{Contents, DataFiles, Location};
+use crate::locate::{Contents, DataFiles, Location, leave_unreadable};
 use crate::quarantine::PendingFiles;
 use crate::record::Record;
 use crate::scan::Scan;
@@ -53,8 +53,10 @@ impl Opening<'_> {
             rename_dir: dir.to_owned(),
             durable: flush,
             contents: Some(&redo),
+            parking: None,
         };
         let mut locations = data_files.find(&state);
+        leave_unreadable(&state, &mut locations);
         let temporary =
             |o: &Result<Location>| matches!(o, Ok(Location::At(at)) if at.starts_with(&data_files.rename_dir));
         let from_temporary = locations.values().any(temporary);

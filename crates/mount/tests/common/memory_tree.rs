@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 use untorn_tree::{
     Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
-    Time,
+    Time, Transaction, TreeStatus,
 };
 
 /// What the kernel asked, in the order of the answers.
@@ -77,6 +77,7 @@ impl State {
         self.last += 1;
         let (ino, time, setgid) = (self.last, now(), above.mode & 0o2000);
         let gid = if setgid != 0 { above.gid } else { by.gid };
+        let mode = mode & !by.umask;
         let mode = if kind == Kind::Directory { mode | setgid } else { mode };
         let nlink = if kind == Kind::Directory { 2 } else { 1 };
         let (size, blocks) = (0, 0);
@@ -366,12 +367,13 @@ impl FileTree for MemoryTree {
         Ok(())
     }
 
-    fn release(&self, ino: Ino, _writable: bool) {
+    fn release(&self, ino: Ino, _writable: bool) -> bool {
         let mut state = self.state();
         state.asked.push(Asked::Release(ino));
         let inode = state.get(ino).expect("what is released is there");
         inode.open = inode.open.checked_sub(1).expect("no more is released than was opened");
         state.drop_unused(ino);
+        true
     }
 
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -437,7 +439,7 @@ impl FileTree for MemoryTree {
         Ok(())
     }
 
-    fn sync_names(&self) -> Result<()> {
+    fn sync_names(&self, _pull: &dyn Pull) -> Result<()> {
         Ok(())
     }
 
@@ -449,11 +451,55 @@ impl FileTree for MemoryTree {
         Ok(())
     }
 
+    fn prepare_end(&self, pull: &dyn Pull) -> Result<()> {
+        self.sync_all(pull)
+    }
+
     fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
         inos.iter().try_for_each(|ino| self.pull(*ino, pull))?;
         self.state().asked.push(Asked::SyncFiles(inos.to_vec()));
         Ok(())
     }
+
+    fn begin(&self, _: u64, _: bool) -> Result<Transaction> {
+        Err(Errno(libc::ENOTTY))
+    }
+
+    fn add(&self, _: Transaction, _: Ino) -> Result<()> {
+        Err(Errno(libc::ENOTTY))
+    }
+
+    fn commit(&self, _: Transaction, _: &dyn Pull) -> Result<()> {
+        Err(Errno(libc::ENOTTY))
+    }
+
+    fn abort(&self, _: Transaction, _: &dyn Pull) -> Result<()> {
+        Err(Errno(libc::ENOTTY))
+    }
+
+    fn dissolve(&self, _: Transaction) {}
+
+    fn transactions_of(&self, _: u64) -> Vec<Transaction> {
+        Vec::new()
+    }
+
+    fn has_no_name(&self, ino: Ino) -> bool {
+        self.attributes(ino).map_or(true, |now| now.nlink == 0)
+    }
+
+    fn status(&self) -> Result<TreeStatus> {
+        Ok(TreeStatus { inodes: self.state().inodes.len(), ..TreeStatus::default() })
+    }
+
+    fn end_opening(&self, _: u64) -> Vec<Transaction> {
+        Vec::new()
+    }
+
+    fn left(&self) -> Vec<Transaction> {
+        Vec::new()
+    }
+
+    fn leave(&self, _: Transaction, _: &dyn Pull) {}
 
     fn tick(&self, _pull: &dyn Pull) {}
 

@@ -115,7 +115,7 @@ impl Mount {
             }
         });
         let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>, commit).unwrap();
-        server.pull().open_hidden(&at).unwrap();
+        server.pull().start(Path::new(env!("CARGO_BIN_EXE_untorn-mount")), &at, None).unwrap();
         Mount { dir, tree, server, _watchdog: watchdog }
     }
 

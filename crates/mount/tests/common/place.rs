@@ -14,7 +14,7 @@ pub const NOBODY: u32 = 65534;
 
 /// A directory, and who works in it.
 pub struct Place {
-    dir: TempDir,
+    pub dir: TempDir,
     pub uid: u32,
 }
 

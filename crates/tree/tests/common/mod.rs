@@ -29,6 +29,15 @@ impl Pull for Failing {
     }
 }
 
+/// A kernel whose writes of one file fail.
+pub struct FailingOf(pub Ino);
+
+impl Pull for FailingOf {
+    fn pull(&self, ino: Ino) -> Result<()> {
+        if ino == self.0 { Err(Errno(libc::EIO)) } else { Ok(()) }
+    }
+}
+
 #[derive(Default)]
 pub struct TestClock(AtomicU64);
 
@@ -48,7 +57,7 @@ impl Clock for TestClock {
     }
 }
 
-pub const ME: Request = Request { uid: 1000, gid: 1000 };
+pub const ME: Request = Request { uid: 1000, gid: 1000, umask: 0 };
 
 /// Half of the seeds have a small journal: commits that wait together are written one by one, or through spill files.
 pub fn store_options(disk: &SimDisk) -> StoreOptions {
@@ -56,13 +65,25 @@ pub fn store_options(disk: &SimDisk) -> StoreOptions {
         0 => (1 << 20, 64 << 10, 16 << 10),
         _ => (64 << 10, 4 << 10, 2 << 10),
     };
-    StoreOptions::default().background(false).sizes(journal, first, inline)
+    StoreTree::store_options().background(false).sizes(journal, first, inline)
 }
 
 pub fn open_with(disk: &SimDisk, clock: &Arc<TestClock>, commit: CommitMode) -> untorn::Result<StoreTree> {
     let options = store_options(disk);
     let store = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())?;
-    StoreTree::open(store, TreeOptions { commit, owner: ME, clock: clock.clone() })
+    StoreTree::open(store, tree_options(clock, commit))
+}
+
+/// The simulated disk does not tell its room: there is much.
+pub fn tree_options(clock: &Arc<TestClock>, commit: CommitMode) -> TreeOptions {
+    TreeOptions { commit, owner: ME, clock: clock.clone(), below: Some(room(1 << 30)), kept: None }
+}
+
+/// A file system with so many free blocks.
+pub fn room(free: u64) -> Arc<Below> {
+    let (blocks, files) = (1 << 30, 1 << 20);
+    let of = SpaceUse { block_size: 4096, blocks, free, available: free, files, files_free: files };
+    Arc::new(move || Ok(of))
 }
 
 pub fn open(disk: &SimDisk, clock: &Arc<TestClock>) -> StoreTree {
@@ -104,4 +125,13 @@ pub fn reopen(disk: &SimDisk, clock: &Arc<TestClock>, tree: StoreTree) -> StoreT
     disk.kill();
     drop(tree);
     open(disk, clock)
+}
+
+/// A file that is open for writing, with contents that a program has synced.
+pub fn synced(tree: &StoreTree, called: &str, bytes: &[u8]) -> Ino {
+    let ino = file(tree, called);
+    tree.open(ino, true).unwrap();
+    tree.write(ino, 0, bytes).unwrap();
+    tree.sync(ino, &Clean).unwrap();
+    ino
 }

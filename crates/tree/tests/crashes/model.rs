@@ -1,5 +1,7 @@
 //! The rules as a model, and a kernel's cache of writes.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use crate::common::{ME, TestClock, name};
 use fastrand::Rng;
 use std::collections::BTreeMap;
@@ -9,7 +11,10 @@ use untorn_tree::*;
 
 type File = usize;
 /// Where, which byte, how often.
-type Write = (usize, u8, usize);
+pub type Write = (usize, u8, usize);
+/// The opening whose transaction it is.
+const OWNER: u64 = 7;
+
 /// A name: in the directory or in the root.
 type Name = (bool, &'static str);
 
@@ -36,11 +41,21 @@ pub enum Op {
     Unlink(Name),
     RenameDir,
     SyncAll,
+    /// A file joins the transaction, which begins if there is none.
+    Join(File),
+    CommitTxn,
+    AbortTxn,
+    DissolveTxn,
 }
 
 impl Op {
+    /// Whether the kernel sends writes in the middle of it.
+    pub fn sends(&self) -> bool {
+        !matches!(self, Op::Create(..) | Op::Open(_) | Op::Write(..) | Op::Unlink(_) | Op::RenameDir)
+    }
+
     pub fn is_sync(&self) -> bool {
-        matches!(self, Op::Sync(_) | Op::SyncNames | Op::SyncAll)
+        matches!(self, Op::Sync(_) | Op::SyncNames | Op::SyncAll | Op::CommitTxn)
     }
 }
 
@@ -59,8 +74,10 @@ struct Inode {
     synced: bool,
     writer: bool,
     poisoned: bool,
+    in_txn: bool,
 }
 
+#[derive(Clone)]
 pub struct Model {
     dir: Ino,
     dir_name: &'static str,
@@ -68,7 +85,13 @@ pub struct Model {
     files: Vec<Inode>,
     now: u64,
     stamp: u8,
+    /// With `CommitMode::Store`: what the last sync committed.
+    round: Option<Shown>,
+    txn: bool,
 }
+
+/// Contents by path; `None` for directories.
+pub type Shown = BTreeMap<String, Option<Vec<u8>>>;
 
 fn put(bytes: &mut Vec<u8>, (at, stamp, len): Write) {
     bytes.resize(bytes.len().max(at + len), 0);
@@ -102,26 +125,34 @@ impl Inode {
 }
 
 impl Model {
-    pub fn new(dir: Ino) -> Model {
-        Model { dir, dir_name: "d", names: BTreeMap::new(), files: Vec::new(), now: 0, stamp: 0 }
+    pub fn new(dir: Ino, mode: CommitMode) -> Model {
+        let (names, files) = Default::default();
+        let mut model = Model { dir, dir_name: "d", names, files, now: 0, stamp: 0, round: None, txn: false };
+        model.round = (mode == CommitMode::Store).then(|| model.live());
+        model
+    }
+
+    /// Inodes of files, from a model that has made them.
+    pub fn learn(&mut self, from: &Model) {
+        self.files.iter_mut().zip(&from.files).for_each(|(file, known)| file.ino = known.ino);
     }
 
     fn path(&self, (below, name): Name) -> String {
         if below { format!("/{}/{name}", self.dir_name) } else { format!("/{name}") }
     }
 
-    fn state_of(&self, contents: impl Fn(&Inode) -> Vec<u8>) -> BTreeMap<String, Option<Vec<u8>>> {
+    fn state_of(&self, contents: impl Fn(&Inode) -> Vec<u8>) -> Shown {
         let files = self.names.iter().map(|(name, file)| (self.path(*name), Some(contents(&self.files[*file]))));
         files.chain([(format!("/{}", self.dir_name), None)]).collect()
     }
 
-    /// What a commit of all names shows.
-    pub fn state(&self) -> BTreeMap<String, Option<Vec<u8>>> {
-        self.state_of(|file| file.committed.clone())
+    /// What a commit of all names shows; in rounds, the last one.
+    pub fn state(&self) -> Shown {
+        self.round.clone().unwrap_or_else(|| self.state_of(|file| file.committed.clone()))
     }
 
     /// What the tree shows now: what it was sent.
-    pub fn live(&self) -> BTreeMap<String, Option<Vec<u8>>> {
+    pub fn live(&self) -> Shown {
         self.state_of(|file| file.sent.clone())
     }
 
@@ -139,7 +170,7 @@ impl Model {
             let is_usable = file < self.files.len() && usable(&file);
             let is_writer = is_usable && self.files[file].writer;
             self.stamp = self.stamp % 250 + 1;
-            return match rng.u8(..24) {
+            return match rng.u8(..29) {
                 0..=2 if !there(one) => Op::Create(one, self.files.len()),
                 3 | 4 if is_usable && !is_writer => Op::Open(file),
                 5..=8 if is_writer => {
@@ -164,15 +195,45 @@ impl Model {
                     1 => Op::RenameDir,
                     _ => continue,
                 },
+                24..=26 if is_usable => Op::Join(file),
+                27 if self.txn => Op::CommitTxn,
+                28 if self.txn => match rng.u8(..4) {
+                    0 => Op::DissolveTxn,
+                    _ => Op::AbortTxn,
+                },
                 _ => continue,
             };
         }
+    }
+
+    /// A commit of everything, if each write of it succeeds.
+    fn commit_round(&mut self, writes_succeed: bool) -> bool {
+        let mut succeeds = true;
+        for n in 0..self.files.len() {
+            let (now, is_there) = (self.now, self.files[n].writer || self.names_of(n) > 0);
+            let file = &mut self.files[n];
+            if file.writer && !writes_succeed {
+                file.cached.clear();
+                file.poisoned = true;
+            }
+            file.send(now);
+            succeeds &= !is_there || !file.poisoned || file.in_txn;
+        }
+        if succeeds {
+            self.files.iter_mut().filter(|file| !file.in_txn).for_each(Inode::commit);
+            self.round = Some(self.state_of(|file| file.committed.clone()));
+        }
+        succeeds
     }
 
     /// Does it, by the rules; says whether it succeeds.
     pub fn apply(&mut self, op: &Op) -> bool {
         let now = self.now;
         match *op {
+            Op::Sync(file) | Op::SyncFails(file) if self.files[file].in_txn => return false,
+            Op::Sync(_) | Op::SyncNames | Op::SyncAll if self.round.is_some() => return self.commit_round(true),
+            Op::SyncFails(_) if self.round.is_some() => return self.commit_round(false),
+            Op::Tick(seconds) if self.round.is_some() => self.now += seconds,
             Op::Create(name, file) => {
                 assert_eq!(file, self.files.len());
                 self.files.push(Inode::default());
@@ -220,7 +281,7 @@ impl Model {
                     let has_names = self.names_of(n) > 0;
                     let f = &mut self.files[n];
                     let appends = |f: &Inode| f.kept >= f.committed.len() && f.sent.len() >= f.committed.len();
-                    if !has_names || !f.changed || f.poisoned {
+                    if !has_names || !f.changed || f.poisoned || f.in_txn {
                         continue;
                     }
                     if !f.writer && now - f.since >= 5 {
@@ -239,7 +300,7 @@ impl Model {
                 if target == Some(file) {
                     return true;
                 }
-                let seals = target.is_some() || !self.files[file].synced;
+                let seals = self.round.is_none() && (target.is_some() || !self.files[file].synced);
                 if !self.seal(file, seals) {
                     return false;
                 }
@@ -252,20 +313,26 @@ impl Model {
                 if a == b {
                     return true;
                 }
-                // Both are pulled before either is looked at.
-                self.files[a].send(now);
-                self.files[b].send(now);
+                let seals = self.round.is_none();
+                if seals {
+                    // Both are pulled before either is looked at.
+                    self.files[a].send(now);
+                    self.files[b].send(now);
+                }
                 if self.files[a].poisoned || self.files[b].poisoned {
                     return false;
                 }
-                self.seal(a, true);
-                self.seal(b, true);
+                if seals && (self.files[a].in_txn || self.files[b].in_txn) {
+                    return false;
+                }
+                self.seal(a, seals);
+                self.seal(b, seals);
                 self.names.insert(one, b);
                 self.names.insert(other, a);
             }
             Op::Link(from, to) => {
                 let file = self.names[&from];
-                let seals = !self.files[file].synced;
+                let seals = self.round.is_none() && !self.files[file].synced;
                 if !self.seal(file, seals) {
                     return false;
                 }
@@ -275,6 +342,40 @@ impl Model {
                 let file = self.names.remove(&name);
                 self.lost(file);
             }
+            Op::Join(file) => (self.txn, self.files[file].in_txn) = (true, true),
+            Op::CommitTxn => {
+                let joined = self.joined();
+                joined.iter().for_each(|n| self.files[*n].send(now));
+                if joined.iter().any(|n| self.files[*n].poisoned) {
+                    return false;
+                }
+                self.end_txn();
+                if self.round.is_some() && !self.commit_round(true) {
+                    // Another file keeps it back: it goes on.
+                    self.txn = true;
+                    joined.iter().for_each(|n| self.files[*n].in_txn = true);
+                    return false;
+                }
+                joined.iter().for_each(|n| self.files[*n].synced = true);
+                if self.round.is_some() {
+                    return true;
+                }
+                for n in joined {
+                    if self.names_of(n) > 0 {
+                        self.files[n].commit();
+                    }
+                }
+            }
+            Op::AbortTxn => {
+                for n in self.joined() {
+                    let file = &mut self.files[n];
+                    file.cached.clear();
+                    file.sent = file.committed.clone();
+                    (file.changed, file.poisoned) = (false, false);
+                }
+                self.end_txn();
+            }
+            Op::DissolveTxn => self.end_txn(),
             Op::SyncAll => {
                 for n in 0..self.files.len() {
                     let has_names = self.names_of(n) > 0;
@@ -282,7 +383,7 @@ impl Model {
                     if f.writer && !f.synced {
                         f.send(now);
                     }
-                    if has_names && (!f.writer || !f.synced) {
+                    if has_names && !f.in_txn && (!f.writer || !f.synced) {
                         f.commit();
                     }
                 }
@@ -291,13 +392,24 @@ impl Model {
         true
     }
 
+    /// Files of the transaction that are still there.
+    fn joined(&self) -> Vec<File> {
+        let is_there = |n: &File| self.files[*n].in_txn && (self.files[*n].writer || self.names_of(*n) > 0);
+        (0..self.files.len()).filter(is_there).collect()
+    }
+
+    fn end_txn(&mut self) {
+        self.txn = false;
+        self.files.iter_mut().for_each(|file| file.in_txn = false);
+    }
+
     fn seal(&mut self, file: File, seals: bool) -> bool {
         let now = self.now;
         let file = &mut self.files[file];
         if seals {
             file.send(now);
         }
-        if file.poisoned {
+        if file.poisoned || seals && file.in_txn {
             return false;
         }
         if seals {
@@ -315,10 +427,13 @@ impl Model {
     }
 }
 
+/// What the kernel has yet to send.
+pub type Dirty = BTreeMap<Ino, Vec<Write>>;
+
 /// A kernel's cache of writes.
 pub struct Cache<'a> {
     tree: &'a StoreTree,
-    dirty: Mutex<BTreeMap<Ino, Vec<Write>>>,
+    dirty: Mutex<Dirty>,
     fails: AtomicBool,
 }
 
@@ -337,7 +452,16 @@ impl Pull for Cache<'_> {
 
 impl<'a> Cache<'a> {
     pub fn new(tree: &'a StoreTree) -> Cache<'a> {
-        Cache { tree, dirty: Mutex::default(), fails: AtomicBool::new(false) }
+        Cache::with(tree, Dirty::default())
+    }
+
+    /// A cache that another process's tree left.
+    pub fn with(tree: &'a StoreTree, dirty: Dirty) -> Cache<'a> {
+        Cache { tree, dirty: Mutex::new(dirty), fails: AtomicBool::new(false) }
+    }
+
+    pub fn dirty(&self) -> Dirty {
+        self.dirty.lock().unwrap().clone()
     }
 
     /// Does it in the tree. The model has done it, and learns the inode of a new file.
@@ -371,7 +495,7 @@ impl<'a> Cache<'a> {
                 self.fails.store(false, SeqCst);
                 result?;
             }
-            Op::SyncNames => tree.sync_names()?,
+            Op::SyncNames => tree.sync_names(self)?,
             Op::RenameDir => {
                 let (from, to) = if model.dir_name == "e" { ("d", "e") } else { ("e", "d") };
                 tree.rename((ROOT, name(from)), (ROOT, name(to)), RenameFlags::Replace, self)?;
@@ -395,6 +519,17 @@ impl<'a> Cache<'a> {
                 tree.unlink(dir, called)?;
             }
             Op::SyncAll => tree.sync_all(self)?,
+            Op::Join(file) => {
+                let txn = match tree.transactions_of(OWNER).pop() {
+                    Some(txn) => txn,
+                    None => tree.begin(OWNER, false)?,
+                };
+                tree.add(txn, ino(model, file))?;
+            }
+            // One that has ended is asked for again if the process was killed before it said so.
+            Op::CommitTxn => tree.commit(tree.transactions_of(OWNER).pop().unwrap_or(0), self)?,
+            Op::AbortTxn => tree.abort(tree.transactions_of(OWNER).pop().unwrap_or(0), self)?,
+            Op::DissolveTxn => tree.dissolve(tree.transactions_of(OWNER).pop().unwrap_or(0)),
         }
         Ok(())
     }

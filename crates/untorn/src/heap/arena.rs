@@ -1,7 +1,7 @@
 //! Chunks with free blocks that one lock guards, by the size of their blocks: each of a heap's slots for threads has
 //! such an arena, and so has the space behind them.
 
-use super::chunk_table::{Chunk, ChunkTable, NO_BLOCKS, NOBODY, NOWHERE};
+use super::chunk_table::{Chunk, ChunkTable, NO_BLOCKS, NOBODY, NOWHERE, UNCOUNTED};
 use super::layout::{CHUNK_BYTES, SEGMENT_BYTES, SIZES, Use, blocks};
 use super::metadata::{Number, Refused, Result, corrupt, split};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ pub(super) struct Arena {
     table: Arc<ChunkTable>,
     /// As the table says who owns a chunk.
     pub id: u8,
-    /// Chunks with free blocks, by class.
+    /// Chunks with free blocks, or of which nobody knows, by class.
     roomy: [Vec<Number>; SIZES.len()],
 }
 
@@ -32,13 +32,19 @@ impl Arena {
         unsafe { self.table.chunk(number) }
     }
 
-    /// Reads how many free blocks a chunk has.
+    /// A chunk has blocks of a class. Which of them are free is read when it is asked for: that is a line of memory or
+    /// more for each chunk.
     pub(super) fn remember(&mut self, number: Number, class: usize) {
-        let free = self.table.metadata.count_free(number, class) as u16;
-        *self.chunk(number) = Chunk { free, hint: 0, class: class as u8, place: NOWHERE };
-        if free > 0 {
-            self.list(number, class);
+        *self.chunk(number) = Chunk { free: UNCOUNTED, hint: 0, class: class as u8, place: NOWHERE };
+        self.list(number, class);
+    }
+
+    /// How many free blocks a chunk has.
+    fn count(&mut self, number: Number, class: usize) -> u16 {
+        if self.chunk(number).free == UNCOUNTED {
+            self.chunk(number).free = self.table.metadata.count_free(number, class) as u16;
         }
+        self.chunk(number).free
     }
 
     /// A chunk is free for anything.
@@ -63,8 +69,14 @@ impl Arena {
     }
 
     /// A chunk of this arena with free blocks of a class.
-    pub(super) fn roomy(&self, class: usize) -> Option<Number> {
-        self.roomy[class].last().copied()
+    pub(super) fn roomy(&mut self, class: usize) -> Option<Number> {
+        while let Some(number) = self.roomy[class].last().copied() {
+            if self.count(number, class) > 0 {
+                return Some(number);
+            }
+            self.unlist(number, class);
+        }
+        None
     }
 
     /// A chunk of another arena, whose lock is held as well, becomes one of this arena.
@@ -73,7 +85,7 @@ impl Arena {
             from.unlist(number, class);
         }
         self.table.set_owner(number, self.id);
-        if self.chunk(number).free > 0 {
+        if self.count(number, class) > 0 {
             self.list(number, class);
         }
     }
@@ -81,7 +93,7 @@ impl Arena {
     /// A free block of a class, which is in use from now on.
     #[inline]
     pub(super) fn take(&mut self, class: usize) -> Option<*mut u8> {
-        while let Some(number) = self.roomy(class) {
+        while let Some(number) = self.roomy[class].last().copied() {
             if let Some(block) = self.take_first(number, class) {
                 return Some(self.table.metadata.address(number).wrapping_add(block * SIZES[class] as usize));
             }
@@ -95,6 +107,8 @@ impl Arena {
         let (metadata, all) = (&self.table.metadata, blocks(class));
         // SAFETY: as in `chunk`.
         let chunk = unsafe { self.table.chunk(number) };
+        // An arena that blocks are taken from adopted its chunks, and counted them.
+        debug_assert_ne!(chunk.free, UNCOUNTED);
         if chunk.free == 0 {
             return None;
         }

@@ -2,6 +2,8 @@
 
 use super::check::HeapImage;
 use super::layout::{CHUNK_BYTES, INSIDES, SEGMENT_BYTES};
+use super::live::Working;
+use super::live_cuts::Cuts;
 use super::metadata::{Number, Refused};
 use super::own_pages::{self, header_page};
 use super::space::Backing;
@@ -15,6 +17,10 @@ use untorn_os::{holds, memory_limit};
 
 /// The heap's memory and its file.
 pub(super) struct Body {
+    /// Of a live heap: its working memory.
+    pub working: Option<Working>,
+    /// How it is cut.
+    pub cuts: Cuts,
     // Before the file: a map ends before its file is closed.
     pub map: Map,
     /// For everybody: it only reads.

@@ -9,6 +9,7 @@
 use super::heap_report::{HeapChunk, HeapClass, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
 use super::layout::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::path::Path;
 use untorn_journal::Result;
 
@@ -18,6 +19,8 @@ const LEAKS_MOST: usize = 20;
 const PIECE_BYTES: usize = 1 << 20;
 /// A pointer.
 const WORD_BYTES: usize = 8;
+/// The bits of a chunk.
+const BITMAP_BYTES: usize = BITMAP_WORDS * 8;
 
 /// The bytes of a heap.
 pub(crate) trait HeapImage {
@@ -25,6 +28,43 @@ pub(crate) trait HeapImage {
     /// Fills the buffer, which lies within the heap.
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
 }
+
+/// Some of the chunks of a segment.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ChunkSet(u64);
+
+impl ChunkSet {
+    pub(crate) const ALL: ChunkSet = ChunkSet(u64::MAX);
+
+    /// Adds the chunks whose bitmaps touch these bytes of a segment; all, if a descriptor is among them.
+    pub(crate) fn add_touched(&mut self, bytes: Range<usize>) {
+        let (start, end) = (bytes.start.max(DESCRIPTORS_AT), bytes.end.min(ROOTS_AT));
+        if start >= end {
+            return;
+        }
+        if start < BITMAPS_AT {
+            *self = ChunkSet::ALL;
+            return;
+        }
+        let chunks = (start - BITMAPS_AT) / BITMAP_BYTES..(end - BITMAPS_AT).div_ceil(BITMAP_BYTES);
+        chunks.for_each(|chunk| self.0 |= 1 << chunk);
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn has(self, chunk: usize) -> bool {
+        self.0 >> chunk & 1 == 1
+    }
+
+    /// Behind the last of them.
+    fn end(self) -> usize {
+        (u64::BITS - self.0.leading_zeros()) as usize
+    }
+}
+
+const _: () = assert!(CHUNKS == u64::BITS as usize);
 
 /// What the walk remembers of a chunk.
 #[derive(Clone, Copy, Default)]
@@ -101,7 +141,7 @@ impl<'a> Checker<'a> {
         while checker.chunks.len() < segments * CHUNKS {
             let segment = checker.chunks.len() / CHUNKS;
             progress((segment * CHUNK_BYTES) as u64, (segments * CHUNK_BYTES) as u64);
-            checker.walk(segment, segments, &mut classes)?;
+            checker.walk(segment, segments, ChunkSet::ALL, &mut classes)?;
         }
         checker.report.classes = classes.into_values().collect();
         if let Some(segment) = (segments..checker.insides.len() * 8).find(|segment| checker.is_inside(*segment)) {
@@ -145,19 +185,19 @@ impl<'a> Checker<'a> {
     }
 
     /// Looks at the metadata of some segments alone, but of none that is marked as inside of an allocation; says what
-    /// is wrong.
+    /// is wrong. Of each segment, the bitmaps of these chunks are looked at.
     pub(crate) fn problems_of(
         image: &dyn HeapImage,
         header: &Header,
-        concerned: &BTreeSet<usize>,
+        concerned: &BTreeMap<usize, ChunkSet>,
     ) -> Result<Vec<String>> {
         let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
         let segments = header.segments as usize;
-        checker.read_insides(segments, concerned.iter().map(|segment| segment / INSIDES).collect())?;
-        for segment in concerned.iter().filter(|segment| **segment < segments) {
+        checker.read_insides(segments, concerned.keys().map(|segment| segment / INSIDES).collect())?;
+        for (segment, chunks) in concerned.iter().filter(|(segment, _)| **segment < segments) {
             // What lies inside of a huge allocation is the program's own.
             if !checker.is_inside(*segment) {
-                checker.walk(*segment, segments, &mut BTreeMap::new())?;
+                checker.walk(*segment, segments, *chunks, &mut BTreeMap::new())?;
             }
         }
         Ok(checker.report.problems)
@@ -191,15 +231,21 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Takes in a segment, or as many as a huge allocation has.
-    fn walk(&mut self, segment: usize, segments: usize, classes: &mut BTreeMap<usize, HeapClass>) -> Result<()> {
-        let mut bytes = vec![0; ROOTS_AT - DESCRIPTORS_AT];
+    /// Takes in a segment, or as many as a huge allocation has. Bitmaps of other chunks than these count as empty.
+    fn walk(
+        &mut self,
+        segment: usize,
+        segments: usize,
+        looked_at: ChunkSet,
+        classes: &mut BTreeMap<usize, HeapClass>,
+    ) -> Result<()> {
+        let mut bytes = vec![0; BITMAPS_AT - DESCRIPTORS_AT + looked_at.end() * BITMAP_BYTES];
         self.image.read(&mut bytes, (segment * SEGMENT_BYTES + DESCRIPTORS_AT) as u64)?;
         let (descriptors, bitmaps) = bytes.split_at(BITMAPS_AT - DESCRIPTORS_AT);
         let descriptor = |index: usize| Descriptor::read(&descriptors[index * size_of::<Descriptor>()..]);
         let bitmap = |index: usize| {
-            let words = bitmaps[index * BITMAP_WORDS * 8..][..BITMAP_WORDS * 8].chunks_exact(8);
-            words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+            let range = if looked_at.has(index) { index * BITMAP_BYTES..(index + 1) * BITMAP_BYTES } else { 0..0 };
+            bitmaps[range].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
         };
         let spans = match descriptor(1).what(1) {
             Some(Use::Huge(spans)) if segment + spans <= segments => spans,
@@ -231,6 +277,7 @@ impl<'a> Checker<'a> {
                     blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
                     self.push(HeapChunk::Free, Chunk::default());
                 }
+                Use::Blocks(_) if !looked_at.has(index) => self.push(HeapChunk::Free, Chunk::default()),
                 Use::Blocks(class) => {
                     let of = blocks(class);
                     blocks_of(index, of).into_iter().for_each(|problem| self.report.problem(problem));

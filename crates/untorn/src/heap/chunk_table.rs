@@ -15,10 +15,13 @@ pub(super) const NO_BLOCKS: u8 = u8::MAX;
 /// A place in no list.
 pub(super) const NOWHERE: u32 = u32::MAX;
 
+/// Free blocks that nobody has counted yet.
+pub(super) const UNCOUNTED: u16 = u16::MAX;
+
 /// What is remembered of a chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
-    /// Free blocks.
+    /// Free blocks, or `UNCOUNTED`.
     pub free: u16,
     /// No word of the bitmap before this one has a free bit.
     pub hint: u8,

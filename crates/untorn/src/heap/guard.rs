@@ -1,14 +1,17 @@
 //! The lock of a heap: many threads that change it, or one thread that commits it.
 
+use super::live_head::LiveHead;
 use super::thread_local::LOCAL;
 use crate::concurrency::{RawRwLock, new_raw_lock};
 use crate::invariant;
 #[cfg(not(feature = "shuttle"))]
-use parking_lot::lock_api::RawRwLock as _;
+use parking_lot::lock_api::{RawRwLock as _, RawRwLockTimed as _};
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::time::Duration;
 use untorn_os::holds;
 
 #[cfg(not(feature = "shuttle"))]
@@ -55,11 +58,13 @@ pub(crate) struct Guard {
     lock: RawRwLock,
     /// A thread ended while it held the guard: what it was changing may be half done.
     abandoned: AtomicBool,
+    /// Of a live heap: where it is noted that something is being changed. Null: of any other.
+    live: AtomicPtr<u8>,
 }
 
 impl Guard {
     pub(crate) fn new() -> Guard {
-        Guard { lock: new_raw_lock(), abandoned: AtomicBool::new(false) }
+        Guard { lock: new_raw_lock(), abandoned: AtomicBool::new(false), live: AtomicPtr::new(null_mut()) }
     }
 
     /// Whether this thread holds it.
@@ -102,7 +107,46 @@ impl Guard {
     #[inline]
     pub(crate) fn mutate(&self) -> Mutating<'_> {
         self.enter();
-        Mutating { guard: self, thread: PhantomData }
+        if let Some(live) = self.live() {
+            live.begin_change();
+        }
+        Mutating { guard: self, changes: true, thread: PhantomData }
+    }
+
+    /// Takes the guard for steps each of which leaves the heap whole: a process that ends between them loses none.
+    #[inline]
+    pub(crate) fn hold(&self) -> Mutating<'_> {
+        self.enter();
+        Mutating { guard: self, changes: false, thread: PhantomData }
+    }
+
+    /// Ends what [`Guard::mutate`] began. False: this thread holds none.
+    #[inline]
+    pub(crate) fn end(&self) -> bool {
+        if self.depth() == 0 {
+            return false;
+        }
+        if let Some(live) = self.live() {
+            live.end_change();
+        }
+        self.leave()
+    }
+
+    #[inline]
+    fn live(&self) -> Option<LiveHead> {
+        // SAFETY: the head of a live heap, which is mapped for ever.
+        self.live_memory().map(|head| unsafe { LiveHead::at(head) })
+    }
+
+    /// Of a live heap: the head of its memory.
+    #[inline]
+    pub(super) fn live_memory(&self) -> Option<NonNull<u8>> {
+        NonNull::new(self.live.load(Relaxed))
+    }
+
+    /// The guard is that of another heap from now on; of a live one, its memory has this head.
+    pub(crate) fn set_live(&self, head: Option<NonNull<u8>>) {
+        self.live.store(head.map_or(null_mut(), NonNull::as_ptr), Release);
     }
 
     #[inline]
@@ -137,6 +181,15 @@ impl Guard {
         Quiet { guard: self, thread: PhantomData }
     }
 
+    /// As [`Guard::quiet`], waiting no longer than this: threads that wait for each other may need the guard to go on.
+    pub(crate) fn quiet_for(&self, most: Duration) -> Option<Quiet<'_>> {
+        #[cfg(not(feature = "shuttle"))]
+        let quiet = !holds(invariant::HEAP_IS_QUIET) || self.lock.try_lock_exclusive_for(most);
+        #[cfg(feature = "shuttle")]
+        let quiet = !holds(invariant::HEAP_IS_QUIET) || (self.lock.try_lock_exclusive() && !most.is_zero());
+        quiet.then(|| Quiet { guard: self, thread: PhantomData })
+    }
+
     /// Whether a thread ended while it held the guard, since that was last forgiven.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Acquire)
@@ -162,13 +215,18 @@ impl Guard {
 #[must_use = "a guard that is dropped at once guards nothing"]
 pub struct Mutating<'a> {
     guard: &'a Guard,
+    /// What a process that ends meanwhile leaves is half done.
+    changes: bool,
     /// It ends in the thread that began it.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for Mutating<'_> {
     fn drop(&mut self) {
-        self.guard.leave();
+        match self.changes {
+            true => self.guard.end(),
+            false => self.guard.leave(),
+        };
     }
 }
 

@@ -60,7 +60,7 @@ impl Memory {
     }
 
     fn table(&self) -> Arc<ChunkTable> {
-        Arc::new(ChunkTable::new(Metadata::new(self.base.as_ptr(), None), self.most))
+        Arc::new(ChunkTable::new(Metadata::new(self.base.as_ptr(), None, None), self.most))
     }
 
     /// The bytes themselves.

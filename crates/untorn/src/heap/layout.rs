@@ -5,7 +5,7 @@
 //! segment   64 chunks of 64 KiB; the first is metadata
 //! metadata  header page · 64 descriptors of 64 bytes · 64 bitmaps of 512 bytes ·
 //!           128 roots of 192 bytes (in the first segment)
-//! header    in the first segment only; from byte 128 on, also in every 31744th segment, one bit for each segment
+//! header    in the first segment only; from byte 64 on, of a live heap, where its memory is; from byte 128 on, also in every 31744th segment, one bit for each segment
 //!           that lies inside of an allocation, and so has no metadata
 //! chunk     free · blocks of one size class, a bit each · a part of a large allocation
 //! ```
@@ -130,6 +130,42 @@ impl Header {
     }
 }
 
+/// Where a stamp is.
+pub(crate) const STAMP_AT: usize = 64;
+
+/// Which live memory a heap's commits come from; zeros, if none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    /// A random number of that memory.
+    pub incarnation: [u8; 16],
+    /// The commit is so manyth cut of it, or of an attempt at it.
+    pub cut: u64,
+    /// The user whose memory it is.
+    pub uid: u32,
+    unused: u32,
+    /// Checksum of what is before it.
+    sum: u64,
+}
+
+impl Stamp {
+    pub(crate) const NONE: Stamp = Stamp { incarnation: [0; 16], cut: 0, uid: 0, unused: 0, sum: 0 };
+
+    pub(crate) fn new(incarnation: [u8; 16], cut: u64, uid: u32) -> Stamp {
+        let mut bytes = incarnation.to_vec();
+        bytes.extend(cut.to_le_bytes());
+        bytes.extend(uid.to_le_bytes());
+        Stamp { incarnation, cut, uid, unused: 0, sum: untorn_journal::format::crc64(&bytes) }
+    }
+
+    /// From the start of a file. None: the heap has no live memory.
+    pub(crate) fn read(bytes: &[u8; STAMP_AT + size_of::<Stamp>()]) -> Option<Stamp> {
+        // SAFETY: so many bytes are there; a stamp is numbers, and any bytes are numbers.
+        let stamp: Stamp = unsafe { std::ptr::read_unaligned(bytes[STAMP_AT..].as_ptr().cast()) };
+        (stamp.incarnation != [0; 16] && stamp == Stamp::new(stamp.incarnation, stamp.cut, stamp.uid)).then_some(stamp)
+    }
+}
+
 /// What a chunk is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
@@ -237,7 +273,8 @@ pub(crate) fn fingerprint(type_name: &[u8], size: u64, align: u32, version: u32)
 
 const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<RootEntry>() == 192);
 const _: () = assert!(ROOTS_AT + ROOTS * size_of::<RootEntry>() <= CHUNK_BYTES && ROOTS == 128);
-const _: () = assert!(size_of::<Header>() <= INSIDES_AT && INSIDES.is_multiple_of(8));
+const _: () = assert!(size_of::<Header>() <= STAMP_AT && STAMP_AT + size_of::<Stamp>() <= INSIDES_AT);
+const _: () = assert!(INSIDES.is_multiple_of(8));
 
 /// Blocks of a class in a chunk.
 pub(crate) const fn blocks(class: usize) -> usize {

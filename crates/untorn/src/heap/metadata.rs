@@ -1,9 +1,12 @@
 //! The metadata of a heap where it lies in memory. Whoever changes a chunk's metadata holds the lock of its owner.
 
 use super::layout::*;
+use super::live_head::LiveHead;
 use crate::invariant;
 use crate::region::Told;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use untorn_os::holds;
 
 /// Why there is no memory.
@@ -38,6 +41,8 @@ pub(super) struct Metadata {
     base: *mut u8,
     /// With the tracker `told` every store here is told of.
     told: Option<Arc<Told>>,
+    /// Of a live heap: what a change of several lines overwrites is kept there until the change is whole.
+    live: Option<LiveHead>,
 }
 
 // SAFETY: an address; each access says under which lock it is.
@@ -46,8 +51,24 @@ unsafe impl Send for Metadata {}
 unsafe impl Sync for Metadata {}
 
 impl Metadata {
-    pub(super) fn new(base: *mut u8, told: Option<Arc<Told>>) -> Metadata {
-        Metadata { base, told }
+    pub(super) fn new(base: *mut u8, told: Option<Arc<Told>>, live: Option<LiveHead>) -> Metadata {
+        Metadata { base, told, live }
+    }
+
+    /// These bytes are about to change. The caller has the lock of the space.
+    fn save(&self, at: *const u8, len: usize) {
+        if let Some(live) = &self.live {
+            // SAFETY: metadata in a mapped segment, which the caller is about to change.
+            live.save(at as usize - self.base as usize, unsafe { std::slice::from_raw_parts(at, len) });
+        }
+    }
+
+    /// What changed since the last call makes sense as a whole: a process that ends now leaves it so. The caller has the
+    /// lock of the space.
+    pub(super) fn settle(&self) {
+        if let Some(live) = &self.live {
+            live.settle();
+        }
     }
 
     /// The bytes of this type at this address have changed.
@@ -64,6 +85,7 @@ impl Metadata {
     }
 
     pub(super) fn set_header(&self, header: Header) {
+        self.save(self.base, size_of::<Header>());
         // SAFETY: as above.
         unsafe { *self.base.cast::<Header>() = header.summed() };
         self.tell(self.base.cast::<Header>());
@@ -83,6 +105,7 @@ impl Metadata {
     }
 
     pub(super) fn set_use(&self, number: Number, what: Use, bytes: usize) {
+        self.save(self.descriptor(number).cast(), size_of::<Descriptor>());
         // SAFETY: as above.
         unsafe { *self.descriptor(number) = Descriptor::new(what, bytes as u64) };
         self.tell(self.descriptor(number));
@@ -107,8 +130,9 @@ impl Metadata {
         assert!(word < BITMAP_WORDS);
         // SAFETY: as above.
         let at = unsafe { self.bitmap(number).add(word) };
-        // SAFETY: as above.
-        unsafe { *at = bits };
+        // In one step, as a process may end at any moment.
+        // SAFETY: as above; whoever reads or writes it has the same lock.
+        unsafe { AtomicU64::from_ptr(at) }.store(bits, Relaxed);
         self.tell(at);
     }
 
@@ -136,8 +160,13 @@ impl Metadata {
     }
 
     pub(super) fn set_inside(&self, segments: std::ops::Range<usize>, inside: bool) {
+        let mut saved = usize::MAX;
         for segment in segments {
             let (at, bit) = inside_bit(segment);
+            if at - at % 64 != saved {
+                saved = at - at % 64;
+                self.save(self.base.wrapping_add(saved), 64);
+            }
             // SAFETY: as above.
             let byte = unsafe { &mut *self.base.add(at) };
             *byte = if inside { *byte | bit } else { *byte & !bit };
@@ -162,5 +191,48 @@ impl Metadata {
             (first + 1..end).all(|segment| self.is_inside(segment)) && (end >= all || !self.is_inside(end))
         });
         if right { Ok(()) } else { Err(corrupt(number, format_args!("{segments} segments are not inside of it"))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::NonNull;
+    use untorn_os::LIVE_HEAD_BYTES;
+
+    /// Aligned as descriptors are.
+    #[derive(Clone, Copy)]
+    #[repr(C, align(64))]
+    struct Line([u8; 64]);
+
+    /// Any number of changes that were not settled are brought back, and none that was.
+    #[test]
+    fn what_is_not_settled_is_undone() {
+        let mut memory = vec![Line([0; 64]); SEGMENT_BYTES / 64];
+        let mut head = vec![Line([0; 64]); LIVE_HEAD_BYTES / 64];
+        // SAFETY: as many bytes as a head has, which live longer than what uses them.
+        let head = unsafe { LiveHead::at(NonNull::from(&mut head[..]).cast()) };
+        let base = memory.as_mut_ptr().cast::<u8>();
+        let metadata = Metadata::new(base, None, Some(head));
+        // SAFETY: the memory above.
+        let bytes = || unsafe { std::slice::from_raw_parts(base, CHUNK_BYTES) }.to_vec();
+        metadata.set_use(5, Use::Blocks(3), 0);
+        metadata.settle();
+        for changes in 0..4 {
+            let before = bytes();
+            let header = Header { segments: 7, ..metadata.header() };
+            let change: [&dyn Fn(); 3] =
+                [&|| metadata.set_use(5, Use::Large(9), 9 * CHUNK_BYTES), &|| metadata.set_header(header), &|| {
+                    metadata.set_inside(3..1200, true)
+                }];
+            change[..changes].iter().for_each(|change| change());
+            assert_eq!(changes > 0, bytes() != before);
+            let undone = head.undo(|old, at| {
+                // SAFETY: within the memory above.
+                unsafe { base.add(at as usize).copy_from(old.as_ptr(), old.len()) };
+                Ok::<(), ()>(())
+            });
+            assert!(undone.is_ok() && bytes() == before, "{changes} changes");
+        }
     }
 }

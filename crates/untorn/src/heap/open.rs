@@ -2,16 +2,21 @@
 
 use super::body::{Body, segments_of};
 use super::layout::*;
+use super::live::{self, Found, LiveStart, Working};
+use super::live_cuts::Cuts;
+use super::live_head::START_BYTES;
 use super::open_heap::Heap;
 use super::own_pages;
 use super::registry;
 use crate::file::File;
 use crate::invariant;
-use crate::map::{Map, MapOptions};
+use crate::map::{Kept, Map, MapOptions};
 use crate::options::{FileOptions, StoreOptions};
 use crate::store::Store;
 use std::ops::Range;
 use std::path::Path;
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+use std::time::Duration;
 use untorn_journal::{Error, Result};
 use untorn_os::{holds, memory_limit, sanitizer};
 
@@ -33,6 +38,9 @@ pub struct HeapOptions {
     debug_guards: bool,
     debug_races: bool,
     debug_pointers: bool,
+    live: bool,
+    cuts: Cuts,
+    cut_every: Option<Duration>,
 }
 
 impl Default for HeapOptions {
@@ -47,6 +55,9 @@ impl Default for HeapOptions {
             debug_guards: false,
             debug_races: false,
             debug_pointers: false,
+            live: false,
+            cuts: Cuts::Stop,
+            cut_every: None,
         }
     }
 }
@@ -134,6 +145,28 @@ impl HeapOptions {
         self
     }
 
+    /// The heap's working memory outlives the process, however that ends, until the machine goes down; the next live
+    /// opening goes on from it. A commit is a *cut*: what the heap goes back to after a power cut, or where it cannot go
+    /// on. [`Heap::live`] tells how the heap began. The memory is in `/dev/shm`, or where `UNTORN_LIVE_DIR` says, and takes
+    /// as much room there as the heap is long. See `docs/LIVE_HEAPS.md`. Default: off.
+    pub fn live(mut self, on: bool) -> Self {
+        self.live = on;
+        self
+    }
+
+    /// Of a live heap: what a cut does while threads store. Default: [`Cuts::Stop`]. A commit together with other files
+    /// ([`Heap::commit_with`]) and the last one ([`Heap::close`]) wait for guards and sections in either case.
+    pub fn cuts(mut self, cuts: Cuts) -> Self {
+        self.cuts = cuts;
+        self
+    }
+
+    /// Of a live heap: a thread commits this often, if something was stored to. Default: only [`Heap::commit`] commits.
+    pub fn cut_every(mut self, every: Duration) -> Self {
+        self.cut_every = Some(every);
+        self
+    }
+
     /// As [`MapOptions::tracker`].
     pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
         self.map = self.map.tracker(tracker);
@@ -152,14 +185,24 @@ impl HeapOptions {
     }
 
     fn open_file(&self, file: File) -> Result<Heap> {
+        self.check_live()?;
         let (file, mark) = file.into_heaps_own()?;
-        let map = if file.len()? == 0 { self.create_in(&file)? } else { self.map_existing(&file)? };
+        let (map, working, unfreed) = match file.len()? {
+            0 => {
+                let (map, working) = self.create_in(&file)?;
+                (map, working, Vec::new())
+            }
+            _ => self.map_existing(&file)?,
+        };
+
         let (base, segments) = (map.as_ptr() as usize, segments_of(&map));
         // SAFETY: the header is mapped, and was looked at or made just now.
         let space = unsafe { (*map.as_ptr().cast::<Header>()).address_space } as usize;
         registry::note_addresses(base..base + space);
         let limit = memory_limit().filter(|_| self.map.dirty_max_given().is_none());
         let body = Body {
+            working,
+            cuts: self.cuts,
             map,
             view: file.view(),
             file,
@@ -171,11 +214,34 @@ impl HeapOptions {
             memory_bytes: limit.map_or(u64::MAX, |limit| limit.bytes),
         };
         own_pages::lock_all(&body.map);
-        Ok(Heap::new(base, segments, space / SEGMENT_BYTES, body))
+        let heap = Heap::new(base, segments, space / SEGMENT_BYTES, body);
+        free_left(&heap, &unfreed)?;
+        match self.cut_every {
+            Some(every) => heap.cut_every(every),
+            None => Ok(heap),
+        }
+    }
+
+    fn check_live(&self) -> Result<()> {
+        if self.live && self.map.is_told() {
+            return Err(Error::invalid("a live heap finds stores by itself: it cannot have the tracker `told`"));
+        }
+        if self.cut_every.is_some_and(|every| !self.live || every.is_zero()) {
+            return Err(Error::invalid("cuts are of live heaps, and time passes between them"));
+        }
+        Ok(())
+    }
+
+    /// Maps a heap's file: as usual, or in working memory that is made for it.
+    fn map_with(&self, file: &File, options: &MapOptions, working: Option<&Working>) -> Result<Map> {
+        match working {
+            None => file.map_with(options),
+            Some(working) => file.map_live(options, working.memory(), Kept::Nothing),
+        }
     }
 
     /// A new heap: one segment, of which all but the header is zeros.
-    fn create_in(&self, file: &File) -> Result<Map> {
+    fn create_in(&self, file: &File) -> Result<(Map, Option<Working>)> {
         let (addresses, usual) = match sanitizer() {
             Some(_) => (SANITIZED_MIN..SANITIZED_MAX, SANITIZED_SPACE),
             None => (ADDRESS_MIN..ADDRESS_MAX, ADDRESS_SPACE),
@@ -187,6 +253,15 @@ impl HeapOptions {
                 "a heap of {space} bytes of address space is larger than its addresses"
             )));
         }
+        let working = if self.live { Some(Working::create(file, LiveStart::New)?) } else { None };
+        let made = self.make(file, working.as_ref(), space, addresses);
+        if let (Err(_), Some(working)) = (&made, &working) {
+            let _ = working.remove();
+        }
+        Ok((made?, working))
+    }
+
+    fn make(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
         let map = match self.address {
             Some(address) => {
                 if !address.is_multiple_of(SEGMENT_BYTES) || !may_lie(address as u64, space) {
@@ -197,9 +272,9 @@ impl HeapOptions {
                     )));
                 }
                 check_sanitizer(file, address)?;
-                file.map_with(&self.map.address(address).address_space(space))?
+                self.map_with(file, &self.map.address(address).address_space(space), working)?
             }
-            None => self.map_anywhere(file, space, addresses)?,
+            None => self.map_anywhere(file, working, space, addresses)?,
         };
         map.resize(SEGMENT_BYTES as u64)?;
         if !holds(invariant::HEAP_CREATED_WHOLE) {
@@ -217,13 +292,16 @@ impl HeapOptions {
         // SAFETY: the first segment was mapped just now, and nobody else knows of it.
         unsafe { map.as_mut_ptr().cast::<Header>().write(header.summed()) };
         map.touch(map.as_ptr(), size_of::<Header>())?;
-        map.msync()?;
+        match working {
+            Some(working) => name(working, &map)?,
+            None => map.msync()?,
+        }
         Ok(map)
     }
 
     /// At a random address that is free in this process, and that no heap has had which was open in it: that one
     /// may come back.
-    fn map_anywhere(&self, file: &File, space: u64, addresses: Range<usize>) -> Result<Map> {
+    fn map_anywhere(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
         let slots = addresses.len() as u64 / space;
         let mut tries = 0;
         loop {
@@ -235,17 +313,19 @@ impl HeapOptions {
             if !last && registry::was_open(&(address..address + space as usize)) {
                 continue;
             }
-            match file.map_with(&self.map.address(address).address_space(space)) {
+            match self.map_with(file, &self.map.address(address).address_space(space), working) {
                 Err(Error::Invalid { .. }) if !last => {}
                 done => return done,
             }
         }
     }
 
-    fn map_existing(&self, file: &File) -> Result<Map> {
-        let mut bytes = [0; size_of::<Header>()];
-        file.read_at(&mut bytes, 0)?;
-        let header = Header::read(&bytes, &file.path())?;
+    /// The map, its working memory, and blocks of sections that are to be freed before anybody uses the heap.
+    fn map_existing(&self, file: &File) -> Result<(Map, Option<Working>, Vec<usize>)> {
+        let mut start = [0; START_BYTES];
+        file.read_at(&mut start, 0)?;
+        let (bytes, _) = start.split_first_chunk().expect("more than a header");
+        let header = Header::read(bytes, &file.path())?;
         if let Some(problem) = header.problem(file.len()?) {
             return Err(Error::corrupt_heap(file.path(), problem));
         }
@@ -262,8 +342,74 @@ impl HeapOptions {
             // Of a long heap on a small machine counts what is in use.
             map = map.in_use(bytes_in_use(file, header.segments as usize)?);
         }
-        file.map_with(&map)
+        match live::find(file, &start)? {
+            Found::Kept(mut working, bytes) if self.live => {
+                let unfreed = working.take_unfreed();
+                let map = file.map_live(&map, working.memory(), Kept::Bytes(bytes))?;
+                working.go_on(&map)?;
+                Ok((map, Some(working), unfreed))
+            }
+            Found::Kept(mut working, bytes) => {
+                let unfreed = working.take_unfreed();
+                if holds(invariant::LIVE_BROUGHT_IN) {
+                    let map = file.map_live(&map, working.memory(), Kept::Bytes(bytes))?;
+                    live::set_stamp(&map, Stamp::NONE)?;
+                    map.msync()?;
+                    map.unmap()?;
+                }
+                working.remove()?;
+                Ok((file.map_with(&map)?, None, unfreed))
+            }
+            found => {
+                let start = match &found {
+                    Found::LastCut(why) => {
+                        tracing::warn!(file = %file.path().display(), why, "the heap is as of its last cut");
+                        LiveStart::LastCut(why.clone())
+                    }
+                    _ => LiveStart::New,
+                };
+                if !self.live {
+                    let map = file.map_with(&map)?;
+                    if matches!(found, Found::LastCut(_)) && map.is_writable() {
+                        live::set_stamp(&map, Stamp::NONE)?;
+                        map.msync()?;
+                    }
+                    return Ok((map, None, Vec::new()));
+                }
+                let working = Working::create(file, start)?;
+                let mapped = file.map_live(&map, working.memory(), Kept::Nothing);
+                let named = mapped.and_then(|map| name(&working, &map).map(|()| map));
+                if named.is_err() {
+                    let _ = working.remove();
+                }
+                Ok((named?, Some(working), Vec::new()))
+            }
+        }
     }
+}
+
+/// Frees the blocks that sections left which an opening has undone, or which had freed them. After a kill in between, an opening
+/// does it again: nobody has allocated anything before it is done.
+fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
+    let left = blocks.iter().filter_map(|at| NonNull::new(with_exposed_provenance_mut::<u8>(*at)));
+    for block in left.filter(|block| heap.size_of(*block).is_ok()) {
+        // SAFETY: nothing leads there, now that the sections are undone or have ended.
+        unsafe { heap.free(block)? };
+    }
+    match &heap.body().working {
+        Some(working) => working.settle_sections(),
+        None if !blocks.is_empty() => heap.commit()?,
+        None => {}
+    }
+    Ok(())
+}
+
+/// Commits a heap whose file names this memory from then on.
+fn name(working: &Working, map: &Map) -> Result<()> {
+    let cut = working.begin_cut(map)?;
+    map.msync()?;
+    working.is_named(cut);
+    Ok(())
 }
 
 fn check_sanitizer(file: &File, address: usize) -> Result<()> {

@@ -5,8 +5,13 @@ use super::check::Checker;
 use super::guard::{Mutating, Quiet};
 use super::heap_report::HeapReport;
 use super::in_heap::InHeap;
+use super::layout::Stamp;
+use super::live::{self, LiveReport, Working};
+use super::live_cuts::Cutter;
 use super::own_pages;
 use super::registry::{self, Live, LockedSlot, WeakHeap};
+use super::section_thread::section_of;
+use super::sections::Closed;
 use crate::commit;
 use crate::completion::Completion;
 use crate::concurrency::MutexGuard;
@@ -18,6 +23,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
 use untorn_journal::{Error, Result};
 use untorn_os::holds;
 
@@ -40,17 +46,38 @@ impl Drop for Registration {
     }
 }
 
+/// What a commit of a live heap is.
+#[derive(Clone, Copy)]
+enum Next {
+    /// A cut, after which the heap goes on.
+    Cut,
+    /// The last one of its working memory.
+    End,
+}
+
+/// A commit that was queued.
+struct Submitted {
+    completion: Arc<Completion>,
+    /// Whether a store was found that came in between.
+    raced: Result<()>,
+    /// Of a live heap: the number of the cut.
+    cut: Option<u64>,
+}
+
 /// As long as it lives, no thread changes the heap or allocates in it.
 pub(super) struct Still<'a> {
     // In this order: who waits for the guard finds the locks free.
     pub(super) live: MutexGuard<'a, Option<Live>>,
     pub(super) slots: Vec<LockedSlot<'a>>,
     _quiet: Quiet<'a>,
+    _closed: Option<Closed<'a>>,
 }
 
 /// An open heap. Cheap to clone; it closes when the last clone is gone, and discards what is not committed.
 #[derive(Clone)]
 pub struct Heap {
+    /// Before what its thread uses, too.
+    cutter: Option<Arc<Cutter>>,
     shared: Arc<Shared>,
 }
 
@@ -58,7 +85,36 @@ impl Heap {
     pub(super) fn new(base: usize, segments: usize, segments_most: usize, body: Body) -> Heap {
         let body = Arc::new(body);
         let registration = Registration(registry::insert(base, segments, segments_most, body.clone()));
-        Heap { shared: Arc::new(Shared { base, registration, body, roots: ReentrantMutex::new(()) }) }
+        Heap { cutter: None, shared: Arc::new(Shared { base, registration, body, roots: ReentrantMutex::new(()) }) }
+    }
+
+    /// From now on a thread commits every so often.
+    pub(super) fn cut_every(mut self, every: Duration) -> Result<Heap> {
+        let path = self.file().path();
+        let heap = Heap { cutter: None, shared: self.shared.clone() };
+        let guard = &self.shared.registration.0.entry.guard;
+        let opening = self.shared.registration.0.opening();
+        let would_wait = move || guard.is_held() || section_of(opening).is_some();
+        let cut = move || {
+            let cut = heap.has_stores().and_then(|has| if has { heap.commit() } else { Ok(()) });
+            cut.inspect_err(|e| heap.shared.body.map.note(e)).is_ok()
+        };
+        let head = self.shared.body.working.as_ref().map(|working| working.head);
+        let head = head.ok_or_else(|| Error::invalid("cuts are of live heaps"))?;
+        let cutter =
+            Cutter::start(every, head, would_wait, cut).map_err(|e| Error::io("start a thread for", path, e))?;
+        self.cutter = Some(Arc::new(cutter));
+        Ok(self)
+    }
+
+    /// Something was stored to since the last commit.
+    fn has_stores(&self) -> Result<bool> {
+        Ok(!self.shared.body.map.stored_pages()?.is_empty())
+    }
+
+    /// The working memory of a live heap, and how the heap began. None: the heap was not opened live.
+    pub fn live(&self) -> Option<LiveReport> {
+        self.shared.body.working.as_ref().map(Working::report)
     }
 
     /// An allocator for collections in this heap, which end before this handle does. It may be a part of what it
@@ -123,6 +179,13 @@ impl Heap {
         self.shared.registration.0.entry.guard.mutate()
     }
 
+    /// As long as the guard lives, no commit takes place: for steps each of which leaves the heap whole, such as those of
+    /// lock-free structures. Of a live heap whose process ends meanwhile nothing is lost; within [`Heap::mutate`] the heap
+    /// goes back to its last cut. May be taken within the other, and the other within it.
+    pub fn hold_cuts(&self) -> Mutating<'_> {
+        self.shared.registration.0.entry.guard.hold()
+    }
+
     /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds
     /// a guard of [`Heap::mutate`], and copies what was changed; then threads may change the heap again, while the
     /// commit is compared, written and flushed.
@@ -136,9 +199,12 @@ impl Heap {
 
     /// Commits the heap and ordinary files of the same store as one.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
-        let (completion, raced) = self.submit(files)?;
+        let Submitted { completion, raced, cut } = self.submit(files, Next::Cut)?;
         // The commit takes place, whatever was found in memory.
         self.shared.body.file.store.finish(&completion)?;
+        if let (Some(working), Some(cut)) = (&self.shared.body.working, cut) {
+            working.head.note_durable(cut);
+        }
         self.reclaim_quiet(&completion);
         raced
     }
@@ -147,16 +213,15 @@ impl Heap {
     /// changed than that, waits for the commit.
     pub fn commit_async(&self) -> Result<Ticket> {
         let body = &self.shared.body;
-        body.file.store.shorten_queue();
-        let (completion, raced) = self.submit(&[])?;
+        body.file.store.shorten_queue()?;
+        let Submitted { completion, raced, .. } = self.submit(&[], Next::Cut)?;
         body.file.store.wakeup.wake();
         self.reclaim_quiet(&completion);
         raced?;
         Ok(Ticket { completion, store: body.file.store.clone() })
     }
 
-    /// Queues a commit; also returns whether a store was found that came in between.
-    fn submit(&self, files: &[&File]) -> Result<(Arc<Completion>, Result<()>)> {
+    fn submit(&self, files: &[&File], next: Next) -> Result<Submitted> {
         let body = &self.shared.body;
         self.check_no_guard()?;
         if self.shared.registration.0.entry.unguarded.swap(false, Acquire) {
@@ -167,18 +232,25 @@ impl Heap {
         }
         {
             // Whoever rolls the heap back waits for this.
-            let _mutating = self.mutate();
+            let _held = self.hold_cuts();
             self.shared.registration.0.give_back(body)?;
+        }
+        if let Some(working) = self.stops_threads().filter(|_| files.is_empty() && matches!(next, Next::Cut)) {
+            let (completion, cut) = self.submit_stopped(working)?;
+            return Ok(Submitted { completion, raced: Ok(()), cut: Some(cut) });
         }
         let mut all = vec![&body.file];
         all.extend(files);
         let still = self.still()?;
-        if self.shared.registration.0.entry.guard.is_abandoned() {
-            return Err(Error::invalid(
-                "a thread ended while it held a mutation guard: what it was changing may be half done. This commit was \
-                 not made; a rollback undoes what was changed since the last commit, and ends this condition",
-            ));
-        }
+        self.check_not_abandoned()?;
+        let cut = match (&body.working, next) {
+            (None, _) => None,
+            (Some(working), Next::Cut) => Some(working.begin_cut(&body.map)?),
+            (Some(_), Next::End) => {
+                live::set_stamp(&body.map, Stamp::NONE)?;
+                None
+            }
+        };
         let looked = self.verify(&still)?;
         let mut still = Some(still);
         let mut copied = || {
@@ -187,9 +259,10 @@ impl Heap {
             }
         };
         let looked = looked.then_some(body.file.shared.id);
-        let completion = body.file.store().submit_still(&all, commit::Still { looked, copied: &mut copied })?;
+        let completion =
+            body.file.store().submit_still(&all, commit::Still { looked, copied: &mut copied, stop: None })?;
         let raced = if body.debug_races { body.map.check_races() } else { Ok(()) };
-        Ok((completion, raced))
+        Ok(Submitted { completion, raced, cut })
     }
 
     /// Drops memory that the file holds as well, if there is much and the program has promised to be quiet.
@@ -230,6 +303,9 @@ impl Heap {
     pub(super) fn roll_back(&self) -> Result<()> {
         let mut still = self.still()?;
         let body = &self.shared.body;
+        if let Some(working) = &body.working {
+            working.head.begin_change();
+        }
         let done = own_pages::unlock_all(&body.map).and_then(|()| body.map.rollback());
         own_pages::lock_all(&body.map);
         let Still { live, slots, .. } = &mut still;
@@ -241,6 +317,10 @@ impl Heap {
         }
         if done.is_ok() {
             self.shared.registration.0.entry.guard.forgive();
+            if let Some(working) = &body.working {
+                working.head.forgive();
+                self.shared.registration.0.entry.sections.forget();
+            }
         }
         done
     }
@@ -304,6 +384,11 @@ impl Heap {
     fn check_no_guard(&self) -> Result<()> {
         // In a forked child the locks may be held for ever.
         self.shared.body.file.store.check_fork()?;
+        if section_of(self.shared.registration.0.opening()).is_some() {
+            return Err(Error::invalid(
+                "this thread is in a section of the heap; a commit has nothing of sections that have not ended",
+            ));
+        }
         if self.shared.registration.0.entry.guard.is_held() {
             return Err(Error::invalid(
                 "this thread holds a mutation guard of the heap; a commit waits for all of them to go".to_owned(),
@@ -315,9 +400,37 @@ impl Heap {
     pub(super) fn still(&self) -> Result<Still<'_>> {
         self.check_no_guard()?;
         let entry = self.shared.registration.0.entry;
-        let quiet = entry.guard.quiet();
+        let (quiet, closed) = loop {
+            // In this order: a thread in a section may take a guard, and one that has a guard may begin a section.
+            let closed = entry.sections.close();
+            let quiet = entry.guard.quiet();
+            if entry.sections.is_idle() {
+                break (quiet, Some(closed));
+            }
+        };
+        Ok(self.lock_allocator(quiet, closed))
+    }
+
+    fn lock_allocator<'h>(&'h self, quiet: Quiet<'h>, closed: Option<Closed<'h>>) -> Still<'h> {
+        let entry = self.shared.registration.0.entry;
         let slots = entry.lock_slots();
-        Ok(Still { live: entry.live.lock(), slots, _quiet: quiet })
+        Still { live: entry.live.lock(), slots, _quiet: quiet, _closed: closed }
+    }
+
+    /// As [`Heap::still`], but threads may be in sections. None: threads hold guards for longer than this.
+    pub(super) fn still_for(&self, most: Duration) -> Result<Option<Still<'_>>> {
+        let quiet = self.shared.registration.0.entry.guard.quiet_for(most);
+        quiet.map(|quiet| self.check_not_abandoned().map(|()| self.lock_allocator(quiet, None))).transpose()
+    }
+
+    fn check_not_abandoned(&self) -> Result<()> {
+        match self.shared.registration.0.entry.guard.is_abandoned() {
+            true => Err(Error::invalid(
+                "a thread ended while it held a mutation guard: what it was changing may be half done. This commit was \
+                 not made; a rollback undoes what was changed since the last commit, and ends this condition",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Locks the roots. A thread that has them waits for no guard.
@@ -344,7 +457,18 @@ impl Heap {
 
     /// Closes the heap, if this is its last clone. **What is not committed is discarded.** Pointers into it are good
     /// no more.
-    pub fn close(self) -> Result<()> {
+    ///
+    /// **A live heap** makes its last cut, and its working memory is removed. After an error the memory stays, and the next
+    /// opening goes on from it.
+    pub fn close(mut self) -> Result<()> {
+        if self.shared.body.working.is_some() {
+            self.check_no_guard()?;
+        }
+        self.cutter = None;
+        let last = match Arc::strong_count(&self.shared) {
+            1 if self.shared.body.working.is_some() => self.cut_last(),
+            _ => Ok(()),
+        };
         let Some(Shared { registration, body, .. }) = Arc::into_inner(self.shared) else { return Ok(()) };
         drop(registration);
         match Arc::into_inner(body) {
@@ -352,11 +476,21 @@ impl Heap {
                 map.unmap()?;
                 drop(mark);
                 view.close()?;
-                file.close()
+                last.and(file.close())
             }
             // In a forked child: the registry's entry is the parent's, and keeps the body.
             None => Err(Error::Forked),
         }
+    }
+}
+
+impl Heap {
+    /// Commits what there is; then the file names no live memory any more, and there is none.
+    fn cut_last(&self) -> Result<()> {
+        let Submitted { completion, raced, .. } = self.submit(&[], Next::End)?;
+        self.shared.body.file.store.finish(&completion)?;
+        raced?;
+        self.shared.body.working.as_ref().map_or(Ok(()), Working::remove)
     }
 }
 

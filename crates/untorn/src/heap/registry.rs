@@ -7,11 +7,17 @@ use super::arena::Arena;
 use super::body::Body;
 use super::chunk_table::{ChunkTable, NOBODY};
 use super::guard::Guard;
-use super::layout::class_of;
+use super::layout::{SEGMENT_BYTES, class_of};
+use super::live_head::LiveHead;
 use super::metadata::{Metadata, Refused};
+use super::section_log::SectionLogs;
+use super::section_mark::{MarkedLock, Mode};
+use super::section_thread::{SectionHeap, section_of};
+use super::sections::Sections;
 use super::space::{Space, size_of_use};
 use super::thread_local::{Found, LOCAL, slot_of_this_thread};
 use crate::concurrency::{Mutex, MutexGuard};
+use crate::invariant;
 use crate::region::Told;
 use parking_lot::RwLock;
 use std::alloc::Layout;
@@ -21,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use untorn_journal::{Error, Result};
-use untorn_os::process_generation;
+use untorn_os::{holds, process_generation};
 
 /// Threads that allocate without waiting for each other. More threads share slots.
 const SLOTS: usize = 16;
@@ -31,6 +37,9 @@ pub(crate) struct Entry {
     /// Of the heap that is here: no two have the same. 0: none.
     opening: AtomicU64,
     pub(crate) guard: Guard,
+    pub(super) sections: Sections,
+    /// The lock of sections that have no other.
+    pub(super) section_lock: MarkedLock,
     /// A thread that allocates takes the lock of its slot, and if it needs more that of `live`; a thread that frees
     /// takes the lock of the slot that owns the chunk. A commit takes the guard first, then all slots in order, then
     /// `live`.
@@ -90,6 +99,8 @@ impl Entry {
         Entry {
             opening: AtomicU64::new(0),
             guard: Guard::new(),
+            sections: Sections::new(),
+            section_lock: MarkedLock::new(),
             slots: std::array::from_fn(|_| Slot(Mutex::new(None))),
             live: Mutex::new(None),
             unguarded: AtomicBool::new(false),
@@ -102,9 +113,16 @@ impl Entry {
     }
 }
 
+/// A heap that is open.
+struct Opened {
+    addresses: Range<usize>,
+    is_live: bool,
+    heap: WeakHeap,
+}
+
 /// All entries: those in use by the addresses of their heaps, and those to be used again.
 struct Registry {
-    open: Vec<(usize, WeakHeap)>,
+    open: Vec<Opened>,
     empty: Vec<&'static Entry>,
     openings: u64,
 }
@@ -112,7 +130,8 @@ struct Registry {
 impl Registry {
     /// A heap of this process: a forked child may have one at an address where its parent has one.
     fn find(&self, base: usize) -> Option<WeakHeap> {
-        self.open.iter().find(|(at, heap)| *at == base && heap.check_fork().is_ok()).map(|(_, heap)| *heap)
+        let found = self.open.iter().find(|one| one.addresses.start == base && one.heap.check_fork().is_ok());
+        found.map(|one| one.heap)
     }
 
     /// An entry whose guard a thread took and never released is left alone: no other heap shall wait for that thread.
@@ -122,7 +141,9 @@ impl Registry {
         if cfg!(feature = "shuttle") {
             return None;
         }
-        let at = self.empty.iter().position(|entry| entry.guard.is_idle())?;
+        let at = self.empty.iter().position(|entry| {
+            entry.guard.is_idle() && entry.sections.is_idle() && !entry.section_lock.is_locked(Mode::Exclusive)
+        })?;
         Some(self.empty.swap_remove(at))
     }
 }
@@ -139,7 +160,13 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     };
     let entry = entry.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
     let told = body.map.told();
-    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|told| told.is_on()));
+    let live = body.working.as_ref().map(|working| working.head);
+    let is_live = live.is_some();
+    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|told| told.is_on()), live);
+    entry.guard.set_live(body.working.as_ref().map(|working| working.memory().head()));
+    entry.section_lock.mark.clear();
+    entry.sections.set_heap(opening, body.working.as_ref().map(|working| working.memory().clone()));
+    let space = base..base + segments_most * SEGMENT_BYTES;
     let table = Arc::new(ChunkTable::new(metadata, segments_most));
     for (id, slot) in entry.slots.iter().enumerate() {
         let arena = Arena::new(table.clone(), id as u8);
@@ -151,7 +178,7 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     entry.guard.forgive();
     entry.opening.store(opening, Release);
     let heap = WeakHeap { entry, opening, process: process_generation() };
-    REGISTRY.write().open.push((base, heap));
+    REGISTRY.write().open.push(Opened { addresses: space, is_live, heap });
     heap
 }
 
@@ -216,7 +243,7 @@ impl WeakHeap {
         #[cold]
         fn look_up(base: usize) -> Result<WeakHeap> {
             let registry = REGISTRY.read();
-            let is_parents = registry.open.iter().any(|(at, _)| *at == base);
+            let is_parents = registry.open.iter().any(|one| one.addresses.start == base);
             registry.find(base).ok_or(if is_parents { Error::Forked } else { Error::Closed })
         }
         WeakHeap::remembered(base as usize, look_up)
@@ -249,6 +276,53 @@ impl WeakHeap {
     #[inline]
     fn check_fork(self) -> Result<()> {
         if self.process == process_generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// The live heap that has an address; if none does, the only one that is open.
+    pub(super) fn of_lock(address: usize) -> Result<WeakHeap> {
+        let registry = REGISTRY.read();
+        let mut live = registry.open.iter().filter(|one| one.is_live && one.heap.check_fork().is_ok());
+        if let Some(around) = live.clone().find(|one| one.addresses.contains(&address)) {
+            return Ok(around.heap);
+        }
+        match (live.next(), live.next()) {
+            (Some(one), None) => Ok(one.heap),
+            (None, _) => Err(Error::invalid("no live heap is open, for whose sections this lock could be")),
+            _ => Err(Error::invalid("several live heaps are open: say of which one this lock is")),
+        }
+    }
+
+    /// The heap of an opening, if it is open.
+    pub(super) fn of_opening(opening: u64) -> Option<WeakHeap> {
+        let registry = REGISTRY.read();
+        let mut all = registry.open.iter().filter(|one| one.heap.check_fork().is_ok());
+        all.find(|one| one.heap.opening == opening).map(|one| one.heap)
+    }
+
+    /// Where the heap is mapped, and how many bytes of it there are.
+    pub(super) fn mapped(self) -> Option<(*const u8, usize)> {
+        let live = self.lock_live().ok()?;
+        live.as_ref().map(|live| (live.body.map.as_ptr(), live.body.map.len() as usize))
+    }
+
+    /// Which opening of a heap it is of.
+    #[inline]
+    pub(super) fn opening(self) -> u64 {
+        self.opening
+    }
+
+    /// What sections of this heap need.
+    pub(super) fn section_heap(self) -> Result<SectionHeap> {
+        self.check_fork()?;
+        let registry = REGISTRY.read();
+        let found = registry.open.iter().find(|one| one.heap.opening == self.opening).ok_or(Error::Closed)?;
+        let Some(head) = self.entry.guard.live_memory() else {
+            return Err(Error::invalid("sections are of live heaps: open the heap with `HeapOptions::live`"));
+        };
+        // SAFETY: the head of a live heap's memory, which is mapped for ever.
+        let (head, logs) = unsafe { (LiveHead::at(head), SectionLogs::at(head)) };
+        let (sections, addresses) = (&self.entry.sections, found.addresses.clone());
+        Ok(SectionHeap { sections, opening: self.opening, addresses, head, logs })
     }
 
     /// Locks what allocations need beyond a slot.
@@ -306,6 +380,9 @@ impl WeakHeap {
                 space.allocate_chunks(layout.size(), ground)
             })?,
         };
+        if let Some(section) = section_of(self.opening) {
+            section.allocated(address as usize);
+        }
         Ok(NonNull::new(address).expect("inside the heap"))
     }
 
@@ -343,6 +420,15 @@ impl WeakHeap {
     /// Nobody uses what was there any more.
     pub unsafe fn free(self, address: NonNull<u8>) -> Result<()> {
         self.check_fork()?;
+        if section_of(self.opening).is_some() && holds(invariant::SECTION_FREES_LAST) {
+            // What is no allocation is told now.
+            self.size_of(address)?;
+            let address = address.as_ptr().expose_provenance();
+            return match section_of(self.opening).is_some_and(|section| section.frees(address)) {
+                true => Ok(()),
+                false => self.with_space(|_, _| Err(Refused::NotAllocated)),
+            };
+        }
         let address = address.as_ptr();
         let mut slot = slot_of_this_thread() % SLOTS;
         loop {
@@ -458,7 +544,41 @@ impl WeakHeap {
     pub fn end_mutation(self) -> Result<bool> {
         self.check_fork()?;
         // Of a closed heap the slot may be another one's by now.
+        if self.is_open() { Ok(self.entry.guard.end()) } else { Err(Error::Closed) }
+    }
+
+    /// Begins what [`super::Heap::hold_cuts`] guards; ended by [`WeakHeap::end_hold`] in the same thread.
+    pub fn begin_hold(self) -> Result<()> {
+        self.check_fork()?;
+        let held = self.entry.guard.hold();
+        if !self.is_open() {
+            return Err(Error::Closed);
+        }
+        std::mem::forget(held);
+        Ok(())
+    }
+
+    /// Ends it. False: this thread has begun none.
+    pub fn end_hold(self) -> Result<bool> {
+        self.check_fork()?;
         if self.is_open() { Ok(self.entry.guard.leave()) } else { Err(Error::Closed) }
+    }
+
+    /// Stores to the heap's own bytes, which `save` has kept of a live heap: a process that ends meanwhile has changed
+    /// none of them.
+    pub(super) fn change_whole(self, at: *mut u8, len: usize, change: impl FnOnce()) -> Result<()> {
+        let live = self.lock_live()?;
+        let working = live.as_ref().and_then(|live| live.body.working.as_ref());
+        if let Some(working) = working {
+            let base = live.as_ref().map_or(0, |live| live.body.map.as_ptr() as usize);
+            // SAFETY: bytes of the heap, which the caller alone changes.
+            working.head.save(at as usize - base, unsafe { std::slice::from_raw_parts(at, len) });
+        }
+        change();
+        if let Some(working) = working {
+            working.head.settle();
+        }
+        Ok(())
     }
 
     /// Nobody finds the heap any more. Waits for allocations that other threads have begun.
@@ -466,12 +586,14 @@ impl WeakHeap {
         if self.check_fork().is_err() {
             return;
         }
-        REGISTRY.write().open.retain(|(_, heap)| heap.opening != self.opening);
+        REGISTRY.write().open.retain(|one| one.heap.opening != self.opening);
         self.entry.opening.store(0, Release);
         for slot in &self.entry.slots {
             drop(slot.0.lock().take());
         }
         let live = self.entry.live.lock().take();
+        self.entry.guard.set_live(None);
+        self.entry.sections.set_heap(0, None);
         REGISTRY.write().empty.push(self.entry);
         drop(live);
     }

@@ -6,6 +6,7 @@ use super::open_heap::Heap;
 use super::own_pages::{self, ROOT_PAGES};
 use super::storable::Storable;
 use std::alloc::Layout;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use untorn_journal::{Error, Result};
 
@@ -57,7 +58,7 @@ pub struct RootShape<'a> {
 }
 
 impl RootShape<'_> {
-    fn of<T>(options: RootOptions) -> RootShape<'static> {
+    pub(super) fn of<T>(options: RootOptions) -> RootShape<'static> {
         RootShape { type_name: std::any::type_name::<T>(), layout: Layout::new::<T>(), version: options.version }
     }
 
@@ -67,7 +68,7 @@ impl RootShape<'_> {
     }
 }
 
-fn info(entry: &RootEntry) -> Option<RootInfo> {
+pub(super) fn info(entry: &RootEntry) -> Option<RootInfo> {
     Some(RootInfo {
         name: text(&entry.name),
         type_name: text(&entry.type_name),
@@ -76,6 +77,62 @@ fn info(entry: &RootEntry) -> Option<RootInfo> {
         version: entry.version,
         address: NonNull::new(entry.pointer as *mut u8)?,
     })
+}
+
+/// So many bytes there are between the first metadata and the end of a heap's memory. Whether something is allocated there
+/// only a look at everything before it could tell.
+fn holds((base, len): (NonNull<u8>, usize), address: NonNull<u8>, bytes: u64) -> bool {
+    let offset = (address.as_ptr() as u64).wrapping_sub(base.as_ptr() as u64);
+    offset >= CHUNK_BYTES as u64 && offset.checked_add(bytes).is_some_and(|end| end <= len as u64)
+}
+
+/// What an entry says, of a heap in this memory.
+fn checked(
+    entry: &RootEntry,
+    name: &str,
+    memory: (NonNull<u8>, usize),
+    path: impl FnOnce() -> PathBuf,
+) -> Result<Option<RootInfo>> {
+    let found = info(entry);
+    let inside = |found: &RootInfo| {
+        let aligned =
+            found.align.is_power_of_two() && (found.address.as_ptr() as usize).is_multiple_of(found.align as usize);
+        aligned && holds(memory, found.address, found.size)
+    };
+    match found {
+        Some(found) if !inside(&found) => {
+            Err(Error::corrupt_heap(path(), format!("the root {name:?} points out of the heap")))
+        }
+        found => Ok(found),
+    }
+}
+
+/// What an entry points to, if it is of the type that is wanted.
+pub(super) fn found_of(
+    entry: &RootEntry,
+    name: &str,
+    wanted: &RootShape<'_>,
+    memory: (NonNull<u8>, usize),
+    path: impl Fn() -> PathBuf,
+) -> Result<Option<NonNull<u8>>> {
+    let Some(found) = checked(entry, name, memory, &path)? else { return Ok(None) };
+    if entry.fingerprint == wanted.fingerprint() {
+        return Ok(Some(found.address));
+    }
+    let detail = format!(
+        "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, {} \
+         bytes, alignment {}): its layout has changed. Nothing was changed; run the program that wrote it, or migrate \
+         it",
+        found.type_name,
+        found.version,
+        found.size,
+        found.align,
+        wanted.type_name,
+        wanted.version,
+        wanted.layout.size(),
+        wanted.layout.align()
+    );
+    Err(Error::LayoutChanged { path: path(), detail })
 }
 
 impl Heap {
@@ -158,27 +215,9 @@ impl Heap {
     /// [`Error::Corrupt`]: not a place in the heap of that size and alignment.
     pub fn root_info(&self, name: &str) -> Result<Option<RootInfo>> {
         let _roots = self.lock_roots();
+        let Some(entry) = self.entry(name)? else { return Ok(None) };
         // SAFETY: as above.
-        let found = self.entry(name)?.and_then(|entry| info(unsafe { entry.as_ref() }));
-        let inside = |found: &RootInfo| {
-            let aligned =
-                found.align.is_power_of_two() && (found.address.as_ptr() as usize).is_multiple_of(found.align as usize);
-            aligned && self.holds(found.address, found.size)
-        };
-        match found {
-            Some(found) if !inside(&found) => {
-                Err(Error::corrupt_heap(self.file().path(), format!("the root {name:?} points out of the heap")))
-            }
-            found => Ok(found),
-        }
-    }
-
-    /// So many bytes there are between the first metadata and the heap's end. Whether something is allocated there
-    /// only a look at everything before it could tell.
-    fn holds(&self, address: NonNull<u8>, bytes: u64) -> bool {
-        let (base, len) = self.memory();
-        let offset = (address.as_ptr() as u64).wrapping_sub(base.as_ptr() as u64);
-        offset >= CHUNK_BYTES as u64 && offset.checked_add(bytes).is_some_and(|end| end <= len as u64)
+        checked(unsafe { entry.as_ref() }, name, self.memory(), || self.file().path())
     }
 
     /// Finds a root again. `None`: there is none of that name.
@@ -199,25 +238,8 @@ impl Heap {
     pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
         let _roots = self.lock_roots();
         let Some(entry) = self.entry(name)? else { return Ok(None) };
-        let Some(found) = self.root_info(name)? else { return Ok(None) };
         // SAFETY: as above.
-        if unsafe { entry.as_ref().fingerprint } == wanted.fingerprint() {
-            return Ok(Some(found.address));
-        }
-        let detail = format!(
-            "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, {} \
-             bytes, alignment {}): its layout has changed. Nothing was changed; run the program that wrote it, or migrate \
-             it",
-            found.type_name,
-            found.version,
-            found.size,
-            found.align,
-            wanted.type_name,
-            wanted.version,
-            wanted.layout.size(),
-            wanted.layout.align()
-        );
-        Err(Error::LayoutChanged { path: self.file().path(), detail })
+        found_of(unsafe { entry.as_ref() }, name, wanted, self.memory(), || self.file().path())
     }
 
     /// Finds a root that earlier versions of the program may have set: then `migrate` gets what it was and makes the
@@ -274,13 +296,13 @@ impl Heap {
 
     /// Sets a root of a type that is known by its shape alone, or removes it.
     pub fn put_root(&self, name: &str, to: Option<NonNull<u8>>, shape: &RootShape<'_>) -> Result<()> {
-        let _mutating = self.mutate();
+        let _held = self.hold_cuts();
         let _roots = self.lock_roots();
         let old = self.entry(name)?;
         // SAFETY: an all-zero entry is an unused one.
         let mut new: RootEntry = unsafe { std::mem::zeroed() };
         if let Some(to) = to {
-            if !self.holds(to, shape.layout.size() as u64) {
+            if !holds(self.memory(), to, shape.layout.size() as u64) {
                 return Err(Error::invalid(format!("the root {name:?} would point out of the heap")));
             }
             if !(to.as_ptr() as usize).is_multiple_of(shape.layout.align()) {
@@ -306,10 +328,12 @@ impl Heap {
         };
         own_pages::unlock(&self.body().map, ROOT_PAGES)?;
         // SAFETY: an entry of the table, which the guard keeps from being committed half-written.
-        unsafe { entry.write(new) };
+        let changed = self
+            .downgrade()
+            .change_whole(entry.as_ptr().cast(), size_of::<RootEntry>(), || unsafe { entry.write(new) });
         let told = self.touch(entry.as_ptr().cast(), size_of::<RootEntry>());
         own_pages::lock(&self.body().map, ROOT_PAGES);
-        told
+        changed.and(told)
     }
 
     /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other
@@ -325,7 +349,7 @@ impl Heap {
         options: RootOptions,
         make: impl FnOnce(InHeap<'h>) -> T,
     ) -> Result<NonNull<T>> {
-        let _mutating = self.mutate();
+        let _held = self.hold_cuts();
         let _roots = self.lock_roots();
         if let Some(found) = self.root_with(name, options)? {
             return Ok(found);

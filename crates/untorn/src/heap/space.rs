@@ -233,6 +233,7 @@ impl Space {
             } else if let Some(number) = self.find_run(1) {
                 self.set_chunks_free(number, 1, false);
                 self.metadata().set_use(number, Use::Blocks(class), 0);
+                self.metadata().settle();
                 self.arena.remember(number, class);
                 arena.adopt(&mut self.arena, number, class);
             } else if looks > 0 && self.look_further()? {
@@ -258,6 +259,7 @@ impl Space {
         with_header(ground, 0, || {
             ground.resize(new).map_err(Refused::Grow)?;
             self.metadata().set_header(Header { segments: new as u64, ..header });
+            self.metadata().settle();
             Ok(())
         })?;
         for segment in self.all()..new {
@@ -288,6 +290,7 @@ impl Space {
                     self.metadata().set_use(number, Use::Rest, 0);
                 }
                 self.metadata().set_use(first, Use::Large(chunks), bytes);
+                self.metadata().settle();
                 return Ok(self.metadata().address(first));
             }
             if looks > 0 && self.look_further()? {
@@ -337,6 +340,7 @@ impl Space {
         }
         let first = (run.start * CHUNKS) as Number + 1;
         self.metadata().set_use(first, Use::Huge(segments), bytes);
+        self.metadata().settle();
         Ok(self.metadata().address(first))
     }
 
@@ -389,6 +393,7 @@ impl Space {
                 for number in number..number + chunks as Number {
                     self.metadata().set_use(number, Use::Free, 0);
                 }
+                self.metadata().settle();
                 self.set_chunks_free(number, chunks, true);
                 self.note_freed(number, chunks);
             }
@@ -400,6 +405,7 @@ impl Space {
                 let first = split(number).0;
                 self.set_inside(first + 1..first + segments, false, ground)?;
                 self.metadata().set_use(number, Use::Free, 0);
+                self.metadata().settle();
                 for segment in first..first + segments {
                     self.enter(segment, ALL_FREE);
                 }
@@ -417,6 +423,7 @@ impl Space {
         arena.forget_chunk(number);
         self.table.set_owner(number, NOBODY);
         self.metadata().set_use(number, Use::Free, 0);
+        self.metadata().settle();
         self.set_chunks_free(number, 1, true);
         self.note_freed(number, 1);
     }
@@ -471,6 +478,7 @@ impl Space {
         with_header(ground, 0, || {
             ground.resize(new).map_err(Refused::Grow)?;
             self.metadata().set_header(Header { segments: new as u64, ..header });
+            self.metadata().settle();
             Ok(())
         })?;
         for segment in new..self.all() {

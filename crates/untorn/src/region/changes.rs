@@ -45,7 +45,7 @@ impl Region {
         }
         let mut found = Vec::new();
         let mut asked = self.mapping.changed(0..self.accessible, &mut found);
-        if asked.is_ok() && self.tracker() == Tracker::Scan {
+        if asked.is_ok() && self.tracker() == Tracker::Scan && !self.live {
             // Pages of the file that were read for the first time are reported, too.
             let mut stored = Vec::new();
             asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
@@ -60,6 +60,8 @@ impl Region {
     /// Pages that were stored to and are not staged yet.
     pub(crate) fn stored(&mut self, content: &Content) -> Result<Vec<Range<u64>>> {
         self.find_stores(content)?;
+        // Of a commit that failed, what it staged is looked at once more.
+        self.touched.take().into_iter().flatten().for_each(|range| self.found.insert(range));
         let pages: RangeSet<u64> = self.unstaged().map(|range| self.pages_of(range)).collect();
         Ok(pages.into_iter().collect())
     }
@@ -108,7 +110,7 @@ impl Region {
         self.stage_found(content, sink, unit)
     }
 
-    fn check_owed(&self) -> Result<()> {
+    pub(super) fn check_owed(&self) -> Result<()> {
         match self.owed.as_ref().filter(|_| holds(invariant::UNDONE_IS_NOT_COMMITTED)) {
             Some((_, e)) => Err(e.clone()),
             None => Ok(()),
@@ -155,7 +157,7 @@ impl Region {
 
     /// Takes those pages out of what was found that still show the file: they were only read.
     fn leave_out_unstored(&mut self, content: &Content) -> Result<()> {
-        if self.tracker() == Tracker::Scan {
+        if self.tracker() == Tracker::Scan && !self.live {
             let (found, mut stored) = (std::mem::take(&mut self.found), Vec::new());
             let asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
             if let Err(e) = asked {
@@ -203,7 +205,7 @@ impl Region {
         }
     }
 
-    fn stage_found(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
+    pub(super) fn stage_found(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         if self.unstaged().next().is_none() {
             return Ok(());
         }
@@ -224,7 +226,7 @@ impl Region {
     }
 
     /// Stages copies of pages that were found, which are all that were found between the first and the last.
-    fn stage_lot(
+    pub(super) fn stage_lot(
         &mut self,
         content: &mut Content,
         sink: &dyn SpillSink,
@@ -234,7 +236,8 @@ impl Region {
         copies: Vec<u8>,
     ) -> Result<()> {
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
-        let done = *first..*last + self.page();
+        let page = self.page();
+        let done = *first..*last + page;
         let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
         self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
             stage.compare(at, copy, base)
@@ -243,6 +246,9 @@ impl Region {
         self.keep(pages, &copies, &stage.ranges);
         self.copies = copies;
         stage.into(&mut content.write_set);
+        if let Some(touched) = &mut self.touched {
+            pages.iter().for_each(|at| touched.insert(*at..at + page));
+        }
         self.found.remove(done);
         content.bound_memory(sink)
     }

@@ -10,7 +10,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use untorn::{Error, FailureClass, File, FileOptions, Reader, Store, StoreOptions};
+use untorn::reader::Snapshot;
+use untorn::{Error, FailureClass, File, FileOptions, Reader, Readers, Store, StoreOptions};
 
 const ENVIRONMENT: &str = "UNTORN_TEST_CHILD_PROCESS";
 /// Marks replies among what the test runner prints to the same pipe.
@@ -203,6 +204,7 @@ fn child_process() {
 struct Handles {
     store: Option<Store>,
     reader: Option<Reader>,
+    held: Option<Snapshot>,
     files: HashMap<String, File>,
 }
 
@@ -270,6 +272,25 @@ impl Handles {
                 let bytes = self.reader.as_ref().expect("a reader").read(name)?;
                 return Ok(String::from_utf8_lossy(&bytes[..20.min(bytes.len())]).replace('\n', "\u{1}"));
             }
+            ["hold", path] => {
+                let reader = Store::open_read_only(path)?;
+                self.held = Some(reader.held_snapshot()?);
+            }
+            ["show-held", name] => {
+                let file = self.held.as_ref().expect("a snapshot").open(name)?;
+                let mut start = [0; 20];
+                let bytes = file.read_at(&mut start, 0)?;
+                return Ok(String::from_utf8_lossy(&start[..bytes]).replace('\n', "\u{1}"));
+            }
+            ["release"] => self.held = None,
+            ["readers", path, who] => {
+                let who = match *who {
+                    "all" => Readers::All,
+                    "group" => Readers::Group,
+                    _ => Readers::Owner,
+                };
+                untorn::offline::set_readers(Path::new(path), who)?;
+            }
             ["checkpoint"] => self.store().checkpoint()?,
             ["close"] => {
                 self.files.clear();
@@ -279,7 +300,8 @@ impl Handles {
             ["race", path, rounds] => race(path, rounds.parse().expect("a number"))?,
             ["fork"] => return Ok(fork_sleeper().to_string()),
             ["fork-use", name] => return Ok(self.use_in_fork(name)),
-            ["become", uid] => become_user(uid.parse().expect("a user id")),
+            ["become", uid] => become_user(uid.parse().expect("a user id"), uid.parse().expect("a group id")),
+            ["become", uid, gid] => become_user(uid.parse().expect("a user id"), gid.parse().expect("a group id")),
             ["dumpable"] => {
                 let dumpable = rustix::process::DumpableBehavior::Dumpable;
                 rustix::process::set_dumpable_behavior(dumpable).expect("prctl");
@@ -378,6 +400,9 @@ impl Handles {
 fn store_options(words: &[&str]) -> StoreOptions {
     words.iter().fold(StoreOptions::default(), |options, word| match word.split_once('=') {
         Some(("class", "process")) => options.class(FailureClass::Process),
+        Some(("leases", ms)) => options.leases(Duration::from_millis(ms.parse().expect("a number"))),
+        Some(("readers", "all")) => options.readers(Readers::All),
+        Some(("readers", "group")) => options.readers(Readers::Group),
         Some(("journal", bytes)) => options.journal_bytes(bytes.parse().expect("a number")),
         None if *word == "wait" => options.wait(true),
         _ => panic!("no such option: {word}"),
@@ -446,11 +471,11 @@ fn fork_sleeper() -> i32 {
 }
 
 /// From root to an ordinary user, for good, in all threads.
-fn become_user(uid: u32) {
+fn become_user(uid: u32, gid: u32) {
     // SAFETY: no pointers but an empty list of groups.
     let done = unsafe {
         libc::setgroups(0, std::ptr::null()) == 0
-            && libc::setresgid(uid, uid, uid) == 0
+            && libc::setresgid(gid, gid, gid) == 0
             && libc::setresuid(uid, uid, uid) == 0
     };
     assert!(done, "cannot become user {uid}");

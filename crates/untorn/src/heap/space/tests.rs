@@ -1,6 +1,7 @@
 //! The allocator over plain memory: what it gives out, and what it says when its metadata was overwritten.
 
 use super::*;
+use crate::heap::chunk_table::UNCOUNTED;
 use crate::heap::in_memory::{Memory, Work};
 use fastrand::Rng;
 
@@ -130,6 +131,29 @@ fn no_call_reads_the_whole_heap() {
     }
     assert!(memory.segments() < SEGMENTS + 12, "the heap grew to {} segments", memory.segments());
     assert!(memory.check().expect("look").is_sound());
+}
+
+/// After a rollback, and after opening, a call counts the free blocks of the chunks that it needs, not of all that it read.
+#[test]
+fn a_chunk_is_counted_when_it_is_needed() {
+    let memory = Memory::new(1);
+    let mut work = Work::new(&memory);
+    let blocks: Vec<usize> = (0..126).map(|_| work.allocate(32768).expect("allocate")).collect();
+    work.forget();
+    work.free(blocks[40]).expect("free");
+    let counted = |work: &Work<'_>| {
+        // SAFETY: no allocator is at work.
+        let of = |number| unsafe { work.space.table.chunk(number) }.free;
+        let free = (1..CHUNKS as Number).map(of);
+        free.filter(|free| *free != UNCOUNTED).count()
+    };
+    assert_eq!(counted(&work), 1);
+    assert_eq!(work.size_of(blocks[3]).expect("size"), 32768);
+    assert_eq!(counted(&work), 1);
+    assert_eq!(work.allocate(32768).expect("allocate"), blocks[40]);
+    assert_eq!(counted(&work), 1);
+    assert!(matches!(work.allocate(32768), Err(Refused::Grow(_))));
+    assert_eq!(counted(&work), CHUNKS - 1, "before the heap grows, all");
 }
 
 /// What is free at the end goes back, and what comes again is zeros.

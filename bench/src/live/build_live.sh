@@ -1,0 +1,21 @@
+# Compiles live_map.cpp: build_live.sh LIBUNTORN, in a directory with the sources. Prints the compilers that are here.
+set -eu
+. ./live_flags.sh
+link=
+for name in $LIVE_WRAPS; do link="$link -Wl,--wrap=$name"; done
+cc -O2 -fPIC -I. -c hooks.c -o hooks.o
+flush='-DFLUSH(a)=__asm__ volatile("clflush (%0); sfence"::"r"(a):"memory")'
+if grep -qw clwb /proc/cpuinfo; then flush='-DFLUSH(a)=__asm__ volatile("clwb (%0); sfence"::"r"(a):"memory")'; fi
+case $(uname -m) in x86_64) cc -O2 -fPIC -I. "$flush" -c hooks.c -o hooks-flush.o ;; esac
+for compiler in g++ clang++; do
+    $compiler --version >/dev/null 2>&1 || continue
+    case $compiler in clang*) flags=$LIVE_CLANG_FLAGS ;; *) flags=$LIVE_GCC_FLAGS ;; esac
+    flags="$flags $LIVE_COMMON_FLAGS"
+    $compiler -std=c++17 -O2 -I. $flags -c libstdcxx.cpp -o libstdcxx.o
+    $compiler -std=c++17 -O2 -I. -DPLAIN live_map.cpp -pthread -o "plain-$compiler"
+    $compiler -std=c++17 -O2 -I. $flags live_map.cpp hooks.o libstdcxx.o $link "$1" -pthread -o "log-$compiler"
+    if [ -e hooks-flush.o ]; then
+        $compiler -std=c++17 -O2 -I. $flags live_map.cpp hooks-flush.o libstdcxx.o $link "$1" -pthread -o "flush-$compiler"
+    fi
+    echo "$compiler"
+done

@@ -1,0 +1,137 @@
+/*
+ * The hash map of Procrastination Beats Prevention (HPL-2014-70), with a lock for each 1,000 buckets. With -DPLAIN in ordinary
+ * memory under std::mutex, else in a live heap under untorn::mutex.
+ *
+ *     live_map HEAP WORK KEYS THREADS MILLISECONDS     prints operations per second
+ *
+ * WORK: update (of a random key), lookup, churn (removes a random key and puts it in again).
+ */
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#ifdef PLAIN
+using mutex = std::mutex;
+static void *allocate(std::size_t bytes) { return std::malloc(bytes); }
+static void release(void *block) { std::free(block); }
+#else
+#include "untorn.hpp"
+using mutex = untorn::mutex;
+static untorn_heap *heap;
+static void *allocate(std::size_t bytes) {
+    void *block = untorn_heap_malloc(heap, bytes);
+    if (!block) std::abort();
+    return block;
+}
+static void release(void *block) { untorn_heap_free(heap, block); }
+#endif
+
+constexpr std::size_t buckets_of_a_lock = 1000;
+
+struct entry {
+    entry *next;
+    long key, value, count;
+};
+
+static entry **buckets;
+static std::size_t bucket_count;
+static std::vector<mutex> *locks;
+
+static std::size_t bucket_of(long key) { return (std::size_t)key * 0x9e3779b97f4a7c15u % bucket_count; }
+
+static void put(long key) {
+    const std::size_t at = bucket_of(key);
+    const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
+    for (entry *one = buckets[at]; one; one = one->next) {
+        if (one->key == key) {
+            one->value += key;
+            one->count++;
+            return;
+        }
+    }
+    entry *made = static_cast<entry *>(allocate(sizeof(entry)));
+    made->key = key;
+    made->value = made->count = 0;
+    made->next = buckets[at];
+    buckets[at] = made;
+}
+
+static long get(long key) {
+    const std::size_t at = bucket_of(key);
+    const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
+    for (entry *one = buckets[at]; one; one = one->next) {
+        if (one->key == key) return one->value;
+    }
+    return 0;
+}
+
+static void remove_key(long key) {
+    const std::size_t at = bucket_of(key);
+    const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
+    for (entry **one = &buckets[at]; *one; one = &(*one)->next) {
+        if ((*one)->key == key) {
+            entry *gone = *one;
+            *one = gone->next;
+            release(gone);
+            return;
+        }
+    }
+}
+
+int main(int argc, char **arguments) {
+    if (argc != 6) return 2;
+    const char *work = arguments[2];
+    const long keys = std::atol(arguments[3]), threads = std::atol(arguments[4]), time = std::atol(arguments[5]);
+    bucket_count = 2 * keys;
+#ifdef PLAIN
+    buckets = static_cast<entry **>(std::calloc(bucket_count, sizeof(entry *)));
+#else
+    untorn::heap_options how;
+    how.flags = UNTORN_HEAP_LIVE;
+    untorn::heap opened(arguments[1], how);
+    heap = opened.handle();
+    buckets = static_cast<entry **>(untorn_heap_calloc(heap, bucket_count, sizeof(entry *)));
+#endif
+    std::vector<mutex> all((bucket_count + buckets_of_a_lock - 1) / buckets_of_a_lock);
+    locks = &all;
+    for (long key = 0; key < keys; key++) put(key);
+    std::atomic<bool> go(false), stop(false);
+    std::atomic<long> sum(0), seen(0);
+    std::vector<std::thread> workers;
+    for (long thread = 0; thread < threads; thread++) {
+        workers.emplace_back([&, thread] {
+            unsigned long random = 88172645463325252ul + thread * 7919;
+            long done = 0, found = 0;
+            while (!go) std::this_thread::yield();
+            while (!stop) {
+                for (int n = 0; n < 64; n++, done++) {
+                    random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+                    const long key = random % keys;
+                    switch (work[0]) {
+                    case 'u': put(key); break;
+                    case 'l': found += get(key); break;
+                    default: remove_key(key), put(key);
+                    }
+                }
+            }
+            sum += done;
+            seen += found;
+        });
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    go = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(time));
+    stop = true;
+    for (std::thread &worker : workers) worker.join();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    std::printf("%.0f %ld\n", sum / took.count(), seen.load() & 1);
+    std::fflush(stdout);
+    /* As if it was killed: the last cut is no part of this. */
+    std::_Exit(0);
+}

@@ -1,0 +1,251 @@
+/*
+ * The hooks of untorn-cc and untorn-c++: what a compiler calls before each store, and what it links instead of functions of
+ * the C library that store. In a section of a live heap they log what is overwritten; see docs/LIVE_HEAPS.md.
+ *
+ * Compiled once, without hooks of its own, into libuntorn-live.a, which is linked into the program: a call through a shared
+ * library would cost more than the rest.
+ */
+
+#define _GNU_SOURCE
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "untorn.h"
+
+#define VERSION 1
+#define FILTER 128
+#define RECORD 16
+#define KIND_STORE (1ull << 48)
+
+/* LogWriter in crates/untorn/src/heap/section_log.rs. */
+struct writer {
+    uintptr_t base;
+    size_t bytes;
+    uint64_t *tail;
+    unsigned char *records;
+    size_t used;
+    size_t room;
+    uint64_t epoch;
+    uint64_t filter[FILTER];
+};
+
+static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
+
+static void *writer_of_this_thread(void) { return &this_threads; }
+
+__attribute__((constructor)) static void tell(void) {
+    if (untorn_live_hooks(VERSION, writer_of_this_thread)) {
+        fprintf(stderr, "untorn: %s\n", untorn_error_message());
+        abort();
+    }
+}
+
+#define barrier() __asm__ volatile("" ::: "memory")
+
+/* For measuring what it costs to flush each record, which nothing here needs. */
+#ifndef FLUSH
+#define FLUSH(address)
+#endif
+
+static inline __attribute__((always_inline)) void log_word(struct writer *w, uintptr_t at, size_t size) {
+    uint64_t key = (uint64_t)at | (uint64_t)size << 48 | w->epoch;
+    uint64_t *known = &w->filter[at >> 3 & (FILTER - 1)];
+    uint64_t old = 0;
+    uint64_t *record;
+    if (*known == key) return;
+    /* Room for the record that ends the section stays. */
+    if (__builtin_expect(w->used + 2 * RECORD > w->room, 0)) {
+        untorn_section_log((const void *)at, size);
+        return;
+    }
+    *known = key;
+    switch (size) {
+    case 1: old = *(const unsigned char *)at; break;
+    case 2: memcpy(&old, (const void *)at, 2); break;
+    case 4: memcpy(&old, (const void *)at, 4); break;
+    case 8: memcpy(&old, (const void *)at, 8); break;
+    default: {
+        unsigned char *to = (unsigned char *)&old;
+        const volatile unsigned char *from = (const volatile unsigned char *)at;
+        size_t n;
+        for (n = 0; n < size; n++) to[n] = from[n];
+    }
+    }
+    record = (uint64_t *)(void *)(w->records + w->used);
+    record[0] = (uint64_t)at | KIND_STORE | (uint64_t)size << 52;
+    record[1] = old;
+    w->used += RECORD;
+    FLUSH(record);
+    /* The record, the tail, and then the store: a killed process stops at an instruction, so only the compiler matters. */
+    barrier();
+    __atomic_store_n(w->tail, w->used, __ATOMIC_RELAXED);
+    FLUSH(w->tail);
+    barrier();
+}
+
+static inline __attribute__((always_inline)) void before_word(uintptr_t at, size_t size) {
+    struct writer *w = &this_threads;
+    if (__builtin_expect(at - w->base >= w->bytes, 1)) return;
+    log_word(w, at, size);
+}
+
+/* Any bytes; those that are not in the heap are nothing to it. */
+static void before(const void *address, size_t size) {
+    struct writer *w = &this_threads;
+    uintptr_t at = (uintptr_t)address;
+    if (__builtin_expect(!w->bytes || at >= w->base + w->bytes || at + size <= w->base, 1)) return;
+    if (size > 64 || at < w->base || at + size > w->base + w->bytes) {
+        untorn_section_log(address, size);
+        return;
+    }
+    for (; size >= 8; at += 8, size -= 8) log_word(w, at, 8);
+    if (size) log_word(w, at, size);
+}
+
+/* What compilers call with -fsanitize=kernel-address. */
+void __asan_store1_noabort(uintptr_t at);
+void __asan_store2_noabort(uintptr_t at);
+void __asan_store4_noabort(uintptr_t at);
+void __asan_store8_noabort(uintptr_t at);
+void __asan_store16_noabort(uintptr_t at);
+void __asan_storeN_noabort(uintptr_t at, size_t size);
+void __asan_handle_no_return(void);
+
+void __asan_store1_noabort(uintptr_t at) { before_word(at, 1); }
+void __asan_store2_noabort(uintptr_t at) { before_word(at, 2); }
+void __asan_store4_noabort(uintptr_t at) { before_word(at, 4); }
+void __asan_store8_noabort(uintptr_t at) { before_word(at, 8); }
+void __asan_store16_noabort(uintptr_t at) {
+    before_word(at, 8);
+    before_word(at + 8, 8);
+}
+void __asan_storeN_noabort(uintptr_t at, size_t size) { before((const void *)at, size); }
+void __asan_handle_no_return(void) {}
+
+/* What else of a sanitizer compilers and standard libraries call, which is nothing to sections. */
+void __asan_before_dynamic_init(const char *module);
+void __asan_before_dynamic_init(const char *module) { (void)module; }
+void __asan_after_dynamic_init(void);
+void __asan_after_dynamic_init(void) {}
+void __sanitizer_annotate_contiguous_container(const void *a, const void *b, const void *c, const void *d);
+void __sanitizer_annotate_contiguous_container(const void *a, const void *b, const void *c, const void *d) {
+    (void)a, (void)b, (void)c, (void)d;
+}
+
+/* Loads are not asked for; a compiler that announces some all the same finds these. */
+#define LOAD(name)                                                                                                         \
+    void __asan_load##name##_noabort(uintptr_t at);                                                                        \
+    void __asan_load##name##_noabort(uintptr_t at) { (void)at; }
+LOAD(1)
+LOAD(2)
+LOAD(4)
+LOAD(8)
+LOAD(16)
+void __asan_loadN_noabort(uintptr_t at, size_t size);
+void __asan_loadN_noabort(uintptr_t at, size_t size) { (void)at, (void)size; }
+
+/* Functions of the C library that store to memory of the caller's. */
+#define WRAP(result, name, parameters)                                                                                     \
+    result __real_##name parameters;                                                                                       \
+    result __wrap_##name parameters;                                                                                       \
+    result __wrap_##name parameters
+
+WRAP(void *, memcpy, (void *to, const void *from, size_t n)) {
+    before(to, n);
+    return __real_memcpy(to, from, n);
+}
+WRAP(void *, memmove, (void *to, const void *from, size_t n)) {
+    before(to, n);
+    return __real_memmove(to, from, n);
+}
+WRAP(void *, memset, (void *to, int byte, size_t n)) {
+    before(to, n);
+    return __real_memset(to, byte, n);
+}
+WRAP(void *, mempcpy, (void *to, const void *from, size_t n)) {
+    before(to, n);
+    return __real_mempcpy(to, from, n);
+}
+WRAP(char *, strcpy, (char *to, const char *from)) {
+    before(to, strlen(from) + 1);
+    return __real_strcpy(to, from);
+}
+WRAP(char *, stpcpy, (char *to, const char *from)) {
+    before(to, strlen(from) + 1);
+    return __real_stpcpy(to, from);
+}
+WRAP(char *, strncpy, (char *to, const char *from, size_t n)) {
+    before(to, n);
+    return __real_strncpy(to, from, n);
+}
+WRAP(char *, stpncpy, (char *to, const char *from, size_t n)) {
+    before(to, n);
+    return __real_stpncpy(to, from, n);
+}
+WRAP(char *, strcat, (char *to, const char *from)) {
+    before(to + strlen(to), strlen(from) + 1);
+    return __real_strcat(to, from);
+}
+WRAP(char *, strncat, (char *to, const char *from, size_t n)) {
+    before(to + strlen(to), strnlen(from, n) + 1);
+    return __real_strncat(to, from, n);
+}
+WRAP(ssize_t, read, (int fd, void *to, size_t n)) {
+    before(to, n);
+    return __real_read(fd, to, n);
+}
+WRAP(ssize_t, pread, (int fd, void *to, size_t n, off_t at)) {
+    before(to, n);
+    return __real_pread(fd, to, n, at);
+}
+WRAP(ssize_t, recv, (int fd, void *to, size_t n, int flags)) {
+    before(to, n);
+    return __real_recv(fd, to, n, flags);
+}
+WRAP(size_t, fread, (void *to, size_t size, size_t n, FILE *from)) {
+    before(to, size * n);
+    return __real_fread(to, size, n, from);
+}
+WRAP(char *, fgets, (char *to, int n, FILE *from)) {
+    before(to, n > 0 ? (size_t)n : 0);
+    return __real_fgets(to, n, from);
+}
+
+/* How much is printed is known before it is: the text is made twice. */
+WRAP(int, vsnprintf, (char *to, size_t n, const char *format, va_list arguments)) {
+    va_list again;
+    int length;
+    va_copy(again, arguments);
+    length = this_threads.bytes ? __real_vsnprintf(NULL, 0, format, again) : 0;
+    va_end(again);
+    if (length >= 0 && n) before(to, (size_t)length + 1 < n ? (size_t)length + 1 : n);
+    return __real_vsnprintf(to, n, format, arguments);
+}
+int __wrap_snprintf(char *to, size_t n, const char *format, ...);
+int __wrap_snprintf(char *to, size_t n, const char *format, ...) {
+    va_list arguments;
+    int length;
+    va_start(arguments, format);
+    length = __wrap_vsnprintf(to, n, format, arguments);
+    va_end(arguments);
+    return length;
+}
+int __wrap_vsprintf(char *to, const char *format, va_list arguments);
+int __wrap_vsprintf(char *to, const char *format, va_list arguments) {
+    return __wrap_vsnprintf(to, (size_t)1 << 30, format, arguments);
+}
+int __wrap_sprintf(char *to, const char *format, ...);
+int __wrap_sprintf(char *to, const char *format, ...) {
+    va_list arguments;
+    int length;
+    va_start(arguments, format);
+    length = __wrap_vsnprintf(to, (size_t)1 << 30, format, arguments);
+    va_end(arguments);
+    return length;
+}

@@ -1,0 +1,16 @@
+# Flags of programs that have sections of live heaps, for the wrappers, pkg-config and CMake. Read by scripts/install.sh.
+# Stores are announced by calls, and nothing else of the sanitizer is there; no link-time part of it is needed.
+LIVE_GCC_FLAGS="-fsanitize=kernel-address --param=asan-instrumentation-with-call-threshold=0 --param=asan-stack=0"
+LIVE_GCC_FLAGS="$LIVE_GCC_FLAGS --param=asan-globals=0 --param=asan-instrument-reads=0 --param=asan-instrument-allocas=0"
+LIVE_CLANG_FLAGS="-fsanitize=kernel-address -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0"
+LIVE_CLANG_FLAGS="$LIVE_CLANG_FLAGS -mllvm -asan-globals=0 -mllvm -asan-instrument-reads=0"
+LIVE_CLANG_FLAGS="$LIVE_CLANG_FLAGS -mllvm -asan-instrument-dynamic-allocas=0"
+# Checked variants of functions of the C library are not wrapped.
+LIVE_COMMON_FLAGS="-fno-lto -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=0"
+# As hooks.c and libstdcxx.cpp have them.
+LIVE_WRAPS="memcpy memmove memset mempcpy strcpy stpcpy strncpy stpncpy strcat strncat read pread recv fread fgets vsnprintf
+snprintf vsprintf sprintf _ZSt29_Rb_tree_insert_and_rebalancebPSt18_Rb_tree_node_baseS0_RS_
+_ZSt28_Rb_tree_rebalance_for_erasePSt18_Rb_tree_node_baseRS_ _ZNSt8__detail15_List_node_base7_M_hookEPS0_
+_ZNSt8__detail15_List_node_base9_M_unhookEv _ZNSt8__detail15_List_node_base11_M_transferEPS0_S1_
+_ZNSt8__detail15_List_node_base10_M_reverseEv _ZNSt8__detail15_List_node_base4swapERS0_S1_
+_ZNKSt8__detail20_Prime_rehash_policy11_M_next_bktEm _ZNKSt8__detail20_Prime_rehash_policy14_M_need_rehashEmmm"

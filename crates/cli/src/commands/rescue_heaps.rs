@@ -1,0 +1,135 @@
+//! `untorn rescue`.
+
+use crate::json;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use untorn::offline::{self, Candidate, Rescued};
+use untorn_terminal::table;
+use untorn_terminal::{Failure, Output};
+
+/// Some heap has no cut of what it had in memory.
+const SOME_LEFT: u8 = 1;
+
+/// Make the last cuts of live heaps, before the machine goes down.
+///
+/// What a live heap has in memory and not in its file is committed: of programs that are gone, by this command; of those that
+/// run, by the program, if it makes cuts in the background (`cut_every`). The memory stays, so that the programs go on from
+/// it if the machine does not go down. An ordinary user rescues the user's own heaps; root those of all users, as each of
+/// them.
+///
+/// Exit code: 0 everything is committed, or there was nothing to be made of it; 1 some heap is not.
+#[derive(Args)]
+pub struct Rescue {
+    /// So long a program that runs has to answer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    wait: u64,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What became of one heap.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    memory: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    heap: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<Rescued>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    milliseconds: u64,
+}
+
+impl Line {
+    fn is_left(&self) -> bool {
+        self.error.is_some() || self.outcome == Some(Rescued::Silent)
+    }
+
+    fn text(&self) -> String {
+        let name = self.heap.as_ref().unwrap_or(&self.memory).display();
+        let took = self.milliseconds;
+        match (&self.outcome, &self.error) {
+            (Some(Rescued::Committed { bytes }), _) => {
+                format!("{name}: committed ({} of memory, {took} ms)", table::bytes(*bytes))
+            }
+            (Some(Rescued::Answered), _) => format!("{name}: its program has made a cut ({took} ms)"),
+            (Some(Rescued::Silent), _) => format!(
+                "{name}: NOT committed: a program has it open that did not answer. Only programs that make cuts in the \
+                 background do (cut_every)"
+            ),
+            (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to be made of it: {why}"),
+            (None, e) => format!("{name}: NOT committed: {}", e.as_deref().unwrap_or("unknown")),
+        }
+    }
+}
+
+impl Rescue {
+    pub fn run(self) -> Result<Output, Failure> {
+        let this = rustix::process::geteuid();
+        let (own, others): (Vec<_>, Vec<_>) =
+            offline::live_memories().into_iter().partition(|one| one.user == this.as_raw());
+        let users: BTreeMap<u32, u32> = others.iter().map(|one| (one.user, one.group)).collect();
+        // At the same time as this one, as there may be little.
+        let children: Vec<_> = match this.is_root() {
+            true => users.into_iter().map(|(user, group)| (user, self.start_as(user, group))).collect(),
+            false => Vec::new(),
+        };
+        let mut lines: Vec<Line> = Vec::new();
+        let mut left = false;
+        let mut text = String::new();
+        for one in own {
+            let line = self.rescue(&one);
+            left |= line.is_left();
+            let _ = writeln!(text, "{}", line.text());
+            lines.push(line);
+        }
+        for (user, child) in children {
+            let ended = child.and_then(|child| child.wait_with_output());
+            let found: Result<Vec<Line>, String> = match &ended {
+                Ok(output) => serde_json::from_slice(&output.stdout)
+                    .map_err(|_| format!("`untorn rescue` as this user has ended: {}", output.status)),
+                Err(e) => Err(format!("`untorn rescue` cannot be run as this user: {e}")),
+            };
+            match found {
+                Ok(found) => {
+                    left |= found.iter().any(Line::is_left);
+                    found.iter().for_each(|line| _ = writeln!(text, "user {user}: {}", line.text()));
+                    lines.extend(found);
+                }
+                Err(why) => {
+                    left = true;
+                    let _ = writeln!(text, "user {user}: NOT committed: {why}");
+                }
+            }
+        }
+        if text.is_empty() {
+            text.push_str("no live heap has anything in memory\n");
+        }
+        let output = if self.json { json::output(&lines)? } else { Output::text(text) };
+        Ok(if left { output.code(SOME_LEFT) } else { output })
+    }
+
+    fn start_as(&self, user: u32, group: u32) -> std::io::Result<Child> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["rescue", "--json", "--wait", &self.wait.to_string()]).uid(user).gid(group);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
+    }
+
+    fn rescue(&self, one: &Candidate) -> Line {
+        let begun = Instant::now();
+        let done = offline::rescue(&one.memory, Duration::from_secs(self.wait));
+        let milliseconds = begun.elapsed().as_millis() as u64;
+        let memory = one.memory.clone();
+        match done {
+            Ok((heap, outcome)) => Line { memory, heap, outcome: Some(outcome), error: None, milliseconds },
+            Err(e) => Line { memory, heap: None, outcome: None, error: Some(e.to_string()), milliseconds },
+        }
+    }
+}

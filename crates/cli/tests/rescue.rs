@@ -1,0 +1,170 @@
+//! `untorn rescue`: what live heaps had in memory is in their files before the machine goes down.
+
+mod common;
+
+use common::{json, root, untorn};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use untorn::Store;
+use untorn::heap::{Heap, HeapOptions};
+
+const MODE: &str = "UNTORN_TEST_RESCUE";
+const PLACE: &str = "UNTORN_TEST_PLACE";
+
+fn number(heap: &Heap) -> &AtomicU64 {
+    let root = heap.root_or("number", |_| AtomicU64::new(0)).unwrap();
+    // SAFETY: a root of this type, which is only used as an atomic.
+    unsafe { root.as_ref() }
+}
+
+/// In a second process: has a heap with 1 at its last cut and 2 in memory, until it is killed.
+#[test]
+fn rescue_child() {
+    let Ok(mode) = std::env::var(MODE) else { return };
+    let place = PathBuf::from(std::env::var_os(PLACE).expect("a place"));
+    if mode == "show" {
+        let heap = HeapOptions::new().create(false).open(&place).unwrap();
+        println!("\nnumber {}\nready", number(&heap).load(Relaxed));
+        return;
+    }
+    let mut options = HeapOptions::new().live(true).address_space(64 << 20);
+    if mode == "cuts" {
+        options = options.cut_every(Duration::from_secs(3600));
+    }
+    let store = (mode == "store").then(|| Store::open(place.parent().unwrap()).unwrap());
+    let heap = match &store {
+        Some(store) => options.open_in(store, place.file_name().unwrap()),
+        None => options.open(&place),
+    };
+    let heap = heap.unwrap();
+    number(&heap).store(1, Relaxed);
+    heap.commit().unwrap();
+    number(&heap).store(2, Relaxed);
+    println!("\nready");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Where heaps are, and their memory.
+struct Machine {
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        for name in ["", "memory", "heaps"] {
+            let _ = fs::create_dir(dir.path().join(name));
+            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        Machine { dir }
+    }
+
+    fn memory(&self) -> PathBuf {
+        self.dir.path().join("memory")
+    }
+
+    fn heap(&self, name: &str) -> PathBuf {
+        self.dir.path().join("heaps").join(name)
+    }
+
+    fn start(&self, mode: &str, heap: &Path, user: Option<u32>) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "rescue_child", "--nocapture"]).env("UNTORN_LIVE_DIR", self.memory());
+        command.env(MODE, mode).env(PLACE, heap).stdin(Stdio::null()).stdout(Stdio::piped());
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.as_mut().unwrap());
+        assert!(out.lines().map_while(Result::ok).any(|line| line == "ready"), "the child ended before it was ready");
+        child
+    }
+
+    fn rescue(&self, arguments: &[&str]) -> common::Run {
+        let mut command = untorn();
+        command.arg("rescue").args(arguments).env("UNTORN_LIVE_DIR", self.memory()).stdin(Stdio::null());
+        command.output().unwrap().into()
+    }
+
+    /// What a power cut leaves of a heap.
+    fn number_after_a_power_cut(&self, heap: &Path) -> u64 {
+        let _ = fs::remove_dir_all(self.memory());
+        let heap = HeapOptions::new().create(false).open(heap).unwrap();
+        number(&heap).load(Relaxed)
+    }
+}
+
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn heaps_of_programs_that_are_gone_are_committed() {
+    let machine = Machine::new();
+    assert_eq!(machine.rescue(&[]).ok(), "no live heap has anything in memory\n");
+    let (alone, in_store, moved) = (machine.heap("alone"), machine.heap("store/heap"), machine.heap("moved"));
+    kill(machine.start("alone", &alone, None));
+    fs::create_dir(machine.heap("store")).unwrap();
+    kill(machine.start("store", &in_store, None));
+    kill(machine.start("alone", &moved, None));
+    fs::rename(&moved, machine.heap("elsewhere")).unwrap();
+    let said = machine.rescue(&[]).ok();
+    for heap in [&alone, &in_store] {
+        assert!(said.contains(&format!("{}: committed (", heap.display())), "{said}");
+    }
+    assert!(said.contains("/moved: nothing to be made of it: its file is not there any more"), "{said}");
+    // The memory stays; another time nothing is lost by it.
+    assert!(machine.memory().read_dir().unwrap().count() > 0);
+    let again = json(&machine.rescue(&["--json"]).out);
+    assert_eq!(again.as_array().unwrap().len(), 3, "{again}");
+    assert_eq!(machine.number_after_a_power_cut(&alone), 2);
+    let store = Store::open(machine.heap("store")).unwrap();
+    assert_eq!(number(&HeapOptions::new().open_in(&store, "heap").unwrap()).load(Relaxed), 2);
+}
+
+#[test]
+fn programs_that_run_are_asked() {
+    let machine = Machine::new();
+    let (cuts, silent) = (machine.heap("cuts"), machine.heap("silent"));
+    let running = machine.start("cuts", &cuts, None);
+    let said = machine.rescue(&[]).ok();
+    assert!(said.contains("/cuts: its program has made a cut ("), "{said}");
+    let other = machine.start("alone", &silent, None);
+    let run = machine.rescue(&["--wait", "1"]);
+    assert_eq!(run.code, Some(1), "{}{}", run.out, run.err);
+    assert!(run.out.contains("/silent: NOT committed: a program has it open that did not answer"), "{}", run.out);
+    kill(running);
+    kill(other);
+    assert_eq!(machine.number_after_a_power_cut(&cuts), 2);
+    assert_eq!(machine.number_after_a_power_cut(&silent), 1);
+}
+
+#[test]
+fn root_rescues_the_heaps_of_all_users_as_each_of_them() {
+    const USER: u32 = 65534;
+    if !root() {
+        return;
+    }
+    let machine = Machine::new();
+    let (theirs, own) = (machine.heap("theirs"), machine.heap("own"));
+    kill(machine.start("alone", &theirs, Some(USER)));
+    kill(machine.start("alone", &own, None));
+    let said = machine.rescue(&[]).ok();
+    assert!(said.contains(&format!("user {USER}: {}: ", theirs.display())), "{said}");
+    assert!(said.contains(&format!("{}: committed (", own.display())), "{said}");
+    assert_eq!(machine.number_after_a_power_cut(&own), 2);
+    // To root the store is another user's.
+    let mut show = Command::new(std::env::current_exe().unwrap());
+    show.args(["--exact", "rescue_child", "--nocapture"]).env(MODE, "show").env(PLACE, &theirs).uid(USER).gid(USER);
+    let shown = show.output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("\nnumber 2\n"), "{shown}");
+}

@@ -1,0 +1,142 @@
+//! Parts of a journal that the disk returns errors for: what can be read around them, and what that leaves known.
+//!
+//! A record that was durable, and of which the disk returns everything but contents, is known: its place in the chain by
+//! its head, its files and names by what lies between the contents. Its contents are not: its checksum cannot be checked.
+//! Whatever else cannot be read may be a commit that nothing tells of, and nobody goes on without it.
+
+use crate::error::Error;
+use crate::format::{Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead};
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_os::{BLOCK_BYTES, Errno};
+
+/// Around an error, so many bytes are read at once, and block by block where that fails, too.
+const PIECE_BYTES: usize = 16 * BLOCK_BYTES;
+
+/// After so many blocks that cannot be read, no more are tried in a file: a disk may take seconds for each.
+const BLOCKS_TRIED: usize = 64;
+
+/// Whether the disk could not read something, of which other parts may be read: EIO, and what the kernel says of a bad
+/// sector or a wrong checksum in its place.
+pub(crate) fn is_media_error(e: &io::Error) -> bool {
+    matches!(Errno::from_io_error(e), Some(Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::BADMSG))
+}
+
+/// Whether an error of the journal is such an error: of a read, or of opening what is to be read.
+pub(crate) fn is_unreadable(e: &Error) -> bool {
+    matches!(e, Error::Io { source, .. } if is_media_error(source))
+}
+
+/// Fills `buf`; returns what of it could not be read, in order and apart from each other, which is zeros.
+pub(crate) fn read_around(
+    buf: &mut [u8],
+    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+) -> io::Result<Vec<Range<u64>>> {
+    match read(buf, 0) {
+        Err(e) if is_media_error(&e) => {}
+        done => return done.map(|()| Vec::new()),
+    }
+    let (mut unreadable, mut failed): (Vec<Range<u64>>, usize) = (Vec::new(), 0);
+    for (n, piece) in buf.chunks_mut(PIECE_BYTES).enumerate() {
+        let start = n * PIECE_BYTES;
+        if failed < BLOCKS_TRIED {
+            match read(piece, start as u64) {
+                Err(e) if is_media_error(&e) => {}
+                Err(e) => return Err(e),
+                Ok(()) => continue,
+            }
+        }
+        for (n, block) in piece.chunks_mut(BLOCK_BYTES).enumerate() {
+            let at = (start + n * BLOCK_BYTES) as u64;
+            if failed < BLOCKS_TRIED {
+                match read(block, at) {
+                    Err(e) if is_media_error(&e) => failed += 1,
+                    Err(e) => return Err(e),
+                    Ok(()) => continue,
+                }
+            }
+            block.fill(0);
+            let end = at + block.len() as u64;
+            match unreadable.last_mut() {
+                Some(last) if last.end == at => last.end = end,
+                _ => unreadable.push(at..end),
+            }
+        }
+    }
+    Ok(unreadable)
+}
+
+/// Whether any of the ranges, which are in order and apart from each other, touches this one.
+pub(crate) fn touches(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let next = ranges.partition_point(|one| one.end <= range.start);
+    ranges.get(next).is_some_and(|one| one.start < range.end)
+}
+
+/// The first unreadable block that holds nothing of these accepted records. A commit behind the last of them may be in it.
+/// In the other blocks there is none: what is accepted stays where it is until it is applied, and a record behind it in
+/// its block would be accepted, too.
+pub(crate) fn first_unknown(unreadable: &[Range<u64>], accepted: &[Range<u64>]) -> Option<u64> {
+    let mut blocks = unreadable.iter().flat_map(|range| range.clone().step_by(BLOCK_BYTES));
+    blocks.find(|at| !accepted.iter().any(|record| record.start < at + BLOCK_BYTES as u64 && *at < record.end))
+}
+
+/// The error of contents that were committed and cannot be read.
+pub(crate) fn contents_of(lsn: u64, at: &Path) -> Arc<Error> {
+    Arc::new(Error::unreadable(at, format!("the disk cannot read contents of commit {lsn}")))
+}
+
+/// The error of a commit that cannot be read, or of a part of the log that may have been one.
+pub(crate) fn stops(at: &Path, what: &str) -> Error {
+    refuses(at, what, "keeps every commit before it")
+}
+
+/// The error of a header that cannot be read.
+pub(crate) fn header_stops(at: &Path) -> Error {
+    let salvaged = "goes on with the header before it, if that can be read; which commits the files have already, that \
+                    header cannot tell, and they may be of different ones";
+    refuses(at, "the disk cannot read a header, which may be the newest", salvaged)
+}
+
+fn refuses(at: &Path, what: &str, salvaged: &str) -> Error {
+    let detail = format!(
+        "{what}. Nothing was changed. If the disk cannot be brought to read it (a copy of the whole disk by a program \
+         that tries again, as `ddrescue`, may), `untorn recover --salvage` {salvaged}"
+    );
+    Error::unreadable(at, detail)
+}
+
+/// The heads of records that touch a range that cannot be read, while they themselves can be, with their checksums; and
+/// the whole records that follow such a record in its group.
+pub(crate) fn each_record_around(
+    bytes: &[u8],
+    unreadable: &[Range<u64>],
+    key: Key,
+    mut found: impl FnMut(RecordHead, u64, bool),
+) {
+    let starts = if unreadable.is_empty() { 0..0 } else { 0..bytes.len() };
+    let mut seen = BTreeSet::new();
+    for mut at in starts.step_by(BLOCK_BYTES) {
+        // A group, as far as it goes; what follows one of its records begins no group.
+        let mut behind_one = false;
+        while let Some((head, crc)) = bytes.get(at..).and_then(|b| RecordHead::decode_head(b, at as u64, key)) {
+            let extent = at as u64..at as u64 + head.len;
+            if touches(unreadable, &(extent.start..extent.start + RECORD_HEAD_BYTES as u64)) {
+                break;
+            }
+            if touches(unreadable, &extent) {
+                behind_one = true;
+                if seen.insert(at) {
+                    found(head, crc, false);
+                }
+            } else if RecordHead::decode(bytes, at, key).is_none() {
+                break;
+            } else if behind_one && at % BLOCK_BYTES != 0 && seen.insert(at) {
+                found(head, crc, true);
+            }
+            at = (extent.end as usize).next_multiple_of(RECORD_ALIGN_BYTES);
+        }
+    }
+}

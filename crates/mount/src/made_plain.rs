@@ -1,0 +1,58 @@
+//! `untorn eject` of the store of a mount: a plain tree comes in its place, whole or not at all, and the store is removed
+//! last.
+//!
+//! The tree is made beside the store and flushed; then the two exchange their names, which is durable before anything of
+//! the store is removed. The store stays locked until then, so that nobody commits to what is about to go. Killed at any
+//! point, there is the store, or the tree and what is left of the store beside it; doing it again ends it.
+
+use crate::copying::NoKernel;
+use crate::export::Export;
+use crate::made_whole::{MadeWhole, remove_left};
+use crate::mount_point;
+use crate::mounted_store::{self, JOURNAL};
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use untorn_tree::{Errno, FileTree};
+
+/// Makes a plain tree of a store, in its place; returns what is to be said.
+pub fn eject(store: &Path, yes: bool) -> Result<String> {
+    let place = mount_point::absolute(store)?;
+    let shown = place.display();
+    ensure!(!place.is_symlink(), "{shown} is a symbolic link; give the directory that it leads to");
+    ensure!(place.is_dir(), "there is no store in {shown}");
+    if !place.join(JOURNAL).exists() {
+        // It was killed after the exchange.
+        ensure!(remove_left(&place)?, "there is no store in {shown}; nothing was changed");
+        return Ok(format!("{shown} had its plain tree already; what was left of its store is removed\n"));
+    }
+    let tree = mounted_store::open_to_export(&place)?;
+    if !yes && std::io::stdin().is_terminal() && !confirmed(&place)? {
+        bail!("nothing was changed");
+    }
+    let error = |Errno(number)| std::io::Error::from_raw_os_error(number);
+    tree.write_back()
+        .map_err(error)
+        .with_context(|| format!("cannot bring {shown} up to date; nothing was changed"))?;
+    let made = MadeWhole::beside(&place)?;
+    let mut export = Export::new(&tree, made.path(), "ejecting");
+    export.root().context("nothing was changed")?;
+    let report = export.report;
+    report.refuse_what_was_left_out().context(
+        "nothing was changed, as this would be lost with the store; do it as root, or use `untorn export`, which leaves it \
+         out",
+    )?;
+    let removed = made.exchange()?;
+    // It has no name any more that anybody opens it by.
+    let _ = tree.close(&NoKernel);
+    removed.remove().with_context(|| format!("{shown} is plain now, but not all of its store is removed"))?;
+    Ok(format!("{shown} is a plain directory now: {}; nothing of Untorn's is left\n", report.counts()))
+}
+
+fn confirmed(store: &Path) -> Result<bool> {
+    eprint!("Make {} a plain directory, and remove the store with its log? [y/N] ", store.display());
+    std::io::stderr().flush()?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("cannot ask; use --yes")?;
+    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}

@@ -1,0 +1,170 @@
+//! `untorn status` of a live mount: asked of its daemon, and told.
+
+use crate::mount_point::{self, Mounted};
+use crate::supervised;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use untorn_os::mount_calls::{self, STATUS_BYTES};
+use untorn_terminal::Output;
+use untorn_terminal::table::{count, pairs};
+use untorn_tree::{CommitMode, TreeStatus};
+
+/// Exit code: something is wrong.
+const PROBLEMS: u8 = 1;
+
+/// The daemon's answer.
+pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
+    let mode = match mode {
+        CommitMode::Sync => "fsync",
+        CommitMode::Close => "close",
+        CommitMode::Write => "write",
+        CommitMode::Store => "store",
+    };
+    let supervisor = supervised::last_to_end();
+    let daemon = std::process::id();
+    let mut names: Vec<String> = status.poisoned.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    loop {
+        let value = json!({
+            "daemon": daemon,
+            "supervisor": (supervisor != daemon).then_some(supervisor),
+            "user": rustix::process::geteuid().as_raw(),
+            "mode": mode,
+            "inodes": status.inodes,
+            "open_for_writing": status.open_for_writing,
+            "uncommitted": status.uncommitted,
+            "names_uncommitted": status.names_uncommitted,
+            "on_their_way": status.on_their_way,
+            "owed": status.owed,
+            "transactions": status.transactions,
+            "poisoned": status.poisoned.len(),
+            "poisoned_names": names,
+            "failed": status.failed,
+        });
+        let mut text = value.to_string().into_bytes();
+        if text.len() <= STATUS_BYTES {
+            text.resize(STATUS_BYTES, 0);
+            return text;
+        }
+        // Not all names have room.
+        names.truncate(names.len() / 2);
+    }
+}
+
+/// A mount that a path is on.
+pub struct Found {
+    /// Where, and of what.
+    pub mounted: Mounted,
+    /// What its daemon says; none if it has ended.
+    pub said: Option<Value>,
+}
+
+/// The mount that a directory is the mount point of, or is on; none if it is on none of Untorn's.
+pub fn find(path: &Path) -> Result<Option<Found>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let asked = opened.and_then(|directory| Ok((mount_calls::status(&directory)?, rustix::fs::fstat(&directory)?)));
+    let (said, about) = match asked {
+        Ok(said) => said,
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => {
+            let at = mount_point::absolute(path)?;
+            let mounted = mount_point::mounted_at(&at)?.filter(|mounted| mounted.kind == mount_point::TYPE);
+            return Ok(mounted.map(|mounted| Found { mounted, said: None }));
+        }
+        Err(Errno::PERM) => {
+            bail!("{} is on a mount of another user, who alone is told of it (and root)", path.display())
+        }
+        // Whoever is asked next says what is wrong with the path.
+        Err(_) => return Ok(None),
+    };
+    let said = serde_json::from_slice(&said).context("the daemon is of another version of Untorn")?;
+    let connection = rustix::fs::minor(about.st_dev);
+    let is = |mounted: &Mounted| mounted.kind == mount_point::TYPE && mounted.connection == connection;
+    let mounted = mount_point::mounts()?.into_iter().find(is);
+    let mounted = mounted.with_context(|| format!("the mount of {} is in no directory any more", path.display()))?;
+    Ok(Some(Found { mounted, said: Some(said) }))
+}
+
+/// Says how a mount is. The exit code is 1 if something is wrong.
+pub fn status(found: &Found, json: bool) -> Output {
+    let Found { mounted, said } = found;
+    let (at, store) = (&mounted.at, &mounted.source);
+    let number = |name: &str| said.as_ref().and_then(|said| said[name].as_u64()).unwrap_or(0);
+    let is = |name: &str| said.as_ref().is_some_and(|said| said[name] == true);
+    let code = if said.is_none() || is("failed") || number("poisoned") > 0 { PROBLEMS } else { 0 };
+    if json {
+        let mut value = said.clone().unwrap_or_else(|| json!({}));
+        value["mount"] = at.to_string_lossy().into();
+        value["store"] = store.to_string_lossy().into();
+        value["serving"] = said.is_some().into();
+        return Output::text(format!("{value:#}\n")).code(code);
+    }
+    let mut lines = vec![("mount", at.display().to_string()), ("store", store.display().to_string())];
+    let Some(said) = said else {
+        let again = format!("untorn mount {} {}", store.display(), at.display());
+        lines.push(("state", format!("dead: its daemon has ended; `{again}` goes on from the last commits")));
+        return Output::text(pairs(&lines)).code(code);
+    };
+    let mut served = format!("process {}, user {}", number("daemon"), number("user"));
+    if let Some(supervisor) = said["supervisor"].as_u64() {
+        served += &format!("; supervisor: process {supervisor}");
+    }
+    lines.push(("served by", served));
+    lines.push(("commits", mode_in_words(said["mode"].as_str().unwrap_or("?"))));
+    let writing = count(number("open_for_writing"), "file is open for writing", "files are open for writing");
+    let transactions = match number("transactions") {
+        0 => String::new(),
+        n => format!(", {}", count(n, "transaction", "transactions")),
+    };
+    lines.push(("in use", format!("{writing}{transactions}; {} in all", count(number("inodes"), "inode", "inodes"))));
+    let mut uncommitted = count(number("uncommitted"), "file", "files");
+    if is("names_uncommitted") {
+        uncommitted += ", names or attributes";
+    }
+    if number("owed") > 0 {
+        uncommitted += &format!(", {} renamed on a full disk", count(number("owed"), "file", "files"));
+    }
+    lines.push(("uncommitted", format!("{uncommitted}, and what the kernel has not sent yet")));
+    lines.push(("on their way", count(number("on_their_way"), "commit", "commits")));
+    let state = match (is("failed"), number("poisoned")) {
+        (true, _) => {
+            "a flush of the log failed: every change and every sync says EIO. Unmount, and mount again".to_owned()
+        }
+        (_, 0) => "in order".to_owned(),
+        (_, n) => format!("a write of {} failed", count(n, "file", "files")),
+    };
+    lines.push(("state", state));
+    let mut text = pairs(&lines);
+    let names: Vec<&str> = said["poisoned_names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    for name in &names {
+        text += &format!("POISONED  {}\n", at.join(name).display());
+    }
+    if number("poisoned") > names.len() as u64 {
+        text += &format!("POISONED  and {} more\n", number("poisoned") - names.len() as u64);
+    }
+    if number("poisoned") > 0 {
+        text +=
+            "A poisoned file is committed by nothing until it is truncated to 0 or removed; its last commit stands.\n";
+    }
+    Output::text(text).code(code)
+}
+
+fn mode_in_words(mode: &str) -> String {
+    match mode {
+        "fsync" => "by fsync and its kin; after some seconds what nobody has open for writing".to_owned(),
+        "close" => "by fsync and its kin, and soon after the last writer has closed a file (--commit=close)".to_owned(),
+        "write" => "each write, before it returns (--commit=write)".to_owned(),
+        "store" => "everything by each sync, and by nothing else (--commit=store)".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// The store behind a path: of the mount that it is on, or the path itself.
+pub fn store_of(path: &Path) -> Result<PathBuf> {
+    match find(path)? {
+        Some(found) => Ok(found.mounted.source),
+        None => path.canonicalize().with_context(|| format!("cannot open {}", path.display())),
+    }
+}

@@ -1,0 +1,170 @@
+//! `status` and `check` of a mount while programs use it, of a dead one, and of a store that is damaged.
+
+mod common;
+
+use common::can_mount;
+use common::place::{Place, said};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use untorn::on_mount::Transaction;
+
+struct Mount(Place);
+
+impl Mount {
+    fn new(options: &[&str]) -> Option<Mount> {
+        if !can_mount() {
+            return None;
+        }
+        let place = Place::of(0);
+        fs::create_dir(place.at("mnt")).unwrap();
+        place.done(&[options, &["store", "mnt"]].concat());
+        Some(Mount(place))
+    }
+
+    /// What it says, and its exit code.
+    fn says(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.0.run(arguments);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code().unwrap(), if text.is_empty() { said(&output) } else { text })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = self.0.run(&["umount", "mnt"]);
+        while untorn_mount::mount_point::mounted_at(&self.0.at("mnt")).unwrap().is_some() {
+            let _ = untorn_mount::mount_point::detach(&self.0.at("mnt"));
+        }
+    }
+}
+
+fn has(text: &str, words: &[&str]) {
+    words.iter().for_each(|word| assert!(text.contains(word), "{word} is not in:\n{text}"));
+}
+
+#[test]
+fn a_live_mount_says_how_it_is_and_is_checked_while_programs_go_on() {
+    let Some(mount) = Mount::new(&["--commit=close"]) else { return };
+    let place = &mount.0;
+    fs::create_dir(place.at("mnt/d")).unwrap();
+    let file = File::create(place.at("mnt/d/f")).unwrap();
+    file.write_all_at(b"some", 0).unwrap();
+    file.sync_all().unwrap();
+    let txn = Transaction::begin(&file).unwrap();
+    file.write_all_at(b"more", 0).unwrap();
+    for path in ["mnt", "mnt/d"] {
+        let (code, text) = mount.says(&["status", path]);
+        assert_eq!(code, 0, "{text}");
+        has(&text, &["/mnt\n", "/store\n", "supervisor: process", "--commit=close", "1 file is open", "1 transaction"]);
+        has(&text, &["user 0", "in order"]);
+        let (code, text) = mount.says(&["status", path, "--json"]);
+        assert_eq!(code, 0, "{text}");
+        has(&text, &["\"serving\": true", "\"mode\": \"close\"", "\"transactions\": 1", "\"poisoned\": 0"]);
+    }
+    // The log and the names as of the last commit, on a mount that commits all the time.
+    let other = File::create(place.at("mnt/other")).unwrap();
+    other.sync_all().unwrap();
+    let stop = AtomicBool::new(false);
+    let checks = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut n = 0;
+            while !stop.load(SeqCst) {
+                n += 1;
+                other.write_all_at(&[n as u8; 5000], n % 50 * 4096).unwrap();
+                other.sync_all().unwrap();
+            }
+        });
+        let checks = ["mnt", "mnt/d", "store"].map(|path| mount.says(&["check", path]));
+        stop.store(true, SeqCst);
+        checks
+    });
+    for (code, text) in checks {
+        assert_eq!(code, 0, "{text}");
+        has(&text, &["2 files", "2 directories", "sound"]);
+    }
+    txn.abort().unwrap();
+    // Other directories are asked for sessions.
+    let (code, text) = mount.says(&["status", "store"]);
+    assert_eq!(code, 0, "{text}");
+    has(&text, &["no session"]);
+}
+
+#[test]
+fn a_dead_mount_says_so_and_its_store_is_checked() {
+    let Some(mount) = Mount::new(&["--no-supervisor"]) else { return };
+    fs::write(mount.0.at("mnt/f"), "x").unwrap();
+    File::open(mount.0.at("mnt/f")).unwrap().sync_all().unwrap();
+    let (_, text) = mount.says(&["status", "mnt", "--json"]);
+    let daemon = text.lines().find_map(|line| line.trim().strip_prefix("\"daemon\": ")).unwrap();
+    let daemon = daemon.trim_end_matches(',').parse().unwrap();
+    kill_process(Pid::from_raw(daemon).unwrap(), Signal::KILL).unwrap();
+    let started = Instant::now();
+    while !untorn_mount::mount_point::is_dead(&mount.0.at("mnt")) {
+        assert!(started.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (code, text) = mount.says(&["status", "mnt"]);
+    assert_eq!(code, 1, "{text}");
+    has(&text, &["dead", "untorn mount "]);
+    for path in ["mnt", "store"] {
+        let (code, text) = mount.says(&["check", path]);
+        assert_eq!(code, 0, "{text}");
+        has(&text, &["1 file", "sound"]);
+    }
+}
+
+#[test]
+fn a_damaged_tree_is_not_sound() {
+    let place = Place::of(rustix::process::geteuid().as_raw());
+    fs::create_dir_all(place.at("tree/d")).unwrap();
+    fs::write(place.at("tree/d/f"), "some").unwrap();
+    place.give("tree");
+    let anew = || {
+        let _ = fs::remove_dir_all(place.at("store"));
+        place.done(&["import", "tree", "store"]);
+        place.done(&["check", "store"]);
+    };
+    let table = || OpenOptions::new().read(true).write(true).open(place.at("store/table")).unwrap();
+    let found = |words: &str| {
+        let output = place.run(&["check", "store"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{text}{}", said(&output));
+        has(&text, &[words, "not sound"]);
+    };
+    anew();
+    let objects = fs::read_dir(place.at("store/obj/0")).unwrap();
+    objects.for_each(|object| fs::remove_file(object.unwrap().path()).unwrap());
+    found("the contents of d/f (inode 3) are missing: obj/0/3");
+    anew();
+    fs::write(place.at("store/obj/0/3"), "too long").unwrap();
+    found("d/f (inode 3) has 4 bytes, and contents of 8");
+    // Rows: where a number of an inode stands, another one.
+    let rows = || {
+        let (mut bytes, mut at, mut rows) = (fs::read(place.at("store/table")).unwrap(), 64, Vec::new());
+        while at < bytes.len() {
+            rows.push((at as u64, bytes[at + 1], u64::from_le_bytes(bytes[at + 8..at + 16].try_into().unwrap())));
+            at += 64 << bytes[at];
+        }
+        bytes.clear();
+        rows
+    };
+    for (sort, offset, words) in [
+        (1, 8, "names no inode"),
+        (1, 8 + 14, "links, and has"),
+        (2, 8, "which is no directory"),
+        (2, 8 + 16, "cannot be reached from the root"),
+    ] {
+        anew();
+        let of = if sort == 2 && offset == 8 + 16 { 1 } else { 2 };
+        let (at, ..) = rows().into_iter().find(|row| row.1 == sort && row.2 == of).unwrap();
+        let value: &[u8] = if offset == 8 + 14 { &[9] } else { &[99] };
+        table().write_all_at(value, at + offset).unwrap();
+        found(words);
+    }
+    anew();
+    table().write_all_at(b"x", 0).unwrap();
+    found("no row of a tree at byte 0");
+}

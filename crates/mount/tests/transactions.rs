@@ -1,0 +1,226 @@
+//! Transactions of programs on a mount, by the library: committed, given up, and left by programs that die.
+
+mod common;
+
+use common::can_mount;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use untorn::on_mount::{Transaction, syncv};
+
+struct Mount {
+    dir: TempDir,
+}
+
+impl Mount {
+    fn new() -> Option<Mount> {
+        if !can_mount() {
+            return None;
+        }
+        let mount = Mount { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir(mount.at("")).unwrap();
+        mount.untorn(&[&mount.dir.path().join("store"), &mount.at("")]);
+        Some(mount)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("mnt").join(name)
+    }
+
+    fn untorn(&self, arguments: &[&Path]) {
+        let done = Command::new(env!("CARGO_BIN_EXE_untorn-mount")).args(arguments).status().unwrap();
+        assert!(done.success(), "{arguments:?}");
+    }
+
+    /// A file of programs that they have synced.
+    fn synced(&self, name: &str, contents: &[u8]) -> File {
+        fs::write(self.at(name), contents).unwrap();
+        let file = self.open(name);
+        file.sync_all().unwrap();
+        file
+    }
+
+    fn open(&self, name: &str) -> File {
+        OpenOptions::new().read(true).write(true).open(self.at(name)).unwrap()
+    }
+
+    /// Whether the processes of the mount live, and the supervisor's or daemon's.
+    fn process(&self) -> Option<Pid> {
+        let store = self.dir.path().join("store");
+        let of = |entry: fs::DirEntry| {
+            let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+            let words = fs::read(entry.path().join("cmdline")).ok()?;
+            let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+            let is = words.contains(&store.as_os_str().as_encoded_bytes()) && !words.contains(&&b"--supervised"[..]);
+            is.then_some(pid)
+        };
+        fs::read_dir("/proc").unwrap().find_map(|entry| of(entry.ok()?))
+    }
+
+    /// What a crash now would leave: unmounted, the store has its last commits.
+    fn after_umount(&self, name: &str) -> Vec<u8> {
+        self.untorn(&["umount".as_ref(), &self.at("")]);
+        self.untorn(&[&self.dir.path().join("store"), &self.at("")]);
+        fs::read(self.at(name)).unwrap()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let at = self.at("");
+        let _ = Command::new(env!("CARGO_BIN_EXE_untorn-mount")).arg("umount").arg(&at).stderr(Stdio::null()).status();
+        while untorn_mount::mount_point::mounted_at(&at).unwrap().is_some() {
+            let _ = untorn_mount::mount_point::detach(&at);
+        }
+    }
+}
+
+fn errno(error: &untorn::Error) -> Option<i32> {
+    match error {
+        untorn::Error::Io { source, .. } => source.raw_os_error(),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_transaction_is_committed_or_given_up_for_every_program() {
+    let Some(mount) = Mount::new() else { return };
+    let (a, b) = (mount.synced("a", b"old"), mount.synced("b", b"long contents"));
+    // SAFETY: nobody truncates the file while it is mapped.
+    let mapped = unsafe { memmap2::MmapMut::map_mut(&b).unwrap() };
+    let mut txn = Transaction::begin(&a).unwrap();
+    txn.add(&b).unwrap();
+    a.write_all_at(b"newer and longer", 0).unwrap();
+    b.set_len(4).unwrap();
+    drop(mapped);
+    let seen = || (fs::read(mount.at("a")).unwrap(), fs::read(mount.at("b")).unwrap());
+    assert_eq!(seen(), (b"newer and longer".to_vec(), b"long".to_vec()), "others see it");
+    assert_eq!(a.sync_all().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    assert!(matches!(Transaction::begin(&b), Err(untorn::Error::InTransaction { .. })));
+    txn.abort().unwrap();
+    assert_eq!(seen(), (b"old".to_vec(), b"long contents".to_vec()));
+    assert_eq!((a.metadata().unwrap().len(), b.metadata().unwrap().len()), (3, 13));
+
+    // Appending goes on where the file ends now.
+    let mut txn = Transaction::begin(&a).unwrap();
+    txn.add(&b).unwrap();
+    a.write_all_at(b"new", 0).unwrap();
+    // SAFETY: nobody truncates the file while it is mapped.
+    let mut mapped = unsafe { memmap2::MmapMut::map_mut(&b).unwrap() };
+    mapped[..4].copy_from_slice(b"LONG");
+    txn.commit().unwrap();
+    // What is given up by a drop.
+    let dropped = Transaction::begin(&a).unwrap();
+    a.write_all_at(b"half", 0).unwrap();
+    drop(dropped);
+    drop((mapped, a, b));
+    assert_eq!(mount.after_umount("a"), b"new");
+    assert_eq!(fs::read(mount.at("b")).unwrap(), b"LONG contents");
+}
+
+#[test]
+fn several_files_are_committed_as_one_and_others_are_refused() {
+    let Some(mount) = Mount::new() else { return };
+    let (a, b) = (mount.synced("a", b"old"), mount.synced("b", b"old"));
+    a.write_all_at(b"new", 0).unwrap();
+    b.write_all_at(b"new", 0).unwrap();
+    syncv(&[&a, &b]).unwrap();
+    let reader = File::open(mount.at("a")).unwrap();
+    assert_eq!(errno(&syncv(&[&reader]).unwrap_err()), Some(libc::EBADF));
+    let elsewhere = tempfile::tempfile().unwrap();
+    assert!(matches!(Transaction::begin(&elsewhere), Err(untorn::Error::Invalid { .. })));
+    b.write_all_at(b"more", 0).unwrap();
+    assert!(syncv(&[&b, &elsewhere]).is_err());
+    b.sync_all().unwrap();
+    drop((a, b, reader));
+    assert_eq!(mount.after_umount("a"), b"new");
+    assert_eq!(fs::read(mount.at("b")).unwrap(), b"more");
+}
+
+const DIES: &str = "UNTORN_TRANSACTION_DIES";
+
+/// The program that dies, if the variable says so.
+#[test]
+fn program_that_dies() {
+    let Ok(at) = std::env::var(DIES) else { return };
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(Path::new(&at).join(name)).unwrap();
+    let (a, b) = (open("a"), open("b"));
+    let mut txn = Transaction::begin(&a).unwrap();
+    txn.add(&b).unwrap();
+    // SAFETY: nobody truncates the file while it is mapped.
+    let mut mapped = unsafe { memmap2::MmapMut::map_mut(&b).unwrap() };
+    a.write_all_at(b"half of it, and longer", 0).unwrap();
+    mapped[..3].copy_from_slice(b"two");
+    println!("ready");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn what_a_program_leaves_that_dies_is_given_up() {
+    let Some(mount) = Mount::new() else { return };
+    drop((mount.synced("a", b"old"), mount.synced("b", b"old")));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "program_that_dies", "--nocapture"]).env(DIES, mount.at("")).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (mut said, mut byte) = (Vec::new(), [0]);
+    while !said.ends_with(b"ready\n") {
+        assert_eq!(child.stdout.as_mut().unwrap().read(&mut byte).unwrap(), 1, "it ended");
+        said.push(byte[0]);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Nobody waits for it: soon.
+    let started = Instant::now();
+    let seen = || (fs::read(mount.at("a")).unwrap(), fs::read(mount.at("b")).unwrap());
+    while seen() != (b"old".to_vec(), b"old".to_vec()) {
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", seen());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for name in ["a", "b"] {
+        mount.open(name).sync_all().unwrap();
+    }
+    assert_eq!(mount.after_umount("a"), b"old");
+    assert_eq!(fs::read(mount.at("b")).unwrap(), b"old");
+}
+
+/// Programs go on after an unmount that was refused, and after a signal, which detaches the mount.
+#[test]
+fn what_is_given_up_has_its_old_size_also_when_the_mount_is_about_to_end() {
+    let Some(mount) = Mount::new() else { return };
+    let a = mount.synced("a", b"old");
+    let give_up = |when: &str| {
+        let txn = Transaction::begin(&a).unwrap();
+        a.write_all_at(b"newer and longer", 0).unwrap();
+        txn.abort().unwrap();
+        assert_eq!(a.metadata().unwrap().len(), 3, "{when}");
+        let mut found = [0; 16];
+        assert_eq!((a.read_at(&mut found, 0).unwrap(), &found[..3]), (3, &b"old"[..]), "{when}");
+    };
+    let umount = || Command::new(env!("CARGO_BIN_EXE_untorn-mount")).arg("umount").arg(mount.at("")).output().unwrap();
+    let refused = umount();
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("a program may"));
+    give_up("after a refused unmount");
+    kill_process(mount.process().unwrap(), Signal::TERM).unwrap();
+    let started = Instant::now();
+    let wait = |what: &str, is: &dyn Fn() -> bool| {
+        while !is() {
+            assert!(started.elapsed() < Duration::from_secs(30), "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    wait("it is detached", &|| !mount.at("a").exists());
+    // What is done when it is detached may have to be done yet.
+    std::thread::sleep(Duration::from_millis(100));
+    give_up("after a signal");
+    a.write_all_at(b"new", 0).unwrap();
+    a.sync_all().unwrap();
+    drop(a);
+    wait("it ends with its last file", &|| mount.process().is_none());
+    mount.untorn(&[&mount.dir.path().join("store"), &mount.at("")]);
+    assert_eq!(fs::read(mount.at("a")).unwrap(), b"new");
+}

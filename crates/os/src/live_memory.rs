@@ -1,0 +1,218 @@
+//! Memory that outlives the process which stores to it, until the machine goes down: a file in memory (tmpfs).
+//!
+//! ```text
+//! /dev/shm/untorn-UID/heap-DEVICE-INODE     UNTORN_LIVE_DIR instead of /dev/shm, if it is set
+//! head     68 MiB, for bookkeeping; mapped by itself. Most of it is a hole, until somebody reserves room there
+//! body     what the mapping shows (`SharedMapping`)
+//! ```
+//!
+//! What is stored to is allocated before: a store to tmpfs that finds no room is a `SIGBUS`.
+
+use crate::descriptor::Fd;
+use crate::mapping::{MapRequest, Mapping};
+use crate::shared_mapping::{LIVE_HEAD_BYTES, SharedMapping, allocate, write_all};
+use crate::storage::File;
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes of the head that always have room.
+pub const LIVE_OWN_BYTES: usize = 128 << 10;
+
+/// How often a directory is made that somebody else removes.
+const TRIES: usize = 100;
+
+/// A file in memory.
+pub struct LiveMemory {
+    path: PathBuf,
+    file: Fd,
+    head: NonNull<u8>,
+}
+
+// SAFETY: an address of shared memory; whoever uses it says how.
+unsafe impl Send for LiveMemory {}
+// SAFETY: as above.
+unsafe impl Sync for LiveMemory {}
+
+/// Where the live memory of a file is, if it is a user's.
+pub fn live_memory_path(uid: u32, device: u64, inode: u64) -> PathBuf {
+    let top = std::env::var_os("UNTORN_LIVE_DIR").filter(|dir| !dir.is_empty());
+    let top = top.map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from);
+    top.join(format!("untorn-{uid}")).join(format!("heap-{device:x}-{inode:x}"))
+}
+
+/// Makes the user's directory, or sees that it is nobody else's.
+fn make_directory(dir: &Path) -> io::Result<()> {
+    match fs::mkdir(dir, Mode::from_raw_mode(0o711)) {
+        Ok(()) => fs::chmod(dir, Mode::from_raw_mode(0o711))?,
+        Err(Errno::EXIST) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let stat = fs::lstat(dir)?;
+    let is_own = stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_mode & 0o022 == 0;
+    match is_own {
+        true => Ok(()),
+        false => Err(io::Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "{} is not a directory of this user's alone: remove it, or set UNTORN_LIVE_DIR to a directory in another \
+                 tmpfs",
+                dir.display()
+            ),
+        )),
+    }
+}
+
+/// Makes the file as long as its head.
+fn grow(file: &OwnedFd) -> io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
+    // The kernel would send `SIGXFSZ`, which kills.
+    if LIVE_HEAD_BYTES as u64 > limit {
+        return Err(Errno::FBIG.into());
+    }
+    Ok(fs::ftruncate(file, LIVE_HEAD_BYTES as u64)?)
+}
+
+impl LiveMemory {
+    /// A new file of that name, of this user's, without a body. What had the name before loses it.
+    pub fn create(path: &Path) -> io::Result<LiveMemory> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let attempt = || {
+            make_directory(path.parent().unwrap_or(Path::new("/")))?;
+            match fs::unlink(path) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
+            Ok(fs::open(path, flags, Mode::from_raw_mode(0o600))?)
+        };
+        let mut tries = 0;
+        let file: OwnedFd = loop {
+            match attempt() {
+                // Another process may have removed the directory just now, as it was empty.
+                Err(e) if io::Error::kind(&e) == ErrorKind::NotFound && tries < TRIES => tries += 1,
+                done => break done?,
+            }
+        };
+        let made = allocate(&file, 0, LIVE_OWN_BYTES as u64)
+            .and_then(|()| grow(&file))
+            .and_then(|()| LiveMemory::of(path, file));
+        made.inspect_err(|_| {
+            let _ = fs::unlink(path);
+        })
+    }
+
+    /// The file of that name, which a user made. `InvalidData`: it is no such file.
+    pub fn open(path: &Path, uid: u32) -> io::Result<LiveMemory> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = fs::open(path, flags, Mode::empty())?;
+        let stat = fs::fstat(&file)?;
+        let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
+            && stat.st_uid == uid
+            && stat.st_nlink == 1
+            && stat.st_size >= LIVE_HEAD_BYTES as i64;
+        if !is_one {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        allocate(&file, 0, LIVE_OWN_BYTES as u64)?;
+        LiveMemory::of(path, file)
+    }
+
+    fn of(path: &Path, file: OwnedFd) -> io::Result<LiveMemory> {
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping.
+        let head = unsafe { mm::mmap(std::ptr::null_mut(), LIVE_HEAD_BYTES, both, MapFlags::SHARED, &file, 0)? };
+        // SAFETY: the mapping just made. A forked child is another process, and stores to no memory of its parent.
+        let _ = unsafe { mm::madvise(head, LIVE_HEAD_BYTES, Advice::LinuxDontFork) };
+        let head = NonNull::new(head.cast()).ok_or(Errno::NOMEM)?;
+        Ok(LiveMemory { path: path.to_owned(), file: Fd::new(file), head })
+    }
+
+    /// Its name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the head is. It can be accessed for ever; when this ends, it is ordinary memory.
+    pub fn head(&self) -> NonNull<u8> {
+        self.head
+    }
+
+    /// Bytes of the head, from an offset on, may be stored to.
+    pub fn reserve_head(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        if offset.checked_add(bytes).is_none_or(|end| end > LIVE_HEAD_BYTES) {
+            return Err(Errno::INVAL.into());
+        }
+        allocate(&self.file.get()?.try_clone_to_owned()?, offset as u64, bytes as u64)
+    }
+
+    /// Bytes of the body.
+    pub fn body_bytes(&self) -> io::Result<u64> {
+        Ok((fs::fstat(self.file.get()?)?.st_size as u64).saturating_sub(LIVE_HEAD_BYTES as u64))
+    }
+
+    /// Reads bytes of the body; `UnexpectedEof` behind its end.
+    pub fn read_at(&self, mut buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut at = LIVE_HEAD_BYTES as u64 + offset;
+        while !buf.is_empty() {
+            match rustix::io::retry_on_intr(|| {
+                rustix::io::pread(self.file.get().map_err(|_| Errno::BADF)?, &mut *buf, at)
+            })? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                n => {
+                    buf = &mut buf[n..];
+                    at += n as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes bytes within the body.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        write_all(&self.file, bytes, LIVE_HEAD_BYTES as u64 + offset)
+    }
+
+    /// Maps the body. So many bytes of it are there already; of the rest, what is shown comes from `data`.
+    /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
+    pub fn map(&self, data: Arc<dyn File>, request: &MapRequest, present: u64) -> io::Result<Box<dyn Mapping>> {
+        // Another description of the file, which a mapping needs as long as it lives.
+        let again = format!("/proc/self/fd/{}", self.file.get()?.as_raw_fd());
+        let file = fs::open(again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        // What is behind it would come back as something else than zeros.
+        fs::ftruncate(&file, LIVE_HEAD_BYTES as u64 + present)?;
+        Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present)?))
+    }
+
+    /// Removes the name, if it is still this file's: nobody finds the memory any more.
+    pub fn remove(&self) -> io::Result<()> {
+        let (own, named) = (fs::fstat(self.file.get()?)?, fs::lstat(&self.path));
+        match named {
+            Ok(named) if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino) => {
+                fs::unlink(&self.path)?;
+                // The last one leaves no directory either.
+                let _ = self.path.parent().map(fs::rmdir);
+                Ok(())
+            }
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl Drop for LiveMemory {
+    fn drop(&mut self) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // A thread may be about to store there, as it ends a change of a heap that is being closed: the addresses stay.
+        // SAFETY: over the mapping that `of` made, and nothing else.
+        let _ = unsafe {
+            mm::mmap_anonymous(self.head.as_ptr().cast(), LIVE_HEAD_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags)
+        };
+    }
+}

@@ -1,0 +1,45 @@
+//! What programs ask of a mount of Untorn's about descriptors of its files, by `ioctl`.
+
+use rustix::fd::AsFd;
+use rustix::io::Result;
+use rustix::ioctl::{Getter, Setter, Updater, ioctl, opcode};
+
+/// Begins a transaction with the file of a descriptor, which is open for writing; the end of that opening ends it. Given
+/// is 0, or 1 if that end gives nothing up; the answer is the transaction's number.
+pub const BEGIN: u32 = opcode::read_write::<u64>(b'U', 4);
+/// Adds the file of a descriptor to a transaction.
+pub const ADD: u32 = opcode::write::<u64>(b'U', 5);
+/// Commits a transaction.
+pub const COMMIT: u32 = opcode::write::<u64>(b'U', 6);
+/// Gives a transaction up: its files are as of their last commits.
+pub const ABORT: u32 = opcode::write::<u64>(b'U', 7);
+/// Ends a transaction: what is uncommitted of its files stays so.
+pub const DISSOLVE: u32 = opcode::write::<u64>(b'U', 8);
+
+/// Begins a transaction: see [`BEGIN`]. `ENOTTY` where the file is on no mount of Untorn's.
+pub fn begin(file: impl AsFd, keeps: bool) -> Result<u64> {
+    let mut number = u64::from(keeps);
+    // SAFETY: the number says that 64 bits are read and written, and `number` has as many.
+    unsafe { ioctl(file, Updater::<{ BEGIN }, u64>::new(&mut number)) }?;
+    Ok(number)
+}
+
+/// Asks for one of the other things, of a transaction.
+pub fn ask<const CALL: u32>(file: impl AsFd, transaction: u64) -> Result<()> {
+    // SAFETY: the calls above say that 64 bits are written. One that is none of them is refused by the kernel or the mount.
+    unsafe { ioctl(file, Setter::<CALL, u64>::new(transaction)) }
+}
+
+/// Bytes of the answer to [`STATUS`].
+pub const STATUS_BYTES: usize = 8192;
+/// How the mount is, of any directory on it: text, then zeros.
+pub const STATUS: u32 = opcode::read::<[u8; STATUS_BYTES]>(b'U', 9);
+
+/// How the mount of a directory is: JSON. `ENOTTY` where that is on no mount of Untorn's, `EPERM` for other users than
+/// root and the one that serves it.
+pub fn status(directory: impl AsFd) -> Result<Vec<u8>> {
+    // SAFETY: the number says that so many bytes are read, and the kernel copies as many from the daemon.
+    let mut text = unsafe { ioctl(directory, Getter::<{ STATUS }, [u8; STATUS_BYTES]>::new()) }?.to_vec();
+    text.truncate(text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+    Ok(text)
+}

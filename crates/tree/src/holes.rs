@@ -1,0 +1,120 @@
+//! Where contents have holes: what lies in the object's data file, under what the log and uncommitted changes have.
+
+use crate::core::{Core, object_path, refused};
+use crate::file_tree::{Errno, Ino, Result};
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::io::Errno as SystemErrno;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+/// Smaller files count as having no holes: to ask costs more than it tells.
+const SMALL: u64 = 1 << 20;
+
+/// Contents of a file, as far as holes go.
+pub(crate) struct Holes {
+    /// The data file, if it can be asked.
+    data: Option<OwnedFd>,
+    bytes: Vec<Range<u64>>,
+    zeros: Vec<Range<u64>>,
+    /// Where the object ends; the rest of the file is a hole.
+    end: u64,
+}
+
+/// The range with a place, or else the first one after it.
+fn at_or_after(ranges: &[Range<u64>], at: u64) -> Option<&Range<u64>> {
+    ranges.get(ranges.partition_point(|range| range.end <= at))
+}
+
+impl Holes {
+    /// Of a file; `None` if all of it is a hole.
+    pub fn of(core: &mut Core, ino: Ino) -> Result<Option<Holes>> {
+        let Some(object) = core.object(ino)? else { return Ok(None) };
+        // In this order: what a checkpoint moves meanwhile is seen in one of the two.
+        let (bytes, zeros) = refused(object.unapplied())?;
+        let end = refused(object.len())?;
+        let store = core.store.path();
+        // A store on the simulated disk has no path: all of it counts as data.
+        let open = |path| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        let data = if store.as_os_str().is_empty() { None } else { open(store.join(object_path(ino))) };
+        Ok(Some(Holes { data, bytes, zeros, end }))
+    }
+
+    /// The first place in the data file, from `at` on, that is data there.
+    fn data_below(&self, at: u64) -> Option<u64> {
+        let Some(file) = &self.data else { return Some(at) };
+        match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Err(SystemErrno::NXIO) => None,
+            // A file system that knows nothing of holes.
+            found => Some(found.unwrap_or(at)),
+        }
+    }
+
+    fn hole_below(&self, at: u64) -> u64 {
+        self.data.as_ref().and_then(|file| rustix::fs::seek(file, SeekFrom::Hole(at)).ok()).unwrap_or(self.end)
+    }
+
+    /// The first byte from `at` on that may be something but a hole.
+    pub fn next_data(&self, at: u64) -> Option<u64> {
+        let changed = at_or_after(&self.bytes, at).map(|range| range.start.max(at));
+        let mut below = self.data_below(at);
+        while let Some(found) = below.filter(|found| *found < changed.unwrap_or(self.end)) {
+            match at_or_after(&self.zeros, found).filter(|zeros| zeros.start <= found) {
+                Some(zeros) => below = self.data_below(zeros.end),
+                None => break,
+            }
+        }
+        changed.into_iter().chain(below).min().filter(|found| *found < self.end)
+    }
+
+    /// The first place from `at` on that is a hole; the end of the object is one.
+    pub fn next_hole(&self, mut at: u64) -> u64 {
+        while at < self.end {
+            if let Some(bytes) = at_or_after(&self.bytes, at).filter(|bytes| bytes.start <= at) {
+                at = bytes.end;
+                continue;
+            }
+            let is_zero = at_or_after(&self.zeros, at).is_some_and(|zeros| zeros.start <= at);
+            if is_zero || self.data_below(at) != Some(at) {
+                return at;
+            }
+            let changed = [&self.bytes, &self.zeros].into_iter().filter_map(|ranges| at_or_after(ranges, at));
+            at = changed.map(|range| range.start).chain([self.hole_below(at)]).min().unwrap_or(self.end).max(at + 1);
+        }
+        at.min(self.end)
+    }
+
+    /// Blocks of 512 bytes that are taken, about.
+    fn blocks(&self, size: u64) -> u64 {
+        let below = self.data.as_ref().and_then(|file| rustix::fs::fstat(file).ok());
+        let below = below.map_or(size.div_ceil(512), |about| u64::try_from(about.st_blocks).unwrap_or(0));
+        let changed: u64 = self.bytes.iter().map(|range| range.end - range.start).sum();
+        (below + changed.div_ceil(512)).min(size.div_ceil(4096) * 8)
+    }
+}
+
+impl Core {
+    /// Blocks that a file takes, if it is one of those that may have holes.
+    pub fn blocks_of(&mut self, ino: Ino) -> Option<u64> {
+        let inode = self.inodes.get(&ino)?;
+        let size = inode.size();
+        if !inode.is_file() || !inode.row.object || size < SMALL {
+            return None;
+        }
+        Holes::of(self, ino).ok()?.map(|holes| holes.blocks(size))
+    }
+
+    /// `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
+    pub fn seek(&mut self, ino: Ino, offset: u64, whence: i32) -> Result<u64> {
+        let size = self.inode(ino)?.size();
+        if offset >= size {
+            return Err(Errno(libc::ENXIO));
+        }
+        let holes = Holes::of(self, ino)?;
+        let data = |at| holes.as_ref().and_then(|holes| holes.next_data(at)).filter(|found| *found < size);
+        match whence {
+            libc::SEEK_DATA => data(offset).ok_or(Errno(libc::ENXIO)),
+            libc::SEEK_HOLE => Ok(holes.as_ref().map_or(offset, |h| h.next_hole(offset).clamp(offset, size))),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Looks at a tree as a reader of its store sees it, as of one commit: whether its rows fit together, and its objects are
+//! there. Nothing is changed, and whoever owns the store goes on.
+
+use crate::access_list::{self, AccessList};
+use crate::core::object_path;
+use crate::file_tree::{Ino, Kind, ROOT};
+use crate::inode_table::{TABLE, read_slots};
+use crate::row::{InodeRow, Key, Row};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use untorn::reader::Snapshot;
+use untorn::{Error, Result};
+
+/// The most problems that are told one by one.
+const TOLD: usize = 100;
+
+/// What a look at a tree found.
+#[derive(Clone, Debug, Default)]
+pub struct Verified {
+    /// Files.
+    pub files: u64,
+    /// Directories, with the root.
+    pub directories: u64,
+    /// Links, devices and the like.
+    pub others: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Inodes without names: removed, and in use when the commit was made.
+    pub removed: u64,
+    /// Objects that no row knows: of files that the commit does not have yet.
+    pub unknown_objects: u64,
+    /// What is wrong, at most a hundred.
+    pub problems: Vec<String>,
+    /// How much is wrong.
+    pub problem_count: u64,
+}
+
+type Bytes = Box<[u8]>;
+
+#[derive(Default)]
+struct Found {
+    inodes: HashMap<Ino, InodeRow>,
+    /// Directory and name of each inode's names; of an inode with several, all of them.
+    names: HashMap<Ino, Vec<(Ino, Bytes)>>,
+    xattrs: Vec<(Ino, Bytes, Bytes)>,
+    places: BTreeSet<(Ino, u64)>,
+    verified: Verified,
+}
+
+impl Found {
+    fn problem(&mut self, what: String) {
+        self.verified.problem_count += 1;
+        if self.verified.problems.len() < TOLD {
+            self.verified.problems.push(what);
+        }
+    }
+
+    /// Where an inode is, for people.
+    fn path(&self, ino: Ino) -> PathBuf {
+        let (mut parts, mut at) = (Vec::new(), ino);
+        // Rows that lead in a circle are a problem, and no reason to go round in it.
+        while at != ROOT && parts.len() < 200 {
+            let Some((dir, name)) = self.names.get(&at).and_then(|names| names.first()) else { break };
+            parts.push(String::from_utf8_lossy(name).into_owned());
+            at = *dir;
+        }
+        parts.iter().rev().collect()
+    }
+
+    fn shown(&self, ino: Ino) -> String {
+        match self.names.contains_key(&ino) {
+            true => format!("{} (inode {ino})", self.path(ino).display()),
+            false => format!("inode {ino}"),
+        }
+    }
+
+    fn row(&mut self, row: Row) {
+        match row {
+            Row::Inode(ino, row) => drop(self.inodes.insert(ino, row)),
+            Row::Name { dir, name, cookie, ino } => {
+                if !self.places.insert((dir, cookie)) || cookie == 0 {
+                    self.problem(format!("two names have one place in the directory of inode {dir}"));
+                }
+                self.names.entry(ino).or_default().push((dir, name));
+            }
+            Row::Xattr { ino, name, value } => self.xattrs.push((ino, name, value)),
+        }
+    }
+
+    /// Names and inodes fit together.
+    fn names(&mut self) {
+        let mut below = BTreeMap::<Ino, Vec<Ino>>::new();
+        let mut problems = Vec::new();
+        for (ino, names) in &self.names {
+            if !self.inodes.contains_key(ino) {
+                problems.push(format!("{} names no inode", self.shown(*ino)));
+            }
+            for (dir, name) in names {
+                let is_dir = self.inodes.get(dir).is_some_and(|row| row.kind == Kind::Directory);
+                if !is_dir {
+                    let name = String::from_utf8_lossy(name);
+                    problems.push(format!("{name} (inode {ino}) lies in {}, which is no directory", self.shown(*dir)));
+                }
+                below.entry(*dir).or_default().push(*ino);
+            }
+        }
+        let is_dir = |ino: &&Ino| self.inodes.get(ino).is_some_and(|row| row.kind == Kind::Directory);
+        for (ino, row) in &self.inodes {
+            let names = self.names.get(ino).map_or(0, Vec::len) as u64;
+            let expected = match row.kind {
+                Kind::Directory if *ino == ROOT || names == 1 => {
+                    2 + below.get(ino).map_or(0, |inos| inos.iter().filter(is_dir).count() as u64)
+                }
+                Kind::Directory if names > 1 => {
+                    problems.push(format!("the directory {} has {names} names", self.shown(*ino)));
+                    continue;
+                }
+                Kind::Directory => 0,
+                _ => names,
+            };
+            if u64::from(row.nlink) != expected {
+                problems.push(format!("{} counts {} links, and has {expected}", self.shown(*ino), row.nlink));
+            }
+        }
+        // What is in the root, and in what is in it.
+        let (mut reached, mut ahead) = (BTreeSet::from([ROOT]), vec![ROOT]);
+        while let Some(dir) = ahead.pop() {
+            let inos = below.get(&dir).into_iter().flatten();
+            ahead.extend(inos.filter(|ino| reached.insert(**ino)));
+        }
+        for ino in self.names.keys().filter(|ino| !reached.contains(ino)) {
+            problems.push(format!("{} cannot be reached from the root", self.shown(*ino)));
+        }
+        if !self.inodes.get(&ROOT).is_some_and(|row| row.kind == Kind::Directory) {
+            problems.push("there is no root".to_owned());
+        }
+        problems.sort_unstable();
+        problems.into_iter().for_each(|what| self.problem(what));
+    }
+
+    fn attributes(&mut self) {
+        for (ino, name, value) in std::mem::take(&mut self.xattrs) {
+            let shown = String::from_utf8_lossy(&name).into_owned();
+            if !self.inodes.contains_key(&ino) {
+                self.problem(format!("the attribute {shown} is of inode {ino}, which is not there"));
+            }
+            if access_list::is_list(&name) && AccessList::decode(&value).is_err() {
+                self.problem(format!("the access list {shown} of {} is none", self.shown(ino)));
+            }
+        }
+    }
+
+    /// Contents are there, and no longer than their files.
+    fn objects(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let inos: BTreeSet<Ino> = self.inodes.keys().copied().collect();
+        for ino in inos {
+            let row = &self.inodes[&ino];
+            let (kind, nlink, size, object) = (row.kind, row.nlink, row.size, row.object);
+            let counts = &mut self.verified;
+            match kind {
+                _ if nlink == 0 => counts.removed += 1,
+                Kind::File => (counts.files, counts.bytes) = (counts.files + 1, counts.bytes.saturating_add(size)),
+                Kind::Directory => counts.directories += 1,
+                _ => counts.others += 1,
+            }
+            if !object {
+                continue;
+            }
+            if kind != Kind::File {
+                self.problem(format!("{} is no file, and has contents", self.shown(ino)));
+            }
+            match snapshot.metadata(object_path(ino)) {
+                Ok(found) if found.is_directory => {
+                    self.problem(format!("the contents of {} are a directory", self.shown(ino)));
+                }
+                Ok(found) if found.len > size => {
+                    let what = format!("{} has {size} bytes, and contents of {}", self.shown(ino), found.len);
+                    self.problem(what);
+                }
+                Ok(_) => {}
+                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                    let object = object_path(ino);
+                    let what = format!("the contents of {} are missing: {}", self.shown(ino), object.display());
+                    self.problem(what);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        for dir in snapshot.list("obj")? {
+            for object in snapshot.list(PathBuf::from("obj").join(dir))? {
+                let ino = object.to_str().and_then(|name| name.parse().ok());
+                let known = ino.and_then(|ino: Ino| self.inodes.get(&ino)).is_some_and(|row| row.object);
+                self.verified.unknown_objects += u64::from(!known);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks at all of a tree.
+///
+/// # Errors
+/// Those of the snapshot, and [`Error::Corrupt`] if its table is none.
+pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
+    let file = snapshot.open(TABLE)?;
+    let mut bytes = vec![0; file.len()? as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], done as u64)? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    bytes.truncate(done);
+    let mut found = Found::default();
+    let (mut keys, mut twice) = (BTreeSet::<Key>::new(), Vec::new());
+    let numbers = read_slots(&bytes, &mut |_, _, row| {
+        let Some(row) = row else { return };
+        match keys.insert(row.key()) {
+            true => found.row(row),
+            false => twice.push(row.key()),
+        }
+    })?;
+    twice.iter().for_each(|key| found.problem(format!("the table has two rows of {key:?}")));
+    let beyond: Vec<Ino> = found.inodes.keys().copied().filter(|ino| *ino >= numbers.next || *ino == 0).collect();
+    for ino in beyond {
+        found.problem(format!("inode {ino} has a number that was never given"));
+    }
+    if numbers.next > numbers.limit {
+        found.problem("numbers were given for which there is no room".to_owned());
+    }
+    found.names();
+    found.attributes();
+    found.objects(snapshot)?;
+    Ok(found.verified)
+}

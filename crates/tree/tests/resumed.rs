@@ -1,0 +1,459 @@
+//! Programs over a tree whose process is killed: the next one goes on where it was, and nobody notices.
+//!
+//! A program runs on the simulated disk. At any call of the disk, and at any piece of the log that outlives the process, it
+//! may have been killed: then another process opens the store with that log. What programs see is what they saw, the
+//! question that was not answered is asked again and has the same answer, the rest of the program goes as without the kill,
+//! and a power cut after it leaves a state that the rules allow.
+
+mod common;
+mod crashes {
+    pub mod model;
+}
+
+use common::*;
+use crashes::model::{Cache, Dirty, Model, Op, Shown};
+use fastrand::Rng;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use untorn_crashlab::{Cut, Fault, On, Options, PROFILES, SimDisk, Snapshot, What};
+use untorn_journal::store_dir::StoreDir;
+use untorn_tree::*;
+
+/// The moments of a program, each with the log as it was.
+#[derive(Default)]
+struct Moments {
+    step: usize,
+    of: Vec<(usize, Vec<u8>)>,
+}
+
+/// A log in memory, each state of which is a moment of the disk.
+struct Memory {
+    disk: Arc<SimDisk>,
+    log: Mutex<(Vec<u8>, Option<Vec<u8>>)>,
+    moments: Arc<Mutex<Moments>>,
+}
+
+impl Memory {
+    fn new(disk: &Arc<SimDisk>, log: Vec<u8>, moments: Arc<Mutex<Moments>>) -> Arc<Memory> {
+        Arc::new(Memory { disk: Arc::clone(disk), log: Mutex::new((log, None)), moments })
+    }
+
+    fn mark(&self, log: &[u8]) {
+        let mut moments = self.moments.lock().unwrap();
+        let step = moments.step;
+        moments.of.push((step, log.to_vec()));
+        self.disk.set_mark(moments.of.len() as u64 - 1);
+    }
+}
+
+impl Kept for Memory {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.log.lock().unwrap().0.len() as u64)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        bytes.copy_from_slice(&self.log.lock().unwrap().0[at as usize..at as usize + bytes.len()]);
+        Ok(())
+    }
+
+    fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
+        let mut log = self.log.lock().unwrap();
+        let (current, next) = &mut *log;
+        let to = next.as_mut().unwrap_or(current);
+        parts.iter().for_each(|part| to.extend_from_slice(part));
+        self.mark(&log.0);
+        Ok(())
+    }
+
+    fn begin(&self, _: u64) -> io::Result<()> {
+        self.log.lock().unwrap().1 = Some(Vec::new());
+        Ok(())
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        let mut log = self.log.lock().unwrap();
+        log.0 = log.1.take().unwrap();
+        self.mark(&log.0);
+        Ok(())
+    }
+
+    fn give_up(&self) {
+        panic!("the log is given up");
+    }
+}
+
+fn shown(tree: &StoreTree) -> Shown {
+    let mut state = Shown::new();
+    let mut below = vec![(ROOT, String::new())];
+    while let Some((dir, path)) = below.pop() {
+        for entry in tree.read_dir(dir, 0, usize::MAX).unwrap() {
+            let path = format!("{path}/{}", entry.name.to_str().unwrap());
+            let is_dir = entry.kind == Kind::Directory;
+            if is_dir {
+                below.push((entry.ino, path.clone()));
+            }
+            state.insert(path, (!is_dir).then(|| contents(tree, entry.ino)));
+        }
+    }
+    state
+}
+
+fn open_kept(
+    disk: &SimDisk,
+    clock: &Arc<TestClock>,
+    mode: CommitMode,
+    kept: Arc<dyn Kept>,
+) -> untorn::Result<StoreTree> {
+    let store = store_options(disk).open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())?;
+    StoreTree::open(store, TreeOptions { kept: Some(kept), ..tree_options(clock, mode) })
+}
+
+/// Before a step: the model, what the kernel has, the time; and what the step is.
+struct Step {
+    model: Model,
+    dirty: Dirty,
+    op: Op,
+    acknowledged: usize,
+    now: u64,
+}
+
+struct Program {
+    mode: CommitMode,
+    steps: Vec<Step>,
+    /// What is seen, and what a commit of all names shows, before each step.
+    lives: Vec<Shown>,
+    states: Vec<Shown>,
+}
+
+/// Does a step and says what is wrong.
+fn act(
+    n: usize,
+    cache: &Cache<'_>,
+    clock: &TestClock,
+    model: &mut Model,
+    op: &Op,
+) -> std::result::Result<bool, String> {
+    let expected = model.apply(op);
+    answering(n as u64 + 1);
+    let result = cache.act(op, clock, model);
+    if result.is_ok() != expected {
+        return Err(format!("step {n}, {op:?}, gives {result:?}; the rules: {expected}"));
+    }
+    Ok(expected)
+}
+
+/// The process was killed at a moment; another one goes on, and may be killed, too.
+fn resume(program: &Program, disk: SimDisk, moment: (usize, Vec<u8>), rng: &mut Rng, deep: u32) -> Outcome {
+    let (n, log) = moment;
+    let (step, disk) = (&program.steps[n], Arc::new(disk));
+    let clock = Arc::new(TestClock::default());
+    clock.pass(step.now);
+    let moments = Arc::new(Mutex::new(Moments { step: n, of: vec![(n, log.clone())] }));
+    let kept = Memory::new(&disk, log, Arc::clone(&moments));
+    disk.set_mark(0);
+    disk.record();
+    answering(0);
+    let tree = open_kept(&disk, &clock, program.mode, kept).map_err(|e| format!("it cannot go on: {e}"))?;
+    let found = shown(&tree);
+    if !step.op.sends() && found != program.lives[n] && found != program.lives[n + 1] {
+        return Err(format!("programs see {found:?}, and saw {:?}", program.lives[n]));
+    }
+    // The question is asked again, and then what else the program asks.
+    let mut model = step.model.clone();
+    let cache = Cache::with(&tree, step.dirty.clone());
+    let until = (n + rng.usize(1..6)).min(program.steps.len());
+    let mut acknowledged = step.acknowledged;
+    for (n, step) in program.steps.iter().enumerate().take(until).skip(n) {
+        begin_step(&moments, &disk, n);
+        if act(n, &cache, &clock, &mut model, &step.op)? && step.op.is_sync() {
+            acknowledged = n + 1;
+        }
+        tree.answered(n as u64 + 1);
+        let live = shown(&tree);
+        if live != program.lives[n + 1] {
+            return Err(format!(
+                "after step {n}, {:?}, programs see {live:?}, not {:?}",
+                step.op,
+                program.lives[n + 1]
+            ));
+        }
+    }
+    let snapshots = disk.recorded();
+    disk.kill();
+    drop(tree);
+    let after = disk.power_cut(Cut::Seed(rng.u64(..))).disk;
+    let tree = open_with(&after, &clock, program.mode).map_err(|e| format!("after a power cut: {e}"))?;
+    let found = shown(&tree);
+    if !program.states[acknowledged..=until].contains(&found) {
+        let acknowledged = &program.states[acknowledged];
+        return Err(format!("after step {until} and a power cut there is {found:?}, acknowledged: {acknowledged:?}"));
+    }
+    if deep > 0 {
+        let of = &moments.lock().unwrap().of;
+        let at = rng.usize(..snapshots.len());
+        let again = moment_of(&snapshots, at, of, rng);
+        let n = again.0;
+        resume(program, snapshots[at].killed(), again, rng, deep - 1)
+            .map_err(|e| format!("killed again at call {at} of {}, in step {n}: {e}", snapshots.len()))?;
+    }
+    Ok(())
+}
+
+type Outcome = std::result::Result<(), String>;
+
+fn begin_step(moments: &Mutex<Moments>, disk: &SimDisk, n: usize) {
+    let mut moments = moments.lock().unwrap();
+    moments.step = n;
+    let log = moments.of.last().unwrap().1.clone();
+    moments.of.push((n, log));
+    disk.set_mark(moments.of.len() as u64 - 1);
+}
+
+/// Between a call of the disk and the next one the log may have grown.
+fn moment_of(snapshots: &[Snapshot], at: usize, of: &[(usize, Vec<u8>)], rng: &mut Rng) -> (usize, Vec<u8>) {
+    let first = snapshots[at].mark() as usize;
+    let last = snapshots.get(at + 1).map_or(first, |next| next.mark() as usize).max(first);
+    of[rng.usize(first..=last)].clone()
+}
+
+fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
+    let mut rng = Rng::with_seed(seed);
+    answering(0);
+    let profile = PROFILES[rng.usize(..PROFILES.len())];
+    let disk = Arc::new(SimDisk::new(Options { seed, profile, ..Options::default() }));
+    let clock = Arc::new(TestClock::default());
+    let mode = if seed.is_multiple_of(3) { CommitMode::Store } else { CommitMode::Sync };
+    let moments = Arc::<Mutex<Moments>>::default();
+    let kept = Memory::new(&disk, Vec::new(), Arc::clone(&moments));
+    let tree = open_kept(&disk, &clock, mode, kept).unwrap();
+    let d = dir(&tree, ROOT, "d");
+    tree.sync_names(&Clean).unwrap();
+    let mut model = Model::new(d, mode);
+    let mut program = Program { mode, steps: Vec::new(), lives: vec![model.live()], states: vec![model.state()] };
+    let (mut acknowledged, mut now) = (0, 0);
+    let cache = Cache::new(&tree);
+    disk.record();
+    for n in 0..steps {
+        let op = model.draw(&mut rng);
+        let before = Step { model: model.clone(), dirty: cache.dirty(), op: op.clone(), acknowledged, now };
+        program.steps.push(before);
+        begin_step(&moments, &disk, n);
+        if act(n, &cache, &clock, &mut model, &op)? && op.is_sync() {
+            acknowledged = n + 1;
+        }
+        if let Op::Tick(seconds) = op {
+            now += seconds;
+        }
+        if rng.bool() {
+            tree.answered(n as u64 + 1);
+        }
+        program.lives.push(model.live());
+        program.states.push(model.state());
+    }
+    let snapshots = disk.recorded();
+    let moments = std::mem::take(&mut moments.lock().unwrap().of);
+    // Inodes are known as soon as they are made.
+    program.steps.iter_mut().for_each(|step| step.model.learn(&model));
+    let mut kills = 0;
+    for at in 0..snapshots.len() {
+        if rng.bool() {
+            continue;
+        }
+        let moment = moment_of(&snapshots, at, &moments, &mut rng);
+        let (n, deep) = (moment.0, rng.u32(..3));
+        resume(&program, snapshots[at].killed(), moment, &mut rng, deep)
+            .map_err(|e| format!("killed at call {at} of {}, in step {n}: {e}", snapshots.len()))?;
+        kills += 1;
+    }
+    Ok(kills)
+}
+
+#[test]
+fn a_process_that_is_killed_is_replaced_unnoticed() {
+    let seeds = std::env::var("UNTORN_TREE_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
+    let first: u64 = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let mut kills = 0;
+    for seed in first..first + seeds {
+        kills += run(seed, 6 + seed as usize % 24).unwrap_or_else(|what| panic!("UNTORN_TEST_SEED={seed}: {what}"));
+    }
+    println!("{kills} kills of {seeds} programs from seed {first}");
+    assert!(kills as u64 > seeds * 3, "hardly anything was killed");
+}
+
+/// Somebody else's commit is not gone over.
+#[test]
+fn a_store_that_somebody_else_used_meanwhile_is_not_resumed() {
+    let (disk, clock, tree) = new_tree();
+    let disk = Arc::new(disk);
+    drop(tree);
+    let kept = Memory::new(&disk, Vec::new(), Arc::default());
+    let tree = open_kept(&disk, &clock, CommitMode::Sync, Arc::clone(&kept) as Arc<dyn Kept>).unwrap();
+    file(&tree, "a");
+    tree.sync_names(&Clean).unwrap();
+    disk.kill();
+    drop(tree);
+    let other = open(&disk, &clock);
+    file(&other, "b");
+    other.sync_names(&Clean).unwrap();
+    disk.kill();
+    drop(other);
+    let refused = open_kept(&disk, &clock, CommitMode::Sync, kept).err().expect("it is refused").to_string();
+    assert!(refused.contains("somebody else has used the store"), "{refused}");
+}
+
+/// A tree with a log, whose process can be killed.
+struct Killed {
+    disk: Arc<SimDisk>,
+    clock: Arc<TestClock>,
+    kept: Arc<Memory>,
+    tree: Option<StoreTree>,
+}
+
+impl Killed {
+    fn new() -> Killed {
+        let disk = Arc::new(SimDisk::new(Options::default()));
+        let clock = Arc::new(TestClock::default());
+        let kept = Memory::new(&disk, Vec::new(), Arc::default());
+        answering(0);
+        let tree = open_kept(&disk, &clock, CommitMode::Sync, Arc::clone(&kept) as Arc<dyn Kept>).unwrap();
+        Killed { disk, clock, kept, tree: Some(tree) }
+    }
+
+    fn tree(&self) -> &StoreTree {
+        self.tree.as_ref().unwrap()
+    }
+
+    /// Kills the process, and has another one go on, below which there is so much room.
+    fn kill(&mut self, free: u64) {
+        self.disk.kill();
+        self.tree = None;
+        answering(0);
+        let store =
+            store_options(&self.disk).open_on(self.disk.process(), StoreDir::of_directory(), PathBuf::new()).unwrap();
+        let kept = Some(Arc::clone(&self.kept) as Arc<dyn Kept>);
+        let options = TreeOptions { kept, below: Some(room(free)), ..tree_options(&self.clock, CommitMode::Sync) };
+        self.tree = Some(StoreTree::open(store, options).unwrap());
+    }
+
+    /// What the disk has after a power cut that loses what was not flushed.
+    fn cut(&self) -> StoreTree {
+        let copy = self.disk.fork();
+        copy.kill();
+        answering(0);
+        open(&copy.power_cut(Cut::Nothing).disk, &self.clock)
+    }
+
+    fn objects(&self) -> usize {
+        let copy = self.disk.fork();
+        copy.kill();
+        let store = store_options(&copy).open_on(copy.process(), StoreDir::of_directory(), PathBuf::new()).unwrap();
+        store.list("obj/0").unwrap().len()
+    }
+}
+
+const MUCH: u64 = 1 << 20;
+
+/// The program has ended, and its transaction is being given up.
+#[test]
+fn a_transaction_that_was_to_be_given_up_is_given_up_by_the_next_process() {
+    let mut at = Killed::new();
+    let [a, b] = ["a", "b"].map(|called| synced(at.tree(), called, b"old"));
+    let txn = at.tree().begin(7, false).unwrap();
+    for ino in [a, b] {
+        at.tree().add(txn, ino).unwrap();
+        at.tree().write(ino, 0, b"half").unwrap();
+    }
+    let other = at.tree().begin(9, false).unwrap();
+    assert_eq!(at.tree().end_opening(7), [txn]);
+    at.tree().release(a, true);
+    at.kill(MUCH);
+    assert_eq!(at.tree().left(), [txn], "the other one goes on");
+    assert_eq!(at.tree().end_opening(7), [], "it is left once");
+    // Killed once more, after the log was begun anew.
+    at.kill(MUCH);
+    for left in at.tree().left() {
+        at.tree().leave(left, &Clean);
+    }
+    at.tree().commit(other, &Clean).unwrap();
+    for (ino, called) in [(a, "a"), (b, "b")] {
+        at.tree().sync(ino, &Clean).unwrap();
+        assert_eq!(contents_of(at.tree(), called), b"old");
+        assert_eq!(contents_of(&at.cut(), called), b"old");
+    }
+}
+
+/// Two files exchange their names on a full disk: the names are as they should be, and the commit that has the contents,
+/// too, and is written beside the log as it is large, could not be asked for.
+#[test]
+fn a_seal_that_is_owed_outlives_the_process() {
+    let mut failures = 0;
+    for (on, kills) in [On::Write, On::Size, On::Name, On::Attribute].into_iter().flat_map(|on| [(on, 1), (on, 2)]) {
+        for after in 0..4 {
+            let mut at = Killed::new();
+            let [a, b] = ["a", "b"].map(|called| synced(at.tree(), called, b"old"));
+            at.tree().write(a, 0, &[7; 10_000]).unwrap();
+            at.tree().write(b, 0, &[8; 10_000]).unwrap();
+            at.disk.fail(Fault { on, after, times: 1, what: What::Errno(libc::ENOSPC) });
+            at.tree().rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Exchange, &Clean).unwrap();
+            failures += usize::from(!at.disk.faults_left());
+            at.disk.clear_faults();
+            // The second time the log was begun anew.
+            (0..kills).for_each(|_| at.kill(MUCH));
+            at.tree().sync_names(&Clean).unwrap();
+            let found = at.cut();
+            assert_eq!(contents_of(&found, "a"), [8; 10_000], "{on:?} after {after}, {kills} kills");
+            assert_eq!(contents_of(&found, "b"), [7; 10_000], "{on:?} after {after}, {kills} kills");
+        }
+    }
+    println!("{failures} failures");
+    assert!(failures > 0, "nothing failed");
+}
+
+/// A question that was answered by what it did, and not to the kernel: asked again, it needs no room.
+#[test]
+fn what_was_made_before_the_disk_was_full_is_made() {
+    let mut at = Killed::new();
+    answering(5);
+    let made = file(at.tree(), "made");
+    at.kill(0);
+    answering(5);
+    assert_eq!(file(at.tree(), "made"), made);
+    answering(6);
+    let other = at.tree().make(ME, ROOT, name("other"), Kind::File, 0o644, 0);
+    assert_eq!(other.map(drop), Err(Errno(libc::ENOSPC)));
+}
+
+/// The kernel knows an inode as often as it has had an answer.
+#[test]
+fn what_was_given_in_no_answer_is_not_counted() {
+    let mut at = Killed::new();
+    let (a, b) = (synced(at.tree(), "a", b"a"), synced(at.tree(), "b", b"b"));
+    assert_eq!(at.objects(), 2);
+    for (ino, called) in [(a, "a"), (b, "b")] {
+        at.tree().release(ino, true);
+        // The kernel knows it since it was made. Killed twice before it is answered, and once after.
+        let (asked, next) = (2 * ino, 2 * ino + 1);
+        answering(asked);
+        at.tree().lookup(ROOT, name(called)).unwrap();
+        for _ in 0..2 {
+            at.kill(MUCH);
+            answering(asked);
+            at.tree().lookup(ROOT, name(called)).unwrap();
+        }
+        at.tree().answered(asked);
+        at.kill(MUCH);
+        answering(next);
+        at.tree().unlink(ROOT, name(called)).unwrap();
+        at.tree().answered(next);
+        at.tree().sync_names(&Clean).unwrap();
+        for _ in 0..2 {
+            assert_eq!(at.tree().attributes(ino).unwrap().nlink, 0, "the kernel knows it twice");
+            at.tree().forget(ino, 1);
+        }
+        assert_eq!(at.tree().attributes(ino).map(drop), Err(Errno(libc::ESTALE)));
+        answering(0);
+        at.tree().sync_names(&Clean).unwrap();
+    }
+    assert_eq!(at.objects(), 0);
+}

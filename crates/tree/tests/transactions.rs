@@ -1,0 +1,153 @@
+//! Transactions over some files of a tree, one rule after the other. All programs and all crashes: see `crashes.rs`.
+
+mod common;
+use common::*;
+use std::sync::Arc;
+use untorn_crashlab::{Cut, Options, SimDisk};
+use untorn_tree::*;
+
+const EBUSY: Result<()> = Err(Errno(libc::EBUSY));
+
+#[test]
+fn a_crash_finds_all_files_or_none() {
+    let (disk, clock, tree) = new_tree();
+    let inos = ["a", "b", "c"].map(|called| synced(&tree, called, b"old"));
+    let txn = tree.begin(7, false).unwrap();
+    for ino in inos {
+        tree.write(ino, 0, b"new").unwrap();
+        tree.add(txn, ino).unwrap();
+    }
+    disk.record();
+    tree.commit(txn, &Clean).unwrap();
+    let mut found = [0, 0];
+    for (n, snapshot) in disk.recorded().iter().enumerate() {
+        for cut in [Cut::Nothing, Cut::Everything, Cut::Seed(n as u64), Cut::Seed(n as u64 + 1000)] {
+            let after = open(&snapshot.power_cut(cut).disk, &clock);
+            let all = ["a", "b", "c"].map(|called| contents_of(&after, called));
+            assert!(all == [b"old"; 3] || all == [b"new"; 3], "{n} {cut}: {all:?}");
+            found[usize::from(all[0] == b"new")] += 1;
+        }
+    }
+    assert!(found.iter().all(|times| *times > 0), "{found:?}");
+}
+
+#[test]
+fn nothing_but_its_commit_has_what_it_writes() {
+    let (disk, clock, tree) = new_tree();
+    let (a, b) = (synced(&tree, "a", b"old"), file(&tree, "b"));
+    let txn = tree.begin(7, false).unwrap();
+    tree.add(txn, a).unwrap();
+    tree.add(txn, b).unwrap();
+    tree.add(txn, b).unwrap();
+    tree.write(a, 0, b"half a transaction").unwrap();
+    tree.write(b, 0, b"half").unwrap();
+    assert_eq!(tree.sync(a, &Clean), EBUSY);
+    assert_eq!(tree.sync_files(&[a, b], &Clean), EBUSY);
+    assert_eq!(tree.rename((ROOT, name("b")), (ROOT, name("a")), RenameFlags::Replace, &Clean), EBUSY);
+    assert_eq!(tree.link(b, ROOT, name("c"), &Clean).map(drop), EBUSY, "it would be sealed");
+    tree.link(a, ROOT, name("d"), &Clean).unwrap();
+    tree.release(a, true);
+    tree.sync_names(&Clean).unwrap();
+    tree.sync_all(&Clean).unwrap();
+    clock.pass(60);
+    tree.tick(&Clean);
+    let other = tree.begin(7, false).unwrap();
+    assert_eq!(tree.add(other, a), EBUSY);
+    assert_eq!(tree.add(other, ROOT), Err(Errno(libc::EINVAL)));
+    let now = open(&disk.fork(), &clock);
+    assert_eq!((contents_of(&now, "a"), contents_of(&now, "b")), (b"old".to_vec(), b"".to_vec()));
+    drop(now);
+    tree.commit(txn, &Clean).unwrap();
+    assert_eq!(tree.commit(txn, &Clean), Err(Errno(libc::ENOENT)), "it is over");
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!((contents_of(&tree, "a"), contents_of(&tree, "b")), (b"half a transaction".to_vec(), b"half".to_vec()));
+}
+
+#[test]
+fn an_aborted_one_leaves_the_files_as_of_their_last_commits() {
+    let (disk, clock, tree) = new_tree();
+    let (a, b, c) = (synced(&tree, "a", b"old"), synced(&tree, "b", b"long contents"), file(&tree, "c"));
+    let txn = tree.begin(7, false).unwrap();
+    for ino in [a, b, c] {
+        tree.add(txn, ino).unwrap();
+    }
+    tree.write(a, 0, b"newer and longer").unwrap();
+    tree.set_attributes(b, &Change { size: Some(2), ..Change::default() }).unwrap();
+    tree.write(c, 5000, b"first").unwrap();
+    // A hole that nobody can fill goes with the rest.
+    assert_eq!(tree.commit(txn, &Failing), Err(Errno(libc::EIO)));
+    tree.abort(txn, &Clean).unwrap();
+    let all = |tree: &StoreTree| ["a", "b", "c"].map(|called| contents_of(tree, called));
+    let expected = [b"old".to_vec(), b"long contents".to_vec(), b"".to_vec()];
+    assert_eq!(all(&tree), expected);
+    tree.sync_files(&[a, b, c], &Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(all(&tree), expected);
+}
+
+#[test]
+fn a_dissolved_one_takes_nothing_away() {
+    let (disk, clock, tree) = new_tree();
+    let a = synced(&tree, "a", b"old");
+    let txn = tree.begin(7, false).unwrap();
+    tree.add(txn, a).unwrap();
+    tree.write(a, 0, b"new").unwrap();
+    tree.dissolve(txn);
+    tree.sync(a, &Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "a"), b"new");
+}
+
+#[test]
+fn a_removed_file_leaves_its_transaction() {
+    let (disk, clock, tree) = new_tree();
+    let (a, b) = (synced(&tree, "a", b"old"), synced(&tree, "b", b"old"));
+    let txn = tree.begin(7, false).unwrap();
+    for ino in [a, b] {
+        tree.add(txn, ino).unwrap();
+        tree.write(ino, 0, b"new").unwrap();
+    }
+    tree.unlink(ROOT, name("a")).unwrap();
+    tree.release(a, true);
+    tree.forget(a, 100);
+    tree.commit(txn, &Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert!(tree.lookup(ROOT, name("a")).is_err());
+    assert_eq!(contents_of(&tree, "b"), b"new");
+}
+
+/// With `--commit=store` one poisoned file keeps every commit back, and takes no transaction away.
+#[test]
+fn one_that_another_file_keeps_back_goes_on() {
+    let disk = SimDisk::new(Options::default());
+    let clock = Arc::new(TestClock::default());
+    let tree = open_with(&disk, &clock, CommitMode::Store).unwrap();
+    let [a, b, bad] = ["a", "b", "bad"].map(|called| synced(&tree, called, b"old"));
+    tree.release(bad, true);
+    let txn = tree.begin(7, false).unwrap();
+    for ino in [a, b] {
+        tree.add(txn, ino).unwrap();
+        tree.write(ino, 0, b"new").unwrap();
+    }
+    tree.write(bad, 0, b"holes").unwrap();
+    tree.open(bad, true).unwrap();
+    let eio = Err(Errno(libc::EIO));
+    assert_eq!(tree.commit(txn, &FailingOf(bad)), eio);
+    assert_eq!(tree.commit(txn, &Clean), eio, "it is poisoned");
+    assert_eq!(tree.sync(a, &Clean), EBUSY, "it goes on");
+    assert_eq!(contents_of(&open(&disk.fork(), &clock), "a"), b"old");
+    tree.set_attributes(bad, &Change { size: Some(0), ..Change::default() }).unwrap();
+    tree.commit(txn, &Clean).unwrap();
+    tree.sync(a, &Clean).unwrap();
+    // A file of the transaction that is poisoned keeps back nobody else.
+    let txn = tree.begin(7, false).unwrap();
+    tree.add(txn, a).unwrap();
+    tree.write(a, 0, b"torn").unwrap();
+    assert_eq!(tree.commit(txn, &FailingOf(a)), eio);
+    tree.write(b, 0, b"newer").unwrap();
+    tree.sync(b, &Clean).unwrap();
+    tree.abort(txn, &Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!((contents_of(&tree, "a"), contents_of(&tree, "b")), (b"new".to_vec(), b"newer".to_vec()));
+    assert_eq!(contents_of(&tree, "bad"), b"");
+}

@@ -1,0 +1,310 @@
+//! The head of a live heap's memory: whose it is, and what was going on in it when its process ended.
+//!
+//! **A process that is killed stops each thread at an instruction; stores before it are there, and nothing behind it is.**
+//! So what is written here in the order of the program needs no flush and no barrier of the processor, only one that keeps
+//! the compiler from changing the order.
+//!
+//! The allocator stores what it is about to overwrite before it does: bits of blocks are a word each and need nothing, but
+//! where a chunk changes its use, the heap its size, or a root its object, several lines change. One thread at a time does
+//! that, under the lock of the space.
+
+use super::layout::{Header, STAMP_AT, Stamp};
+use super::section_log::PLACES_AT;
+use crate::invariant;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
+use untorn_os::{holds, wake_shared};
+
+const MAGIC: [u8; 8] = *b"UNTORNLV";
+const VERSION: u64 = 3;
+/// Bytes that a record of the log holds.
+const LINE_BYTES: usize = 64;
+/// More than the largest change of chunks within a segment has.
+const RECORDS: usize = 512;
+
+const _: () = assert!(size_of::<Head>() <= PLACES_AT);
+
+/// Whose memory it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub boot: [u8; 16],
+    /// As in the stamp of the heap's file.
+    pub incarnation: [u8; 16],
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// Bytes as they were.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Record {
+    offset: u64,
+    len: u64,
+    old: [u8; LINE_BYTES],
+}
+
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    version: u64,
+    owner: Owner,
+    /// 1: the body is whole.
+    ready: AtomicU64,
+    /// The last cut that was begun, or tried.
+    cut: AtomicU64,
+    /// The last one that is known to be in the file.
+    durable: AtomicU64,
+    /// Guards that are held over changes, and what else changes the heap in many steps.
+    changing: AtomicU64,
+    /// Changes of the allocator that had no room in the log.
+    unlogged: AtomicU64,
+    /// Records in use.
+    used: AtomicU64,
+    records: [Record; RECORDS],
+    /// Cuts that somebody outside has asked for, and up to which one they were made.
+    asked: AtomicU32,
+    answered: AtomicU32,
+    /// Where the heap's file is: the path of its store, and its name there; empty, if it has a store of its own.
+    store: [u8; PATH_BYTES],
+    name: [u8; PATH_BYTES],
+}
+
+/// More than a path has.
+const PATH_BYTES: usize = 4096;
+
+/// Where a live heap's file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The path of its store.
+    pub store: PathBuf,
+    /// Its name in there. None: it has a store of its own, which has its path.
+    pub name: Option<PathBuf>,
+}
+
+impl Place {
+    pub(super) fn path(&self) -> PathBuf {
+        self.name.as_ref().map_or(self.store.clone(), |name| self.store.join(name))
+    }
+}
+
+fn path_in(bytes: &[u8]) -> PathBuf {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    PathBuf::from(OsStr::from_bytes(&bytes[..end]))
+}
+
+/// The head of the memory of a live heap, which is mapped for ever; when the heap is closed, it is nobody's.
+#[derive(Clone, Copy)]
+pub(super) struct LiveHead(NonNull<Head>);
+
+// SAFETY: what changes in it are atomics, and the log, which is used under one lock.
+unsafe impl Send for LiveHead {}
+// SAFETY: as above.
+unsafe impl Sync for LiveHead {}
+
+impl LiveHead {
+    /// # Safety
+    /// So many bytes as a head has are mapped there for ever.
+    pub(super) unsafe fn at(address: NonNull<u8>) -> LiveHead {
+        LiveHead(address.cast())
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: mapped, and any bytes are a head; what changes are atomics, and records that nobody borrows.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Makes new memory somebody's, which is not whole yet.
+    pub(super) fn init(&self, owner: Owner) {
+        // SAFETY: mapped, zeros, and nobody else has it.
+        unsafe {
+            (&raw mut (*self.0.as_ptr()).owner).write(owner);
+            (&raw mut (*self.0.as_ptr()).version).write(VERSION);
+            (&raw mut (*self.0.as_ptr()).magic).write(MAGIC);
+        }
+    }
+
+    /// Where the heap's file is, as far as that can be said.
+    pub(super) fn set_place(&self, store: &Path, name: Option<&Path>) {
+        let put = |into: *mut [u8; PATH_BYTES], path: &Path| {
+            let mut bytes = [0; PATH_BYTES];
+            let path = path.as_os_str().as_bytes();
+            if path.len() < PATH_BYTES {
+                bytes[..path.len()].copy_from_slice(path);
+            }
+            // SAFETY: mapped, and nobody else writes it.
+            unsafe { into.write(bytes) };
+        };
+        // SAFETY: fields of the head, which is mapped.
+        unsafe {
+            put(&raw mut (*self.0.as_ptr()).store, store);
+            put(&raw mut (*self.0.as_ptr()).name, name.unwrap_or(Path::new("")));
+        }
+    }
+
+    /// Where the heap's file was when it was opened last. None: that is not known.
+    pub(super) fn place(&self) -> Option<Place> {
+        let head = self.head();
+        if head.magic != MAGIC || head.version != VERSION || head.ready.load(Acquire) != 1 || head.store[0] == 0 {
+            return None;
+        }
+        let name = path_in(&head.name);
+        Some(Place { store: path_in(&head.store), name: Some(name).filter(|name| !name.as_os_str().is_empty()) })
+    }
+
+    /// Whether it is the memory of this file.
+    pub(super) fn is_of(&self, device: u64, inode: u64) -> bool {
+        (self.head().owner.device, self.head().owner.inode) == (device, inode)
+    }
+
+    /// Asks the process that has the heap for a cut; its number.
+    pub(super) fn ask(&self) -> u32 {
+        let number = self.head().asked.fetch_add(1, AcqRel).wrapping_add(1);
+        wake_shared(&self.head().asked);
+        number
+    }
+
+    /// Cuts that were asked for; whoever waits for the number to change is woken.
+    pub(super) fn asked(&self) -> &AtomicU32 {
+        &self.head().asked
+    }
+
+    /// Up to here what was asked for was done.
+    pub(super) fn answered(&self) -> &AtomicU32 {
+        &self.head().answered
+    }
+
+    /// A cut was made that was asked for.
+    pub(super) fn answer(&self, number: u32) {
+        self.head().answered.store(number, Release);
+        wake_shared(&self.head().answered);
+    }
+
+    /// The stamp for the next cut.
+    pub(super) fn next_stamp(&self, uid: u32) -> Stamp {
+        let cut = self.head().cut.fetch_add(1, AcqRel) + 1;
+        Stamp::new(self.head().owner.incarnation, cut, uid)
+    }
+
+    /// The stamp of the last cut.
+    pub(super) fn last_stamp(&self, uid: u32) -> Stamp {
+        Stamp::new(self.head().owner.incarnation, self.head().cut.load(Acquire), uid)
+    }
+
+    /// A cut is in the file.
+    pub(super) fn note_durable(&self, cut: u64) {
+        self.head().durable.fetch_max(cut, AcqRel);
+    }
+
+    /// The body is whole, and the file knows of this memory.
+    pub(super) fn set_ready(&self) {
+        self.head().ready.store(1, Release);
+    }
+
+    /// Something begins that is only good when it is done.
+    #[inline]
+    pub(super) fn begin_change(&self) {
+        self.head().changing.fetch_add(1, AcqRel);
+        compiler_fence(SeqCst);
+    }
+
+    #[inline]
+    pub(super) fn end_change(&self) {
+        compiler_fence(SeqCst);
+        self.head().changing.fetch_sub(1, AcqRel);
+    }
+
+    /// Whether something is going on that is only good when it is done.
+    pub(super) fn is_changing(&self) -> bool {
+        self.head().changing.load(SeqCst) != 0
+    }
+
+    /// Nothing is being changed any more: the heap is as it was at its last cut.
+    pub(super) fn forgive(&self) {
+        compiler_fence(SeqCst);
+        self.head().changing.store(0, Release);
+    }
+
+    /// Remembers bytes of the heap, which the caller is about to change, until [`LiveHead::settle`].
+    pub(super) fn save(&self, offset: usize, bytes: &[u8]) {
+        if !holds(invariant::LIVE_UNDONE) {
+            return;
+        }
+        for (n, line) in bytes.chunks(LINE_BYTES).enumerate() {
+            let used = self.head().used.load(Relaxed) as usize;
+            if used >= RECORDS {
+                self.head().unlogged.store(1, Release);
+            } else {
+                let mut record =
+                    Record { offset: (offset + n * LINE_BYTES) as u64, len: line.len() as u64, old: [0; LINE_BYTES] };
+                record.old[..line.len()].copy_from_slice(line);
+                // SAFETY: a record that is not in use; the caller has the lock under which the log is.
+                unsafe { (&raw mut (*self.0.as_ptr()).records[used]).write(record) };
+                compiler_fence(SeqCst);
+                self.head().used.store(used as u64 + 1, Release);
+            }
+        }
+        compiler_fence(SeqCst);
+    }
+
+    /// What was changed is as it should be.
+    #[inline]
+    pub(super) fn settle(&self) {
+        compiler_fence(SeqCst);
+        self.head().used.store(0, Release);
+        self.head().unlogged.store(0, Release);
+    }
+
+    /// Why a heap cannot go on from this memory, whose file has this stamp.
+    pub(super) fn problem(&self, owner: &Owner, stamp: &Stamp) -> Option<&'static str> {
+        let head = self.head();
+        if head.magic != MAGIC || head.version != VERSION {
+            return Some("it is no live memory of this version of Untorn's");
+        }
+        if head.owner.boot != owner.boot && holds(invariant::LIVE_OF_THIS_BOOT) {
+            return Some("it is of another boot of the machine");
+        }
+        if (head.owner.device, head.owner.inode) != (owner.device, owner.inode) && holds(invariant::LIVE_OF_THIS_FILE) {
+            return Some("it was made for another file");
+        }
+        if holds(invariant::LIVE_OF_THIS_CUT) {
+            if head.owner.incarnation != stamp.incarnation {
+                return Some("the heap was committed without it since");
+            }
+            if stamp.cut < head.durable.load(Acquire) || stamp.cut > head.cut.load(Acquire) {
+                return Some("the heap's file is of another time: it was brought back from a copy");
+            }
+        }
+        if head.ready.load(Acquire) != 1 && holds(invariant::LIVE_WHEN_READY) {
+            return Some("its process ended while it made it");
+        }
+        if head.changing.load(Acquire) != 0 && holds(invariant::LIVE_NOT_IN_A_CHANGE) {
+            return Some("its process ended within a change under a guard, which is half done");
+        }
+        if head.unlogged.load(Acquire) != 0 || head.used.load(Acquire) > RECORDS as u64 {
+            return Some("its process ended within a very large allocation, which is half done");
+        }
+        None
+    }
+
+    /// Undoes what the allocator had begun: `store` brings bytes back to an offset of the heap. Whole when it is done
+    /// again from the start.
+    pub(super) fn undo<E>(&self, mut store: impl FnMut(&[u8], u64) -> Result<(), E>) -> Result<(), E> {
+        for n in (0..self.head().used.load(Acquire) as usize).rev() {
+            // SAFETY: a record in use, which nobody changes.
+            let record = unsafe { (&raw const (*self.0.as_ptr()).records[n]).read() };
+            store(&record.old[..(record.len as usize).min(LINE_BYTES)], record.offset)?;
+        }
+        self.settle();
+        Ok(())
+    }
+}
+
+/// Bytes of a heap's file that tell of it, and of its live memory.
+pub(super) const START_BYTES: usize = STAMP_AT + size_of::<Stamp>();
+
+const _: () = assert!(size_of::<Header>() <= START_BYTES);

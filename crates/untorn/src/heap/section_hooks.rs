@@ -1,0 +1,53 @@
+//! What compiled hooks and other languages need of sections. No part of the library's promise to Rust programs.
+
+use super::registry::WeakHeap;
+pub use super::section_log::LogWriter;
+use super::section_run;
+use super::section_stability::Then;
+use super::section_thread::open_section;
+pub use super::section_thread::{has_hooks, set_hooks};
+use untorn_journal::Result;
+
+/// Begins a section without a lock, or deepens the thread's own.
+pub fn begin(heap: WeakHeap) -> Result<()> {
+    section_run::begin(heap)
+}
+
+/// Ends it.
+pub fn end(heap: WeakHeap) -> Result<()> {
+    section_run::release(heap, None)
+}
+
+/// As [`super::Section::abort`].
+///
+/// # Safety
+/// As there.
+pub unsafe fn abort(heap: WeakHeap) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { section_run::abort(heap) }
+}
+
+/// As [`super::Heap::on_stable`].
+pub fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
+    section_run::on_stable(heap, then)
+}
+
+/// Whether this thread is in a section, of any heap.
+pub fn is_inside() -> bool {
+    open_section().is_some()
+}
+
+/// Bytes are about to be changed. Those that are not in the heap of the thread's section are nothing to it.
+///
+/// # Safety
+/// They can be read, and no other thread changes them.
+pub unsafe fn log(address: usize, len: usize) {
+    if let Some(section) = open_section() {
+        let heap = section.heap().addresses.clone();
+        let (start, end) = (address.max(heap.start), address.saturating_add(len).min(heap.end));
+        if start < end {
+            // SAFETY: the caller's promise.
+            unsafe { section.log_bytes(start, end - start) };
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! The logs of sections: what the sections of a thread overwrite, in the memory of a live heap.
+//!
+//! ```text
+//! place    64 of them, one for each thread that has sections; two numbers in the head of the memory, and 1 MiB behind it
+//! numbers  tail: bytes of the log in use · stable: sections up to this one can not be rolled back any more
+//! record   16 bytes: address (48 bits), kind (4), size (8), 4 unused; a number
+//! ```
+//!
+//! A process that is killed stops each thread at an instruction. So the order is: record, tail, then the store that the record
+//! is about; only the compiler has to be kept from changing it.
+
+use crate::invariant;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, compiler_fence};
+use untorn_os::{LIVE_HEAD_BYTES, LIVE_OWN_BYTES, holds};
+
+/// Threads that have a log at the same time.
+pub(super) const PLACES: usize = 64;
+/// Bytes of a log.
+pub(super) const LOG_BYTES: usize = 1 << 20;
+/// By so many bytes a log takes room.
+pub(super) const ROOM_STEP: usize = 128 << 10;
+/// Where the numbers of the places are in the head of the memory; before them is `LiveHead`.
+pub(super) const PLACES_AT: usize = 64 << 10;
+/// Where the logs are.
+const LOGS_AT: usize = 4 << 20;
+
+pub(super) const RECORD_BYTES: usize = 16;
+const ADDRESS_BITS: u32 = 48;
+
+const _: () = assert!(PLACES_AT + PLACES * size_of::<Numbers>() <= LIVE_OWN_BYTES);
+const _: () = assert!(LOGS_AT + PLACES * LOG_BYTES <= LIVE_HEAD_BYTES);
+
+/// The number of a place.
+pub(super) type Place = u8;
+
+/// A section: of which place, and the how manyth one there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct SectionId {
+    pub place: Place,
+    pub number: u64,
+}
+
+/// On cache lines of its own.
+#[repr(C, align(128))]
+struct Numbers {
+    tail: AtomicU64,
+    stable: AtomicU64,
+}
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record<'l> {
+    /// Up to 8 bytes at an address were these.
+    Store { address: usize, old: [u8; 8], len: usize },
+    /// More bytes than that.
+    Bytes { address: usize, old: &'l [u8] },
+    /// A section begins, at a time of the thread's clock.
+    Begin { number: u64, clock: u64 },
+    /// It is complete, and may depend on others.
+    End { number: u64 },
+    /// The section has seen what another one did that may be rolled back.
+    Depends { on: SectionId },
+    /// It is so late on the thread's clock from here on.
+    Clock { clock: u64 },
+    /// The section has allocated this block.
+    Allocated { address: usize },
+    /// The section frees this block, once it can not be rolled back any more.
+    Frees { address: usize },
+    /// That was done, or begun.
+    Freed,
+}
+
+const STORE: u64 = 1;
+const BYTES: u64 = 2;
+const BEGIN: u64 = 3;
+const END: u64 = 4;
+const DEPENDS: u64 = 5;
+const CLOCK: u64 = 6;
+const ALLOCATED: u64 = 7;
+const FREES: u64 = 8;
+const FREED: u64 = 9;
+
+const fn word(kind: u64, address: u64, size: usize) -> u64 {
+    address & ((1 << ADDRESS_BITS) - 1) | kind << ADDRESS_BITS | (size as u64) << (ADDRESS_BITS + 4)
+}
+
+/// Both words of a record that has no bytes behind it.
+pub(super) fn words_of(record: &Record<'_>) -> [u64; 2] {
+    match *record {
+        Record::Store { address, old, len } => [word(STORE, address as u64, len), u64::from_ne_bytes(old)],
+        Record::Bytes { address, old } => [word(BYTES, address as u64, 0), old.len() as u64],
+        Record::Begin { number, clock } => [word(BEGIN, number, 0), clock],
+        Record::End { number } => [word(END, number, 0), 0],
+        Record::Depends { on } => [word(DEPENDS, u64::from(on.place), 0), on.number],
+        Record::Clock { clock } => [word(CLOCK, 0, 0), clock],
+        Record::Allocated { address } => [word(ALLOCATED, address as u64, 0), 0],
+        Record::Frees { address } => [word(FREES, address as u64, 0), 0],
+        Record::Freed => [word(FREED, 0, 0), 0],
+    }
+}
+
+/// Bytes that the record of so many bytes takes.
+pub(super) fn bytes_record(len: usize) -> Option<usize> {
+    len.checked_next_multiple_of(RECORD_BYTES)?.checked_add(RECORD_BYTES)
+}
+
+/// The logs in the head of a live heap's memory, which is mapped for ever; when the heap is closed, they are nobody's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct SectionLogs {
+    head: NonNull<u8>,
+}
+
+// SAFETY: atomics, and bytes that one thread at a time has.
+unsafe impl Send for SectionLogs {}
+// SAFETY: as above.
+unsafe impl Sync for SectionLogs {}
+
+impl SectionLogs {
+    /// # Safety
+    /// The head of live memory is mapped there, for ever.
+    pub(super) unsafe fn at(head: NonNull<u8>) -> SectionLogs {
+        SectionLogs { head }
+    }
+
+    fn numbers(&self, place: Place) -> &Numbers {
+        assert!((place as usize) < PLACES);
+        // SAFETY: within the head, at a multiple of the alignment; numbers are any bytes.
+        unsafe { self.head.add(PLACES_AT).cast::<Numbers>().add(place as usize).as_ref() }
+    }
+
+    pub(super) fn tail(&self, place: Place) -> &AtomicU64 {
+        &self.numbers(place).tail
+    }
+
+    /// The last section of a place that can not be rolled back any more.
+    #[inline]
+    pub(super) fn stable(&self, place: Place) -> u64 {
+        self.numbers(place).stable.load(Acquire)
+    }
+
+    #[inline]
+    pub(super) fn set_stable(&self, place: Place, number: u64) {
+        compiler_fence(SeqCst);
+        self.numbers(place).stable.store(number, Release);
+        compiler_fence(SeqCst);
+    }
+
+    /// Where a place's records are in the head.
+    pub(super) fn offset(place: Place) -> usize {
+        LOGS_AT + place as usize * LOG_BYTES
+    }
+
+    pub(super) fn records(&self, place: Place) -> NonNull<u8> {
+        // SAFETY: within the head.
+        unsafe { self.head.add(SectionLogs::offset(place)) }
+    }
+
+    /// Notes that what the record at an offset frees is free, or is about to be.
+    pub(super) fn set_freed(&self, place: Place, at: usize) {
+        assert!(at + RECORD_BYTES <= LOG_BYTES);
+        compiler_fence(SeqCst);
+        // SAFETY: within the log; a record's first word, which nobody else changes.
+        unsafe { AtomicU64::from_ptr(self.records(place).add(at).cast().as_ptr()) }
+            .store(words_of(&Record::Freed)[0], Relaxed);
+        compiler_fence(SeqCst);
+    }
+
+    /// The records of a place. None: there are more bytes than a log has.
+    ///
+    /// # Safety
+    /// Nobody changes the log as long as they are used.
+    pub(super) unsafe fn read(&self, place: Place) -> Option<&[u8]> {
+        let tail = self.tail(place).load(Acquire) as usize;
+        // SAFETY: bytes in use, of which there is room for so many; nobody changes them.
+        (tail <= LOG_BYTES).then(|| unsafe { std::slice::from_raw_parts(self.records(place).as_ptr(), tail) })
+    }
+
+    /// Copies what all places have, to memory of zeros that is laid out as the head. Allocates nothing, and takes no lock.
+    ///
+    /// # Safety
+    /// Nobody changes the logs meanwhile, and nobody else has the memory.
+    pub(super) unsafe fn copy_to(&self, other: &SectionLogs) {
+        for place in 0..PLACES as Place {
+            let (from, to) = (self.numbers(place), other.numbers(place));
+            let tail = from.tail.load(Acquire);
+            to.tail.store(tail, Relaxed);
+            to.stable.store(from.stable.load(Acquire), Relaxed);
+            // More than a log has makes no sense, and is told as that.
+            if tail <= LOG_BYTES as u64 {
+                // SAFETY: bytes in use, and as many in the other memory.
+                unsafe { other.records(place).copy_from_nonoverlapping(self.records(place), tail as usize) };
+            }
+        }
+    }
+
+    /// No place has anything to undo.
+    pub(super) fn settle_all(&self) {
+        for place in 0..PLACES as Place {
+            if self.tail(place).load(Relaxed) != 0 {
+                self.tail(place).store(0, Release);
+            }
+        }
+    }
+}
+
+/// The records in a log's bytes, each with where it is. None in the end: what is left makes no sense.
+pub(super) fn parse(log: &[u8]) -> impl Iterator<Item = Option<(usize, Record<'_>)>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= log.len() {
+            return None;
+        }
+        let Some((record, len)) = parse_one(&log[at..]) else {
+            at = log.len();
+            return Some(None);
+        };
+        let found = (at, record);
+        at += len;
+        Some(Some(found))
+    })
+}
+
+fn parse_one(log: &[u8]) -> Option<(Record<'_>, usize)> {
+    let word = |at: usize| Some(u64::from_ne_bytes(log.get(at..at + 8)?.try_into().ok()?));
+    let (first, second) = (word(0)?, word(8)?);
+    let address = first & ((1 << ADDRESS_BITS) - 1);
+    let size = (first >> (ADDRESS_BITS + 4) & 0xff) as usize;
+    let record = match first >> ADDRESS_BITS & 0xf {
+        STORE if (1..=8).contains(&size) => {
+            Record::Store { address: address as usize, old: second.to_ne_bytes(), len: size }
+        }
+        BYTES => {
+            let len = usize::try_from(second).ok()?;
+            let bytes = bytes_record(len).filter(|bytes| *bytes <= log.len())?;
+            let old = &log[RECORD_BYTES..RECORD_BYTES + len];
+            return Some((Record::Bytes { address: address as usize, old }, bytes));
+        }
+        BEGIN => Record::Begin { number: address, clock: second },
+        END => Record::End { number: address },
+        DEPENDS => {
+            let place = Place::try_from(address).ok().filter(|place| (*place as usize) < PLACES)?;
+            Record::Depends { on: SectionId { place, number: second } }
+        }
+        CLOCK => Record::Clock { clock: second },
+        ALLOCATED => Record::Allocated { address: address as usize },
+        FREES => Record::Frees { address: address as usize },
+        FREED => Record::Freed,
+        _ => return None,
+    };
+    Some((record, RECORD_BYTES))
+}
+
+/// Writes to the log of one thread. The program's own hooks write there, too, so its layout is theirs (`live/hooks.h`).
+#[repr(C)]
+pub struct LogWriter {
+    /// Where the heap is.
+    base: usize,
+    /// Bytes of address space that it has. 0: the thread is in no section.
+    bytes: usize,
+    /// Bytes of the log in use, as a recovery sees it.
+    tail: *const AtomicU64,
+    records: *mut u8,
+    /// Bytes in use, as this thread sees it: the record that begins a section is seen with the next one.
+    used: usize,
+    /// Bytes that there is room for.
+    room: usize,
+    /// In the upper 12 bits: which section the entries of the filter are of.
+    epoch: u64,
+    /// What the section has logged: address, size (4 bits), epoch.
+    filter: [u64; FILTER],
+}
+
+const FILTER: usize = 128;
+const EPOCH_SHIFT: u32 = 52;
+const SIZE_SHIFT: u32 = ADDRESS_BITS;
+
+impl LogWriter {
+    pub(super) const fn new() -> LogWriter {
+        LogWriter {
+            base: 0,
+            bytes: 0,
+            tail: std::ptr::null(),
+            records: std::ptr::null_mut(),
+            used: 0,
+            room: 0,
+            epoch: 0,
+            filter: [0; FILTER],
+        }
+    }
+
+    /// A section begins, of a heap at these addresses, in the log of a place of which so many bytes are in use.
+    pub(super) fn begin(
+        &mut self,
+        (base, bytes): (usize, usize),
+        logs: &SectionLogs,
+        place: Place,
+        used: usize,
+        room: usize,
+    ) {
+        self.tail = logs.tail(place);
+        self.records = logs.records(place).as_ptr();
+        (self.used, self.room) = (used, room);
+        if holds(invariant::SECTION_FILTER_FORGETS) {
+            self.forget();
+        }
+        (self.base, self.bytes) = (base, bytes);
+    }
+
+    /// What the filter knows holds no longer.
+    fn forget(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1 << EPOCH_SHIFT);
+        if self.epoch == 0 {
+            self.filter = [0; FILTER];
+            self.epoch = 1 << EPOCH_SHIFT;
+        }
+    }
+
+    /// The thread is in no section.
+    pub(super) fn end(&mut self) {
+        self.bytes = 0;
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.room
+    }
+
+    pub(super) fn set_room(&mut self, room: usize) {
+        self.room = room;
+    }
+
+    /// Whether so many bytes more fit.
+    #[inline]
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        bytes <= self.room - self.used
+    }
+
+    /// Appends a record, which nobody sees before the next one, or before [`LogWriter::publish`]. There is room for it.
+    pub(super) fn append(&mut self, record: &Record<'_>) -> usize {
+        let at = self.used;
+        let words = words_of(record);
+        // SAFETY: the caller has seen that there is room, in the log of this thread.
+        unsafe { self.records.add(at).cast::<[u64; 2]>().write(words) };
+        let mut len = RECORD_BYTES;
+        if let Record::Bytes { old, .. } = record {
+            // SAFETY: as above.
+            unsafe { self.records.add(at + RECORD_BYTES).copy_from_nonoverlapping(old.as_ptr(), old.len()) };
+            len = bytes_record(old.len()).expect("it has room");
+        }
+        debug_assert!(len <= self.room - at);
+        self.used = at + len;
+        at
+    }
+
+    /// Everything appended is seen by a recovery. What the caller stores comes behind this.
+    pub(super) fn publish(&self) {
+        if holds(invariant::SECTION_LOGGED_FIRST) {
+            compiler_fence(SeqCst);
+            // SAFETY: the tail of this thread's log, which is mapped for ever.
+            unsafe { &*self.tail }.store(self.used as u64, Release);
+            compiler_fence(SeqCst);
+        }
+    }
+
+    /// What is behind so many bytes is not in the log any more.
+    pub(super) fn cut_back(&mut self, used: usize) {
+        self.used = used;
+        self.forget();
+        self.publish();
+    }
+
+    /// Whether these bytes were logged in this section; if not, they count as logged from now on.
+    pub(super) fn is_known(&mut self, address: usize, len: usize) -> bool {
+        if !(1..=8).contains(&len) {
+            return false;
+        }
+        let key = address as u64 | (len as u64) << SIZE_SHIFT | self.epoch;
+        std::mem::replace(&mut self.filter[(address >> 3) % FILTER], key) == key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let old = [7; 45];
+        let on = SectionId { place: 63, number: 1 << 60 };
+        let address = (31 << 40) + 5;
+        let records = [
+            Record::Begin { number: 5, clock: u64::MAX },
+            Record::Store { address, old: [1, 2, 3, 0, 0, 0, 0, 0], len: 3 },
+            Record::Bytes { address, old: &old },
+            Record::Bytes { address, old: &[] },
+            Record::Depends { on },
+            Record::Clock { clock: 9 },
+            Record::Allocated { address },
+            Record::Frees { address },
+            Record::Freed,
+            Record::End { number: 5 },
+        ];
+        let mut log = Vec::new();
+        for record in &records {
+            log.extend(words_of(record).iter().flat_map(|word| word.to_ne_bytes()));
+            if let Record::Bytes { old, .. } = record {
+                log.extend_from_slice(old);
+                log.resize(log.len().next_multiple_of(RECORD_BYTES), 0);
+            }
+        }
+        let read: Vec<_> = parse(&log).map(|found| found.expect("a record").1).collect();
+        assert_eq!(read, records);
+        // No bytes are read beyond the end, and what makes no sense is told.
+        for end in 0..log.len() {
+            let all: Vec<_> = parse(&log[..end]).collect();
+            assert!(all.iter().filter(|found| found.is_none()).count() <= 1);
+        }
+        assert_eq!(parse(&[0xff; 16]).collect::<Vec<_>>(), [None]);
+    }
+}

@@ -1,0 +1,178 @@
+//! Sections as a heap runs them: how they begin, and what is done when they have ended.
+
+use super::registry::WeakHeap;
+use super::section_audit as audit;
+use super::section_mark::{MarkedLock, Mode};
+use super::section_stability::{Complete, Then};
+use super::section_thread::{Ended, ThreadSections, last_sections, section_of, sections_in};
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+use untorn_journal::{Error, Result};
+
+/// Begins a section, or one more within the thread's own; ended by [`release`].
+#[inline]
+pub(super) fn begin(heap: WeakHeap) -> Result<()> {
+    match section_of(heap.opening()) {
+        Some(section) => {
+            section.deepen();
+            Ok(())
+        }
+        None => begin_outermost(heap),
+    }
+}
+
+fn begin_outermost(heap: WeakHeap) -> Result<()> {
+    let sections = match last_sections(heap.opening()) {
+        Some(sections) => sections,
+        None => sections_in(&heap.section_heap()?)?,
+    };
+    if !heap.is_open() {
+        return Err(Error::Closed);
+    }
+    let has_log = sections.find_log().unwrap_or_else(|e| {
+        tracing::warn!(error = %e, "no room for the log of a section: a kill within it takes the heap back to its last cut");
+        false
+    });
+    if !has_log {
+        heap.begin_mutation()?;
+    }
+    audit::before(heap);
+    sections.begin(|| heap.entry.guard.is_held());
+    Ok(())
+}
+
+/// This thread's section of a heap.
+pub(super) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
+    section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
+}
+
+/// Takes a lock, as a section or a part of one.
+#[inline]
+pub(super) fn lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
+    begin(heap)?;
+    audit::uses(lock);
+    lock.lock(mode);
+    current(heap)?.has_taken(&lock.mark);
+    Ok(())
+}
+
+/// Takes a lock, if nobody has it.
+pub(super) fn try_lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<bool> {
+    begin(heap)?;
+    audit::uses(lock);
+    let taken = lock.try_lock(mode);
+    match taken {
+        true => current(heap)?.has_taken(&lock.mark),
+        false => release(heap, None)?,
+    }
+    Ok(taken)
+}
+
+/// Ends a section, or a part of one, and gives a lock back that the thread has.
+pub(super) fn release(heap: WeakHeap, lock: Option<(&MarkedLock, Mode)>) -> Result<()> {
+    let section = current(heap)?;
+    // Who only reads leaves nothing behind that others could see.
+    let mark = lock.filter(|(_, mode)| *mode == Mode::Exclusive).map(|(lock, _)| &lock.mark);
+    let unlock = || {
+        if let Some((lock, mode)) = lock {
+            // SAFETY: the caller has seen that this thread has it.
+            unsafe { lock.unlock(mode) };
+        }
+    };
+    if section.depth() > 1 {
+        if let Some(mark) = mark {
+            section.marks(mark);
+        }
+        section.rise();
+        unlock();
+        return Ok(());
+    }
+    audit::after(heap, section);
+    let ended = section.end(mark);
+    unlock();
+    finish(heap, ended);
+    Ok(())
+}
+
+/// Frees what sections have freed that are stable now, and calls what waited for that.
+fn finish(heap: WeakHeap, ended: Ended) {
+    let Ended { settled, frees, mut then, place, empties } = ended;
+    if let Some(place) = place {
+        free_all(heap, Some(place), &frees);
+        if empties && let Some(sections) = last_sections(heap.opening()) {
+            sections.empty_log(place);
+        }
+    } else {
+        free_all(heap, None, &frees);
+    }
+    for (place, Complete { then: more, frees, unlogged, .. }) in settled.sections {
+        free_all(heap, place, &frees);
+        if unlogged && let Some(sections) = last_sections(heap.opening()) {
+            sections.heap().head.end_change();
+        }
+        if let Some(place) = place {
+            heap.entry.sections.is_done(place);
+        }
+        then.extend(more);
+    }
+    match place {
+        Some(place) => heap.entry.sections.leave(place),
+        None => _ = heap.end_mutation(),
+    }
+    then.into_iter().for_each(|then| then());
+}
+
+fn free_all(heap: WeakHeap, place: Option<u8>, frees: &[(usize, usize)]) {
+    let logs = last_sections(heap.opening()).map(|sections| sections.heap().logs);
+    for (at, address) in frees {
+        // Before it: a block must not be freed again that somebody else has by then.
+        if let (Some(place), Some(logs)) = (place.filter(|_| *at != 0), logs) {
+            logs.set_freed(place, *at);
+        }
+        let Some(block) = NonNull::new(with_exposed_provenance_mut(*address)) else { continue };
+        // SAFETY: whoever freed it promised that nobody uses it.
+        if let Err(e) = unsafe { heap.free(block) } {
+            tracing::warn!(error = %e, "freeing what a section freed");
+        }
+    }
+}
+
+/// Calls something once nothing that this thread has done so far in sections of the heap can be rolled back any more by a kill.
+pub(super) fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
+    let now = match last_sections(heap.opening()) {
+        Some(sections) => sections.on_stable(then),
+        None => {
+            heap.section_heap()?;
+            Some(then)
+        }
+    };
+    if let Some(then) = now {
+        then();
+    }
+    Ok(())
+}
+
+/// Takes back what this thread's section has changed so far.
+///
+/// # Safety
+/// Nobody uses what is taken back: references to it, and collections whose memory the section allocated.
+pub(super) unsafe fn abort(heap: WeakHeap) -> Result<()> {
+    let section = current(heap)?;
+    if section.is_marked() {
+        return Err(Error::invalid(
+            "the section has given a lock back already: others may have seen what it did, and it can not be taken back",
+        ));
+    }
+    if section.is_unlogged() || !section.has_log() {
+        return Err(Error::invalid("the section has no log of all that it has changed, and can not be taken back"));
+    }
+    // SAFETY: the caller's promise, and no other thread has seen it, as all locks are held.
+    let allocated = unsafe { section.undo() };
+    for address in allocated {
+        let Some(block) = NonNull::new(with_exposed_provenance_mut(address)) else { continue };
+        // SAFETY: the caller's promise.
+        if let Err(e) = unsafe { heap.free(block) } {
+            tracing::warn!(error = %e, "freeing what an aborted section had allocated");
+        }
+    }
+    Ok(())
+}

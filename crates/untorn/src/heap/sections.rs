@@ -1,0 +1,257 @@
+//! The sections of an open heap: which thread has which log, which threads are in a section, and what waits to be stable.
+
+use super::section_log::{LOG_BYTES, PLACES, Place, ROOM_STEP, SectionId, SectionLogs};
+use super::section_stability::{Complete, Stability, Then};
+use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+use std::time::{Duration, Instant};
+use untorn_os::{LiveMemory, heavy_barrier, light_barrier};
+
+/// A commit that waits for sections lets others begin after so long: they may be what those wait for.
+const CLOSED_MOST: Duration = Duration::from_millis(20);
+
+/// A place for one thread's log, on cache lines of its own.
+#[repr(align(128))]
+struct Busy {
+    /// Its thread is in a section.
+    inside: AtomicBool,
+    /// Complete sections of it that are not stable yet, or whose blocks are not freed yet.
+    waiting: AtomicU32,
+}
+
+/// Which places are taken, and what they have.
+struct Places {
+    memory: Option<Arc<LiveMemory>>,
+    taken: [bool; PLACES],
+    /// Bytes of each log that have room.
+    room: [usize; PLACES],
+}
+
+/// The sections of a heap. It stays where it is for ever.
+pub(super) struct Sections {
+    /// Of the heap that is open: sections of another one have ended. 0: it has none.
+    opening: AtomicU64,
+    places: Mutex<Places>,
+    busy: [Busy; PLACES],
+    /// A commit waits, or is gathering.
+    closed: AtomicU32,
+    gate: (Mutex<()>, Condvar),
+    stability: Mutex<Stability>,
+    /// Complete sections that are not stable.
+    waiting: AtomicUsize,
+}
+
+/// What has to be done outside of all locks, since sections have become stable.
+#[derive(Default)]
+pub(super) struct Settled {
+    pub sections: Vec<(Option<Place>, Complete)>,
+}
+
+impl Sections {
+    pub(super) fn new() -> Sections {
+        Sections {
+            opening: AtomicU64::new(0),
+            places: Mutex::new(Places { memory: None, taken: [false; PLACES], room: [0; PLACES] }),
+            busy: [const { Busy { inside: AtomicBool::new(false), waiting: AtomicU32::new(0) } }; PLACES],
+            closed: AtomicU32::new(0),
+            gate: (Mutex::new(()), Condvar::new()),
+            stability: Mutex::new(Stability::new()),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// From now on these are the sections of an opening, whose memory this is; or of none.
+    pub(super) fn set_heap(&self, opening: u64, memory: Option<Arc<LiveMemory>>) {
+        self.opening.store(if memory.is_some() { opening } else { 0 }, Release);
+        let mut places = self.places.lock();
+        *places = Places { memory, taken: [false; PLACES], room: [0; PLACES] };
+        self.stability.lock().clear();
+        self.waiting.store(0, Relaxed);
+        for busy in &self.busy {
+            busy.inside.store(false, Relaxed);
+            busy.waiting.store(0, Relaxed);
+        }
+    }
+
+    /// Whether the sections are those of this opening of a live heap.
+    #[inline]
+    pub(super) fn are_of(&self, opening: u64) -> bool {
+        self.opening.load(Acquire) == opening
+    }
+
+    /// A place for a thread, its log empty, and bytes that there is room for. None: all are taken.
+    ///
+    /// # Errors
+    /// There is no room for a log.
+    pub(super) fn take_place(&self) -> io::Result<Option<(Place, usize)>> {
+        let mut places = self.places.lock();
+        let Some(memory) = places.memory.clone() else { return Ok(None) };
+        let is_free = |place: &usize| !places.taken[*place] && self.busy[*place].waiting.load(Acquire) == 0;
+        let Some(at) = (0..PLACES).find(is_free) else { return Ok(None) };
+        if places.room[at] == 0 {
+            memory.reserve_head(SectionLogs::offset(at as Place), ROOM_STEP)?;
+            places.room[at] = ROOM_STEP;
+        }
+        places.taken[at] = true;
+        // SAFETY: the head of live memory, which is mapped for ever.
+        unsafe { SectionLogs::at(memory.head()) }.tail(at as Place).store(0, Release);
+        Ok(Some((at as Place, places.room[at])))
+    }
+
+    /// A thread needs its place no more.
+    pub(super) fn give_place(&self, place: Place, opening: u64) {
+        let mut places = self.places.lock();
+        if self.are_of(opening) {
+            places.taken[place as usize] = false;
+        }
+    }
+
+    /// Makes room for so many more bytes in a log, if it may become so long; the bytes it has room for.
+    pub(super) fn grow(&self, place: Place, used: usize, more: usize) -> io::Result<usize> {
+        let mut places = self.places.lock();
+        let at = place as usize;
+        let wanted = used.saturating_add(more);
+        if wanted > places.room[at] && wanted <= LOG_BYTES {
+            let room = wanted.next_multiple_of(ROOM_STEP).min(LOG_BYTES);
+            let memory = places.memory.clone().ok_or(io::ErrorKind::NotFound)?;
+            memory.reserve_head(SectionLogs::offset(place), room)?;
+            places.room[at] = room;
+        }
+        Ok(places.room[at])
+    }
+
+    /// A thread is in a section from now on. Waits as long as a commit gathers, unless the thread `may_pass`.
+    #[inline]
+    pub(super) fn enter(&self, place: Place, may_pass: impl Fn() -> bool) {
+        let inside = &self.busy[place as usize].inside;
+        loop {
+            inside.store(true, Relaxed);
+            light_barrier();
+            if self.closed.load(Relaxed) == 0 {
+                return;
+            }
+            if may_pass() {
+                return;
+            }
+            inside.store(false, Release);
+            let mut gate = self.gate.0.lock();
+            if self.closed.load(Relaxed) != 0 {
+                self.gate.1.wait(&mut gate);
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn leave(&self, place: Place) {
+        self.busy[place as usize].inside.store(false, Release);
+    }
+
+    /// Whether no thread is in a section.
+    pub(super) fn is_idle(&self) -> bool {
+        self.busy.iter().all(|busy| !busy.inside.load(Acquire))
+    }
+
+    /// Waits until no thread is in a section; none begins before the result is dropped.
+    pub(super) fn close(&self) -> Closed<'_> {
+        loop {
+            let closed = Closed::new(self);
+            let until = Instant::now() + CLOSED_MOST;
+            let mut pause = Duration::from_micros(5);
+            loop {
+                if self.is_idle() {
+                    return closed;
+                }
+                if Instant::now() > until {
+                    break;
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(1));
+            }
+            drop(closed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether complete sections of a place wait.
+    #[inline]
+    pub(super) fn has_waiting(&self, place: Place) -> bool {
+        self.busy[place as usize].waiting.load(Acquire) != 0
+    }
+
+    /// A section is complete and may not be stable.
+    pub(super) fn add(&self, logs: &SectionLogs, place: Option<Place>, section: Complete) -> Settled {
+        if let Some(place) = place {
+            self.busy[place as usize].waiting.fetch_add(1, Relaxed);
+        }
+        let mut stability = self.stability.lock();
+        stability.add(place, section);
+        self.waiting.fetch_add(1, Relaxed);
+        // Whoever becomes stable now sees that something waits, or this one sees that it is.
+        fence(SeqCst);
+        self.settle(logs, &mut stability)
+    }
+
+    /// A section became stable that others may have waited for.
+    #[inline]
+    pub(super) fn is_stable_now(&self, logs: &SectionLogs) -> Settled {
+        fence(SeqCst);
+        match self.waiting.load(Relaxed) {
+            0 => Settled::default(),
+            _ => self.settle(logs, &mut self.stability.lock()),
+        }
+    }
+
+    fn settle(&self, logs: &SectionLogs, stability: &mut Stability) -> Settled {
+        let sections = stability.settle(|on: &SectionId| logs.stable(on.place) >= on.number);
+        for (place, section) in &sections {
+            if let Some(place) = place {
+                logs.set_stable(*place, section.number);
+            }
+        }
+        self.waiting.fetch_sub(sections.len(), Relaxed);
+        Settled { sections }
+    }
+
+    /// What a section of a place that became stable had left to do is done.
+    pub(super) fn is_done(&self, place: Place) {
+        self.busy[place as usize].waiting.fetch_sub(1, Release);
+    }
+
+    /// Something to be done once everything that a place has is stable. Returned, if all is.
+    pub(super) fn add_then(&self, place: Place, then: Then) -> Option<Then> {
+        self.stability.lock().add_then(place, then)
+    }
+
+    /// The heap is as it was at its last commit: what waited was undone.
+    pub(super) fn forget(&self) {
+        let places = self.places.lock();
+        let Some(memory) = &places.memory else { return };
+        // SAFETY: the head of live memory, which is mapped for ever.
+        unsafe { SectionLogs::at(memory.head()) }.settle_all();
+        self.stability.lock().clear();
+        self.waiting.store(0, Relaxed);
+        self.busy.iter().for_each(|busy| busy.waiting.store(0, Relaxed));
+    }
+}
+
+/// As long as it lives, no section begins, but of threads that may pass.
+pub(super) struct Closed<'a>(&'a Sections);
+
+impl Closed<'_> {
+    fn new(sections: &Sections) -> Closed<'_> {
+        sections.closed.fetch_add(1, SeqCst);
+        heavy_barrier();
+        Closed(sections)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        let _gate = self.0.gate.0.lock();
+        self.0.closed.fetch_sub(1, Release);
+        self.0.gate.1.notify_all();
+    }
+}

@@ -1,0 +1,243 @@
+//! Cuts of live heaps at any instruction of the program: what a kill at that moment would have left, made whole as an opening
+//! would make it whole.
+//!
+//! ```text
+//! stage ahead   what was stored so far, while the threads run
+//! lock          the allocator, so that no thread is within it; guards are waited for
+//! stop          all threads, wherever they are
+//! copy          the logs of sections, and the pages that were stored to since
+//! go on         the threads run again
+//! recover       sections that have not ended are undone in what is staged, with those that have seen what they did
+//! commit        what is staged then, as any commit
+//! ```
+//!
+//! What is undone there is not undone in memory: the next cut looks at these pages again, whether they are stored to or not.
+
+use super::check::HeapImage;
+use super::layout::*;
+use super::live::Working;
+use super::live_cuts::Cuts;
+use super::open_heap::Heap;
+use super::section_log::SectionLogs;
+use super::section_recovery;
+use super::verify::verify_image;
+use crate::at_rest::{Staged, Stop};
+use crate::commit;
+use crate::completion::Completion;
+use crate::invariant;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{LIVE_HEAD_BYTES, NotStopped, Scratch, holds, with_threads_stopped};
+
+/// A cut that waits for guards lets others take them after so long: they may be what those wait for.
+const QUIET_MOST: Duration = Duration::from_millis(20);
+/// Threads stand no longer than this at first, if one of them does not stop; then twice as long, and so on up to the most.
+const STOP_FIRST: Duration = Duration::from_millis(5);
+const STOP_MOST: Duration = Duration::from_millis(160);
+/// A thread that does not stop for so long is an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a cut has to be tried again.
+enum Again {
+    /// Something is being changed without a log.
+    Changing,
+    NotStopped(NotStopped),
+}
+
+/// One attempt.
+struct Attempt<'h> {
+    working: &'h Working,
+    /// What the file's state would be asked for, whose lock is held.
+    path: PathBuf,
+    addresses: Range<usize>,
+    /// Copies of the logs, laid out as the head of the memory.
+    copy: Scratch,
+    most: Duration,
+    took: Duration,
+    again: Option<Again>,
+}
+
+impl HeapImage for Staged<'_> {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.size())
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        Staged::read(self, buf, offset)
+    }
+}
+
+impl Attempt<'_> {
+    fn logs(&self) -> SectionLogs {
+        // SAFETY: as many bytes as a head has, which live longer than the result.
+        unsafe { SectionLogs::at(self.copy.address()) }
+    }
+
+    fn later(&mut self, why: Again) -> Error {
+        self.again = Some(why);
+        Error::invalid("not at this moment")
+    }
+}
+
+impl Stop for Attempt<'_> {
+    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<()>) -> Result<()> {
+        let (head, logs) = (self.working.head, self.working.logs());
+        let copied = self.logs();
+        let mut work = || {
+            if head.is_changing() {
+                return Ok(false);
+            }
+            // SAFETY: the threads stand, and the memory is this attempt's.
+            unsafe { logs.copy_to(&copied) };
+            copy().map(|()| true)
+        };
+        let done = match holds(invariant::CUT_STOPS) {
+            true => with_threads_stopped(self.most, work),
+            false => Ok((work(), Duration::ZERO)),
+        };
+        match done {
+            Ok((Ok(true), took)) => {
+                self.took = took;
+                Ok(())
+            }
+            Ok((Ok(false), _)) => Err(self.later(Again::Changing)),
+            Ok((Err(e), _)) => Err(Error::io("copy the memory of", &self.path, e)),
+            Err(why) => Err(self.later(Again::NotStopped(why))),
+        }
+    }
+
+    fn mend(&mut self, mut staged: Staged<'_>) -> Result<()> {
+        let base = self.addresses.start;
+        if holds(invariant::CUT_RECOVERS) {
+            // SAFETY: the copy is this attempt's.
+            let recovery = unsafe { section_recovery::recover(&self.logs(), self.addresses.clone()) };
+            let senseless = || Error::corrupt_heap(self.path.clone(), "the logs of sections make no sense".to_owned());
+            let recovery = recovery.ok_or_else(senseless)?;
+            for old in &recovery.restore {
+                let offset = (old.address - base) as u64;
+                let mut now = vec![0; old.bytes.len()];
+                staged.read(&mut now, offset)?;
+                if now != old.bytes {
+                    staged.write(&old.bytes, offset)?;
+                }
+            }
+            for address in recovery.free {
+                free(&mut staged, address.wrapping_sub(base))?;
+            }
+        }
+        if holds(invariant::HEAP_VERIFIED) {
+            let touched = staged.touched();
+            verify_image(&staged, self.addresses.clone(), || self.path.clone(), touched)?;
+        }
+        staged.approve();
+        Ok(())
+    }
+}
+
+/// Frees what is allocated at an offset of a heap, if something is, as the allocator would.
+fn free(staged: &mut Staged<'_>, offset: usize) -> Result<()> {
+    let (segment, at) = (offset / SEGMENT_BYTES, offset % SEGMENT_BYTES);
+    let (chunk, inside) = (at / CHUNK_BYTES, at % CHUNK_BYTES);
+    let first = segment * SEGMENT_BYTES;
+    if (offset as u64) >= staged.size() || chunk == 0 || is_inside(staged, segment)? {
+        return Ok(());
+    }
+    let descriptor_at = |chunk: usize| (first + DESCRIPTORS_AT + chunk * size_of::<Descriptor>()) as u64;
+    let mut line = [0; size_of::<Descriptor>()];
+    staged.read(&mut line, descriptor_at(chunk))?;
+    let nothing = [0; size_of::<Descriptor>()];
+    match Descriptor::read(&line).what(chunk) {
+        Some(Use::Blocks(class)) if inside.is_multiple_of(SIZES[class] as usize) => {
+            let block = inside / SIZES[class] as usize;
+            let at = (first + BITMAPS_AT + (chunk * BITMAP_WORDS + block / 64) * 8) as u64;
+            let mut word = [0; 8];
+            staged.read(&mut word, at)?;
+            let (bits, bit) = (u64::from_ne_bytes(word), 1 << (block % 64));
+            if block < blocks(class) && bits & bit != 0 {
+                staged.write(&(bits & !bit).to_ne_bytes(), at)?;
+            }
+        }
+        Some(Use::Large(chunks)) if inside == 0 => {
+            for chunk in chunk..chunk + chunks {
+                staged.write(&nothing, descriptor_at(chunk))?;
+            }
+        }
+        Some(Use::Huge(segments)) if inside == 0 => {
+            staged.write(&nothing, descriptor_at(chunk))?;
+            for segment in segment + 1..segment + segments {
+                staged.write(&[0; CHUNK_BYTES], (segment * SEGMENT_BYTES) as u64)?;
+                let (at, bit) = inside_bit(segment);
+                let mut byte = [0];
+                staged.read(&mut byte, at as u64)?;
+                staged.write(&[byte[0] & !bit], at as u64)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn is_inside(staged: &Staged<'_>, segment: usize) -> Result<bool> {
+    let (at, bit) = inside_bit(segment);
+    let mut byte = [0];
+    staged.read(&mut byte, at as u64)?;
+    Ok(byte[0] & bit != 0)
+}
+
+impl Heap {
+    /// The working memory, if a commit of this heap alone stops the threads.
+    pub(super) fn stops_threads(&self) -> Option<&Working> {
+        let body = self.body();
+        // What these look for is in memory, not in a copy.
+        let debugs = body.debug_races || body.debug_pointers;
+        body.working.as_ref().filter(|_| body.cuts == Cuts::Stop && !debugs)
+    }
+
+    /// Queues a cut as of a moment at which all threads stand, wherever they are; its number.
+    pub(super) fn submit_stopped(&self, working: &Working) -> Result<(Arc<Completion>, u64)> {
+        let body = self.body();
+        body.file.store.stage_ahead(&body.file.shared)?;
+        let (mut most, mut pause, begun) = (STOP_FIRST, Duration::from_micros(100), Instant::now());
+        loop {
+            let Some(still) = self.still_for(QUIET_MOST)? else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let cut = working.begin_cut(&body.map)?;
+            let copy = Scratch::new(LIVE_HEAD_BYTES).context("make room for copies of", body.file.path())?;
+            let (base, bytes) = self.memory();
+            let (path, base) = (body.file.path(), base.as_ptr() as usize);
+            let addresses = base..base + bytes;
+            let mut attempt = Attempt { working, path, addresses, copy, most, took: Duration::ZERO, again: None };
+            let mut still = Some(still);
+            let mut copied = || still = None;
+            let moment = commit::Still { looked: None, copied: &mut copied, stop: Some(&mut attempt) };
+            let done = body.file.store().submit_still(&[&body.file], moment);
+            drop(still);
+            match (done, attempt.again) {
+                (Ok(completion), _) => {
+                    working.note_stop(attempt.took);
+                    return Ok((completion, cut));
+                }
+                (Err(e), None) => return Err(e),
+                (Err(_), Some(Again::Changing)) => {}
+                (Err(_), Some(Again::NotStopped(why))) => {
+                    let may_stop = matches!(why, NotStopped::Thread { .. } | NotStopped::List(_));
+                    if !may_stop || begun.elapsed() > PATIENCE {
+                        let detail = format!(
+                            "a cut stops all threads of the program, and {why}. Nothing was committed. A heap that is opened \
+                             with cuts that wait for guards (Cuts::Wait, UNTORN_HEAP_CUTS_WAIT) stops none"
+                        );
+                        return Err(Error::Unsupported { path: body.file.path(), detail });
+                    }
+                    most = (most * 2).min(STOP_MOST);
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+}

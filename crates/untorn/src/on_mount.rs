@@ -1,0 +1,143 @@
+//! Ordinary files on a mount of Untorn's (`untorn mount`): several committed as one, and transactions over them.
+//!
+//! On such a mount `fsync` commits one file. These calls are for files that change together. They take ordinary
+//! descriptors, open for writing, from [`std::fs::File`] or from anywhere else; what was written to the files by `write`,
+//! and stored to shared mappings of them, is committed.
+//!
+//! ```no_run
+//! use std::fs::File;
+//! use std::io::Write;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (mut data, mut index) = (File::create("/srv/data/db")?, File::create("/srv/data/db.idx")?);
+//! let mut txn = untorn::on_mount::Transaction::begin(&data)?;
+//! txn.add(&index)?;
+//! data.write_all(b"a record")?;
+//! index.write_all(b"where it is")?;
+//! txn.commit()?; // after any crash both are there, or neither
+//! # Ok(()) }
+//! ```
+
+use crate::{Error, Result};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use untorn_os::{Errno, mount_calls};
+
+/// A transaction over ordinary files of one mount.
+///
+/// All that is uncommitted of its files, from before and from then on, whoever writes it, is committed with it and by
+/// nothing else: until it ends, `fsync` of one of them fails with `EBUSY`. Other programs see at once what is written.
+/// Names, modes and the like are not part of it. Dropping it aborts it, and so does the end of the process.
+#[derive(Debug)]
+pub struct Transaction {
+    /// The first keeps it going.
+    files: Vec<OwnedFd>,
+    number: u64,
+    ended: bool,
+}
+
+fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::read_link(&link).unwrap_or_else(|_| link.into())
+}
+
+/// What a mount said, as an error of the library.
+fn told<T>(action: &'static str, file: BorrowedFd<'_>, said: std::result::Result<T, Errno>) -> Result<T> {
+    said.map_err(|e| match e {
+        Errno::NOTTY => Error::invalid(format!("{} is not on a mount of Untorn's", path_of(file).display())),
+        Errno::BUSY => Error::InTransaction { path: path_of(file) },
+        Errno::NOENT => Error::invalid("the transaction has ended, or is of another mount"),
+        e => Error::io(action, path_of(file), io::Error::from_raw_os_error(e.raw_os_error())),
+    })
+}
+
+impl Transaction {
+    /// Begins a transaction with a file that is open for writing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the file is on no mount of Untorn's, [`Error::InTransaction`] if it is in a transaction,
+    /// [`Error::Io`] with `EBADF` if it is not open for writing.
+    pub fn begin(file: impl AsFd) -> Result<Transaction> {
+        Transaction::begin_with(file.as_fd(), false)
+    }
+
+    fn begin_with(file: BorrowedFd<'_>, keeps: bool) -> Result<Transaction> {
+        let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
+        let mut begun = Transaction { files: Vec::new(), number, ended: false };
+        match file.try_clone_to_owned() {
+            Ok(own) => begun.files.push(own),
+            Err(e) => {
+                let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, number);
+                begun.ended = true;
+                return Err(Error::io("duplicate the descriptor of", path_of(file), e));
+            }
+        }
+        Ok(begun)
+    }
+
+    /// Adds a file of the same mount, open for writing.
+    ///
+    /// # Errors
+    /// As [`begin`](Transaction::begin).
+    pub fn add(&mut self, file: impl AsFd) -> Result<()> {
+        let file = file.as_fd();
+        told("add to a transaction", file, mount_calls::ask::<{ mount_calls::ADD }>(file, self.number))?;
+        let own = file.try_clone_to_owned();
+        self.files.push(own.map_err(|e| Error::io("duplicate the descriptor of", path_of(file), e))?);
+        Ok(())
+    }
+
+    /// Commits: after any crash all of it is there, or nothing.
+    ///
+    /// # Errors
+    /// `EIO` if a write of one of the files failed in the background; nothing of it is committed then, and the transaction
+    /// is aborted. [`Error::NoSpace`] if the commit cannot be written now: it keeps its place, and the next sync of one of
+    /// the files tries again.
+    pub fn commit(self) -> Result<()> {
+        self.end::<{ mount_calls::COMMIT }>("commit")
+    }
+
+    /// Gives it up: the files are as of their last commits, for every program.
+    ///
+    /// # Errors
+    /// Those of the mount.
+    pub fn abort(mut self) -> Result<()> {
+        self.ended = true;
+        self.end::<{ mount_calls::ABORT }>("abort the transaction of")
+    }
+
+    fn end<const CALL: u32>(mut self, action: &'static str) -> Result<()> {
+        let file = self.files[0].as_fd();
+        let said = told(action, file, mount_calls::ask::<CALL>(file, self.number));
+        self.ended |= said.is_ok();
+        said
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if let (false, Some(file)) = (self.ended, self.files.first()) {
+            // One that has ended is not there any more.
+            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number);
+        }
+    }
+}
+
+/// Commits several files of one mount as one, all or none: each is open for writing.
+///
+/// # Errors
+/// As [`Transaction::begin`] and [`Transaction::commit`]; what was written stays uncommitted then.
+pub fn syncv(files: &[impl AsFd]) -> Result<()> {
+    let (first, others) = files.split_first().ok_or_else(|| Error::invalid("no files to commit"))?;
+    let first = first.as_fd();
+    let mut txn = Transaction::begin_with(first, true)?;
+    let mut done = others.iter().try_for_each(|file| txn.add(file));
+    if done.is_ok() {
+        done = told("commit", first, mount_calls::ask::<{ mount_calls::COMMIT }>(first, txn.number));
+    }
+    if done.is_err() {
+        let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(first, txn.number);
+    }
+    txn.ended = true;
+    done
+}

@@ -1,0 +1,50 @@
+//! A child that is stepped through, instruction by instruction, and killed.
+
+use std::io::{BufRead, BufReader};
+use std::process::Command;
+
+/// In the child: its parent steps through this thread from now on, until it [stops](stop).
+pub fn traced() {
+    // SAFETY: the thread that calls is the one that is traced.
+    unsafe {
+        libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+        println!("\nthread {}", libc::syscall(libc::SYS_gettid));
+        libc::raise(libc::SIGSTOP);
+    }
+}
+
+/// In the child: the parent kills this process now.
+pub fn stop() {
+    // SAFETY: a signal to the thread itself.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Starts such a child, lets it go on by so many instructions, and kills it. How many it did, or None: no tracing here.
+pub fn killed_after(command: &mut Command, instructions: u64) -> Option<u64> {
+    let mut child = command.spawn().unwrap();
+    let out = BufReader::new(child.stdout.as_mut().expect("a pipe"));
+    let thread = out.lines().map_while(Result::ok).find_map(|line| line.strip_prefix("thread ")?.parse::<i32>().ok());
+    let thread = thread.expect("a thread");
+    let stopped = || {
+        let mut status = 0;
+        // SAFETY: writes the status.
+        let got = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+        (got == thread && libc::WIFSTOPPED(status)).then(|| libc::WSTOPSIG(status))
+    };
+    let mut done = 0;
+    let mut traced = stopped() == Some(libc::SIGSTOP);
+    while traced && done < instructions {
+        // SAFETY: a thread that this one traces, and that is stopped.
+        traced = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0) } == 0;
+        match stopped() {
+            Some(libc::SIGTRAP) => done += 1,
+            Some(libc::SIGSTOP) => break,
+            _ => traced = false,
+        }
+    }
+    child.kill().expect("a child to kill");
+    // The process is not gone before its traced thread was waited for.
+    while stopped().is_some() {}
+    child.wait().expect("its end");
+    traced.then_some(done)
+}

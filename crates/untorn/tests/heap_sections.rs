@@ -1,0 +1,600 @@
+//! Sections of live heaps on several locks: all or nothing after a kill, together with those that saw them.
+
+mod common;
+
+use common::child_process::{again, signal_process};
+use common::stepping::{killed_after, stop, traced};
+use common::*;
+use fastrand::Rng;
+use std::alloc::Layout;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Barrier, mpsc};
+use std::time::Duration;
+use untorn::heap::{Heap, HeapOptions, HeapVec, LiveStart, SectionLock, Storable, section_hooks};
+use untorn::offline;
+
+const MODE: &str = "UNTORN_TEST_SECTIONS";
+const PLACE: &str = "UNTORN_TEST_PLACE";
+/// Cuts are made all the time.
+const CUTS: &str = "UNTORN_TEST_SECTION_CUTS";
+const THREADS: &str = "UNTORN_TEST_THREADS";
+const LIMIT: Duration = Duration::from_secs(60);
+const CELLS: usize = 12;
+const THREADS_MOST: usize = 4;
+
+fn live() -> HeapOptions {
+    HeapOptions::new().live(true).address_space(256 << 20)
+}
+
+fn child(mode: &str, place: &Path, threads: usize) -> Command {
+    let mut command = again("sections_child");
+    command.env(MODE, mode).env(PLACE, place).env(THREADS, threads.to_string());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// What the children change.
+#[derive(Storable)]
+#[repr(C)]
+struct Table<'h> {
+    locks: [SectionLock; CELLS],
+    cells: [i64; CELLS],
+    /// Of each thread: sections that it has begun and ended.
+    begun: [u64; THREADS_MOST],
+    ended: [u64; THREADS_MOST],
+    /// Under the lock of the first cell.
+    journal: HeapVec<'h, (u64, u64)>,
+    boxes: [Option<HeapVec<'h, u64>>; CELLS],
+    /// The counters of the paper.
+    before: [u64; THREADS_MOST],
+    values: [u64; CELLS],
+    after: [u64; THREADS_MOST],
+}
+
+fn table(heap: &Heap) -> NonNull<Table<'_>> {
+    let table = heap.root_or("table", |alloc| Table {
+        locks: [const { SectionLock::new() }; CELLS],
+        cells: [0; CELLS],
+        begun: [0; THREADS_MOST],
+        ended: [0; THREADS_MOST],
+        journal: HeapVec::new_in(alloc),
+        boxes: [const { None }; CELLS],
+        before: [0; THREADS_MOST],
+        values: [0; CELLS],
+        after: [0; THREADS_MOST],
+    });
+    table.unwrap()
+}
+
+/// A place in the table, which whoever has its lock may change.
+macro_rules! at {
+    ($table:expr, $($place:tt)+) => {
+        // SAFETY: the lock of the place is this thread's.
+        unsafe { &mut (*$table.as_ptr()).$($place)+ }
+    };
+}
+
+/// In a second process: does what the environment says, until it is killed.
+#[test]
+fn sections_child() {
+    let Some(mode) = std::env::var_os(MODE) else { return };
+    let place = PathBuf::from(std::env::var_os(PLACE).expect("a place"));
+    let threads = std::env::var(THREADS).expect("threads").parse().expect("a number");
+    let heap = match std::env::var_os(CUTS) {
+        Some(_) => live().cut_every(Duration::from_millis(1)).open(&place).unwrap(),
+        None => live().open(&place).unwrap(),
+    };
+    let table = table(&heap).as_ptr().expose_provenance();
+    let work = match mode.to_str().expect("a mode") {
+        "ring" => ring,
+        "counters" => counters,
+        "steps" => return steps(&heap),
+        other => panic!("{other}"),
+    };
+    println!("\nready");
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let heap = &heap;
+            scope.spawn(move || {
+                let table = NonNull::new(std::ptr::with_exposed_provenance_mut(table)).expect("an address");
+                let rng = &mut Rng::new();
+                loop {
+                    let done = work(heap, table, thread, rng);
+                    // Now and then: mostly the threads are in sections.
+                    if done % 16 == 0 {
+                        println!("did {thread} {done}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Goes from cell to cell, taking the next lock before it gives the last one back; the sum of the cells stays.
+fn ring(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -> u64 {
+    // SAFETY: locks, which anybody may use.
+    let locks = unsafe { &(*table.as_ptr()).locks };
+    let mut cell = rng.usize(..CELLS);
+    let mut section = heap.section_with(&locks[cell]).unwrap();
+    *section.modify(at!(table, begun[thread])).unwrap() += 1;
+    for _ in 0..rng.usize(1..2 * CELLS) {
+        let cents = rng.i64(1..100);
+        *section.modify(at!(table, cells[cell])).unwrap() -= cents;
+        if rng.u32(..4) == 0 {
+            let kept = section.modify(at!(table, boxes[cell])).unwrap();
+            match kept {
+                Some(_) => *kept = None,
+                None => {
+                    let mut made = HeapVec::new_in(heap.allocator());
+                    made.extend(0..rng.u64(1..400));
+                    *kept = Some(made);
+                }
+            }
+        }
+        if cell == 0 {
+            let journal = section.modify(at!(table, journal)).unwrap();
+            if journal.len() > 200 {
+                *journal = HeapVec::new_in(heap.allocator());
+            }
+            journal.push((thread as u64, cents as u64));
+        }
+        let next = (cell + 1) % CELLS;
+        let ahead = heap.section_with(&locks[next]).unwrap();
+        // The one behind is given back, and whoever takes it sees what this section did.
+        section = ahead;
+        *section.modify(at!(table, cells[next])).unwrap() += cents;
+        cell = next;
+    }
+    let ended = section.modify(at!(table, ended[thread])).unwrap();
+    *ended += 1;
+    *ended
+}
+
+/// Each step is a section: one counter, a value, the other counter.
+fn counters(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -> u64 {
+    // SAFETY: locks, which anybody may use.
+    let locks = unsafe { &(*table.as_ptr()).locks };
+    let cell = rng.usize(THREADS_MOST..CELLS);
+    {
+        let section = heap.section_with(&locks[thread]).unwrap();
+        *section.modify(at!(table, before[thread])).unwrap() += 1;
+    }
+    {
+        let section = heap.section_with(&locks[cell]).unwrap();
+        *section.modify(at!(table, values[cell])).unwrap() += 1;
+    }
+    let section = heap.section_with(&locks[thread]).unwrap();
+    let after = section.modify(at!(table, after[thread])).unwrap();
+    *after += 1;
+    *after
+}
+
+fn check(heap: &Heap, mode: &str, acknowledged: &[u64], what: &str) {
+    let Some(table) = heap.root::<Table<'_>>("table").unwrap() else { return };
+    // SAFETY: nobody else uses it.
+    let table = unsafe { table.as_ref() };
+    match mode {
+        "ring" => {
+            assert_eq!(table.cells.iter().sum::<i64>(), 0, "{what}: {:?}", table.cells);
+            assert_eq!(table.begun, table.ended, "{what}");
+            assert!(
+                table.ended.iter().zip(acknowledged).all(|(ended, told)| ended >= told),
+                "{what}: {acknowledged:?}"
+            );
+            for kept in table.boxes.iter().flatten() {
+                assert!(kept.iter().copied().eq(0..kept.len() as u64), "{what}");
+            }
+        }
+        _ => {
+            let (before, after) = (&table.before, &table.after);
+            assert!(before.iter().zip(after).all(|(before, after)| (*after..=after + 1).contains(before)), "{what}");
+            let sums = [after.iter().sum::<u64>(), table.values.iter().sum(), before.iter().sum()];
+            assert!(sums.is_sorted(), "{what}: {sums:?}");
+            assert!(after.iter().zip(acknowledged).all(|(after, told)| after >= told), "{what}");
+        }
+    }
+}
+
+/// The counters as if no step had been begun that has not ended.
+fn repair(heap: &Heap) {
+    let Some(table) = heap.root::<Table<'_>>("table").unwrap() else { return };
+    let all = heap.section().unwrap();
+    // SAFETY: nobody else uses it.
+    let Table { before, values, after, .. } = unsafe { &mut *table.as_ptr() };
+    all.modify(before).unwrap().copy_from_slice(after);
+    *all.modify(values).unwrap() = [0; CELLS];
+    values[0] = after.iter().sum();
+}
+
+/// What ends the children.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Crash {
+    Kill,
+    /// In the midst of cuts: what is left is the last one.
+    PowerCut,
+}
+
+/// Starts a child again and again, and kills it, or cuts the power.
+fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
+    let seed = seed();
+    let rng = &mut Rng::with_seed(seed);
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let mut acknowledged = [0; THREADS_MOST];
+    let (mut undone, mut cascaded) = (0, 0);
+    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25);
+    for round in 0..rounds {
+        let mut command = child(mode, &path, threads);
+        if crash == Crash::PowerCut {
+            command.env(CUTS, "1");
+        }
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        // The first sections of a process take longer.
+        while !line.starts_with("did ") {
+            line.clear();
+            assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
+        }
+        let pause = Duration::from_micros(rng.u64(..if crash == Crash::Kill { 6000 } else { 40_000 }));
+        let pid = child.id();
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(pause);
+            signal_process(pid, rustix::process::Signal::KILL);
+        });
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        killer.join().unwrap();
+        child.wait().unwrap();
+        // What a section that has ended said need not be stable yet, where locks are given back early.
+        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n') && mode == "counters") {
+            let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
+            acknowledged[words[0] as usize] = words[1];
+        }
+        let what = format!("{mode}, {threads} threads, {crash:?}, seed {seed}, round {round}");
+        if crash == Crash::PowerCut {
+            acknowledged = [0; THREADS_MOST];
+            for memory in offline::inspect(&path).unwrap().live_memory {
+                fs::remove_file(memory.memory).unwrap();
+            }
+        }
+        let heap = live().open(&path).unwrap();
+        let report = heap.live().unwrap();
+        assert_eq!(report.start == LiveStart::WentOn, crash == Crash::Kill, "{what}: {:?}", report.start);
+        (undone, cascaded) = (undone + report.undone, cascaded + report.cascaded);
+        check(&heap, mode, &acknowledged, &what);
+        let report = heap.check(&|_, _| {}).unwrap();
+        assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
+        let leaked = report.leaks.as_ref().unwrap().count;
+        assert!(leaked <= 2 * threads as u64, "{what}: {leaked} leaks");
+        // SAFETY: nobody has a pointer to what leaked.
+        unsafe { heap.collect(&|_, _| {}) }.unwrap();
+        repair(&heap);
+        drop(heap);
+    }
+    println!(
+        "{mode}, {threads} threads, {crash:?}, seed {seed}: {rounds} kills, {undone} sections undone, {cascaded} with them"
+    );
+    offline::eject(&path, &|_, _| {}).unwrap();
+}
+
+#[test]
+fn hand_over_hand_is_all_or_nothing() {
+    kill_again_and_again("ring", 2, Crash::Kill);
+    kill_again_and_again("ring", THREADS_MOST, Crash::Kill);
+    kill_again_and_again("ring", THREADS_MOST, Crash::PowerCut);
+}
+
+#[test]
+fn counters_never_overtake_each_other() {
+    kill_again_and_again("counters", 2, Crash::Kill);
+    kill_again_and_again("counters", THREADS_MOST, Crash::Kill);
+    kill_again_and_again("counters", THREADS_MOST, Crash::PowerCut);
+}
+
+/// A number in the heap, under a name.
+fn number<'h>(heap: &'h Heap, name: &str) -> &'h AtomicU64 {
+    let root = heap.root_or(name, |_| AtomicU64::new(0)).unwrap();
+    // SAFETY: a root of this type, which is only used as an atomic.
+    unsafe { root.as_ref() }
+}
+
+fn set(heap: &Heap, name: &str, to: u64) {
+    let number = number(heap, name);
+    // SAFETY: in the heap, and nobody else changes it.
+    unsafe { section_hooks::log(std::ptr::from_ref(number).expose_provenance(), 8) };
+    number.store(to, Relaxed);
+}
+
+/// A section that saw what another one did is stable when that one is, and then both are, although each saw the other.
+#[test]
+fn sections_that_saw_each_other_become_stable_together() {
+    let dir = directory();
+    let heap = &live().open(dir.path().join("heap")).unwrap();
+    let locks: &[SectionLock; 4] = &[const { SectionLock::new() }; 4];
+    let stable = Arc::new(AtomicUsize::new(0));
+    let note = |bit: usize| {
+        let stable = stable.clone();
+        heap.on_stable(move || _ = stable.fetch_or(bit, SeqCst)).unwrap();
+    };
+    for circle in [false, true] {
+        stable.store(0, SeqCst);
+        std::thread::scope(|scope| {
+            let (to_second, first_says) = mpsc::channel();
+            let (to_first, second_says) = mpsc::channel();
+            let (note, stable) = (&note, &stable);
+            scope.spawn(move || {
+                let outer = heap.section_with(&locks[0]).unwrap();
+                note(1);
+                drop(heap.section_with(&locks[1]).unwrap());
+                to_second.send(()).unwrap();
+                second_says.recv().unwrap();
+                // The other one has ended, or goes on and has given back what this one takes.
+                assert_eq!(stable.load(SeqCst), 0);
+                if circle {
+                    drop(heap.section_with(&locks[2]).unwrap());
+                }
+                drop(outer);
+                assert_eq!(stable.load(SeqCst), if circle { 0 } else { 7 });
+                to_second.send(()).unwrap();
+            });
+            scope.spawn(move || {
+                first_says.recv().unwrap();
+                let outer = heap.section_with(&locks[3]).unwrap();
+                note(2);
+                drop(heap.section_with(&locks[1]).unwrap());
+                drop(heap.section_with(&locks[2]).unwrap());
+                if circle {
+                    to_first.send(()).unwrap();
+                    first_says.recv().unwrap();
+                }
+                drop(outer);
+                note(4);
+                if !circle {
+                    to_first.send(()).unwrap();
+                    first_says.recv().unwrap();
+                }
+                assert_eq!(stable.load(SeqCst), 7);
+            });
+        });
+    }
+    let told = stable.clone();
+    heap.on_stable(move || told.store(99, SeqCst)).unwrap();
+    assert_eq!(stable.load(SeqCst), 99, "nothing waits");
+}
+
+#[test]
+fn an_aborted_section_has_changed_nothing() {
+    let dir = directory();
+    let heap = live().open(dir.path().join("heap")).unwrap();
+    let (lock, other) = (SectionLock::new(), SectionLock::new());
+    set(&heap, "n", 1);
+    let before = heap.stats().unwrap().allocations;
+    let kept = heap.allocate(Layout::new::<[u64; 50]>()).unwrap();
+    {
+        let section = heap.section_with(&lock).unwrap();
+        set(&heap, "n", 2);
+        heap.allocate(Layout::new::<[u64; 100]>()).unwrap();
+        // SAFETY: nobody uses it, and if the section is taken back, it stays.
+        unsafe { heap.free(kept) }.unwrap();
+        // SAFETY: nothing of the section is used.
+        unsafe { section.abort() }.unwrap();
+        assert_eq!(number(&heap, "n").load(Relaxed), 1);
+        set(&heap, "n", 3);
+    }
+    assert_eq!(number(&heap, "n").load(Relaxed), 3);
+    assert!(heap.size_of(kept).is_ok());
+    assert_eq!(heap.stats().unwrap().allocations, before + 1);
+    let section = heap.section_with(&lock).unwrap();
+    set(&heap, "n", 4);
+    drop(heap.section_with(&other).unwrap());
+    // SAFETY: as above.
+    refused(unsafe { section.abort() }, &["invalid"]);
+    assert_eq!(number(&heap, "n").load(Relaxed), 4);
+    refused(heap.commit(), &["invalid"]);
+    drop(section);
+    heap.commit().unwrap();
+    let elsewhere = live().open(dir.path().join("other")).unwrap();
+    refused(elsewhere.section_with(&lock).map(drop), &["invalid"]);
+    let _one = heap.section_with(&lock).unwrap();
+    refused(elsewhere.section().map(drop), &["invalid"]);
+}
+
+/// What a section saw it has seen, also if it takes back what it did itself: what it does then goes with the other one.
+#[test]
+fn an_aborted_section_still_depends_on_what_it_saw() {
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let locks = [SectionLock::new(), SectionLock::new()];
+    {
+        let heap = &live().open(&path).unwrap();
+        let _made = ["seen", "own"].map(|name| number(heap, name));
+        let in_thread = |work: &(dyn Fn() + Sync)| std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+        in_thread(&|| {
+            let goes_on = heap.section_with(&locks[0]).unwrap();
+            let given_back = heap.section_with(&locks[1]).unwrap();
+            set(heap, "seen", 1);
+            drop(given_back);
+            std::mem::forget(goes_on);
+        });
+        in_thread(&|| {
+            let section = heap.section_with(&locks[1]).unwrap();
+            set(heap, "own", number(heap, "seen").load(Relaxed));
+            // SAFETY: nothing of the section is used.
+            unsafe { section.abort() }.unwrap();
+            set(heap, "own", number(heap, "seen").load(Relaxed));
+        });
+        assert_eq!(["seen", "own"].map(|name| number(heap, name).load(Relaxed)), [1, 1]);
+    }
+    let heap = live().open(&path).unwrap();
+    let report = heap.live().unwrap();
+    assert_eq!((report.start, report.undone, report.cascaded), (LiveStart::WentOn, 1, 1));
+    assert_eq!(["seen", "own"].map(|name| number(&heap, name).load(Relaxed)), [0, 0]);
+}
+
+/// Leaves a heap as a killed process does that is in a section which has done this.
+fn left_within(path: &Path, work: impl FnOnce(&Heap) + Send) {
+    std::thread::scope(|scope| {
+        let left = scope.spawn(|| {
+            let heap = live().open(path).unwrap();
+            set(&heap, "n", 1);
+            heap.commit().unwrap();
+            set(&heap, "n", 2);
+            std::mem::forget(heap.section().unwrap());
+            work(&heap);
+        });
+        left.join().unwrap();
+    });
+}
+
+/// What a section changes beyond its log is not half done after a kill: the heap is as of its last cut then.
+#[test]
+fn a_section_that_is_larger_than_its_log_is_as_a_change_under_a_guard() {
+    let dir = directory();
+    for (stores, wanted) in [(1_000, 2), (70_000, 1)] {
+        let path = dir.path().join(format!("heap{stores}"));
+        left_within(&path, |heap| {
+            let block = heap.allocate(Layout::new::<[u64; 70_000]>()).unwrap().cast::<u64>();
+            set(heap, "n", 3);
+            for at in 0..stores {
+                // SAFETY: within the block.
+                unsafe {
+                    section_hooks::log(block.add(at).as_ptr().expose_provenance(), 8);
+                    block.add(at).write(at as u64);
+                }
+            }
+        });
+        let heap = live().open(&path).unwrap();
+        let start = heap.live().unwrap().start;
+        assert_eq!(number(&heap, "n").load(Relaxed), wanted, "{stores} stores: {start:?}");
+        assert_eq!(start == LiveStart::WentOn, stores == 1_000, "{start:?}");
+        assert_eq!(heap.stats().unwrap().allocations, 1, "what the section allocated is free");
+        heap.close().unwrap();
+    }
+    // Once it has ended, it has happened.
+    let path = dir.path().join("ended");
+    let heap = live().open(&path).unwrap();
+    let block = heap.allocate(Layout::new::<[u64; 200_000]>()).unwrap().cast::<u64>();
+    {
+        let _section = heap.section().unwrap();
+        set(&heap, "n", 3);
+        for at in 0..200_000 {
+            // SAFETY: within the block.
+            unsafe { section_hooks::log(block.add(at).as_ptr().expose_provenance(), 8) };
+        }
+    }
+    drop(heap);
+    let heap = live().open(&path).unwrap();
+    assert_eq!((heap.live().unwrap().start, number(&heap, "n").load(Relaxed)), (LiveStart::WentOn, 3));
+}
+
+/// More threads than logs: those without one are protected as changes under a guard are.
+#[test]
+fn any_number_of_threads_has_sections() {
+    const MANY: usize = 80;
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let heap = &live().open(&path).unwrap();
+    number(heap, "n");
+    let locks: Vec<SectionLock> = (0..MANY).map(|_| SectionLock::new()).collect();
+    let (all_in, shared) = (Barrier::new(MANY), SectionLock::new());
+    for _ in 0..2 {
+        std::thread::scope(|scope| {
+            for lock in &locks {
+                let (all_in, shared) = (&all_in, &shared);
+                scope.spawn(move || {
+                    let _section = heap.section_with(lock).unwrap();
+                    all_in.wait();
+                    let _inner = heap.section_with(shared).unwrap();
+                    set(heap, "n", number(heap, "n").load(Relaxed) + 1);
+                });
+            }
+        });
+        heap.commit().unwrap();
+    }
+    assert_eq!(number(heap, "n").load(Relaxed), 2 * MANY as u64);
+    set(heap, "n", 7);
+    drop((heap.clone(), locks));
+}
+
+/// A cut waits for sections, and they for the cut, without waiting for each other for ever.
+#[test]
+fn cuts_and_sections_take_turns() {
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let heap = live().cut_every(Duration::from_millis(1)).open(&path).unwrap();
+    let locks: [SectionLock; 2] = [const { SectionLock::new() }; 2];
+    let before = heap.file().store().status().commits;
+    within(LIMIT, "sections and cuts", move || {
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (heap, locks) = (&heap, &locks);
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        // In a guard, or with a guard in it.
+                        let _outer = (thread == 0).then(|| heap.mutate());
+                        let _one = heap.section_with(&locks[0]).unwrap();
+                        let _inner = (thread == 1).then(|| heap.mutate());
+                        let _two = heap.section_with(&locks[1]).unwrap();
+                        set(heap, "a", round);
+                        set(heap, "b", round);
+                    }
+                });
+            }
+        });
+        eventually(LIMIT, "cuts", || {
+            let _section = heap.section().unwrap();
+            set(&heap, "a", 1);
+            set(&heap, "b", 1);
+            heap.file().store().status().commits > before + 2
+        });
+        heap.close().unwrap();
+    });
+    let heap = Heap::open(&path).unwrap();
+    assert_eq!(number(&heap, "a").load(Relaxed), number(&heap, "b").load(Relaxed));
+}
+
+/// Two threads that take turns by force, between two stops: the first gives a lock back early, the second takes it and ends.
+fn steps(heap: &Heap) {
+    let table = table(heap);
+    let rng = &mut Rng::with_seed(3);
+    (0..2).for_each(|_| _ = ring(heap, table, 0, rng));
+    traced();
+    ring(heap, table, 1, rng);
+    stop();
+}
+
+/// Sections with early releases, allocations and frees, killed at one instruction after the other, of which some are chosen.
+#[test]
+fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
+    let seed = seed();
+    let rng = &mut Rng::with_seed(seed);
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let Some(all) = killed_after(&mut child("steps", &path, 1), u64::MAX) else {
+        return skipped("cannot trace a child here");
+    };
+    drop(live().open(&path).unwrap().close());
+    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
+    for round in 0..rounds {
+        let path = dir.path().join(format!("heap{round}"));
+        let at = (all * round + rng.u64(..all)) / rounds;
+        let what = format!("seed {seed}, killed after {at} of {all} instructions");
+        killed_after(&mut child("steps", &path, 1), at);
+        let heap = live().open(&path).unwrap();
+        assert_eq!(heap.live().unwrap().start, LiveStart::WentOn, "{what}");
+        check(&heap, "ring", &[2], &what);
+        let report = heap.check(&|_, _| {}).unwrap();
+        assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
+        assert!(report.leaks.as_ref().unwrap().count <= 1, "{what}");
+        heap.close().unwrap();
+        fs::remove_file(&path).unwrap();
+    }
+    println!("seed {seed}: {rounds} kills within {all} instructions");
+}

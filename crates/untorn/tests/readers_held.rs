@@ -1,0 +1,719 @@
+//! Readers that hold a commit, read copies of files and heaps, and are other users than the owner.
+
+mod common;
+
+use common::child_process::{ChildProcess, again, path_text};
+use common::*;
+use rustix::process::Signal;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{JoinHandle, spawn};
+use std::time::{Duration, Instant};
+use untorn::heap::{Heap, HeapVec};
+use untorn::offline::{self, RecoverOptions};
+use untorn::reader::Snapshot;
+use untorn::{Error, File, Readers, Store, StoreOptions};
+
+/// Longer than any test takes: only a broken program waits so long.
+const LONG: Duration = Duration::from_secs(120);
+
+fn open(path: &Path, leases: Duration) -> Store {
+    StoreOptions::default().background(false).leases(leases).open(path).expect("open")
+}
+
+fn commit(store: &Store, name: &str, contents: &[u8]) {
+    let file = store.open_or_create(name).unwrap();
+    file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
+}
+
+fn shown(snapshot: &Snapshot, name: &str) -> untorn::Result<Vec<u8>> {
+    let file = snapshot.open(name)?;
+    let mut bytes = vec![0; file.len()? as usize];
+    file.read_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+#[track_caller]
+fn expired<T>(result: untorn::Result<T>) {
+    refused(result, &["snapshot-expired"]);
+}
+
+/// Something that is to wait until a lease ends.
+struct Waiting<T> {
+    thread: JoinHandle<T>,
+    done: Arc<AtomicBool>,
+}
+
+impl<T: Send + 'static> Waiting<T> {
+    fn new(act: impl FnOnce() -> T + Send + 'static) -> Waiting<T> {
+        let done = Arc::new(AtomicBool::new(false));
+        let flag = done.clone();
+        let act = move || {
+            let result = act();
+            flag.store(true, SeqCst);
+            result
+        };
+        Waiting { thread: spawn(act), done }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done.load(SeqCst)
+    }
+
+    fn join(self) -> T {
+        self.thread.join().expect("no panic")
+    }
+}
+
+#[test]
+fn a_checkpoint_waits_for_who_holds_an_older_commit() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    assert!(snapshot.is_held());
+    assert_eq!(store.status().held, [snapshot.lsn()]);
+    assert_eq!(offline::inspect(dir.path()).unwrap().held, [snapshot.lsn()]);
+    store.checkpoint().unwrap();
+    commit(&store, "a", b"two");
+    let owner = store.clone();
+    let checkpoint = Waiting::new(move || owner.checkpoint());
+    for _ in 0..20 {
+        assert_eq!(shown(&snapshot, "a").unwrap(), b"one");
+        commit(&store, "b", b"commits go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!checkpoint.is_done());
+    snapshot.release();
+    checkpoint.join().unwrap();
+    expired(shown(&snapshot, "a"));
+    assert!(store.status().held.is_empty());
+    // With its last handle a lease ends, too.
+    let snapshot = reader.held_snapshot().unwrap();
+    let file = snapshot.open("a").unwrap();
+    drop(snapshot);
+    assert_eq!(store.status().held.len(), 1, "a file of the snapshot is there");
+    drop(file);
+    assert!(store.status().held.is_empty());
+    store.close().unwrap();
+}
+
+#[test]
+fn names_are_those_of_the_commit_that_is_held() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o750).unwrap();
+    txn.commit().unwrap();
+    for name in ["gone", "replaced", "moved", "same", "d/inside"] {
+        commit(&store, name, name.as_bytes());
+    }
+    store.checkpoint().unwrap();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    let mut txn = store.begin();
+    txn.unlink("gone").unwrap();
+    txn.create("new", 0o600).unwrap().write_all_at(b"new", 0).unwrap();
+    txn.commit().unwrap();
+    store.rename("moved", "replaced").unwrap();
+    let mut txn = store.begin();
+    txn.unlink("d/inside").unwrap();
+    txn.rmdir("d").unwrap();
+    txn.mkdir("e", 0o700).unwrap();
+    txn.rename("same", "e/same").unwrap();
+    txn.create("same", 0o644).unwrap().write_all_at(b"another", 0).unwrap();
+    txn.commit().unwrap();
+    assert_eq!(snapshot.list("").unwrap(), ["d", "gone", "moved", "replaced", "same"]);
+    assert_eq!(snapshot.list("d").unwrap(), ["inside"]);
+    for name in ["gone", "replaced", "moved", "same", "d/inside"] {
+        assert_eq!(shown(&snapshot, name).unwrap(), name.as_bytes(), "{name}");
+    }
+    for name in ["new", "e", "e/same"] {
+        refused_with_errno(snapshot.metadata(name), libc::ENOENT);
+    }
+    assert_eq!(snapshot.metadata("same").unwrap().len, 4);
+    assert_eq!(std::fs::read_dir(dir.path().join(".untorn/parked")).unwrap().count(), 3);
+    assert_eq!(store.list("").unwrap(), ["e", "new", "replaced", "same"], "the owner's");
+    // A mode that changed is in no log.
+    let mut txn = store.begin();
+    txn.chmod("new", 0o640).unwrap();
+    txn.chmod("replaced", 0o640).unwrap();
+    txn.commit().unwrap();
+    expired(snapshot.metadata("moved"));
+    assert_eq!(shown(&snapshot, "moved").unwrap(), b"moved");
+    drop(snapshot);
+    store.checkpoint().unwrap();
+    assert!(!dir.path().join(".untorn/parked").exists());
+    store.close().unwrap();
+}
+
+/// A reader may read what is parked, and so nothing is that the directories on the way to it keep closed.
+#[test]
+fn what_directories_keep_closed_is_not_parked() {
+    let dir = directory();
+    set_mode(dir.path(), 0o755);
+    let store = StoreOptions::default().background(false).leases(LONG).readers(Readers::All).open(dir.path()).unwrap();
+    for (name, mode) in [("open", 0o755), ("private", 0o700)] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        set_mode(dir.path().join(name), mode);
+        commit(&store, &format!("{name}/file"), b"contents");
+    }
+    // Nothing is in the log any more, which whoever may open a reader may read anyway.
+    store.checkpoint().unwrap();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    let mut txn = store.begin();
+    txn.unlink("open/file").and_then(|()| txn.unlink("private/file")).and_then(|()| txn.commit()).unwrap();
+    assert_eq!(std::fs::read_dir(dir.path().join(".untorn/parked")).unwrap().count(), 1);
+    assert_eq!(shown(&snapshot, "open/file").unwrap(), b"contents");
+    expired(shown(&snapshot, "private/file"));
+}
+
+/// Takes, or asks for, a lock of all of a file; the kind that is in the way.
+fn lock(file: &std::fs::File, command: libc::c_int, kind: libc::c_int) -> libc::c_int {
+    // SAFETY: zero is a value of every field.
+    let mut all: libc::flock = unsafe { std::mem::zeroed() };
+    all.l_type = kind as libc::c_short;
+    // SAFETY: a descriptor that is open, and a lock that is read and written.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut all) }, 0);
+    all.l_type.into()
+}
+
+/// Locks all of a file, as whoever may read it can.
+fn lock_as_a_reader(path: &Path) -> std::fs::File {
+    let file = std::fs::File::open(path).unwrap();
+    lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK);
+    file
+}
+
+/// What readers can lock keeps no owner out; what owners lock, readers cannot open.
+#[test]
+fn who_locks_the_lock_file_keeps_nobody_out() {
+    let dir = directory();
+    set_mode(dir.path(), 0o755);
+    let options = || StoreOptions::default().background(false).leases(Duration::ZERO).readers(Readers::All);
+    options().open(dir.path()).unwrap().close().unwrap();
+    let of_store = |name: &str| dir.path().join(".untorn").join(name);
+    assert_eq!((mode(of_store("lock")), mode(of_store("owner"))), (0o644, 0o600));
+    offline::set_readers(dir.path(), Readers::Group).unwrap();
+    offline::set_readers(dir.path(), Readers::All).unwrap();
+    assert_eq!((mode(of_store("lock")), mode(of_store("owner"))), (0o644, 0o600), "whatever is changed");
+    let locked = lock_as_a_reader(&of_store("lock"));
+    assert_eq!(offline::inspect(dir.path()).unwrap().owner, None, "nobody who may know has it open");
+    let store = options().open(dir.path()).unwrap();
+    commit(&store, "a", b"one");
+    assert_eq!(Store::open_read_only(dir.path()).unwrap().read("a").unwrap(), b"one");
+    refused(options().open(dir.path()), &["busy"]);
+    store.close().unwrap();
+    drop(locked);
+    // Two owners keep each other out, and show themselves, also to those who see the lock file alone.
+    let store = options().open(dir.path()).unwrap();
+    let shown = std::fs::File::open(of_store("lock")).unwrap();
+    assert_eq!(lock(&shown, libc::F_OFD_GETLK, libc::F_WRLCK), libc::F_RDLCK);
+    store.close().unwrap();
+}
+
+/// What somebody put in the place of the files that are locked is told, and left alone.
+#[test]
+fn what_is_no_lock_file_is_told() {
+    let dir = directory();
+    Store::open(dir.path()).unwrap().close().unwrap();
+    for name in ["owner", "lock"] {
+        let path = dir.path().join(".untorn").join(name);
+        let away = dir.path().join(name);
+        std::fs::rename(&path, &away).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let why = refused(Store::open(dir.path()), &["foreign"]).to_string();
+        assert!(why.contains("Remove it"), "{why}");
+        std::fs::remove_dir(&path).unwrap();
+        std::os::unix::fs::symlink(&away, &path).unwrap();
+        refused(Store::open(dir.path()), &["foreign"]);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::rename(&away, &path).unwrap();
+    }
+    Store::open(dir.path()).unwrap().close().unwrap();
+}
+
+/// A reader may lock as much of the page as it likes: nobody counts all of it.
+#[test]
+fn who_locks_the_whole_page_holds_nobody_up() {
+    let dir = directory();
+    let store = open(dir.path(), Duration::ZERO);
+    commit(&store, "a", b"one");
+    let _locked = lock_as_a_reader(&dir.path().join(".untorn/readers"));
+    commit(&store, "a", b"two");
+    assert!(store.status().held.len() <= 1000);
+    store.checkpoint().unwrap();
+    store.close().unwrap();
+}
+
+/// What is parked takes room on the disk until its reader has gone, and no longer.
+#[test]
+fn what_was_parked_goes_with_its_reader() {
+    let dir = directory();
+    let store = StoreOptions::default().leases(LONG).open(dir.path()).unwrap();
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    let mut txn = store.begin();
+    txn.unlink("a").unwrap();
+    txn.commit().unwrap();
+    let parked = dir.path().join(".untorn/parked");
+    assert_eq!(std::fs::read_dir(&parked).unwrap().count(), 1);
+    drop(snapshot);
+    eventually(LONG, "an idle store removes what is parked", || !parked.exists());
+    store.close().unwrap();
+}
+
+#[test]
+fn a_lease_is_bounded_and_a_stopped_reader_holds_nothing_beyond() {
+    let dir = directory();
+    let store = open(dir.path(), Duration::from_millis(200));
+    commit(&store, "a", b"one");
+    let mut child = ChildProcess::start();
+    child.ok(&["hold", path_text(dir.path())]);
+    assert_eq!(child.ok(&["show-held", "a"]), "one");
+    child.signal(Signal::STOP);
+    commit(&store, "a", b"two");
+    let begun = Instant::now();
+    store.checkpoint().unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(200), "it waits as long as it promises");
+    assert!(begun.elapsed() < LONG);
+    // The lease is there, and counts no more: not for checkpoints, closing, nor the next owner.
+    for n in 0..20 {
+        commit(&store, "a", format!("{n}").as_bytes());
+        store.checkpoint().unwrap();
+    }
+    store.close().unwrap();
+    open(dir.path(), LONG).close().unwrap();
+    let store = open(dir.path(), LONG);
+    child.signal(Signal::CONT);
+    child.refused(&["show-held", "a"], &["snapshot-expired"]);
+    store.close().unwrap();
+}
+
+#[test]
+fn who_waits_for_nobody_waits_for_nobody() {
+    let dir = directory();
+    let store = open(dir.path(), Duration::ZERO);
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    commit(&store, "a", b"two");
+    store.checkpoint().unwrap();
+    expired(shown(&snapshot, "a"));
+    store.close().unwrap();
+}
+
+#[test]
+fn the_next_owner_waits_for_readers_of_what_was_left() {
+    let dir = directory();
+    let mut owner = ChildProcess::owning(dir.path());
+    owner.ok(&["create", "a"]);
+    owner.commit("a", "one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let beside = reader.held_snapshot().unwrap();
+    owner.kill();
+    let without = reader.held_snapshot().unwrap();
+    let path = dir.path().to_owned();
+    let next = Waiting::new(move || open(&path, LONG).close());
+    for held in [Some(beside), Some(without), None] {
+        for snapshot in held.iter() {
+            for _ in 0..10 {
+                assert_same(&shown(snapshot, "a").unwrap(), &text("one", "a"), "held");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert!(!next.is_done());
+        }
+    }
+    next.join().unwrap();
+    assert_same(&reader.read("a").unwrap(), &text("one", "a"), "after it");
+}
+
+#[test]
+fn a_closed_store_is_held_against_opening_and_ejecting() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    commit(&store, "a", b"one");
+    store.close().unwrap();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let acts: [fn(&Path); 3] = [
+        |path| open(path, LONG).close().unwrap(),
+        |path| drop(offline::recover(path, &RecoverOptions::default(), &|_, _| {}).unwrap()),
+        |path| drop(offline::eject(path, &|_, _| {}).unwrap()),
+    ];
+    for act in acts {
+        let snapshot = reader.held_snapshot().unwrap();
+        assert_eq!(offline::inspect(dir.path()).unwrap().held, [snapshot.lsn()]);
+        let path = dir.path().to_owned();
+        let next = Waiting::new(move || act(&path));
+        for _ in 0..10 {
+            assert_eq!(shown(&snapshot, "a").unwrap(), b"one");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!next.is_done());
+        snapshot.release();
+        next.join();
+        expired(shown(&snapshot, "a"));
+    }
+    assert!(!dir.path().join(".untorn").exists());
+    refused_with_errno(reader.read("a"), libc::ENOENT);
+    assert_eq!(plain(dir.path().join("a")), b"one");
+}
+
+#[test]
+fn closing_waits_for_readers_and_gives_out_no_lease() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    commit(&store, "a", b"two");
+    let closing = Waiting::new(move || store.close());
+    for _ in 0..10 {
+        assert_eq!(shown(&snapshot, "a").unwrap(), b"one");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!closing.is_done());
+    expired(reader.held_snapshot());
+    drop(snapshot);
+    closing.join().unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"two");
+}
+
+#[test]
+fn maps_are_of_one_commit_and_are_refreshed() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    let large = vec![7; (5 << 20) + 123];
+    commit(&store, "large", &large);
+    commit(&store, "empty", b"");
+    store.checkpoint().unwrap();
+    let file = store.open_file("large").unwrap();
+    file.write_all_at(&[8; 5000], 1 << 20).unwrap();
+    file.commit().unwrap();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut map = reader.map("large").unwrap();
+    let mut wanted = large.clone();
+    wanted[1 << 20..][..5000].fill(8);
+    assert_same(&map, &wanted, "under what waits");
+    assert!(store.status().held.is_empty(), "the lease ends with the copy");
+    assert!(!map.refresh().unwrap(), "nothing new");
+    file.set_len(9).and_then(|()| file.commit()).unwrap();
+    store.checkpoint().unwrap();
+    assert_same(&map, &wanted, "as it was");
+    assert!(map.refresh().unwrap());
+    assert_eq!(&map[..], [7; 9]);
+    store.close().unwrap();
+    assert_eq!(&map[..], [7; 9]);
+    assert_eq!(&reader.map("empty").unwrap()[..], b"");
+    refused_with_errno(reader.map("none"), libc::ENOENT);
+    std::fs::remove_dir_all(dir.path().join(".untorn")).unwrap();
+    refused_with_errno(map.refresh(), libc::ENOENT);
+    assert_eq!(&map[..], [7; 9]);
+}
+
+/// In a second process: a heap's owner, which pushes a number at each line it reads.
+#[test]
+fn owner_of_a_heap() {
+    let Some(path) = std::env::var_os("UNTORN_TEST_HEAP") else { return };
+    let live = std::env::var_os("UNTORN_TEST_HEAP_LIVE").is_some();
+    let heap = untorn::heap::HeapOptions::new().live(live).address_space(64 << 20).open(path).unwrap();
+    let numbers = heap.root_or("numbers", HeapVec::<u64>::new_in).unwrap();
+    // SAFETY: this thread alone uses the root.
+    let numbers = unsafe { &mut *numbers.as_ptr() };
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "store" => numbers.push(0),
+            more => {
+                (0..more.parse().unwrap()).for_each(|_| numbers.push(numbers.len() as u64));
+                heap.commit().unwrap();
+            }
+        }
+        println!("\ndone {}", numbers.len());
+    }
+}
+
+#[test]
+fn a_heap_is_read_at_its_own_address_while_its_owner_goes_on() {
+    for live in [false, true] {
+        let dir = directory();
+        let path = dir.path().join("heap");
+        let mut command = again("owner_of_a_heap");
+        command.env("UNTORN_TEST_HEAP", &path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if live {
+            command.env("UNTORN_TEST_HEAP_LIVE", "1");
+        }
+        let mut child = command.spawn().unwrap();
+        let (mut input, mut output) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());
+        let mut tell = |line: &str| {
+            writeln!(input, "{line}").unwrap();
+            output.find(|line| line.as_ref().unwrap().starts_with("done")).expect("a reply").unwrap();
+        };
+        tell("3");
+        let reader = Store::open_read_only(&path).unwrap();
+        let mut heap = reader.heap("heap").unwrap();
+        let numbers = |heap: &untorn::heap::ReadHeap| heap.root::<HeapVec<u64>>("numbers").unwrap().unwrap().to_vec();
+        assert_eq!(numbers(&heap), [0, 1, 2]);
+        tell("store");
+        assert!(!heap.refresh().unwrap(), "nothing was committed: of a live heap this is its last cut");
+        tell("200000");
+        assert_eq!(numbers(&heap), [0, 1, 2], "as it was");
+        assert!(heap.refresh().unwrap());
+        let now = numbers(&heap);
+        assert_eq!((now.len(), now[3], now[200_003]), (200_004, 0, 200_003), "it has grown");
+        assert_eq!(heap.roots()[0].name, "numbers");
+        refused(heap.root::<HeapVec<u32>>("numbers"), &["layout-changed"]);
+        assert!(heap.root::<u64>("none").unwrap().is_none());
+        let taken = refused(reader.heap("heap"), &["invalid"]).to_string();
+        assert!(taken.contains("something else, perhaps another copy"), "{taken}");
+        drop(heap);
+        drop(input);
+        let _ = child.kill();
+        child.wait().unwrap();
+        let heap = reader.heap("heap").unwrap();
+        assert_eq!(numbers(&heap).len(), 200_004, "after a kill");
+        drop(heap);
+        let own = Heap::open(&path).unwrap();
+        let taken = refused(reader.heap("heap"), &["invalid"]).to_string();
+        assert!(taken.contains("the heap itself"), "{taken}");
+        own.close().unwrap();
+        std::fs::write(dir.path().join("other"), "no heap").unwrap();
+        File::open(dir.path().join("other")).unwrap();
+        let other = Store::open_read_only(dir.path().join("other")).unwrap();
+        assert!(matches!(other.heap("other"), Err(Error::Foreign { .. } | Error::Corrupt { .. })));
+    }
+}
+
+const NOBODY: u32 = 65534;
+const OTHER: u32 = 65533;
+
+fn two_users() -> bool {
+    if !is_root() {
+        skipped("needs root (to act as two users)");
+    }
+    is_root()
+}
+
+fn process_of(uid: u32) -> ChildProcess {
+    let mut process = ChildProcess::start();
+    process.ok(&["become", &uid.to_string()]);
+    process
+}
+
+#[test]
+fn others_read_where_the_owner_lets_them() {
+    if !two_users() {
+        return;
+    }
+    let dir = directory();
+    set_mode(dir.path(), 0o755);
+    chown(dir.path(), Some(OTHER), Some(OTHER)).unwrap();
+    let mut owner = process_of(OTHER);
+    owner.ok(&["open", path_text(dir.path()), "readers=all"]);
+    owner.ok(&["create", "a", "644"]);
+    owner.commit("a", "one");
+    let store = dir.path().join(".untorn");
+    assert_eq!((mode(&store), mode(store.join("journal"))), (0o755, 0o755));
+    let open_to_all = |name: &str| assert_eq!(mode(store.join(name)), 0o644, "{name}");
+    ["lock", "readers", "journal/header", "journal/segment.0"].into_iter().for_each(open_to_all);
+    let mut other = process_of(NOBODY);
+    other.ok(&["hold", path_text(dir.path())]);
+    assert_eq!(other.ok(&["show-held", "a"]).as_bytes(), &text("one", "a")[..20]);
+    owner.ok(&["txn", "unlink:a", "create:b:644"]);
+    assert_eq!(other.ok(&["show-held", "a"]).as_bytes(), &text("one", "a")[..20], "a parked file");
+    other.refused(&["open", path_text(dir.path())], &["untrusted"]);
+    other.ok(&["release"]);
+    // As a living owner makes new files, and the owner's setting changes.
+    let mut process = process_of(OTHER);
+    process.ok(&["readers", path_text(dir.path()), "owner"]);
+    assert_eq!((mode(&store), mode(store.join("lock"))), (0o700, 0o600));
+    let mut late = process_of(NOBODY);
+    let why = late.refused(&["hold", path_text(dir.path())], &["untrusted"]).message;
+    assert!(why.contains("untorn readers"), "{why}");
+    process.ok(&["readers", path_text(dir.path()), "group"]);
+    assert_eq!((mode(&store), mode(store.join("journal/header"))), (0o750, 0o640));
+    late.refused(&["hold", path_text(dir.path())], &["untrusted", "io"]);
+    late.refused(&["readers", path_text(dir.path()), "all"], &["untrusted", "io"]);
+    process.ok(&["readers", path_text(dir.path()), "all"]);
+    owner.commit("b", "two");
+    late.ok(&["hold", path_text(dir.path())]);
+    assert_eq!(late.ok(&["show-held", "b"]).as_bytes(), &text("two", "b")[..20]);
+    late.ok(&["release"]);
+    owner.ok(&["close"]);
+    late.ok(&["hold", path_text(dir.path())]);
+}
+
+/// Somebody of the group reads and holds; whoever is not of it does neither.
+#[test]
+fn a_member_of_the_group_reads() {
+    if !two_users() {
+        return;
+    }
+    const GROUP: u32 = 4242;
+    let dir = directory();
+    set_mode(dir.path(), 0o750);
+    chown(dir.path(), Some(OTHER), Some(GROUP)).unwrap();
+    let mut owner = ChildProcess::start();
+    owner.ok(&["become", &OTHER.to_string(), &GROUP.to_string()]);
+    owner.ok(&["open", path_text(dir.path()), "readers=group"]);
+    owner.ok(&["create", "a", "640"]);
+    owner.commit("a", "one");
+    let mut member = ChildProcess::start();
+    member.ok(&["become", &NOBODY.to_string(), &GROUP.to_string()]);
+    member.ok(&["hold", path_text(dir.path())]);
+    assert_eq!(member.ok(&["show-held", "a"]).as_bytes(), &text("one", "a")[..20]);
+    owner.commit("a", "two");
+    owner.ok(&["txn", "unlink:a"]);
+    assert_eq!(member.ok(&["show-held", "a"]).as_bytes(), &text("one", "a")[..20], "before both");
+    member.refused(&["open", path_text(dir.path())], &["untrusted"]);
+    process_of(NOBODY).refused(&["hold", path_text(dir.path())], &["untrusted", "io"]);
+    member.ok(&["release"]);
+    owner.ok(&["close"]);
+    member.ok(&["hold", path_text(dir.path())]);
+}
+
+/// A store that gets another name while it is held goes on, and so does who holds it.
+#[test]
+fn a_store_that_is_moved_is_held_all_the_same() {
+    let dir = directory();
+    let (here, there) = (dir.path().join("here"), dir.path().join("there"));
+    let store = open(&here, LONG);
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(&here).unwrap();
+    let mut snapshot = reader.held_snapshot().unwrap();
+    std::fs::rename(&here, &there).unwrap();
+    commit(&store, "a", b"two");
+    let mut txn = store.begin();
+    txn.unlink("a").and_then(|()| txn.commit()).unwrap();
+    assert_eq!(shown(&snapshot, "a").unwrap(), b"one");
+    assert_eq!(offline::inspect(&there).unwrap().held, [snapshot.lsn()], "seen by its new name");
+    snapshot.refresh().unwrap();
+    assert!(shown(&snapshot, "a").is_err());
+    drop(snapshot);
+    store.close().unwrap();
+    assert!(std::fs::read_dir(&there).unwrap().all(|entry| entry.unwrap().file_name() == ".untorn"));
+}
+
+/// On a full disk a lease is waited for as long as was promised, and no longer; nothing that was committed is lost.
+#[test]
+fn a_lease_on_a_full_disk_is_bounded() {
+    let dir = directory();
+    let place = dir.path().join("disk");
+    std::fs::create_dir(&place).unwrap();
+    let Some(disk) = Mount::ext4(24 << 20, &place) else { return };
+    let options = StoreOptions::default().journal_bytes(1 << 20).leases(Duration::from_millis(300));
+    let store = options.open(disk.path()).unwrap();
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(disk.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    let mut ballast = std::fs::File::create(disk.path().join("ballast")).unwrap();
+    while ballast.write(&[1; 4096]).is_ok_and(|n| n > 0) {}
+    let _ = ballast.sync_all();
+    let file = store.open_file("a").unwrap();
+    let mut last = b"one".to_vec();
+    for n in 0..600u32 {
+        let contents = format!("{n:04}").repeat(1000);
+        match file.write_all_at(contents.as_bytes(), 0).and_then(|()| file.commit()) {
+            Ok(()) => last = contents.into_bytes(),
+            Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
+        }
+    }
+    // Its time is up: it says so, or shows what it held.
+    match shown(&snapshot, "a") {
+        Ok(found) => assert_eq!(found, b"one"),
+        Err(e) => assert!(matches!(e, Error::SnapshotExpired { .. }), "{e}"),
+    }
+    drop(snapshot);
+    drop(ballast);
+    std::fs::remove_file(disk.path().join("ballast")).unwrap();
+    store.close().unwrap();
+    assert_eq!(std::fs::read(disk.path().join("a")).unwrap(), last);
+}
+
+/// Nobody shows others what he likes in a directory that is not his.
+#[test]
+fn a_planted_store_is_shown_to_nobody() {
+    if !two_users() {
+        return;
+    }
+    let planted = directory();
+    let store = StoreOptions::default().readers(Readers::All).open(planted.path()).unwrap();
+    commit(&store, "a", b"what he likes");
+    store.close().unwrap();
+    run("chown", ["-R".as_ref(), "65534:65534".as_ref(), planted.path().as_os_str()]);
+    let shared = directory();
+    chown(shared.path(), Some(OTHER), Some(OTHER)).unwrap();
+    set_mode(shared.path(), 0o1777);
+    std::fs::rename(planted.path().join(".untorn"), shared.path().join(".untorn")).unwrap();
+    std::fs::write(shared.path().join("a"), "plain").unwrap();
+    assert_eq!(std::fs::metadata(shared.path().join(".untorn")).unwrap().uid(), NOBODY);
+    let mut victim = process_of(OTHER);
+    victim.refused(&["hold", path_text(shared.path())], &["untrusted"]);
+    // Nor to root, which this process is.
+    refused(Store::open_read_only(shared.path()).map(drop), &["untrusted"]);
+}
+
+#[test]
+fn a_directory_that_is_bind_mounted_read_only_is_read_and_held() {
+    let dir = directory();
+    let (data, bound) = (dir.path().join("data"), dir.path().join("bound"));
+    [&data, &bound].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let Some(mount) = Mount::new(&["--bind", path_text(&data)], &bound) else { return };
+    mount.remount("bind,ro");
+    let store = open(&data, LONG);
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(&bound).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    assert_eq!(store.status().held, [snapshot.lsn()], "the same file, whatever the mount");
+    let mut txn = store.begin();
+    txn.unlink("a").unwrap();
+    txn.commit().unwrap();
+    assert_eq!(shown(&snapshot, "a").unwrap(), b"one");
+    drop(snapshot);
+    commit(&store, "b", b"two");
+    assert_eq!(&reader.map("b").unwrap()[..], b"two");
+    store.close().unwrap();
+    assert_eq!(reader.read("b").unwrap(), b"two");
+    drop((reader, mount));
+}
+
+/// An overlay shows the files of a living owner, and neither its locks nor its changes reliably.
+#[test]
+fn an_overlay_over_a_store_that_is_open_is_refused() {
+    let dir = directory();
+    let top = dir.path().join("tmpfs");
+    std::fs::create_dir(&top).unwrap();
+    let Some(_tmpfs) = Mount::new(&["-t", "tmpfs", "none"], &top) else { return };
+    let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| top.join(name));
+    [&lower, &upper, &work, &merged].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let store = open(&lower, LONG);
+    commit(&store, "a", b"one");
+    let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    let Some(_overlay) = Mount::new(&["-t", "overlay", "overlay", "-o", &options], &merged) else { return };
+    let why = refused(Store::open_read_only(&merged), &["unsupported"]).to_string();
+    assert!(why.contains("overlay") && why.contains("bind-mounted"), "{why}");
+    store.close().unwrap();
+    let reader = Store::open_read_only(&merged).unwrap();
+    assert_eq!(reader.read("a").unwrap(), b"one", "closed");
+    let store = open(&lower, LONG);
+    refused(reader.read("a"), &["unsupported"]);
+    store.close().unwrap();
+    // An owner in the overlay is seen by who reads there.
+    let store = open(&merged, LONG);
+    commit(&store, "a", b"two");
+    let reader = Store::open_read_only(&merged).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    commit(&store, "a", b"three");
+    assert_eq!(shown(&snapshot, "a").unwrap(), b"two");
+    drop(snapshot);
+    assert_eq!(reader.read("a").unwrap(), b"three");
+    store.close().unwrap();
+}

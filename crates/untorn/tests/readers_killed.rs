@@ -1,0 +1,244 @@
+//! Eight readers and an owner in processes of their own, all killed at random, against an exact oracle.
+//!
+//! Commit `n` leaves each of four files full of `n`, of a length that belongs to it, and three files named after the last
+//! three commits. The owner notes in a plain file which commit it begins, and which was acknowledged. A reader is shown one
+//! `n`, everywhere, which was begun by the end, acknowledged before or newer, and never older than what it saw before.
+//!
+//! `UNTORN_READERS_SECONDS` says for how long, `UNTORN_TEST_SEED` repeats the kills.
+
+mod common;
+
+use common::child_process::again;
+use common::*;
+use fastrand::Rng;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use untorn::reader::Snapshot;
+use untorn::{Error, Reader, Store, StoreOptions};
+
+const FILES: u64 = 4;
+const READERS: u64 = 8;
+const SECONDS: u64 = 5;
+const GENERATIONS: u64 = 3;
+
+/// What the owner notes.
+const BEGUN_AT: u64 = 0;
+const ACKNOWLEDGED_AT: u64 = 8;
+/// What each reader counts: whole trees, trees under a lease, and expired ones.
+const COUNTS_AT: u64 = 64;
+
+fn number(notes: &std::fs::File, at: u64) -> u64 {
+    let mut bytes = [0; 8];
+    let n = notes.read_at(&mut bytes, at).unwrap();
+    if n < 8 { 0 } else { u64::from_le_bytes(bytes) }
+}
+
+fn note(notes: &std::fs::File, at: u64, n: u64) {
+    notes.write_all_at(&n.to_le_bytes(), at).unwrap();
+}
+
+fn len_of(n: u64, file: u64) -> u64 {
+    8 * (1 + (n * 7919 + file * 104_729) % 3000)
+}
+
+fn contents_of(n: u64, file: u64) -> Vec<u8> {
+    n.to_le_bytes().into_iter().cycle().take(len_of(n, file) as usize).collect()
+}
+
+fn environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// In a process of its own.
+#[test]
+fn owner() {
+    let Some(dir) = std::env::var_os("UNTORN_TEST_OWNER").map(PathBuf::from) else { return };
+    let notes = std::fs::File::options().write(true).read(true).open(dir.join("notes")).unwrap();
+    let options = StoreOptions::default().journal_bytes(256 << 10).leases(Duration::from_millis(50)).wait(true);
+    let store = options.open(dir.join("store")).unwrap();
+    let names = store.list("").unwrap();
+    let generations = names.iter().filter_map(|name| name.to_str()?.strip_prefix("gen-")?.parse::<u64>().ok());
+    let mut n = generations.max().unwrap_or(0);
+    // What recovery brought back counts: nobody takes it back.
+    note(&notes, BEGUN_AT, n);
+    note(&notes, ACKNOWLEDGED_AT, n);
+    let mut rng = Rng::new();
+    loop {
+        n += 1;
+        note(&notes, BEGUN_AT, n);
+        let mut txn = store.begin();
+        for file in 0..FILES {
+            let name = format!("f{file}");
+            // In place, or replaced by another file.
+            if names.is_empty() && n == 1 {
+                txn.create(&name, 0o644).unwrap().write_all_at(&contents_of(n, file), 0).unwrap();
+            } else if rng.u8(..4) == 0 {
+                txn.unlink(&name).unwrap();
+                txn.create(&name, 0o644).unwrap().write_all_at(&contents_of(n, file), 0).unwrap();
+            } else {
+                let open = store.open_file(&name).unwrap();
+                txn.add(&open).unwrap();
+                open.set_len(len_of(n, file)).unwrap();
+                open.write_all_at(&contents_of(n, file), 0).unwrap();
+            }
+        }
+        txn.create(format!("gen-{n}"), 0o644).unwrap();
+        if n > GENERATIONS {
+            txn.unlink(format!("gen-{}", n - GENERATIONS)).unwrap();
+        }
+        txn.commit().unwrap();
+        note(&notes, ACKNOWLEDGED_AT, n);
+        match rng.u8(..40) {
+            0 => store.checkpoint().unwrap(),
+            1 => std::thread::sleep(Duration::from_millis(rng.u64(..20))),
+            _ => {}
+        }
+    }
+}
+
+/// The commit that a snapshot shows everywhere.
+fn shown(snapshot: &Snapshot) -> untorn::Result<u64> {
+    let names: Vec<String> = snapshot.list("")?.into_iter().map(|name| name.into_string().unwrap()).collect();
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.strip_prefix("gen-")?.parse().ok()).collect();
+    numbers.sort_unstable();
+    let n = numbers.last().copied().unwrap_or(0);
+    if n == 0 {
+        assert!(names.is_empty(), "names before the first commit: {names:?}");
+        return Ok(0);
+    }
+    let wanted: Vec<u64> = (n.saturating_sub(GENERATIONS - 1).max(1)..=n).collect();
+    assert_eq!(numbers, wanted, "names of several commits, as of {}: {names:?}", snapshot.lsn());
+    for file in 0..FILES {
+        let open = snapshot.open(format!("f{file}"))?;
+        let mut bytes = vec![0; open.len()? as usize];
+        let read = open.read_at(&mut bytes, 0)?;
+        bytes.truncate(read);
+        assert_eq!(bytes.len() as u64, len_of(n, file), "f{file} of commit {n}");
+        assert!(bytes == contents_of(n, file), "f{file} is not as of commit {n}");
+    }
+    Ok(n)
+}
+
+/// In a process of its own.
+#[test]
+fn reader() {
+    let Some(dir) = std::env::var_os("UNTORN_TEST_READER").map(PathBuf::from) else { return };
+    let at = COUNTS_AT + 24 * environment("UNTORN_TEST_READER_NUMBER").unwrap();
+    let notes = std::fs::File::options().write(true).read(true).open(dir.join("notes")).unwrap();
+    let (mut rng, mut reader, mut last): (_, Option<Reader>, u64) = (Rng::new(), None, 0);
+    let count = |which: u64| note(&notes, at + 8 * which, number(&notes, at + 8 * which) + 1);
+    loop {
+        let acknowledged = number(&notes, ACKNOWLEDGED_AT);
+        let holds = rng.bool();
+        let one = || -> untorn::Result<u64> {
+            let current = match &reader {
+                Some(reader) => reader.clone(),
+                None => Store::open_read_only(dir.join("store"))?,
+            };
+            let snapshot = if holds { current.held_snapshot()? } else { current.snapshot()? };
+            reader = Some(current);
+            if holds && rng.u8(..8) == 0 {
+                std::thread::sleep(Duration::from_millis(rng.u64(..80)));
+            }
+            let n = shown(&snapshot)?;
+            // Once more: the same, or nothing.
+            assert_eq!(shown(&snapshot)?, n);
+            Ok(n)
+        };
+        match { one }() {
+            Ok(n) => {
+                let begun = number(&notes, BEGUN_AT);
+                assert!(n >= acknowledged, "commit {n} is shown, and {acknowledged} was acknowledged before");
+                assert!(n <= begun, "commit {n} is shown, and only {begun} was begun");
+                assert!(n >= last, "commit {n} is shown after {last}");
+                last = n;
+                count(u64::from(holds));
+            }
+            Err(Error::SnapshotExpired { .. }) => count(2),
+            // The owner is opening the store.
+            Err(Error::Unsupported { .. }) => {}
+            Err(e) => panic!("{e}"),
+        }
+        if rng.u8(..10) == 0 {
+            reader = None;
+        }
+    }
+}
+
+struct Killed(Child);
+
+impl Killed {
+    fn start(mut command: Command) -> Killed {
+        Killed(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("a process"))
+    }
+
+    /// It was to live until it is killed.
+    fn kill(mut self, what: &str) {
+        if let Some(status) = self.0.try_wait().unwrap() {
+            panic!("{what} ended by itself: {status}; what it said is above");
+        }
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_owner(dir: &Path) -> Killed {
+    let mut command = again("owner");
+    command.env("UNTORN_TEST_OWNER", dir);
+    Killed::start(command)
+}
+
+fn start_reader(dir: &Path, number: u64) -> Killed {
+    let mut command = again("reader");
+    command.env("UNTORN_TEST_READER", dir).env("UNTORN_TEST_READER_NUMBER", number.to_string());
+    Killed::start(command)
+}
+
+#[test]
+fn readers_and_an_owner_that_are_killed() {
+    let mut rng = Rng::with_seed(seed());
+    let dir = directory();
+    std::fs::write(dir.path().join("notes"), [0; 512]).unwrap();
+    std::fs::create_dir(dir.path().join("store")).unwrap();
+    let notes = std::fs::File::open(dir.path().join("notes")).unwrap();
+    let mut owner = start_owner(dir.path());
+    eventually(Duration::from_secs(60), "a first commit", || number(&notes, ACKNOWLEDGED_AT) > 0);
+    let mut readers: Vec<Killed> = (0..READERS).map(|n| start_reader(dir.path(), n)).collect();
+    let (begun, kills) = (Instant::now(), AtomicU64::new(0));
+    let lasts = Duration::from_secs(environment("UNTORN_READERS_SECONDS").unwrap_or(SECONDS));
+    while begun.elapsed() < lasts {
+        std::thread::sleep(Duration::from_millis(rng.u64(20..400)));
+        if rng.u8(..3) == 0 {
+            std::mem::replace(&mut owner, start_owner(dir.path())).kill("the owner");
+        } else {
+            let n = rng.u64(..READERS);
+            std::mem::replace(&mut readers[n as usize], start_reader(dir.path(), n)).kill("a reader");
+        }
+        kills.fetch_add(1, SeqCst);
+    }
+    owner.kill("the owner");
+    readers.into_iter().for_each(|reader| reader.kill("a reader"));
+    let total = |which: u64| (0..READERS).map(|n| number(&notes, COUNTS_AT + 24 * n + 8 * which)).sum::<u64>();
+    let (commits, kills) = (number(&notes, ACKNOWLEDGED_AT), kills.into_inner());
+    println!(
+        "{commits} commits, {kills} kills; trees read whole: {} without a lease, {} under one; {} expired",
+        total(0),
+        total(1),
+        total(2)
+    );
+    assert!(commits > 0 && total(0) > 0 && total(1) > 0, "nothing was read");
+    // After all of it: one commit, everywhere.
+    let reader = Store::open_read_only(dir.path().join("store")).unwrap();
+    let n = shown(&reader.snapshot().unwrap()).unwrap();
+    assert!(n >= commits && n <= number(&notes, BEGUN_AT));
+}

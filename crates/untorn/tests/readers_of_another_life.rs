@@ -1,0 +1,52 @@
+//! Readers beside an owner that fails, and the next one. A process of its own: its limit of file sizes changes.
+
+mod common;
+
+use common::*;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::path::Path;
+use std::time::Duration;
+use untorn::reader::{Followed, What};
+use untorn::{Store, StoreOptions};
+
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A commit that failed, and was in no log, is not what follows when the store is opened again.
+#[test]
+fn what_was_copied_of_another_life_is_no_commit() {
+    let dir = directory();
+    let options = || StoreOptions::default().background(false).sizes(8 << 20, 1 << 20, 64 << 10).page(true);
+    let fails = |file: &untorn::File| {
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        setrlimit(Resource::Fsize, Rlimit { current: Some(80 << 10), maximum }).unwrap();
+        let done = file.commit();
+        setrlimit(Resource::Fsize, Rlimit { current: maximum, maximum }).unwrap();
+        assert!(done.is_err());
+    };
+    let store = options().open(dir.path()).unwrap();
+    let file = store.open_or_create("a").unwrap();
+    for n in 0..30u8 {
+        file.write_all_at(&[n; 3000], 0).and_then(|()| file.commit()).unwrap();
+    }
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut follow = reader.follow().unwrap();
+    file.write_all_at(&[99; 3000], 0).unwrap();
+    fails(&file);
+    drop((file, store));
+    let store = options().open(dir.path()).unwrap();
+    assert_eq!(follow.next_within(Duration::from_millis(50)).unwrap(), None);
+    let before = reader.snapshot().unwrap();
+    let other = store.open_or_create("b").unwrap();
+    let Some(Followed::Commit(commit)) = follow.next_within(LIMIT).unwrap() else { panic!("the file that was made") };
+    assert_eq!((commit.changes[0].what.clone(), &*commit.changes[0].path), (What::Created, Path::new("b")));
+    let mut byte = [0];
+    let snapshot = reader.snapshot().unwrap();
+    assert!(snapshot.lsn() > before.lsn() && snapshot.open("b").is_ok());
+    snapshot.open("a").unwrap().read_at(&mut byte, 0).unwrap();
+    assert_eq!(byte, [29]);
+    other.write_all_at(b"b", 0).and_then(|()| other.commit()).unwrap();
+    assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Commit(_))));
+    assert_eq!(reader.read("b").unwrap(), b"b");
+    store.close().unwrap();
+}
