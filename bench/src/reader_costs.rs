@@ -242,7 +242,8 @@ impl Setting<'_> {
                     child.borrow_mut().tell()?;
                 }
                 let at: u64 = child.borrow_mut().line()?.parse().context("a time")?;
-                Ok(Duration::from_nanos(at.saturating_sub(acknowledged)))
+                // A nanosecond where it was heard of before the call returned.
+                Ok(Duration::from_nanos(at.saturating_sub(acknowledged).max(1)))
             };
             let skip = || follow.borrow_mut().line().map(drop);
             let mut contenders = [
@@ -273,7 +274,7 @@ impl Setting<'_> {
             "median of follow ÷ 100 µs",
             rows,
             "Another process follows the commits, or waits for a byte that the owner writes to a pipe after each. It may hear \
-             of a commit before the owner does: that counts as no time.",
+             of a commit before the owner does: that counts as a nanosecond.",
         ))
     }
 
