@@ -1,11 +1,12 @@
 //! An ordered map in a heap: a B-tree whose nodes are vectors in the heap. Its layout is this file's own, and does not
-//! change with the compiler.
+//! change with the compiler. Before it changes bytes, the allocator is told which: sections and the tracker `told` need
+//! nothing else from the program.
 
 use super::in_heap::{HeapVec, InHeap};
 use super::storable::Storable;
 use std::borrow::Borrow;
 use std::fmt;
-use std::ops::Index;
+use std::ops::{Index, Range};
 
 /// Entries of a node, but for the root, at least.
 const ENTRIES_LEAST: usize = 15;
@@ -60,6 +61,27 @@ impl<'h, K, V> Node<'h, K, V> {
         self.children.is_empty()
     }
 
+    fn alloc(&self) -> InHeap<'h> {
+        *self.entries.allocator()
+    }
+
+    /// Entries at these places, and how many entries and children there are, are about to change.
+    fn changes_entries(&mut self, part: Range<usize>) {
+        let alloc = self.alloc();
+        alloc.changes_value(self);
+        alloc.changes_part(&mut self.entries, part);
+    }
+
+    /// Children at these places are about to change, with entries.
+    fn changes_children(&mut self, part: Range<usize>) {
+        self.alloc().changes_part(&mut self.children, part);
+    }
+
+    /// Places from one to the end, and as many behind it.
+    fn places_from(&self, at: usize, more: usize) -> Range<usize> {
+        at..self.entries.len().max(self.children.len()) + more
+    }
+
     /// Where a key is, or where it would be.
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
@@ -68,10 +90,24 @@ impl<'h, K, V> Node<'h, K, V> {
         self.entries.binary_search_by(|entry| entry.key.borrow().cmp(key))
     }
 
+    /// All entries and children are about to change, and one more of each.
+    fn changes_all(&mut self) {
+        self.changes_entries(self.places_from(0, 1));
+        self.changes_children(self.places_from(0, 1));
+    }
+
+    /// An entry and how many its two neighbours have are about to change.
+    fn changes_neighbours(&mut self, at: usize) {
+        self.changes_entries(at..at + 1);
+        self.changes_children(at..at + 2);
+    }
+
     /// A full child becomes two, with one of its entries in between.
     fn split_child(&mut self, at: usize) {
+        self.changes_entries(self.places_from(at, 1));
+        self.changes_children(self.places_from(at, 1));
         let child = &mut self.children[at];
-        let mut right = Node::new_in(*child.entries.allocator());
+        let mut right = Node::new_in(child.alloc());
         right.entries.extend(child.entries.drain(ENTRIES_LEAST + 1..));
         if !child.is_leaf() {
             right.children.extend(child.children.drain(ENTRIES_LEAST + 1..));
@@ -83,9 +119,13 @@ impl<'h, K, V> Node<'h, K, V> {
 
     /// A child, its right neighbour and the entry between them become one.
     fn merge(&mut self, at: usize) {
+        self.changes_entries(self.places_from(at, 0));
+        self.changes_children(self.places_from(at, 0));
         let middle = self.entries.remove(at);
         let mut right = self.children.remove(at + 1);
         let left = &mut self.children[at];
+        left.changes_entries(left.entries.len()..ENTRIES_MOST);
+        left.changes_children(left.children.len()..ENTRIES_MOST + 1);
         left.entries.push(middle);
         left.entries.extend(right.entries.drain(..));
         left.children.extend(right.children.drain(..));
@@ -98,6 +138,8 @@ impl<'h, K, V> Node<'h, K, V> {
             return at;
         }
         if at > 0 && spare(self, at - 1) {
+            self.changes_neighbours(at - 1);
+            self.children[at].changes_all();
             let left = &mut self.children[at - 1];
             let (entry, child) = (left.entries.pop().expect("one to spare"), left.children.pop());
             let entry = std::mem::replace(&mut self.entries[at - 1], entry);
@@ -108,7 +150,12 @@ impl<'h, K, V> Node<'h, K, V> {
             return at;
         }
         if at < self.entries.len() && spare(self, at + 1) {
+            self.changes_neighbours(at);
+            let left = &mut self.children[at];
+            left.changes_entries(left.places_from(left.entries.len(), 1));
+            left.changes_children(left.places_from(left.children.len(), 1));
             let right = &mut self.children[at + 1];
+            right.changes_all();
             let child = (!right.is_leaf()).then(|| right.children.remove(0));
             let entry = right.entries.remove(0);
             let entry = std::mem::replace(&mut self.entries[at], entry);
@@ -123,6 +170,7 @@ impl<'h, K, V> Node<'h, K, V> {
 
     fn remove_last(&mut self) -> Entry<K, V> {
         if self.is_leaf() {
+            self.changes_entries(0..0);
             return self.entries.pop().expect("not empty");
         }
         let at = self.fill(self.children.len() - 1);
@@ -131,6 +179,7 @@ impl<'h, K, V> Node<'h, K, V> {
 
     fn remove_first(&mut self) -> Entry<K, V> {
         if self.is_leaf() {
+            self.changes_entries(self.places_from(0, 0));
             return self.entries.remove(0);
         }
         let at = self.fill(0);
@@ -142,12 +191,17 @@ impl<'h, K, V> Node<'h, K, V> {
         K: Borrow<Q>,
     {
         match self.find(key) {
-            Ok(at) if self.is_leaf() => Some(self.entries.remove(at)),
+            Ok(at) if self.is_leaf() => {
+                self.changes_entries(self.places_from(at, 0));
+                Some(self.entries.remove(at))
+            }
             Ok(at) if self.children[at].entries.len() > ENTRIES_LEAST => {
+                self.changes_entries(at..at + 1);
                 let before = self.children[at].remove_last();
                 Some(std::mem::replace(&mut self.entries[at], before))
             }
             Ok(at) if self.children[at + 1].entries.len() > ENTRIES_LEAST => {
+                self.changes_entries(at..at + 1);
                 let after = self.children[at + 1].remove_first();
                 Some(std::mem::replace(&mut self.entries[at], after))
             }
@@ -172,7 +226,7 @@ impl<'h, K, V> HeapBTreeMap<'h, K, V> {
 
     /// The allocator.
     pub fn allocator(&self) -> InHeap<'h> {
-        *self.root.entries.allocator()
+        self.root.alloc()
     }
 
     /// Entries.
@@ -187,6 +241,7 @@ impl<'h, K, V> HeapBTreeMap<'h, K, V> {
 
     /// Removes all entries.
     pub fn clear(&mut self) {
+        self.allocator().changes_value(self);
         *self = HeapBTreeMap::new_in(self.allocator());
     }
 
@@ -245,7 +300,12 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
         let mut node = &mut self.root;
         loop {
             match node.find(key) {
-                Ok(at) => return Some(&mut node.entries[at].value),
+                Ok(at) => {
+                    let alloc = node.alloc();
+                    let value = &mut node.entries[at].value;
+                    alloc.changes_value(value);
+                    return Some(value);
+                }
                 Err(at) => node = node.children.get_mut(at)?,
             }
         }
@@ -261,8 +321,9 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
 
     /// Sets the value of a key; returns the old one.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let alloc = self.allocator();
+        alloc.changes_value(self);
         if self.root.entries.len() == ENTRIES_MOST {
-            let alloc = self.allocator();
             let old = std::mem::replace(&mut self.root, Node::new_in(alloc));
             self.root.children.push(old);
             self.root.split_child(0);
@@ -270,10 +331,15 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
         let mut node = &mut self.root;
         loop {
             let mut at = match node.find(&key) {
-                Ok(at) => return Some(std::mem::replace(&mut node.entries[at].value, value)),
+                Ok(at) => {
+                    let old = &mut node.entries[at].value;
+                    alloc.changes_value(old);
+                    return Some(std::mem::replace(old, value));
+                }
                 Err(at) => at,
             };
             if node.is_leaf() {
+                node.changes_entries(node.places_from(at, 1));
                 node.entries.insert(at, Entry { key, value });
                 self.len += 1;
                 return None;
@@ -283,7 +349,9 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
                 match key.cmp(&node.entries[at].key) {
                     std::cmp::Ordering::Less => {}
                     std::cmp::Ordering::Equal => {
-                        return Some(std::mem::replace(&mut node.entries[at].value, value));
+                        let old = &mut node.entries[at].value;
+                        alloc.changes_value(old);
+                        return Some(std::mem::replace(old, value));
                     }
                     std::cmp::Ordering::Greater => at += 1,
                 }
@@ -297,6 +365,7 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
     where
         K: Borrow<Q>,
     {
+        self.allocator().changes_value(self);
         let removed = self.root.remove(key);
         if self.root.entries.is_empty()
             && let Some(only) = self.root.children.pop()

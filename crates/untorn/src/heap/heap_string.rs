@@ -41,8 +41,16 @@ impl<'h> HeapString<'h> {
         unsafe { std::str::from_utf8_unchecked(&self.bytes) }
     }
 
+    /// The length, and so many bytes from a place on, are about to change.
+    fn changes(&mut self, at: usize, len: usize) {
+        let alloc = self.allocator();
+        alloc.changes_value(self);
+        alloc.changes_part(&mut self.bytes, at..at + len);
+    }
+
     /// Appends text.
     pub fn push_str(&mut self, text: &str) {
+        self.changes(self.len(), text.len());
         self.bytes.extend_from_slice(text.as_bytes());
     }
 
@@ -58,12 +66,14 @@ impl<'h> HeapString<'h> {
     pub fn truncate(&mut self, bytes: usize) {
         if bytes < self.len() {
             assert!(self.is_char_boundary(bytes), "a place between characters");
+            self.changes(0, 0);
             self.bytes.truncate(bytes);
         }
     }
 
     /// Makes the text empty.
     pub fn clear(&mut self) {
+        self.changes(0, 0);
         self.bytes.clear();
     }
 }
@@ -77,6 +87,7 @@ impl Deref for HeapString<'_> {
 
 impl DerefMut for HeapString<'_> {
     fn deref_mut(&mut self) -> &mut str {
+        self.changes(0, self.len());
         // SAFETY: as in `as_str`.
         unsafe { std::str::from_utf8_unchecked_mut(&mut self.bytes) }
     }

@@ -1,9 +1,11 @@
 //! The allocator that collections in a heap have.
 
 use super::registry::WeakHeap;
+use super::section_hooks;
 use super::storable::Storable;
 use std::alloc::Layout;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// A vector in a heap.
@@ -37,6 +39,37 @@ pub struct InHeap<'h> {
 impl<'h> InHeap<'h> {
     pub(super) fn new(base: usize) -> InHeap<'h> {
         InHeap { base, heap: PhantomData }
+    }
+
+    /// A collection is about to change bytes of its own: the section that the thread is in logs them, and a heap with the
+    /// tracker `told` is told of them. Of bytes that are not in the heap nothing is noted.
+    ///
+    /// # Safety
+    /// They can be read, and no other thread changes them.
+    #[inline]
+    pub(super) unsafe fn changes(self, at: *const u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { section_hooks::log(at as usize, len) };
+        if let Ok(heap) = WeakHeap::at(self.base as *const u8) {
+            heap.tell(at, len);
+        }
+    }
+
+    /// As [`InHeap::changes`], of a value.
+    #[inline]
+    pub(super) fn changes_value<T: ?Sized>(self, value: &mut T) {
+        // SAFETY: the value is the caller's alone.
+        unsafe { self.changes(std::ptr::from_mut(value).cast(), size_of_val(value)) };
+    }
+
+    /// As [`InHeap::changes`], of a part of a vector, as far as the vector has room for it.
+    #[inline]
+    pub(super) fn changes_part<T>(self, vector: &mut HeapVec<'_, T>, part: Range<usize>) {
+        let (start, end) = (part.start.min(vector.capacity()), part.end.min(vector.capacity()));
+        if start < end {
+            // SAFETY: memory of the vector, which is the caller's alone.
+            unsafe { self.changes(vector.as_mut_ptr().add(start).cast(), (end - start) * size_of::<T>()) };
+        }
     }
 
     /// The allocator without the lifetime of a handle, for structures that keep the handle beside them.

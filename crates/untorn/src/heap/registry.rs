@@ -47,6 +47,8 @@ pub(crate) struct Entry {
     pub(crate) live: Mutex<Option<Live>>,
     /// With `debug_guards`: a thread allocated or freed without a guard since the last commit.
     pub(crate) unguarded: AtomicBool,
+    /// Its tracker is `told`.
+    is_told: AtomicBool,
 }
 
 /// On cache lines of its own.
@@ -104,6 +106,7 @@ impl Entry {
             slots: std::array::from_fn(|_| Slot(Mutex::new(None))),
             live: Mutex::new(None),
             unguarded: AtomicBool::new(false),
+            is_told: AtomicBool::new(false),
         }
     }
 
@@ -161,8 +164,8 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     let entry = entry.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
     let told = body.map.told();
     let live = body.working.as_ref().map(|working| working.head);
-    let is_live = live.is_some();
-    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|told| told.is_on()), live);
+    let (is_live, is_told) = (live.is_some(), told.is_on());
+    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|_| is_told), live);
     entry.guard.set_live(body.working.as_ref().map(|working| working.memory().head()));
     entry.section_lock.mark.clear();
     entry.sections.set_heap(opening, body.working.as_ref().map(|working| working.memory().clone()));
@@ -175,6 +178,7 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     }
     *entry.live.lock() = Some(Live { opening, space: Space::new(table, segments), body });
     entry.unguarded.store(false, Relaxed);
+    entry.is_told.store(is_told, Relaxed);
     entry.guard.forgive();
     entry.opening.store(opening, Release);
     let heap = WeakHeap { entry, opening, process: process_generation() };
@@ -472,6 +476,17 @@ impl WeakHeap {
             true => Ok(()),
             false => Err(not_in_the_heap(address, len)),
         })
+    }
+
+    /// Tells of bytes as [`WeakHeap::touch`], if the heap's tracker wants that and they are in the heap.
+    #[inline]
+    pub(super) fn tell(self, address: *const u8, len: usize) {
+        if self.entry.is_told.load(Relaxed) {
+            _ = self.with_slot(slot_of_this_thread() % SLOTS, |slot| {
+                slot.told.touch(slot.base, address as usize, len);
+                Ok(())
+            });
+        }
     }
 
     /// As [`super::Heap::size_of`].
