@@ -18,7 +18,7 @@ use crate::overlay::{Overlay, Source};
 use crate::scan::Scan;
 use crate::store_dir::segment_name;
 use bytes::Bytes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +44,8 @@ pub struct Carried {
     pub files: Vec<CarriedFile>,
     /// Directories whose entries changed, and may not have been flushed.
     pub dirs: BTreeSet<PathBuf>,
+    /// LSNs behind which the log can be truncated before all of it is applied, in order: each frees a segment.
+    pub portions: VecDeque<u64>,
 }
 
 /// Takes the files of a final state, whose names are applied, as they are. None: one of them is not where it should be.
@@ -55,7 +57,7 @@ pub fn carry(
     journal: &Path,
     in_memory_max: u64,
 ) -> Result<Option<Carried>> {
-    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs() };
+    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
     let mut metas = Vec::new();
     for file in state.files.values() {
         match locations.get(&file.id) {
@@ -75,7 +77,7 @@ pub fn carry(
     let mut logs = Vec::new();
     for segment in scan.segments.iter().filter(|segment| segment.last_lsn > 0) {
         let path = journal.join(segment_name(segment.index));
-        logs.push((segment.contents.clone(), LogSegment::open(storage, &path)?));
+        logs.push((segment.contents.clone(), LogSegment::open(storage, &path, segment.last_lsn)?));
     }
     let mut metas = metas.into_iter();
     for mut file in state.files.into_values().filter(|file| file.name.is_some()) {
@@ -84,6 +86,20 @@ pub fn carry(
         carried.files.push(CarriedFile { state: file, meta, writable });
     }
     Ok(Some(carried))
+}
+
+/// The LSNs behind which no accepted record is in a segment that has one before, but for the last of all.
+fn portions(scan: &Scan) -> VecDeque<u64> {
+    let mut newest = 0;
+    let mut ends: VecDeque<u64> = (scan.accepted_heads.iter())
+        .filter(|record| {
+            newest = newest.max(scan.segments[record.segment].last_lsn);
+            newest == record.head.lsn
+        })
+        .map(|record| record.head.lsn)
+        .collect();
+    ends.pop_back();
+    ends
 }
 
 /// The overlay with its bytes where they lie in the segments. Short ranges, and those of a record that is in a spill
