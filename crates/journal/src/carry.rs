@@ -24,6 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Meta, Open, Storage};
 
+/// In so many portions, at most, what is carried over is applied.
+const PORTIONS_MAX: u64 = 16;
+
 /// What was read of a segment, and through which it is read from now on.
 type Log = (Bytes, Arc<LogSegment>);
 
@@ -88,17 +91,22 @@ pub fn carry(
     Ok(Some(carried))
 }
 
-/// The LSNs behind which no accepted record is in a segment that has one before, but for the last of all.
+/// The LSNs behind which no accepted record is in a segment that has one before, but for the last of all. Not each of the
+/// segments with which a journal begins to grow is worth a flush.
 fn portions(scan: &Scan) -> VecDeque<u64> {
-    let mut newest = 0;
-    let mut ends: VecDeque<u64> = (scan.accepted_heads.iter())
-        .filter(|record| {
-            newest = newest.max(scan.segments[record.segment].last_lsn);
-            newest == record.head.lsn
-        })
-        .map(|record| record.head.lsn)
-        .collect();
-    ends.pop_back();
+    let freed_by = |lsn| -> u64 {
+        let free = scan.segments.iter().filter(|segment| (1..=lsn).contains(&segment.last_lsn));
+        free.map(|segment| segment.bytes).sum()
+    };
+    let least = freed_by(scan.last_lsn) / PORTIONS_MAX;
+    let (mut ends, mut newest, mut freed) = (VecDeque::new(), 0, 0);
+    for record in &scan.accepted_heads {
+        newest = newest.max(scan.segments[record.segment].last_lsn);
+        if newest == record.head.lsn && newest < scan.last_lsn && freed_by(newest) >= freed + least {
+            freed = freed_by(newest);
+            ends.push_back(newest);
+        }
+    }
     ends
 }
 
