@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use untorn::{Store, StoreOptions, sync_point};
-use untorn_crashlab::SimDisk;
 use untorn_crashlab::crash_loops::{LoopTotals, crash_loop};
 use untorn_crashlab::mutation::{sync_point_index, sync_points};
+use untorn_crashlab::scenarios::{PortionTotals, crash_in_portions};
+use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::format::EPOCHS_MAX;
 use untorn_journal::store_dir::StoreDir;
 
@@ -46,6 +47,18 @@ fn epochs_upon_epochs_survive_every_crash() {
     assert!(wrong.is_empty(), "{} of {most}:\n{}", wrong.len(), wrong[..wrong.len().min(3)].join("\n"));
     assert_eq!(all.listed_max, EPOCHS_MAX, "no list was full");
     assert!(all.carried > most && all.in_openings > most && all.quarantined > 0, "{all:?}");
+}
+
+/// Repeats one seed on every disk: `UNTORN_TEST_SEED`.
+#[test]
+fn portions_survive_crashes_upon_crashes() {
+    let first: u64 = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let mut totals = PortionTotals::default();
+    for profile in PROFILES {
+        crash_in_portions(profile, first, &mut totals).unwrap_or_else(|what| panic!("{what}"));
+    }
+    println!("{totals:?}, seed {first}");
+    assert!(totals.portions > totals.openings && totals.within_listed > 100, "{totals:?}");
 }
 
 fn options() -> StoreOptions {
@@ -117,6 +130,73 @@ fn an_opening_with_a_full_journal_serves_and_commits_wait_for_a_checkpoint() {
     disk.kill();
     let store = open(&disk);
     assert_eq!(shown(&store, "b"), [115; 2000]);
+}
+
+#[test]
+fn a_commit_waits_for_one_portion_of_a_full_journal() {
+    let disk = killed_after(14);
+    let (headers, store) = (disk.syncs(sync_point::HEADER), open(&disk));
+    let pending = store.status().journal_bytes_pending;
+    let file = store.open_file("b").unwrap();
+    file.write_all_at(&[100; 2000], 0).unwrap();
+    file.commit().unwrap();
+    assert_eq!(disk.syncs(sync_point::HEADER), headers + 1, "one portion");
+    assert_eq!(disk.get("a").unwrap(), [1; 2000], "of which later segments have all bytes anew");
+    assert!(store.status().journal_bytes_pending < pending, "and one segment came free");
+    assert_eq!((shown(&store, "a"), shown(&store, "b")), (vec![23; 2000], vec![100; 2000]));
+    disk.kill();
+    let store = open(&disk);
+    assert_eq!((shown(&store, "a"), shown(&store, "b")), (vec![23; 2000], vec![100; 2000]));
+    store.checkpoint().unwrap();
+    assert_eq!((disk.get("a").unwrap(), disk.get("b").unwrap()), (vec![23; 2000], vec![100; 2000]));
+}
+
+/// A commit renames a file of which portions wait, and so writes all of its contents first.
+#[test]
+fn a_portion_does_not_write_older_contents_over_newer() {
+    let disk = SimDisk::new(untorn_crashlab::Options::default());
+    let store = open(&disk);
+    let write = |store: &Store, at: u64, byte: u8| {
+        let file = store.open_file("a").unwrap();
+        file.write_all_at(&[byte; 2000], at).unwrap();
+        file.commit().unwrap();
+    };
+    store.open_or_create("a").unwrap();
+    (0..12).for_each(|n| write(&store, 2000 * n, 10 + n as u8));
+    disk.kill();
+    let store = open(&disk);
+    (0..2).for_each(|n| write(&store, 22_000 * n, 100));
+    store.rename("a", "c").unwrap();
+    let newest = shown(&store, "c");
+    assert_eq!(disk.get("c").unwrap(), newest, "a name shows what is committed");
+    let mut portions = 0;
+    while let Some(begun) = store.begin_checkpoint().unwrap() {
+        let applied = begun.apply().unwrap();
+        assert_eq!(disk.get("c").unwrap(), newest, "after portion {portions}");
+        applied.truncate_log().unwrap();
+        portions += 1;
+    }
+    assert!(portions > 2, "{portions}");
+}
+
+/// The disk refuses what a portion writes, or fails to flush it: all goes at once, by the next checkpoint.
+#[test]
+fn a_portion_that_fails_is_applied_with_all_the_rest() {
+    for code in [libc::EIO, libc::ENOSPC] {
+        for nth in 0..40 {
+            let disk = killed_after(12);
+            let store = open(&disk);
+            disk.fail(Fault { on: On::Any, after: nth, times: 1, what: What::Errno(code) });
+            let first = store.checkpoint();
+            let done = if first.is_err() { store.checkpoint() } else { first };
+            if done.is_ok() {
+                assert_eq!(disk.get("a").unwrap(), [21; 2000], "{code} at call {nth}");
+            }
+            assert_eq!(shown(&store, "a"), [21; 2000], "{code} at call {nth}");
+            disk.kill();
+            assert_eq!(shown(&open(&disk), "a"), [21; 2000], "{code} at call {nth}");
+        }
+    }
 }
 
 #[test]

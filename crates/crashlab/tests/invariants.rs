@@ -68,6 +68,10 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LIST_BOUNDED
         | invariant::LISTED_SEGMENTS_STAY
         | invariant::LISTED_SPILLS_STAY => Some("epochs_upon_epochs_are_kept"),
+        invariant::PORTION_END
+        | invariant::PORTION_OUT_OF_LOG
+        | invariant::PORTION_REACHES_ALL
+        | invariant::PORTION_REST_STAYS => Some("portions_survive_every_crash"),
         invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
         invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
         invariant::UNREADABLE_STOPS => Some("what_cannot_be_read_is_not_the_end"),

@@ -18,11 +18,14 @@ use crate::overlay::{Overlay, Source};
 use crate::scan::Scan;
 use crate::store_dir::segment_name;
 use bytes::Bytes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Meta, Open, Storage};
+
+/// In so many portions, at most, what is carried over is applied.
+const PORTIONS_MAX: u64 = 16;
 
 /// What was read of a segment, and through which it is read from now on.
 type Log = (Bytes, Arc<LogSegment>);
@@ -44,6 +47,8 @@ pub struct Carried {
     pub files: Vec<CarriedFile>,
     /// Directories whose entries changed, and may not have been flushed.
     pub dirs: BTreeSet<PathBuf>,
+    /// LSNs behind which the log can be truncated before all of it is applied, in order: each frees a segment.
+    pub portions: VecDeque<u64>,
 }
 
 /// Takes the files of a final state, whose names are applied, as they are. None: one of them is not where it should be.
@@ -55,7 +60,7 @@ pub fn carry(
     journal: &Path,
     in_memory_max: u64,
 ) -> Result<Option<Carried>> {
-    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs() };
+    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
     let mut metas = Vec::new();
     for file in state.files.values() {
         match locations.get(&file.id) {
@@ -75,7 +80,7 @@ pub fn carry(
     let mut logs = Vec::new();
     for segment in scan.segments.iter().filter(|segment| segment.last_lsn > 0) {
         let path = journal.join(segment_name(segment.index));
-        logs.push((segment.contents.clone(), LogSegment::open(storage, &path)?));
+        logs.push((segment.contents.clone(), LogSegment::open(storage, &path, segment.last_lsn)?));
     }
     let mut metas = metas.into_iter();
     for mut file in state.files.into_values().filter(|file| file.name.is_some()) {
@@ -84,6 +89,25 @@ pub fn carry(
         carried.files.push(CarriedFile { state: file, meta, writable });
     }
     Ok(Some(carried))
+}
+
+/// The LSNs behind which no accepted record is in a segment that has one before, but for the last of all. Not each of the
+/// segments with which a journal begins to grow is worth a flush.
+fn portions(scan: &Scan) -> VecDeque<u64> {
+    let freed_by = |lsn| -> u64 {
+        let free = scan.segments.iter().filter(|segment| (1..=lsn).contains(&segment.last_lsn));
+        free.map(|segment| segment.bytes).sum()
+    };
+    let least = freed_by(scan.last_lsn) / PORTIONS_MAX;
+    let (mut ends, mut newest, mut freed) = (VecDeque::new(), 0, 0);
+    for record in &scan.accepted_heads {
+        newest = newest.max(scan.segments[record.segment].last_lsn);
+        if newest == record.head.lsn && newest < scan.last_lsn && freed_by(newest) >= freed + least {
+            freed = freed_by(newest);
+            ends.push_back(newest);
+        }
+    }
+    ends
 }
 
 /// The overlay with its bytes where they lie in the segments. Short ranges, and those of a record that is in a spill

@@ -23,6 +23,10 @@ untorn_os::invariants! {
     LIST_BOUNDED,
     /// A segment with records that are not applied is not written again.
     LISTED_SEGMENTS_STAY,
+    /// A portion of what is carried over truncates the log behind its own end.
+    PORTION_END,
+    /// What is carried over and lies in no segment is in the first portion.
+    PORTION_OUT_OF_LOG,
     /// A spill file that a record of any listed epoch refers to is no orphan.
     LISTED_SPILLS_STAY,
     /// A first commit that is flushed together with attributes is appended: it is not on the disk without them.

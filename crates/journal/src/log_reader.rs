@@ -23,6 +23,8 @@ const AHEAD_BYTES: usize = 1 << 20;
 pub struct LogSegment {
     file: Arc<dyn File>,
     path: PathBuf,
+    /// LSN of the last record in it.
+    last_lsn: u64,
     /// Up to here it was read in order.
     ahead: AtomicU64,
 }
@@ -34,10 +36,15 @@ impl fmt::Debug for LogSegment {
 }
 
 impl LogSegment {
-    /// Opens a segment for reading what lies in it.
-    pub fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<LogSegment>> {
+    /// Opens a segment for reading what lies in it, up to the record of that LSN.
+    pub fn open(storage: &dyn Storage, path: &Path, last_lsn: u64) -> Result<Arc<LogSegment>> {
         let file = storage.open(path, Open::READ).context("open", path)?;
-        Ok(Arc::new(LogSegment { file, path: path.to_owned(), ahead: AtomicU64::new(0) }))
+        Ok(Arc::new(LogSegment { file, path: path.to_owned(), last_lsn, ahead: AtomicU64::new(0) }))
+    }
+
+    /// Whether the segment stays as it is when the log is truncated behind this LSN.
+    pub fn outlives(&self, lsn: u64) -> bool {
+        self.last_lsn > lsn
     }
 
     /// Reads a piece, which has that checksum.

@@ -187,10 +187,6 @@ impl Overlay {
         self.size.is_none() && self.has_no_ranges()
     }
 
-    fn has_no_ranges(&self) -> bool {
-        self.run.is_empty() && self.ranges.is_empty()
-    }
-
     /// Bytes of memory that the overlay was given; what was overwritten since counts too.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
@@ -301,6 +297,27 @@ impl Overlay {
     /// Whether any range lies in a segment of the journal.
     pub fn lies_in_log(&self) -> bool {
         self.ranges().any(|(_, source)| matches!(source, Source::Log { .. }))
+    }
+
+    /// What has to be in the data file before the log is truncated behind this LSN, and what may follow later, as it lies
+    /// in segments that stay. What lies in none is newer, perhaps, than that LSN: written early it does no harm.
+    pub fn split_at(&self, lsn: u64) -> (Overlay, Overlay) {
+        let stays = |(_, source): &(&Range<u64>, &Source)| match source {
+            Source::Log { segment, .. } => segment.outlives(lsn),
+            _ => !holds(invariant::PORTION_OUT_OF_LOG),
+        };
+        let (rest, portion): (Vec<_>, Vec<_>) = self.ranges().partition(stays);
+        let overlay_of = |ranges: Vec<(&Range<u64>, &Source)>| {
+            let mut overlay = Overlay { size: self.size, ..Overlay::default() };
+            overlay.insert_all(ranges.into_iter().map(|(range, source)| (range.clone(), source.clone())).collect());
+            overlay
+        };
+        (overlay_of(portion), overlay_of(rest))
+    }
+
+    /// Whether nothing but the size is in it.
+    pub fn has_no_ranges(&self) -> bool {
+        self.run.is_empty() && self.ranges.is_empty()
     }
 
     /// The overlay with every range that lies in a segment of the journal in memory.

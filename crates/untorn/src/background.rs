@@ -38,20 +38,34 @@ fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     }
 }
 
-/// Does what is due; returns how long to wait at most for more.
-fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
+/// Makes a checkpoint, and writes commits between its steps. Whether it went well.
+fn checkpoint(engine: &Engine) -> bool {
+    loop {
+        match engine.checkpoint_step(u64::MAX) {
+            Ok(true) => write_waiting(engine),
+            Ok(false) => return true,
+            Err(e) => {
+                tracing::warn!(error = %e, "checkpoint failed");
+                return false;
+            }
+        }
+    }
+}
+
+fn write_waiting(engine: &Engine) {
     while engine.has_waiting() {
         engine.write_one_batch();
     }
+}
+
+/// Does what is due; returns how long to wait at most for more.
+fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
+    write_waiting(engine);
     if engine.merge_wanted.swap(false, Relaxed) {
         engine.merge_layers();
     }
     let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock()) || engine.checkpoint_failed.load(Relaxed);
-    let mut failed = false;
-    if wants_checkpoint && let Err(e) = engine.checkpoint() {
-        tracing::warn!(error = %e, "checkpoint failed");
-        failed = true;
-    }
+    let failed = wants_checkpoint && !checkpoint(engine);
     let busy = engine.wakeup.take_busy();
     if !busy {
         let journal = &mut engine.journal.lock().journal;

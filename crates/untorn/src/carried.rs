@@ -1,7 +1,7 @@
 //! Files that have commits in the journal when a store is opened: they are in the table before anybody can open them.
 //!
 //! Each is as the store would have it after its last commit: known by the identity that its attribute carries, with its
-//! commits in an overlay, and without a descriptor until it is needed. The next checkpoint applies it.
+//! commits in an overlay, and without a descriptor until it is needed. Checkpoints apply it, in portions.
 
 use crate::engine::Engine;
 use crate::file_state::{FileState, Life, SharedFile};
@@ -14,6 +14,7 @@ impl Engine {
         let mut journal = self.journal.lock();
         let mut table = self.files.lock();
         journal.dirs.extend(carried.dirs);
+        journal.portions = carried.portions;
         for file in carried.files {
             let (last, meta) = (file.state, file.meta);
             let path = last.name.clone().expect("a carried file has a name");
@@ -24,6 +25,7 @@ impl Engine {
             state.attribute_unsynced = last.created.is_some();
             state.last_lsn = last.last_lsn;
             state.applied_lsn = last.previous_lsn;
+            state.carried = Some(last.first_lsn..=last.last_lsn);
             state.writable = file.writable;
             // As after a checkpoint that failed: the owner before may have had one, and the page cache may show what the
             // disk never got.

@@ -5,9 +5,14 @@
 //! apply       written to the data files, flushed                       (long, holds up nobody)
 //! truncate    a new header gives the records up                        (one flush, holds up nobody)
 //! ```
+//!
+//! What was carried over from before the opening goes in portions, oldest first: each is a checkpoint of the commits in some
+//! segments of the log, which come free. The last portion is a part of the checkpoint of everything committed so far.
+//! A portion leaves out what later segments have anew: they stay until a later portion has applied it.
 
+use crate::concurrency::unlock_fair;
 use crate::content::edited;
-use crate::engine::Engine;
+use crate::engine::{Engine, JournalState};
 use crate::file_state::{FileState, Life, SharedFile};
 use crate::invariant;
 use crate::pace::Pace;
@@ -43,6 +48,8 @@ pub(crate) enum After {
 struct Part {
     file: Arc<SharedFile>,
     overlay: Arc<Overlay>,
+    /// What a portion leaves to the next one.
+    rest: Option<Arc<Overlay>>,
     /// An earlier checkpoint has failed, perhaps in flushing this file.
     again: bool,
     /// The file's name or mode, or its creation, is a part of the checkpoint, too.
@@ -56,6 +63,10 @@ impl Part {
         let Some(written) = state.written_first.take() else {
             return Ok(Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false }));
         };
+        if self.rest.is_some() {
+            // The next portion must not go over it either.
+            state.written_first = Some(written.clone());
+        }
         if state.outcome_unknown {
             return Ok(None);
         }
@@ -89,6 +100,8 @@ pub struct Checkpoint<'a> {
     target: CheckpointTarget,
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
+    /// It is a portion of what was carried over.
+    is_portion: bool,
     done: bool,
     /// Why a part of it waits, which was restated.
     waits: Option<Error>,
@@ -97,8 +110,45 @@ pub struct Checkpoint<'a> {
 impl Engine {
     /// Makes a whole checkpoint.
     pub(crate) fn checkpoint(&self) -> Result<()> {
-        let _turn = self.checkpoint_turn.lock();
+        self.checkpoint_beyond(u64::MAX)
+    }
+
+    /// Makes a checkpoint, unless the log is truncated behind a later LSN than this before all is applied.
+    pub(crate) fn checkpoint_beyond(&self, lsn: u64) -> Result<()> {
+        while self.checkpoint_step(lsn)? {}
+        Ok(())
+    }
+
+    /// A step of a checkpoint, as [`Self::checkpoint_beyond`]: a portion of what was carried over, or all the rest. Whether
+    /// there is another one. Others that wait for a checkpoint have their turn in between.
+    pub(crate) fn checkpoint_step(&self, lsn: u64) -> Result<bool> {
+        let turn = self.checkpoint_turn.lock();
         self.check_not_shut_down()?;
+        if self.journal.lock().journal.header().checkpoint_lsn > lsn {
+            return Ok(false);
+        }
+        let applied = self.apply_portion();
+        if let Ok(true) = applied {
+            unlock_fair(turn);
+            return Ok(true);
+        }
+        let done = applied.and_then(|_| self.apply_rest());
+        self.checkpoint_failed.store(done.is_err(), Relaxed);
+        done.map(|()| false)
+    }
+
+    /// Applies the next portion of what was carried over, and truncates the log behind it. False: there is none, or something
+    /// in it waits, and all the rest goes at once. The caller has the turn.
+    fn apply_portion(&self) -> Result<bool> {
+        let Some(portion) = self.begin_portion()? else { return Ok(false) };
+        let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
+        tracing::warn!(error = %e, "what is in the journal is not applied in portions");
+        self.journal.lock().portions.clear();
+        if e.is_failed_flush() { Err(e) } else { Ok(false) }
+    }
+
+    /// Makes a checkpoint of everything committed so far. The caller has the turn.
+    fn apply_rest(&self) -> Result<()> {
         // What is left for the moment in which it begins is little.
         self.merge_layers();
         let done = match self.begin_checkpoint()? {
@@ -113,7 +163,6 @@ impl Engine {
                 make_spare(&*self.storage, &self.store_dir, self.options.journal.segment_bytes_first, self.dir_mode());
             self.has_spare.store(made.is_ok(), Relaxed);
         }
-        self.checkpoint_failed.store(done.is_err(), Relaxed);
         done
     }
 
@@ -144,6 +193,7 @@ impl Engine {
             return Ok(None);
         }
         let mut files = Vec::new();
+        state.portions.clear();
         for file in std::mem::take(&mut state.dirty).into_values() {
             let mut state = file.write();
             state.whole_pages.clear();
@@ -162,10 +212,42 @@ impl Engine {
             state.content.applying = Some(overlay.clone());
             let names_changed = std::mem::take(&mut state.names_changed);
             drop(state);
-            files.push(Part { file, overlay, again, names_changed });
+            files.push(Part { file, overlay, rest: None, again, names_changed });
         }
         let dirs = std::mem::take(&mut state.dirs);
-        Ok(Some(Checkpoint { engine: self, target, files, dirs, done: false, waits: None }))
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: false, done: false, waits: None }))
+    }
+
+    /// Begins a checkpoint of the next portion of what was carried over. None: there is none. The caller has the turn.
+    pub(crate) fn begin_portion(&self) -> Result<Option<Checkpoint<'_>>> {
+        let mut state = self.journal.lock();
+        let Some(end) = state.portions.front().copied() else { return Ok(None) };
+        if let Some(e) = state.journal.failure() {
+            return Err(e);
+        }
+        if self.checkpointing.swap(true, Relaxed) {
+            return Ok(None);
+        }
+        let target = state.journal.begin_portion(end);
+        let mut files = Vec::new();
+        for file in state.dirty.values() {
+            let of_file = file.read();
+            // Also a file that has none of the bytes: its attribute must tell of every commit that the log gives up.
+            if !of_file.carried.as_ref().is_some_and(|carried| *carried.start() <= end) {
+                continue;
+            }
+            let all = of_file.content.applying.as_deref();
+            let (overlay, rest) = all.map_or_else(Default::default, |all| all.split_at(end));
+            if overlay.has_no_ranges() && !holds(invariant::PORTION_REACHES_ALL) {
+                continue;
+            }
+            let rest = (!rest.has_no_ranges() && holds(invariant::PORTION_REST_STAYS)).then(|| Arc::new(rest));
+            let (overlay, names_changed) = (Arc::new(overlay), of_file.names_changed);
+            drop(of_file);
+            files.push(Part { file: file.clone(), overlay, rest, again: true, names_changed });
+        }
+        let dirs = std::mem::take(&mut state.dirs);
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: true, done: false, waits: None }))
     }
 }
 
@@ -252,7 +334,7 @@ impl<'a> Checkpoint<'a> {
             waiting.map(|unapplied| unapplied.reason.clone())
         });
         if let Some(reason) = file_waits.or(names_wait) {
-            if after != After::More {
+            if after != After::More || self.is_portion {
                 return Err(reason);
             }
             if !self.restate(&waiting, names_healed)? {
@@ -265,7 +347,7 @@ impl<'a> Checkpoint<'a> {
         self.engine.checkpointing.store(false, Relaxed);
         for part in self.files.iter().filter(|part| !waiting.contains_key(&part.file.id)) {
             let mut state = part.file.write();
-            state.content.applying = None;
+            state.content.applying = part.rest.clone();
             state.applied_lsn = self.target.durable_lsn;
             state.attribute_unsynced = false;
         }
@@ -423,6 +505,9 @@ impl<'a> Checkpoint<'a> {
         write.write()?;
         let mut state = self.engine.journal.lock();
         state.journal.finish_truncate(write);
+        if self.is_portion {
+            self.finish_portion(&mut state);
+        }
         if self.waits.is_none() && state.unapplied.is_empty() {
             state.journal.reserve(None);
         }
@@ -431,6 +516,22 @@ impl<'a> Checkpoint<'a> {
         self.files.iter().for_each(|part| table.note_idle(&part.file));
         drop(table);
         self.waits.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Checkpoint<'_> {
+    /// Files of which the log has nothing any more have no part in the next checkpoint.
+    fn finish_portion(&self, journal: &mut JournalState) {
+        let end = self.target.checkpoint_lsn;
+        journal.portions.pop_front();
+        for part in &self.files {
+            let mut state = part.file.write();
+            state.carried = state.carried.take().filter(|carried| *carried.end() > end);
+            if state.last_lsn <= end {
+                state.names_changed = false;
+                journal.dirty.remove(&part.file.id);
+            }
+        }
     }
 }
 

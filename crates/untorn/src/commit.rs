@@ -422,7 +422,7 @@ impl Engine {
     /// Truncates the log by a checkpoint, which must get further than this.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
         self.room_wanted.store(true, Relaxed);
-        let done = self.checkpoint();
+        let done = self.checkpoint_beyond(checkpoint_lsn);
         self.room_wanted.store(false, Relaxed);
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             // What could not be applied may still wait: it was restated, and is not in the way.

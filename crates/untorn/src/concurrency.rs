@@ -24,6 +24,18 @@ pub(crate) use shuttle::{
     thread,
 };
 
+/// Unlocks for the thread that has waited longest, if any does.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn unlock_fair<T>(guard: MutexGuard<'_, T>) {
+    MutexGuard::unlock_fair(guard);
+}
+
+/// Unlocks; the scheduler is fair.
+#[cfg(feature = "shuttle")]
+pub(crate) fn unlock_fair<T>(guard: MutexGuard<'_, T>) {
+    drop(guard);
+}
+
 /// A lock without a value.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn new_raw_lock() -> RawRwLock {

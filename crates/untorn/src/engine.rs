@@ -8,7 +8,7 @@ use crate::options::{FailureClass, StoreOptions};
 use crate::queue::Queue;
 use crate::wakeup::Wakeup;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,6 +90,8 @@ pub(crate) struct JournalState {
     pub dirty: BTreeMap<u64, Arc<SharedFile>>,
     /// Directories whose entries changed since then.
     pub dirs: BTreeSet<PathBuf>,
+    /// LSNs behind which the log can be truncated before all that was carried over is applied, in order.
+    pub portions: VecDeque<u64>,
     /// Committed names that could not be applied.
     pub unapplied: Vec<Unapplied>,
     /// How often names that waited could be applied.
@@ -107,7 +109,14 @@ pub(crate) struct Unapplied {
 
 impl JournalState {
     pub(crate) fn new(journal: Journal) -> JournalState {
-        JournalState { journal, dirty: BTreeMap::new(), dirs: BTreeSet::new(), unapplied: Vec::new(), names_healed: 0 }
+        JournalState {
+            journal,
+            dirty: BTreeMap::new(),
+            dirs: BTreeSet::new(),
+            portions: VecDeque::new(),
+            unapplied: Vec::new(),
+            names_healed: 0,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::invariant;
 use crate::region::{Copies, Race, Region};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
@@ -63,6 +63,7 @@ impl Drop for HeapMark {
 
 /// Committed contents went into the data file before a name that a commit gave to it, and no checkpoint has flushed
 /// them since.
+#[derive(Clone)]
 pub(crate) struct WrittenFirst {
     /// The descriptor that they were written through: only that one is sure to tell if they are lost.
     pub through: Weak<dyn File>,
@@ -127,6 +128,8 @@ pub(crate) struct FileState {
     pub last_lsn: u64,
     /// The data file holds every commit up to this LSN, and its attribute says so at least.
     pub applied_lsn: u64,
+    /// LSNs of the first and the last commit before the opening that touched the file, if the data file may lack any.
+    pub carried: Option<RangeInclusive<u64>>,
     /// A commit of the file may be in the journal or not.
     pub outcome_unknown: bool,
     /// The transaction that the file takes part in.
@@ -154,6 +157,7 @@ impl FileState {
             written_first: None,
             last_lsn: 0,
             applied_lsn: 0,
+            carried: None,
             outcome_unknown: false,
             txn: None,
             quarantine: None,

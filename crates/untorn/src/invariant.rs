@@ -7,6 +7,11 @@ untorn_os::invariants! {
     APPLY_AGAIN,
     /// A checkpoint does not write older changes over those that a commit wrote before it gave the file a name.
     NEWEST_OVER_OLDER,
+    /// A portion of what was carried over has every file that the log's commits up to its end touched, whether they left bytes
+    /// in it or not.
+    PORTION_REACHES_ALL,
+    /// What a portion does not apply stays in the file's overlay.
+    PORTION_REST_STAYS,
     /// The gap before a write behind the end is written as zeros.
     ZERO_GAP,
     /// Option `full_page`: the first change of a page is logged with the whole page.

@@ -170,11 +170,15 @@ impl Store {
         self.open.checkpoint()
     }
 
-    /// The first step of a checkpoint alone, for tests: everything committed so far is its part.
+    /// The first step of a checkpoint alone, for tests: everything committed so far is its part, or the next portion of what
+    /// was carried over is.
     #[doc(hidden)]
     pub fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
         self.open.check_usable()?;
-        self.open.begin_checkpoint()
+        match self.open.begin_portion()? {
+            Some(portion) => Ok(Some(portion)),
+            None => self.open.begin_checkpoint(),
+        }
     }
 
     /// Writes a durable mark, as the background thread does when nothing was committed for a while.

@@ -5,9 +5,12 @@ mod heap_scenarios;
 mod live_scenarios;
 mod name_scenarios;
 mod opening;
+mod portion_scenarios;
 mod reader_scenarios;
 mod store_scenarios;
 mod unreadable_scenarios;
+
+pub use portion_scenarios::{PortionTotals, crash_in_portions};
 
 /// A scenario, and its name.
 pub type Scenario = (&'static str, fn() -> Result<(), String>);
@@ -27,6 +30,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_name_shows_what_is_committed", store_scenarios::a_name_shows_what_is_committed),
     ("a_checkpoint_leaves_newer_contents", store_scenarios::a_checkpoint_leaves_newer_contents),
     ("epochs_upon_epochs_are_kept", epoch_scenarios::epochs_upon_epochs_are_kept),
+    ("portions_survive_every_crash", portion_scenarios::portions_survive_every_crash),
     ("commits_wait_for_the_list_of_epochs", epoch_scenarios::commits_wait_for_the_list_of_epochs),
     ("damage_in_the_journal_is_not_shown", epoch_scenarios::damage_in_the_journal_is_not_shown),
     ("what_waits_outlives_its_segment", epoch_scenarios::what_waits_outlives_its_segment),

@@ -53,6 +53,13 @@ impl Journal {
         CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
     }
 
+    /// The target of a checkpoint of commits before this opening, up to one of them that is not the last: the disk has them.
+    pub fn begin_portion(&self, lsn: u64) -> CheckpointTarget {
+        debug_assert!(lsn + 1 < self.header.open_lsn);
+        let lsn = if holds(invariant::PORTION_END) { lsn } else { self.header.open_lsn - 1 };
+        CheckpointTarget { checkpoint_lsn: lsn, durable_lsn: lsn, crc: self.header.link }
+    }
+
     /// Begins to truncate the log behind the target's last record. The data files were flushed before.
     /// The caller writes the header and then calls [`Journal::finish_truncate`].
     pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
