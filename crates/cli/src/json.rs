@@ -13,6 +13,11 @@ pub fn output(value: &impl Serialize) -> Result<Output, Failure> {
     Ok(Output::text(serde_json::to_string_pretty(value).map_err(failure)? + "\n"))
 }
 
+/// A path as text; what is no UTF-8 becomes U+FFFD.
+pub fn path<S: serde::Serializer>(path: &std::path::Path, serializer: S) -> Result<S::Ok, S::Error> {
+    path.to_string_lossy().serialize(serializer)
+}
+
 fn failure(e: serde_json::Error) -> Failure {
     Failure::new(format!("cannot write JSON: {e}"))
 }

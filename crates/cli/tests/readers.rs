@@ -254,3 +254,88 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
     assert!(!run(&["status"], dir.path()).ok().contains("by readers"));
     store.close().unwrap();
 }
+
+/// What a name has in it forges no line, and keeps nobody from the others.
+#[test]
+fn strange_names_and_links_are_listed_and_left_out() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    commit(&store, "x\n#9  y\u{1b}[2K", b"two");
+    let bytes = Path::new(std::ffi::OsStr::from_bytes(b"\xff\\"));
+    store.open_or_create(bytes).unwrap().commit().unwrap();
+    std::os::unix::fs::symlink("/etc", dir.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("nothing", dir.path().join("broken")).unwrap();
+    let listed = run(&["ls", "-R"], dir.path()).ok();
+    assert_eq!(listed.lines().collect::<Vec<_>>(), ["a", r"x\n#9  y\u{1b}[2K", r"\xff\\"]);
+    let listed = json(&run(&["ls", "--json"], dir.path()).ok());
+    assert_eq!(listed["entries"][2]["path"], "\u{fffd}\\");
+    assert!(run(&["status", "--json"], dir.path()).out.starts_with('{'));
+    let copied = cp(dir.path(), &dir.path().with_extension("copy")).ok();
+    assert!(copied.contains("3 files") && copied.contains("2 links"), "{copied}");
+    std::fs::remove_dir_all(dir.path().with_extension("copy")).unwrap();
+    store.close().unwrap();
+    assert!(run(&["ls"], dir.path()).ok().starts_with("a\n"), "closed");
+    // A store whose own name is none.
+    let blind = dir.path().join(bytes);
+    std::fs::remove_file(&blind).unwrap();
+    std::fs::create_dir(&blind).unwrap();
+    std::mem::forget(open(&blind));
+    let found = untorn().args(["find-unclean", "--json"]).arg(dir.path()).output().unwrap();
+    assert_eq!(json(std::str::from_utf8(&found.stdout).unwrap())["stores"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn nothing_to_follow_and_nowhere_to_print() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    assert_eq!(run(&["tail", "-n", "0"], dir.path()).ok(), "");
+    let why = run(&["cat"], dir.path()).fails(1);
+    assert!(why.contains("is a store") && why.contains("untorn ls"), "{why}");
+    for (command, path) in
+        [("cat", dir.path().join("a")), ("ls", dir.path().to_owned()), ("status", dir.path().to_owned())]
+    {
+        let shell = |to: &str| {
+            let line = format!("exec \"$0\" {command} \"$1\" {to}");
+            let output = Command::new("sh").args(["-c", &line, env!("CARGO_BIN_EXE_untorn")]).arg(&path).output();
+            common::Run::from(output.unwrap())
+        };
+        let why = shell(">&-").fails(1);
+        assert!(why.contains("standard output is closed"), "{why}");
+        // For reading and writing, as some programs open it for their children.
+        assert_eq!(shell("<>/dev/null >&0").ok(), "");
+        shell("> /dev/null").ok();
+        assert!(shell("> /dev/full").fails(1).contains("No space left"), "{command}");
+    }
+    store.close().unwrap();
+}
+
+/// A copy with other owners does not get the rights of its owner to whoever wrote the contents.
+#[test]
+fn cp_makes_no_program_that_runs_with_the_rights_of_who_copies() {
+    if !common::root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for name in ["own", "others"] {
+        commit(&store, name, b"#!/bin/sh\n");
+        let mut txn = store.begin();
+        txn.chmod(name, 0o6755).unwrap();
+        txn.commit().unwrap();
+    }
+    store.close().unwrap();
+    std::os::unix::fs::chown(dir.path().join("others"), Some(65534), Some(65534)).unwrap();
+    std::fs::set_permissions(dir.path().join("others"), std::fs::Permissions::from_mode(0o6755)).unwrap();
+    for (options, wanted) in [(&["cp"][..], [0o6755, 0o755]), (&["cp", "--attributes"], [0o6755, 0o6755])] {
+        let copy = dir.path().with_extension("copy");
+        let done: common::Run = untorn().args(options).arg(dir.path()).arg(&copy).output().unwrap().into();
+        done.ok();
+        let modes =
+            ["own", "others"].map(|name| std::fs::metadata(copy.join(name)).unwrap().permissions().mode() & 0o7777);
+        assert_eq!(modes, wanted, "{options:?}");
+        std::fs::remove_dir_all(&copy).unwrap();
+    }
+}

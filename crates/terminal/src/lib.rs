@@ -1,12 +1,15 @@
 //! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]),
-//! interruption ([`signals`]), user namespaces ([`user_namespace`]), and, with the feature `pages`, completion scripts
+//! interruption ([`signals`]), standard streams that were closed ([`standard_streams`]), user namespaces ([`user_namespace`]), and, with the feature `pages`, completion scripts
 //! and manual pages.
 
+mod names;
 mod output;
 #[cfg(feature = "pages")]
 pub mod pages;
 pub mod signals;
+pub mod standard_streams;
 pub mod table;
 pub mod user_namespace;
 
-pub use output::{Failure, Output, print};
+pub use names::shown;
+pub use output::{Failure, Output, print, write};

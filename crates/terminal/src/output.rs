@@ -1,6 +1,7 @@
 //! Results go to standard output, errors to standard error after the program's name, and the exit code
 //! is one that scripts can rely on.
 
+use crate::standard_streams;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -78,20 +79,29 @@ fn advice(e: &untorn::Error) -> Option<&'static str> {
     }
 }
 
+/// Writes to standard output. False: whoever reads it has seen enough (`| head`).
+///
+/// # Errors
+/// Standard output was closed, or takes nothing.
+pub fn write(bytes: &[u8]) -> Result<bool, Failure> {
+    if bytes.is_empty() {
+        return Ok(true);
+    }
+    if standard_streams::output_was_closed() {
+        return Err(Failure::new("cannot write the result: standard output is closed"));
+    }
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::new(format!("cannot write the result: {e}"))),
+    }
+}
+
 /// Prints the result of a program, and turns it into the process's exit code.
 pub fn print(program: &str, result: Result<Output, Failure>) -> ExitCode {
-    match result {
-        Ok(output) => {
-            let mut out = std::io::stdout().lock();
-            match out.write_all(output.text.as_bytes()).and_then(|()| out.flush()) {
-                // A reader that has seen enough (`| head`) is no failure.
-                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-                    eprintln!("{program}: cannot write the result: {e}");
-                    ExitCode::FAILURE
-                }
-                _ => output.code.into(),
-            }
-        }
+    match result.and_then(|output| write(output.text.as_bytes()).map(|_| output.code)) {
+        Ok(code) => code.into(),
         Err(failure) => {
             eprintln!("{program}: {}", failure.message);
             failure.code.into()

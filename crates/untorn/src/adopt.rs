@@ -23,6 +23,7 @@ use untorn_os::{Kind, Open, Storage};
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Adoption {
     /// Where it is, or should be.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Bytes of what is there.
     pub size: Option<u64>,

@@ -26,6 +26,7 @@ const LOOKS_MAX: usize = 100;
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Inspection {
     /// The path that was asked for.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Identity, in hexadecimal digits.
     pub store_id: String,
@@ -87,6 +88,7 @@ pub struct RecordInfo {
     /// `commit` or `durable-mark`.
     pub kind: String,
     /// Files that it touches.
+    #[serde(serialize_with = "crate::path_text::paths")]
     pub files: Vec<PathBuf>,
     /// What it does to them.
     pub operations: Vec<String>,
@@ -96,6 +98,7 @@ pub struct RecordInfo {
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PendingFile {
     /// Its newest name.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Its identity, in hexadecimal digits.
     pub file_id: String,

@@ -55,6 +55,7 @@ mod open_store;
 mod options;
 mod output_gate;
 mod pace;
+mod path_text;
 mod put;
 mod queue;
 mod read_map;

@@ -18,6 +18,7 @@ use untorn_os::{Kind, Linux, Open, Storage};
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LostFile {
     /// Its path in the directory that was looked at.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Identity of its store, in hexadecimal digits.
     pub store_id: String,

@@ -48,19 +48,21 @@ impl ReadCopy {
 
     fn of(reader: &Reader, snapshot: &Snapshot, path: &Path) -> Result<ReadCopy> {
         let from = snapshot.open(path)?;
-        let file = match reader.unnamed_file() {
-            // Where blocks can be shared, and this user may write.
-            Some(file) => file,
-            None => Linux::memory_file().context("make memory for", path)?,
+        let copy = |file: Arc<dyn File>| {
+            from.copy_into(&*file, &mut |_| {}).map(|len| ReadCopy { file, len, lsn: snapshot.lsn() })
         };
-        let len = from.copy_into(&*file, &mut |_| {}).map_err(|e| match e {
+        // Where this user may write, as blocks can be shared there; in memory if not, or if the disk is full.
+        match reader.unnamed_file().map(copy) {
+            None | Some(Err(Error::NoSpace { .. })) => {}
+            Some(done) => return done,
+        }
+        copy(Linux::memory_file().context("make memory for", path)?).map_err(|e| match e {
             Error::NoSpace { .. } => Error::NoMemory {
                 path: path.to_owned(),
                 detail: "there is no room for a copy; read it in pieces with a snapshot".into(),
             },
             e => e,
-        })?;
-        Ok(ReadCopy { file, len, lsn: snapshot.lsn() })
+        })
     }
 
     /// The length, as bytes of memory.

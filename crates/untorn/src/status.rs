@@ -12,6 +12,7 @@ pub use untorn_journal::recovery::Recovered;
 #[non_exhaustive]
 pub struct Status {
     /// The path that the store was opened by.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Identity, in hexadecimal digits.
     pub store_id: String,
@@ -63,6 +64,7 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Quarantined {
     /// Its name in the store.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Why, and what to do.
     pub reason: String,
@@ -135,6 +137,7 @@ impl Status {
 #[non_exhaustive]
 pub struct MapStatus {
     /// The file's name in the store.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// How stores are found: `scan` or `pagemap`.
     pub tracker: &'static str,

@@ -1,12 +1,11 @@
 //! `untorn cat`.
 
 use clap::{Args, ValueHint};
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use untorn::reader::Snapshot;
 use untorn::{Error, Reader};
 use untorn_terminal::table::bytes;
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, write};
 
 /// A file up to this size is read before anything is printed, so that a checkpoint of its owner never shows.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
@@ -29,9 +28,13 @@ pub struct Cat {
 impl Cat {
     pub fn run(self) -> Result<Output, Failure> {
         let (reader, name) = Reader::of(&self.path)?;
+        if name.as_os_str().is_empty() {
+            let path = self.path.display();
+            return Err(Failure::new(format!("{path} is a store; name a file in it (`untorn ls {path}` lists them)")));
+        }
         let small = reader.with_snapshot(|snapshot| whole(snapshot, &name))?;
         match small {
-            Some(contents) => print(&contents).map(drop)?,
+            Some(contents) => write(&contents).map(drop)?,
             None => self.pieces(&reader, &name)?,
         }
         Ok(Output::default())
@@ -52,7 +55,7 @@ impl Cat {
                 )),
                 e => e.into(),
             })?;
-            if n == 0 || !print(&piece[..n])? {
+            if n == 0 || !write(&piece[..n])? {
                 return Ok(());
             }
             at += n as u64;
@@ -71,14 +74,4 @@ fn whole(snapshot: &Snapshot, name: &Path) -> untorn::Result<Option<Vec<u8>>> {
     let n = file.read_at(&mut contents, 0)?;
     contents.truncate(n);
     Ok(Some(contents))
-}
-
-/// Prints bytes. False: whoever reads them has seen enough (`| head`).
-pub fn print(contents: &[u8]) -> Result<bool, Failure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(contents).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(Failure::new(format!("cannot write the result: {e}"))),
-        Ok(()) => Ok(true),
-    }
 }

@@ -25,9 +25,10 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 ///
 /// The copy is of one commit, flushed, and has no journal and no attributes: opened as a store it is a new one. It
 /// appears under its name when it is whole. Blocks are shared with the store's where the file system can do that. Names,
-/// contents and permission bits are copied; links, pipes and devices are no store's, and are left out. The copy holds its
+/// contents and permission bits are copied, setuid and setgid only of files whose copy has the same owner and
+/// group (with `--attributes`, as root, or the user's own); links, pipes and devices are no store's, and are left out. The copy holds its
 /// commit: the owner waits with checkpoints, ten seconds at most unless it says otherwise. If one overtakes the copy all
-/// the same, it is begun anew, some 20 times.
+/// the same, it is begun anew, some 20 times, and the owner waits no more.
 #[derive(Args)]
 pub struct Cp {
     /// A store's directory, or a file with its own store.
@@ -112,8 +113,9 @@ impl Cp {
 
     fn attempts(&self, reader: &Reader, made: &Path) -> Result<(Copied, u64), Failure> {
         let progress = Progress::new("copying");
+        let mut hold = true;
         for _ in 0..ATTEMPTS_MAX {
-            match copy(reader, made, self.attributes, &progress) {
+            match copy(reader, made, &mut hold, self.attributes, &progress) {
                 Ok(done) => return Ok(done),
                 Err(Stop::Store(Error::SnapshotExpired { .. })) => {}
                 Err(Stop::Store(e)) => return Err(e.into()),
@@ -138,15 +140,27 @@ fn refuse_inside(reader: &Reader, parent: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Copies everything of one snapshot, and flushes it.
-fn copy(reader: &Reader, made: &Path, attributes: bool, progress: &Progress) -> Result<(Copied, u64), Stop> {
+/// Copies everything of one snapshot, and flushes it. A snapshot is held if that is wanted; if it was, the next one is not:
+/// what was held for as long as the owner waits would be overtaken again, and hold the owner up again.
+fn copy(
+    reader: &Reader,
+    made: &Path,
+    hold: &mut bool,
+    attributes: bool,
+    progress: &Progress,
+) -> Result<(Copied, u64), Stop> {
     if made.symlink_metadata().is_ok() {
         at_dest(std::fs::remove_dir_all(made), "remove", made)?;
     }
-    let snapshot = match reader.held_snapshot() {
+    let held = if *hold { reader.held_snapshot().map(Some) } else { Ok(None) };
+    let snapshot = match held {
+        Ok(Some(held)) => {
+            *hold = false;
+            held
+        }
         // It may have to begin anew without.
-        Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) => reader.snapshot()?,
-        done => done?,
+        Ok(None) | Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) => reader.snapshot()?,
+        Err(e) => return Err(e.into()),
     };
     at_dest(DirBuilder::new().mode(0o700).create(made), "make", made)?;
     let mut copied = Copied { attributes, ..Copied::default() };
@@ -175,34 +189,40 @@ fn copy_directory(
                 copy_directory(snapshot, &from, &to, progress, copied)?;
             }
             Ok(_) => copy_file(&snapshot.open(&from)?, &to, progress, copied)?,
-            // Nothing that a store manages.
-            Err(Error::Invalid { .. }) => copied.left_out += 1,
-            Err(e) if is_link(&e) => copied.left_out += 1,
+            Err(e) if is_unmanaged(&e) => copied.left_out += 1,
             Err(e) => return Err(e.into()),
         }
     }
-    // Last: it may take the right to make entries away.
-    let mode = Permissions::from_mode(snapshot.metadata(dir)?.mode);
+    // Last: it may take the right to make entries away. The copy belongs to whoever copies.
+    let mode = Permissions::from_mode(snapshot.metadata(dir)?.mode & !SET_ID);
     at_dest(std::fs::set_permissions(to, mode), "set the mode of", to)
 }
 
-/// What opening a symbolic link says.
-fn is_link(e: &Error) -> bool {
-    e.os_error().map(Errno::from_raw_os_error) == Some(Errno::LOOP)
+/// What a link, a pipe or a device says, which are nothing that a store manages.
+pub fn is_unmanaged(e: &Error) -> bool {
+    matches!(e, Error::Invalid { .. }) || e.os_error().map(Errno::from_raw_os_error) == Some(Errno::LOOP)
 }
+
+/// The bits of a mode that give whoever runs a file the rights of its owner or group.
+const SET_ID: u32 = 0o6000;
 
 fn copy_file(from: &SnapshotFile, to: &Path, progress: &Progress, copied: &mut Copied) -> Result<(), Stop> {
     let file = at_dest(File::options().read(true).write(true).create_new(true).mode(0o600).open(to), "create", to)?;
     let before = copied.bytes;
     let len = from.len()?;
     let len = from.copy_to(&file, &mut |done| progress.show(before + done, before + len))?;
+    let source = from.data_file()?;
     // Before the mode: a change of the owner may take bits of it away.
     if copied.attributes
-        && let Some(source) = from.data_file()?
+        && let Some(source) = &source
     {
-        copy_attributes(&source, &file);
+        copy_attributes(source, &file);
     }
-    at_dest(file.set_permissions(Permissions::from_mode(from.mode()?)), "set the mode of", to)?;
+    // Contents of one user must not get the rights of another.
+    let owner = |file: &File| file.metadata().map(|meta| (meta.uid(), meta.gid())).ok();
+    let is_same = source.is_some_and(|source| owner(&source) == owner(&file));
+    let mode = if is_same { from.mode()? } else { from.mode()? & !SET_ID };
+    at_dest(file.set_permissions(Permissions::from_mode(mode)), "set the mode of", to)?;
     copied.files += 1;
     copied.bytes += len;
     Ok(())

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use untorn::offline::{self, Inspection, RecoverOptions};
 use untorn_terminal::table::count;
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, shown};
 
 /// Some store needs recovery, or has a problem.
 const UNCLEAN: u8 = 1;
@@ -79,6 +79,7 @@ fn name(condition: Condition) -> &'static str {
 
 #[derive(Serialize)]
 struct Found {
+    #[serde(serialize_with = "json::path")]
     path: PathBuf,
     condition: Condition,
     files_pending: usize,
@@ -90,7 +91,7 @@ struct Found {
 struct Search {
     stores: Vec<Found>,
     /// Directories that could not be read, and why.
-    unread: BTreeMap<PathBuf, String>,
+    unread: BTreeMap<String, String>,
     #[serde(skip)]
     directories: u64,
     #[serde(skip)]
@@ -138,7 +139,7 @@ impl Search {
         let names = match std::fs::read_dir(dir) {
             Ok(names) => names,
             Err(e) => {
-                self.unread.insert(dir.to_owned(), e.to_string());
+                self.unread.insert(shown(dir), e.to_string());
                 return;
             }
         };
@@ -252,10 +253,10 @@ fn text(search: &Search) -> String {
             n => format!("  {} pending", count(n as u64, "file", "files")),
         };
         let detail = found.detail.as_ref().map_or(String::new(), |detail| format!("  {detail}"));
-        text += &format!("{:9}  {}{files}{detail}\n", name(found.condition), found.path.display());
+        text += &format!("{:9}  {}{files}{detail}\n", name(found.condition), shown(&found.path));
     }
     for (dir, why) in &search.unread {
-        text += &format!("unread     {}  {why}\n", dir.display());
+        text += &format!("unread     {dir}  {why}\n");
     }
     let of = |condition| search.stores.iter().filter(|found| found.condition == condition).count();
     let counts: Vec<String> = CONDITIONS

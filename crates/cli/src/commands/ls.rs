@@ -1,16 +1,18 @@
 //! `untorn ls`.
 
+use super::cp::is_unmanaged;
 use crate::json;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use untorn::Reader;
 use untorn::reader::Snapshot;
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, shown};
 
 /// List the files of a store as of its last durable commit, while a program may have the store open.
 ///
-/// A directory of a store is listed with the names in it, a file by itself. Changes nothing.
+/// A directory of a store is listed with the names in it, a file by itself. Links, pipes and devices are no store's, and
+/// are left out. In names, control characters, backslashes and what is no UTF-8 are escaped. Changes nothing.
 #[derive(Args)]
 pub struct Ls {
     /// A store's directory, a directory or file in a store, or a file with its own store.
@@ -36,6 +38,7 @@ struct Listing {
 
 #[derive(Serialize)]
 struct Entry {
+    #[serde(serialize_with = "json::path")]
     path: PathBuf,
     kind: &'static str,
     mode: String,
@@ -58,8 +61,8 @@ impl Ls {
             return json::output(&listing);
         }
         let line = |entry: &Entry| match self.long {
-            true => format!("{} {:>12}  {}\n", entry.mode, entry.bytes, entry.path.display()),
-            false => format!("{}\n", entry.path.display()),
+            true => format!("{} {:>12}  {}\n", entry.mode, entry.bytes, shown(&entry.path)),
+            false => format!("{}\n", shown(&entry.path)),
         };
         Ok(Output::text(listing.entries.iter().map(line).collect::<String>()))
     }
@@ -81,8 +84,7 @@ fn list(
     for name in snapshot.list(dir)? {
         let (path, shown) = (dir.join(&name), shown.join(&name));
         let found = match entry(snapshot, &path, &shown) {
-            // A link, a pipe: nothing that a store manages.
-            Err(untorn::Error::Invalid { .. }) => continue,
+            Err(e) if is_unmanaged(&e) => continue,
             done => done?,
         };
         let below = recursive && found.kind == "directory";

@@ -1,11 +1,10 @@
 //! `untorn tail`.
 
-use super::cat::print;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use untorn::Store;
 use untorn::reader::{Change, Followed, What};
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, shown, write};
 
 /// Follow the commits of a store as they become durable, while a program has it open.
 ///
@@ -26,19 +25,16 @@ pub struct Tail {
 
 impl Tail {
     pub fn run(self) -> Result<Output, Failure> {
-        let follow = Store::open_read_only(&self.path)?.follow()?;
+        let mut follow = Store::open_read_only(&self.path)?.follow()?;
         eprintln!("following {} after commit {}", self.path.display(), follow.lsn());
         let mut left = self.commits.unwrap_or(u64::MAX);
-        for next in follow {
-            let next = next?;
+        while left > 0 {
+            let Some(next) = follow.next().transpose()? else { break };
             let line = if self.json { json_line(&next) } else { text(&next) };
-            if !print(line.as_bytes())? {
+            if !write(line.as_bytes())? {
                 break;
             }
             left -= u64::from(matches!(next, Followed::Commit(_)));
-            if left == 0 {
-                break;
-            }
         }
         Ok(Output::default())
     }
@@ -47,8 +43,7 @@ impl Tail {
 fn text(next: &Followed) -> String {
     match next {
         Followed::Commit(commit) => {
-            let line =
-                |change: &Change| format!("#{}  {}  {}\n", commit.lsn, change.path.display(), said(&change.what));
+            let line = |change: &Change| format!("#{}  {}  {}\n", commit.lsn, shown(&change.path), said(&change.what));
             commit.changes.iter().map(line).collect()
         }
         Followed::Missed { first_lsn, last_lsn } => {
@@ -64,7 +59,7 @@ fn said(what: &What) -> String {
         What::Zeroed(range) => format!("zeroed {} bytes at {}", range.end - range.start, range.start),
         What::Resized(size) => format!("has {size} bytes"),
         What::Created => "created".into(),
-        What::Renamed(to) => format!("renamed to {}", to.display()),
+        What::Renamed(to) => format!("renamed to {}", shown(to)),
         What::Removed => "removed".into(),
         What::Mode(mode) => format!("mode {mode:04o}"),
         What::DirectoryMade => "made, a directory".into(),
