@@ -90,11 +90,13 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         rustix::fs::syncfs(File::open(at)?)?;
     }
     let is_ext4 = place.file_system == "ext4";
-    let cells: [(&str, usize, Target, Operation); 13] = [
+    let cells: [(&str, usize, Target, Operation); 15] = [
         ("overwrite 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(0.9), &|at, _| overwrite(at, 1)),
         ("64 overwrites of 4 KiB, fsync", COMMITS_MIN / 2, Target::AtLeast(3.0), &|at, _| overwrite(at, 64)),
         ("append 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(1.5), &|at, _| append(at)),
+        ("store to 1 page, msync", COMMITS_MIN, Target::AtLeast(3.0), &|at, _| stores(at, 1)),
         ("store to 16 pages, msync", COMMITS_MIN / 2, Target::AtLeast(12.0), &|at, _| stores(at, 16)),
+        ("store to 1,024 pages, msync", COMMITS_MIN / 8, Target::AtLeast(4.5), &|at, _| stores(at, 1024)),
         ("replace by rename, synced", COMMITS_MIN, Target::AtLeast(1.8), &|at, _| {
             replace_file(at, "replaced", &[7; PAGE])?;
             Ok(None)

@@ -3,7 +3,7 @@
 //! Everything in this file may be interrupted anywhere and done again: each action first checks
 //! whether it has happened. A file is recognised by its attribute, never by its name alone.
 
-use crate::create::{Attempt, OWNER_RIGHTS, may_pass, occupied, replaced_by};
+use crate::create::{Attempt, OWNER_RIGHTS, Replacements, may_pass, occupied};
 use crate::error::{Context, Error, Result};
 use crate::final_state::{DirState, FileState, FinalState};
 use crate::invariant;
@@ -57,9 +57,10 @@ impl DataFiles<'_> {
 
     fn apply_entries(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
         let mut todo = self.actions(state, locations);
+        let replacements = Replacements::of(state, locations);
         loop {
             let before = todo.len();
-            todo.retain_mut(|action| match self.attempt(action, state, locations) {
+            todo.retain_mut(|action| match self.attempt(action, state, &replacements, locations) {
                 Ok(Attempt::Done) => false,
                 Ok(Attempt::Blocked(why)) => {
                     action.why = Some(why);
@@ -117,7 +118,13 @@ impl DataFiles<'_> {
         todo
     }
 
-    fn attempt(&self, action: &mut Action, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
+    fn attempt(
+        &self,
+        action: &mut Action,
+        state: &FinalState,
+        replacements: &Replacements<'_>,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
         match &action.what {
             What::Unlink { at } => {
                 let id = action.file.expect("a file");
@@ -125,7 +132,7 @@ impl DataFiles<'_> {
                     // Replaced by a rename in the meantime: the name is that of another file now.
                     return Ok(Attempt::Done);
                 }
-                if let Some(reason) = replacement_waits(state, locations, at) {
+                if let Some(reason) = replacements.waits(locations, at) {
                     return Ok(Attempt::Blocked(reason));
                 }
                 self.park(id, at);
@@ -145,18 +152,25 @@ impl DataFiles<'_> {
                     self.write_before_move(&state.files[&id], to, state, locations)?;
                     action.written = true;
                 }
-                self.attempt_move(id, to, state, locations)
+                self.attempt_move(id, to, state, replacements, locations)
             }
             What::Create { at } => {
-                self.attempt_create(state, &state.files[&action.file.expect("a file")], at, locations)
+                self.attempt_create(state, &state.files[&action.file.expect("a file")], at, replacements, locations)
             }
             What::Directory { path, dir } => self.attempt_directory(state, path, *dir),
         }
     }
 
-    fn attempt_move(&self, id: u64, to: &Path, state: &FinalState, locations: &mut Locations) -> Result<Attempt> {
+    fn attempt_move(
+        &self,
+        id: u64,
+        to: &Path,
+        state: &FinalState,
+        replacements: &Replacements<'_>,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
         let Some(Ok(Location::At(from))) = locations.get(&id).cloned() else { return Ok(Attempt::Done) };
-        let replaced = replaced_by(state, locations, to);
+        let replaced = replacements.replaced_by(locations, to);
         if self.durable && state.files[&id].created.is_none() && from.parent() != to.parent() {
             self.sync_parents(to)?;
         }
@@ -171,7 +185,7 @@ impl DataFiles<'_> {
                     locations.insert(victim, Ok(Location::Absent));
                 }
                 locations.insert(id, Ok(Location::At(to.to_owned())));
-                self.attempt_create(state, &state.files[&id], to, locations)
+                self.attempt_create(state, &state.files[&id], to, replacements, locations)
             }
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(to, &e))),
             Err(e) => Err(Error::io("rename to", to, e)),
@@ -272,12 +286,6 @@ impl DataFiles<'_> {
             }
         }
     }
-}
-
-/// Why the file that is to replace the one of this name cannot do so now.
-fn replacement_waits(state: &FinalState, locations: &Locations, name: &Path) -> Option<Error> {
-    let mut replacing = state.files.values().filter(|file| file.name.as_deref() == Some(name));
-    replacing.find_map(|file| locations.get(&file.id)?.as_ref().err().cloned())
 }
 
 /// Whether an item waits for itself, by way of others.

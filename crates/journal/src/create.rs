@@ -9,8 +9,9 @@ use crate::locate::{
 };
 use crate::store_dir::parked_name;
 use crate::sync_point;
+use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{File, Kind, Open, Storage, SyncPoint, holds};
 
@@ -50,11 +51,39 @@ pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result
     Ok(())
 }
 
-/// The file that lies under a name and is unlinked by the same commits: it is replaced in one step, so that the name is
-/// never missing.
-pub(crate) fn replaced_by(state: &FinalState, locations: &Locations, name: &Path) -> Option<u64> {
-    let lies_there = |id: &u64| matches!(locations.get(id), Some(Ok(Location::At(at))) if at == name);
-    state.files.values().find(|file| file.name.is_none() && lies_there(&file.id)).map(|file| file.id)
+/// Which files of a final state get a name, and which are unlinked that had it: looked up, as there may be very many.
+pub(crate) struct Replacements<'a> {
+    getting: HashMap<&'a Path, Vec<u64>>,
+    unlinked: HashMap<PathBuf, Vec<u64>>,
+}
+
+impl<'a> Replacements<'a> {
+    /// Of files at these locations. Those that are unlinked stay where they are until they are gone.
+    pub fn of(state: &'a FinalState, locations: &Locations) -> Replacements<'a> {
+        let mut replacements = Replacements { getting: HashMap::new(), unlinked: HashMap::new() };
+        for file in state.files.values() {
+            match (file.name.as_deref(), locations.get(&file.id)) {
+                (Some(name), _) => replacements.getting.entry(name).or_default().push(file.id),
+                (None, Some(Ok(Location::At(at)))) => {
+                    replacements.unlinked.entry(at.clone()).or_default().push(file.id);
+                }
+                _ => {}
+            }
+        }
+        replacements
+    }
+
+    /// The file that lies under a name and is unlinked by the same commits: it is replaced in one step, so that the name
+    /// is never missing.
+    pub fn replaced_by(&self, locations: &Locations, name: &Path) -> Option<u64> {
+        let lies_there = |id: &&u64| matches!(locations.get(id), Some(Ok(Location::At(at))) if at == name);
+        self.unlinked.get(name)?.iter().find(lies_there).copied()
+    }
+
+    /// Why the file that is to replace the one of this name cannot do so now.
+    pub fn waits(&self, locations: &Locations, name: &Path) -> Option<Error> {
+        self.getting.get(name)?.iter().find_map(|id| locations.get(id)?.as_ref().err().cloned())
+    }
 }
 
 impl DataFiles<'_> {
@@ -64,11 +93,12 @@ impl DataFiles<'_> {
         state: &FinalState,
         file: &FileState,
         at: &Path,
+        replacements: &Replacements<'_>,
         locations: &mut Locations,
     ) -> Result<Attempt> {
         let mut created = None;
         if let Some(Ok(Location::Absent)) = locations.get(&file.id) {
-            let replaced = replaced_by(state, locations, at);
+            let replaced = replacements.replaced_by(locations, at);
             let half_created = || matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours));
             if replaced.is_some() || (self.are_missing(file) && !half_created()) {
                 return self.create_whole(state, file, at, replaced, locations);
@@ -278,5 +308,34 @@ impl DataFiles<'_> {
             sync_names(self.storage, dir, sync_point::MOVE_PARENTS)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_leads_to_its_own_files_alone() {
+        let (mut state, mut locations) = (FinalState::default(), Locations::new());
+        let name = |n: u64| PathBuf::from(format!("dir/{n}"));
+        for n in 0..1000 {
+            let mut removed = FileState::named(n, &name(n));
+            removed.name = None;
+            state.files.insert(n, removed);
+            locations.insert(n, Ok(Location::At(name(n))));
+            state.files.insert(n + 1000, FileState::named(n + 1000, &name(n)));
+            let waits = Error::Conflict { path: name(n), detail: "of another".into() };
+            locations.insert(n + 1000, if n % 2 == 0 { Ok(Location::Absent) } else { Err(waits) });
+        }
+        let replacements = Replacements::of(&state, &locations);
+        for n in 0..1000 {
+            assert_eq!(replacements.replaced_by(&locations, &name(n)), Some(n));
+            assert_eq!(replacements.waits(&locations, &name(n)).is_some(), n % 2 == 1);
+            // Each answer takes one step, however many files there are.
+            assert_eq!((replacements.unlinked[&name(n)].len(), replacements.getting[&*name(n)].len()), (1, 1));
+        }
+        locations.insert(7, Ok(Location::Absent));
+        assert_eq!(replacements.replaced_by(&locations, &name(7)), None, "gone meanwhile");
     }
 }

@@ -288,6 +288,13 @@ impl Error {
         }
     }
 
+    /// Whether the room that is full is that of a quota.
+    #[doc(hidden)]
+    pub fn is_of_quota(&self) -> bool {
+        let of_quota = || io::Error::from(Errno::DQUOT).to_string();
+        matches!(self, Error::NoSpace { detail } if detail.contains(&of_quota()))
+    }
+
     /// What happened, without the advice: for a message that gives its own.
     #[doc(hidden)]
     pub fn cause(&self) -> String {
@@ -327,6 +334,7 @@ impl From<Error> for io::Error {
         let kind = match &e {
             Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.kind(),
             Error::Busy { .. } => io::ErrorKind::ResourceBusy,
+            Error::NoSpace { .. } if e.is_of_quota() => io::ErrorKind::QuotaExceeded,
             Error::NoSpace { .. } => io::ErrorKind::StorageFull,
             Error::NoMemory { .. } => io::ErrorKind::OutOfMemory,
             Error::Untrusted { .. } => io::ErrorKind::PermissionDenied,

@@ -1,7 +1,7 @@
 //! The command line: help, completions and manual pages all come from here.
 
 use crate::kept_log::KeptLog;
-use crate::mount_point::{self, Allowed};
+use crate::mount_point::{self, Allowed, Mounted};
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
 use crate::supervised::{DEVICE, Supervised};
@@ -9,17 +9,21 @@ use crate::{daemon, daemon_start, daemon_supervisor, export, import, made_plain,
 use crate::{passed_signals, puller, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
 use untorn_tree::{CommitMode, FileTree, Kept};
 
 /// Opens what is to be mounted; makes it where nothing is.
 pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>>;
+
+/// How long `umount` waits before it says what for.
+const TELL_AFTER: Duration = Duration::from_secs(2);
 
 /// What commits a file, besides a sync of it and a rename over another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -439,9 +443,25 @@ impl Umount {
         let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
         mount_point::unmount(&at)?;
         if let Some(daemon) = daemon {
-            poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None).context("cannot wait for the daemon")?;
+            let wait = |most: Option<&Timespec>| poll(&mut [PollFd::new(&daemon, PollFlags::IN)], most);
+            let soon = Timespec { tv_sec: TELL_AFTER.as_secs().cast_signed(), tv_nsec: 0 };
+            if wait(Some(&soon)).context("cannot wait for the daemon")? == 0 {
+                eprintln!("untorn-mount: {}", Umount::why_it_goes_on(&mounted, &shown.to_string()));
+                wait(None).context("cannot wait for the daemon")?;
+            }
         }
         Ok(Output::default())
+    }
+
+    /// Why a daemon has not ended whose mount is gone here.
+    fn why_it_goes_on(mounted: &Mounted, shown: &str) -> String {
+        match mount_point::elsewhere(mounted.connection) {
+            Some((process, name)) => format!(
+                "everything is committed, and {shown} is unmounted here; but process {process} ({name}) has the mount in \
+                 another namespace of mounts, and its daemon goes on as long as that has it; waiting"
+            ),
+            None => format!("{shown} is unmounted; waiting for its daemon, which closes the store"),
+        }
     }
 }
 

@@ -62,6 +62,22 @@ pub fn mounts() -> Result<Vec<Mounted>> {
     Ok(lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo).collect())
 }
 
+/// A process in another namespace of mounts that has the mount of this connection there, and its name.
+pub fn elsewhere(connection: u32) -> Option<(u32, String)> {
+    let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| {
+        let entry = entry.ok()?;
+        Some((entry.file_name().to_str()?.parse().ok()?, entry.path()))
+    });
+    let has_it = |lines: Vec<u8>| {
+        let mut mounted = lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo);
+        mounted.any(|mounted| mounted.kind == TYPE && mounted.connection == connection)
+    };
+    let mut found = processes.filter(|(_, of)| fs::read(of.join("mountinfo")).is_ok_and(has_it));
+    found
+        .next()
+        .map(|(process, of)| (process, fs::read_to_string(of.join("comm")).unwrap_or_default().trim().to_owned()))
+}
+
 fn line_of_mountinfo(line: &[u8]) -> Option<Mounted> {
     let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let rest = words.iter().position(|word| *word == b"-")?;

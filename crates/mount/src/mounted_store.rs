@@ -26,14 +26,25 @@ pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Res
         eprintln!("untorn-mount: a new store is made in {}", path.display());
     }
     let options = TreeOptions { commit, kept, ..TreeOptions::default() };
-    let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, options));
+    let tree = match open_when_closed(path).and_then(|store| StoreTree::open(store, options)) {
+        Err(untorn::Error::Busy { pid, .. }) => bail!("{}", busy(path, pid)),
+        done => done,
+    };
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
 }
 
 /// Opens the tree in a store that is there and that nobody uses, to copy what was committed.
 pub fn open_to_export(path: &Path) -> Result<StoreTree> {
     let shown = path.display();
-    ensure!(path.is_dir() && !is_new(path)?, "there is no store in {shown}");
+    let is_store = match fs::metadata(path.join(JOURNAL)) {
+        Ok(journal) => journal.is_dir() && !is_new(path)?,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => false,
+        Err(e) => return Err(e).with_context(|| format!("cannot read the store {shown}")),
+    };
+    ensure!(
+        is_store,
+        "there is no store in {shown}; give the directory that `untorn mount` or `untorn import` made one in"
+    );
     if is_mounted(path) {
         bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
     }
@@ -60,10 +71,30 @@ fn open_when_closed(path: &Path) -> untorn::Result<Store> {
     }
 }
 
-/// Whether a mount shows the store. One whose daemon was killed does not.
-fn is_mounted(path: &Path) -> bool {
+/// Who has the store, and what can be done.
+fn busy(path: &Path, process: Option<u32>) -> String {
+    let of = process.map_or_else(String::new, |process| format!(" by process {process}"));
+    let shown = path.display();
+    match mounted(path) {
+        Some(Mounted { at, .. }) => format!(
+            "{shown} is in use{of}: it is mounted at {0}; use it there, or unmount it first (untorn umount {0})",
+            at.display()
+        ),
+        None => format!(
+            "{shown} is in use{of}, and not mounted where this process sees it: another program has opened it, or it is \
+             mounted in another namespace of mounts (untorn run, a container); end that first"
+        ),
+    }
+}
+
+/// A mount that shows the store. One whose daemon was killed does not.
+fn mounted(path: &Path) -> Option<Mounted> {
     let shows = |m: &Mounted| m.kind == mount_point::TYPE && m.source == path && !mount_point::is_dead(&m.at);
-    mount_point::mounts().is_ok_and(|mounts| mounts.iter().any(shows))
+    mount_point::mounts().ok()?.into_iter().find(shows)
+}
+
+fn is_mounted(path: &Path) -> bool {
+    mounted(path).is_some()
 }
 
 fn is_new(path: &Path) -> Result<bool> {

@@ -149,7 +149,7 @@ pub fn status(of: &Path, json: bool) -> Result<Output> {
     } else {
         let (of, at) = (of.display(), at.display());
         Output::text(match condition {
-            Condition::None => format!("no session works on {of}, and none was left\n"),
+            Condition::None => format!("{of} is on no mount of Untorn; no session works on it, and none was left\n"),
             Condition::Running => format!("a session works on {of}; its files are in {at}\n"),
             Condition::Left => format!(
                 "a session on {of} was killed, or met a conflict; what it did is in {at}: `untorn recover {of}` puts it \

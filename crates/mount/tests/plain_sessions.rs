@@ -165,7 +165,7 @@ fn signals_are_passed_on_and_a_second_session_is_refused() {
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(5));
         assert_eq!(fs::read_to_string(place.at("tree/heard")).unwrap(), "heard\n");
-        assert!(String::from_utf8_lossy(&place.done(&["status", "tree"]).stdout).contains("no session works on"));
+        assert!(String::from_utf8_lossy(&place.done(&["status", "tree"]).stdout).contains("no session works on it"));
     }
 }
 

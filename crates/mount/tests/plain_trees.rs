@@ -134,7 +134,7 @@ fn what_will_not_do_is_refused_and_nothing_is_made() {
         place.refused(&["import", "tree/file", "new"], "Not a directory");
         place.refused(&["import", "tree", "none/new"], "No such file or directory");
         place.refused(&["export", "none", "new"], "No such file or directory");
-        place.refused(&["export", "tree", "new"], "is not empty and no store");
+        place.refused(&["export", "tree", "new"], "there is no store");
         place.refused(&["export", "tree/below", "new"], "there is no store");
         symlink("tree", place.at("link")).unwrap();
         place.refused(&["import", "tree", "link"], "and no directory");

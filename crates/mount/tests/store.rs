@@ -4,7 +4,7 @@ mod common;
 
 use common::{can_mount, seed};
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -133,6 +133,7 @@ fn everything_is_there_after_an_unmount() {
     let second = Place::program().arg(place.store()).arg(tempfile::tempdir().unwrap().path()).output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(!second.status.success() && said.contains("in use"), "{said}");
+    assert!(said.contains("it is mounted at"), "{said}");
     place.umount();
 }
 
@@ -355,5 +356,36 @@ fn with_commit_store_one_sync_commits_all_files_and_nothing_else_does() {
     place.umount();
     place.mount();
     assert_eq!((fs::read(place.at("written")).unwrap()[0], fs::read(place.at("mapped")).unwrap()[9]), (4, 4));
+    place.umount();
+}
+
+/// A process that has copied the namespace of mounts keeps the mount there: `umount` says so, and waits for it.
+#[test]
+fn umount_says_who_has_the_mount_elsewhere() {
+    let Some(place) = Place::new() else { return };
+    place.mount();
+    fs::write(place.at("f"), "committed").unwrap();
+    let mut elsewhere = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", "echo there; read end"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(elsewhere.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "there\n");
+    let at = place.dir.path().join("mnt");
+    let mut umount = Place::program().arg("umount").arg(&at).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(umount.stderr.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    // Other tests that run at the same time may have copies, too.
+    assert!(line.contains("everything is committed") && line.contains("another namespace of mounts"), "{line}");
+    assert!(!place.at("f").exists(), "unmounted here");
+    drop(elsewhere.stdin.take());
+    elsewhere.wait().unwrap();
+    assert!(umount.wait().unwrap().success());
+    place.mount();
+    assert_eq!(fs::read_to_string(place.at("f")).unwrap(), "committed");
     place.umount();
 }

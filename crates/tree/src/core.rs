@@ -29,6 +29,17 @@ pub(crate) struct Txn {
     pub files: BTreeSet<Ino>,
 }
 
+/// What is committed before the timer does it.
+#[derive(Default)]
+pub(crate) struct Early {
+    /// How many files with uncommitted contents there have to be, until those without a writer are looked for again.
+    pub changed: usize,
+    /// How many objects have to be doomed until their removal is tried again.
+    pub doomed: usize,
+    /// Files that were looked at, ever.
+    pub looked_at: u64,
+}
+
 pub(crate) struct Core {
     pub store: Store,
     pub clock: Arc<dyn Clock>,
@@ -43,6 +54,7 @@ pub(crate) struct Core {
     pub changed: BTreeSet<Ino>,
     pub open_for_writing: BTreeSet<Ino>,
     pub numbers: Numbers,
+    pub early: Early,
     /// Objects of inodes that are gone.
     pub doomed: BTreeSet<Ino>,
     /// Commits on their way, in the order of the log.
@@ -72,6 +84,7 @@ pub(crate) fn errno(e: untorn::Error) -> Errno {
     use untorn::Error as E;
     let number = match &e {
         E::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        E::NoSpace { .. } if e.is_of_quota() => libc::EDQUOT,
         E::NoSpace { .. } => libc::ENOSPC,
         E::NoMemory { .. } => libc::ENOMEM,
         _ => libc::EIO,
@@ -119,6 +132,7 @@ impl Core {
             changed: BTreeSet::new(),
             open_for_writing: BTreeSet::new(),
             numbers,
+            early: Early::default(),
             doomed: BTreeSet::new(),
             pending: Vec::new(),
             owed: BTreeSet::new(),
@@ -167,13 +181,13 @@ impl Core {
             advice: "Restore the store from a copy.",
         };
         for (dir, name, cookie, ino) in names {
-            let text = String::from_utf8_lossy(&name).into_owned();
-            let inode = inodes.get_mut(&ino).ok_or_else(|| damaged(format!("{text} names no inode")))?;
+            let wrong = |what: &str| damaged(format!("{} {what}", String::from_utf8_lossy(&name)));
+            let inode = inodes.get_mut(&ino).ok_or_else(|| wrong("names no inode"))?;
             if inode.is_dir() {
                 inode.parent = dir;
             }
-            let dir = dirs.get_mut(&dir).ok_or_else(|| damaged(format!("{text} lies in no directory")))?;
-            dir.restore(&name, ino, cookie);
+            let dir = dirs.get_mut(&dir).ok_or_else(|| wrong("lies in no directory"))?;
+            dir.restore(name, ino, cookie);
         }
         for (ino, name, value) in xattrs {
             let inode = inodes.get_mut(&ino).ok_or_else(|| damaged("an attribute of no inode".into()))?;
@@ -330,15 +344,16 @@ impl Core {
     }
 
     pub fn set_name(&mut self, dir: Ino, name: &[u8], ino: Ino) {
+        let name: Arc<[u8]> = name.into();
         if let Some(names) = self.dirs.get_mut(&dir) {
-            names.set(name, ino);
+            names.set(name.clone(), ino);
         }
         if let Some(inode) = self.inodes.get_mut(&ino)
             && inode.is_dir()
         {
             inode.parent = dir;
         }
-        self.mark(Key::Name(dir, name.into()));
+        self.mark(Key::Name(dir, name));
     }
 
     pub fn remove_name(&mut self, dir: Ino, name: &[u8]) {

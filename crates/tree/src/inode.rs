@@ -155,15 +155,15 @@ impl Inode {
 /// The names in a directory.
 #[derive(Default)]
 pub(crate) struct Dir {
-    pub names: BTreeMap<Box<[u8]>, (Ino, u64)>,
-    pub order: BTreeMap<u64, Box<[u8]>>,
+    pub names: BTreeMap<Arc<[u8]>, (Ino, u64)>,
+    pub order: BTreeMap<u64, Arc<[u8]>>,
     last: u64,
 }
 
 impl Dir {
     /// Adds a name, or gives a name that is there another inode. The name keeps its place.
-    pub fn set(&mut self, name: &[u8], ino: Ino) {
-        let cookie = match self.names.get(name) {
+    pub fn set(&mut self, name: Arc<[u8]>, ino: Ino) {
+        let cookie = match self.names.get(&name) {
             Some((_, cookie)) => *cookie,
             None => self.last + 1,
         };
@@ -171,10 +171,10 @@ impl Dir {
     }
 
     /// Adds a name with the place that it has.
-    pub fn restore(&mut self, name: &[u8], ino: Ino, cookie: u64) {
+    pub fn restore(&mut self, name: Arc<[u8]>, ino: Ino, cookie: u64) {
         self.last = self.last.max(cookie);
-        self.names.insert(name.into(), (ino, cookie));
-        self.order.insert(cookie, name.into());
+        self.order.insert(cookie, name.clone());
+        self.names.insert(name, (ino, cookie));
     }
 
     pub fn remove(&mut self, name: &[u8]) {

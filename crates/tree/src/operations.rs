@@ -215,6 +215,9 @@ impl FileTree for StoreTree {
             inode.known = inode.known.saturating_sub(count);
             core.reap(ino);
         }
+        if let Err(e) = self.relieve(&mut core) {
+            tracing::warn!(errno = e.0, "removed files were not committed early");
+        }
     }
 
     fn attributes(&self, ino: Ino) -> Result<Attributes> {

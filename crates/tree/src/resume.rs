@@ -276,7 +276,7 @@ impl Core {
             Row::Name { dir, name, cookie, ino } => {
                 if let Some(names) = self.dirs.get_mut(&dir) {
                     names.remove(&name);
-                    names.restore(&name, ino, cookie);
+                    names.restore(name, ino, cookie);
                 }
                 if let Some(inode) = self.inodes.get_mut(&ino)
                     && inode.is_dir()

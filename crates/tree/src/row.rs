@@ -1,6 +1,7 @@
 //! Rows of the table and their bytes.
 
 use crate::file_tree::{Ino, Kind, Time};
+use std::sync::Arc;
 
 /// What a row is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -8,7 +9,7 @@ pub(crate) enum Key {
     /// An inode.
     Inode(Ino),
     /// A name in a directory.
-    Name(Ino, Box<[u8]>),
+    Name(Ino, Arc<[u8]>),
     /// An extended attribute of an inode.
     Xattr(Ino, Box<[u8]>),
 }
@@ -51,7 +52,7 @@ impl InodeRow {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Row {
     Inode(Ino, InodeRow),
-    Name { dir: Ino, name: Box<[u8]>, cookie: u64, ino: Ino },
+    Name { dir: Ino, name: Arc<[u8]>, cookie: u64, ino: Ino },
     Xattr { ino: Ino, name: Box<[u8]>, value: Box<[u8]> },
 }
 
@@ -81,7 +82,7 @@ impl Row {
             }
             Row::Name { dir, name, cookie, ino } => {
                 [dir, cookie, ino].iter().for_each(|n| out.extend(n.to_le_bytes()));
-                out.extend(name);
+                out.extend(name.iter());
                 NAME
             }
             Row::Xattr { ino, name, value } => {

@@ -21,6 +21,8 @@ const TIMER: Duration = Duration::from_secs(5);
 const APPENDED: Duration = Duration::from_secs(30);
 /// Files with uncommitted contents, before those without a writer are committed early.
 const CHANGED_MAX: usize = 512;
+/// Objects that are to be removed, before a commit does it early: it holds up whoever comes meanwhile.
+const DOOMED_MAX: usize = 512;
 
 /// What commits a file but a sync of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -335,18 +337,49 @@ impl StoreTree {
         self.wait(core)
     }
 
-    /// Commits files without a writer before the timer does, when there are many.
+    /// Commits files without a writer, and removals, before the timer does, when there are many.
     pub(crate) fn relieve(&self, core: &mut Core) -> Result<()> {
-        if self.mode == CommitMode::Store || core.changed.len() < CHANGED_MAX {
+        if self.mode == CommitMode::Store {
             return Ok(());
+        }
+        let due = Self::due_early(core);
+        if core.doomed.len() < DOOMED_MAX {
+            core.early.doomed = 0;
+        }
+        if due.is_empty() && core.doomed.len() < DOOMED_MAX.max(core.early.doomed) {
+            return Ok(());
+        }
+        let done = core.commit(&due);
+        if done.is_err() {
+            // On a full disk not everybody who comes tries it again.
+            (core.early.changed, core.early.doomed) = (2 * core.changed.len(), 2 * core.doomed.len());
+        }
+        done
+    }
+
+    /// Of many files with uncommitted contents, those without a writer, if they are many.
+    ///
+    /// Where they are few, all are looked at again only when there are twice as many files.
+    fn due_early(core: &mut Core) -> Vec<Ino> {
+        if core.changed.len() < CHANGED_MAX {
+            core.early.changed = 0;
+        }
+        if core.changed.len() < CHANGED_MAX.max(core.early.changed) {
+            return Vec::new();
         }
         let idle =
             |ino: &&Ino| core.inodes.get(ino).is_some_and(|i| i.writers == 0 && i.is_committable() && i.row.nlink > 0);
         let due: Vec<Ino> = core.changed.iter().filter(idle).copied().collect();
-        if due.len() >= CHANGED_MAX / 2 {
-            core.commit(&due)?;
-        }
-        Ok(())
+        core.early.looked_at += core.changed.len() as u64;
+        let are_many = due.len() >= CHANGED_MAX / 2;
+        core.early.changed = if are_many { 0 } else { 2 * core.changed.len() };
+        if are_many { due } else { Vec::new() }
+    }
+
+    /// Files that were looked at by going through all with uncommitted contents, ever: for tests.
+    #[doc(hidden)]
+    pub fn files_looked_at(&self) -> Result<u64> {
+        Ok(self.core()?.early.looked_at)
     }
 
     pub(crate) fn close_store(&self, pull: &dyn Pull) -> Result<()> {

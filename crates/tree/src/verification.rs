@@ -82,7 +82,7 @@ impl Found {
                 if !self.places.insert((dir, cookie)) || cookie == 0 {
                     self.problem(format!("two names have one place in the directory of inode {dir}"));
                 }
-                self.names.entry(ino).or_default().push((dir, name));
+                self.names.entry(ino).or_default().push((dir, name[..].into()));
             }
             Row::Xattr { ino, name, value } => self.xattrs.push((ino, name, value)),
         }

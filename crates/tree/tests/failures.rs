@@ -220,3 +220,24 @@ fn a_tree_goes_on_after_every_failure_but_of_a_flush() {
     println!("{failures} failures");
     assert!(failures > 200, "hardly anything failed");
 }
+
+/// A checkpoint finds no room for the table. When there is room again, a commit that removes objects goes on, too.
+#[test]
+fn removals_go_on_when_the_table_could_not_be_written_for_a_while() {
+    for error in [libc::ENOSPC, libc::EDQUOT] {
+        let (disk, clock, tree) = new_tree();
+        let (kept, gone) = (synced(&tree, "kept", b"kept"), file(&tree, "gone"));
+        tree.write(gone, 0, b"much").unwrap();
+        tree.sync_all(&Clean).unwrap();
+        disk.fail(Fault { on: On::Write, after: 0, times: 1000, what: What::Errno(error) });
+        assert_eq!(tree.write_back(), Err(Errno(error)), "the error of the system");
+        tree.unlink(ROOT, name("gone")).unwrap();
+        tree.forget(gone, 1);
+        assert_eq!(tree.sync(kept, &Clean), Err(Errno(error)), "the error of the system");
+        disk.clear_faults();
+        tree.sync(kept, &Clean).unwrap();
+        let tree = reopen(&disk, &clock, tree);
+        assert_eq!(contents_of(&tree, "kept"), b"kept");
+        assert!(tree.lookup(ROOT, name("gone")).is_err());
+    }
+}

@@ -55,6 +55,12 @@ impl Txn {
         if state.txn == Some(self.id) {
             return Ok(());
         }
+        if state.quarantine.is_some() {
+            // The cause may be gone, as a full disk that has space again. Otherwise the file is refused below.
+            drop(state);
+            let _ = self.store.checkpoint();
+            state = file.shared.write();
+        }
         state.check_commit(None)?;
         state.txn = Some(self.id);
         self.files.push(file.shared.clone());
