@@ -100,7 +100,7 @@ fn update(path: &Path, version: u8) -> io::Result<()> {
 fn where_a_quota_ends_programs_are_told_and_all_goes_on_when_there_is_room() {
     let Some(on) = WithQuota::new() else { return };
     let (other, database, large) = (on.path("fs/v/other"), on.path("mnt/database"), on.path("mnt/large"));
-    fs::write(&other, (0..OTHER).map(|n| (n ^ n >> 9) as u8).collect::<Vec<u8>>()).unwrap();
+    fs::write(&other, (0..OTHER).map(|n| (n ^ (n >> 9)) as u8).collect::<Vec<u8>>()).unwrap();
     rustix::fs::syncfs(File::open(&other).unwrap()).unwrap();
     on.untorn(&["--no-supervisor"]);
     update(&database, 1).unwrap();
@@ -108,7 +108,7 @@ fn where_a_quota_ends_programs_are_told_and_all_goes_on_when_there_is_room() {
     // Until the quota ends: each MiB is synced.
     let (file, mut acknowledged) = (open(&large), 0);
     let ended = (0..1000).find_map(|n: usize| {
-        let bytes: Vec<u8> = (0..MIB).map(|k| (k * (n + 3) >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..MIB).map(|k| ((k * (n + 3)) >> 7) as u8).collect();
         let done = file.write_all_at(&bytes, (n * MIB) as u64).and_then(|()| file.sync_all());
         acknowledged += usize::from(done.is_ok());
         done.err()
@@ -145,7 +145,7 @@ fn where_a_quota_ends_programs_are_told_and_all_goes_on_when_there_is_room() {
 fn a_daemon_killed_where_a_quota_ends_has_lost_nothing_that_was_acknowledged() {
     let Some(on) = WithQuota::new() else { return };
     let (other, database, large) = (on.path("fs/v/other"), on.path("mnt/database"), on.path("mnt/large"));
-    fs::write(&other, (0..OTHER).map(|n| (n ^ n >> 9) as u8).collect::<Vec<u8>>()).unwrap();
+    fs::write(&other, (0..OTHER).map(|n| (n ^ (n >> 9)) as u8).collect::<Vec<u8>>()).unwrap();
     on.untorn(&["--no-supervisor"]);
     update(&database, 1).unwrap();
     let (file, mut acknowledged) = (open(&large), 0);

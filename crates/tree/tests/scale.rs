@@ -122,8 +122,8 @@ fn a_directory_of_many_files_works_and_is_opened_again() {
     told.step("committed");
     assert_eq!(list(&tree), files);
     told.step("listed");
-    for n in 0..files {
-        assert_eq!(tree.lookup(ROOT, &numbered(n)).unwrap().ino, inos[n]);
+    for (n, ino) in inos.iter().enumerate() {
+        assert_eq!(tree.lookup(ROOT, &numbered(n)).unwrap().ino, *ino);
     }
     told.step("looked up");
     for n in 0..files {
@@ -139,9 +139,8 @@ fn a_directory_of_many_files_works_and_is_opened_again() {
     assert_eq!(list(&tree), files);
     assert!(tree.lookup(ROOT, &numbered(0)).is_err());
     told.since = Instant::now();
-    for n in 0..files {
-        let ino = tree.lookup(ROOT, &numbered(n + files)).unwrap().ino;
-        assert_eq!(ino, inos[n]);
+    for (n, ino) in inos.into_iter().enumerate() {
+        assert_eq!(tree.lookup(ROOT, &numbered(n + files)).unwrap().ino, ino);
         tree.unlink(ROOT, &numbered(n + files)).unwrap();
         tree.forget(ino, 1);
     }
