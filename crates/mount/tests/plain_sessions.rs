@@ -337,6 +337,18 @@ fn what_somebody_else_changed_is_not_overwritten() {
     }
 }
 
+/// Whether all threads of a process stand still, or it has ended.
+fn has_stopped(process: &mut std::process::Child) -> bool {
+    if process.try_wait().unwrap().is_some() {
+        return true;
+    }
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", process.id())) else { return false };
+    threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("stat"))).all(|stat| {
+        // The state follows the name, which is in parentheses.
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't', 'X', 'Z'])))
+    })
+}
+
 /// Somebody makes a file while the last step is under way, which is stopped for that.
 #[test]
 fn what_comes_up_late_is_left_and_the_rest_is_put_back() {
@@ -355,7 +367,9 @@ fn what_comes_up_late_is_left_and_the_rest_is_put_back() {
                 std::hint::spin_loop();
             }
             let _ = kill_process(Pid::from_child(&recover), Signal::STOP);
-            std::thread::sleep(Duration::from_millis(10));
+            while !has_stopped(&mut recover) {
+                std::thread::yield_now();
+            }
             let in_the_middle = !tree.join("zlast").exists();
             if in_the_middle {
                 fs::write(tree.join("zlast"), "outside").unwrap();
