@@ -18,7 +18,7 @@
 
 #include "untorn.h"
 
-#define VERSION 1
+#define VERSION 2
 #define FILTER 128
 #define RECORD 16
 #define KIND_STORE (1ull << 48)
@@ -32,8 +32,9 @@ struct writer {
     size_t used;
     size_t room;
     uint64_t epoch;
+    void *section;
     uint64_t filter[FILTER];
-};
+} __attribute__((aligned(64)));
 
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
 
@@ -107,6 +108,12 @@ static void before(const void *address, size_t size) {
     for (; size >= 8; at += 8, size -= 8) log_word(w, at, 8);
     if (size) log_word(w, at, size);
 }
+
+/* The library finds what the thread has by the address of its log, which only the program knows without a call. */
+int __wrap_untorn_mutex_lock(untorn_mutex *mutex);
+int __wrap_untorn_mutex_unlock(untorn_mutex *mutex);
+int __wrap_untorn_mutex_lock(untorn_mutex *mutex) { return untorn_live_lock(&this_threads, mutex); }
+int __wrap_untorn_mutex_unlock(untorn_mutex *mutex) { return untorn_live_unlock(&this_threads, mutex); }
 
 /* What compilers call with -fsanitize=kernel-address. */
 void __asan_store1_noabort(uintptr_t at);

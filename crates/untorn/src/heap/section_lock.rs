@@ -4,13 +4,14 @@ use super::heap_section::Section;
 use super::open_heap::Heap;
 use super::registry::WeakHeap;
 use super::section_audit;
+use super::section_log::LogWriter;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_run;
+use super::section_thread::writer;
 use super::storable::Storable;
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use untorn_journal::{Error, Result};
@@ -45,13 +46,20 @@ impl Default for SectionLock {
 }
 
 /// A number that no process before had.
+#[inline]
 fn this_process() -> u64 {
-    static NUMBER: OnceLock<u64> = OnceLock::new();
-    *NUMBER.get_or_init(|| {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    #[cold]
+    fn choose() -> u64 {
         let mut hasher = RandomState::new().build_hasher();
         hasher.write_u32(std::process::id());
-        hasher.finish() | 2
-    })
+        let number = hasher.finish() | 2;
+        NUMBER.compare_exchange(0, number, Relaxed, Relaxed).map_or_else(|others| others, |_| number)
+    }
+    match NUMBER.load(Relaxed) {
+        0 => choose(),
+        number => number,
+    }
 }
 
 thread_local! {
@@ -135,6 +143,10 @@ impl SectionLock {
     /// [`Error::Closed`], [`Error::Forked`].
     #[inline]
     pub fn lock(&self) -> Result<()> {
+        // SAFETY: this thread's.
+        if unsafe { self.lock_at_once(writer()) } {
+            return Ok(());
+        }
         section_run::lock(self.heap()?, &self.lock, Mode::Exclusive)
     }
 
@@ -168,6 +180,10 @@ impl SectionLock {
     /// [`Error::Invalid`]: nobody has it so, or this thread is in no section.
     #[inline]
     pub fn unlock(&self) -> Result<()> {
+        // SAFETY: this thread's.
+        if unsafe { self.unlock_at_once(writer()) } {
+            return Ok(());
+        }
         self.give_back(Mode::Exclusive)
     }
 
@@ -177,6 +193,29 @@ impl SectionLock {
     /// Those of [`SectionLock::unlock`].
     pub fn unlock_shared(&self) -> Result<()> {
         self.give_back(Mode::Shared)
+    }
+
+    /// [`SectionLock::lock`] as most calls of it are. False: nothing was done.
+    ///
+    /// # Safety
+    /// The writer is this thread's.
+    #[inline]
+    pub(super) unsafe fn lock_at_once(&self, writer: *mut LogWriter) -> bool {
+        let opening = self.opening.load(Acquire);
+        self.process.load(Acquire) == this_process()
+            // SAFETY: the caller's promise.
+            && unsafe { section_run::lock_at_once(writer, opening, &self.lock, Mode::Exclusive) }
+    }
+
+    /// [`SectionLock::unlock`] as most calls of it are. False: nothing was done.
+    ///
+    /// # Safety
+    /// The writer is this thread's.
+    #[inline]
+    pub(super) unsafe fn unlock_at_once(&self, writer: *mut LogWriter) -> bool {
+        let opening = self.opening.load(Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { section_run::release_at_once(writer, opening, &self.lock, Mode::Exclusive) }
     }
 
     fn give_back(&self, mode: Mode) -> Result<()> {

@@ -44,9 +44,31 @@ pub(super) struct SectionId {
 
 /// On cache lines of its own.
 #[repr(C, align(128))]
-struct Numbers {
+pub(super) struct Numbers {
     tail: AtomicU64,
     stable: AtomicU64,
+}
+
+impl Numbers {
+    /// Whether nothing is in the log.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.tail.load(Relaxed) == 0
+    }
+
+    #[inline]
+    fn set_stable(&self, number: u64) {
+        compiler_fence(SeqCst);
+        self.stable.store(number, Release);
+        compiler_fence(SeqCst);
+    }
+
+    /// The section of this number can not be rolled back any more, and nothing else is in the log.
+    #[inline]
+    pub(super) fn settle(&self, number: u64) {
+        self.set_stable(number);
+        self.tail.store(0, Release);
+    }
 }
 
 /// What a record says.
@@ -87,6 +109,7 @@ const fn word(kind: u64, address: u64, size: usize) -> u64 {
 }
 
 /// Both words of a record that has no bytes behind it.
+#[inline]
 pub(super) fn words_of(record: &Record<'_>) -> [u64; 2] {
     match *record {
         Record::Store { address, old, len } => [word(STORE, address as u64, len), u64::from_ne_bytes(old)],
@@ -124,7 +147,7 @@ impl SectionLogs {
         SectionLogs { head }
     }
 
-    fn numbers(&self, place: Place) -> &Numbers {
+    pub(super) fn numbers(&self, place: Place) -> &'static Numbers {
         assert!((place as usize) < PLACES);
         // SAFETY: within the head, at a multiple of the alignment; numbers are any bytes.
         unsafe { self.head.add(PLACES_AT).cast::<Numbers>().add(place as usize).as_ref() }
@@ -140,11 +163,8 @@ impl SectionLogs {
         self.numbers(place).stable.load(Acquire)
     }
 
-    #[inline]
     pub(super) fn set_stable(&self, place: Place, number: u64) {
-        compiler_fence(SeqCst);
-        self.numbers(place).stable.store(number, Release);
-        compiler_fence(SeqCst);
+        self.numbers(place).set_stable(number);
     }
 
     /// Where a place's records are in the head.
@@ -252,8 +272,8 @@ fn parse_one(log: &[u8]) -> Option<(Record<'_>, usize)> {
     Some((record, RECORD_BYTES))
 }
 
-/// Writes to the log of one thread. The program's own hooks write there, too, so its layout is theirs (`live/hooks.h`).
-#[repr(C)]
+/// Writes to the log of one thread. The program's own hooks write there, too, so its layout is theirs (`live/hooks.c`).
+#[repr(C, align(64))]
 pub struct LogWriter {
     /// Where the heap is.
     base: usize,
@@ -268,6 +288,8 @@ pub struct LogWriter {
     room: usize,
     /// In the upper 12 bits: which section the entries of the filter are of.
     epoch: u64,
+    /// What the thread has in the heap that it had a section of last; the room above knows what that is.
+    pub(super) section: *mut (),
     /// What the section has logged: address, size (4 bits), epoch.
     filter: [u64; FILTER],
 }
@@ -286,6 +308,7 @@ impl LogWriter {
             used: 0,
             room: 0,
             epoch: 0,
+            section: std::ptr::null_mut(),
             filter: [0; FILTER],
         }
     }
@@ -301,7 +324,14 @@ impl LogWriter {
     ) {
         self.tail = logs.tail(place);
         self.records = logs.records(place).as_ptr();
-        (self.used, self.room) = (used, room);
+        self.room = room;
+        self.begin_again((base, bytes), used);
+    }
+
+    /// A section begins in the log in which the last one was.
+    #[inline]
+    pub(super) fn begin_again(&mut self, (base, bytes): (usize, usize), used: usize) {
+        self.used = used;
         if holds(invariant::SECTION_FILTER_FORGETS) {
             self.forget();
         }
@@ -309,23 +339,31 @@ impl LogWriter {
     }
 
     /// What the filter knows holds no longer.
+    #[inline]
     fn forget(&mut self) {
+        #[cold]
+        fn begin_anew(writer: &mut LogWriter) {
+            writer.filter = [0; FILTER];
+            writer.epoch = 1 << EPOCH_SHIFT;
+        }
         self.epoch = self.epoch.wrapping_add(1 << EPOCH_SHIFT);
         if self.epoch == 0 {
-            self.filter = [0; FILTER];
-            self.epoch = 1 << EPOCH_SHIFT;
+            begin_anew(self);
         }
     }
 
     /// The thread is in no section.
+    #[inline]
     pub(super) fn end(&mut self) {
         self.bytes = 0;
     }
 
+    #[inline]
     pub(super) fn used(&self) -> usize {
         self.used
     }
 
+    #[inline]
     pub(super) fn room(&self) -> usize {
         self.room
     }
@@ -341,6 +379,7 @@ impl LogWriter {
     }
 
     /// Appends a record, which nobody sees before the next one, or before [`LogWriter::publish`]. There is room for it.
+    #[inline]
     pub(super) fn append(&mut self, record: &Record<'_>) -> usize {
         let at = self.used;
         let words = words_of(record);

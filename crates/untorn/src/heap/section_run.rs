@@ -4,8 +4,9 @@ use super::registry::WeakHeap;
 use super::section_audit as audit;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
-use super::section_thread::{Ended, ThreadSections, last_sections, section_of, sections_in};
-use std::ptr::{NonNull, with_exposed_provenance_mut};
+use super::section_log::LogWriter;
+use super::section_thread::{Ended, ThreadSections, current_of, last_sections, section_of, sections_in, set_current};
+use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use untorn_journal::{Error, Result};
 
 /// Begins a section, or one more within the thread's own; ended by [`release`].
@@ -26,9 +27,10 @@ fn begin_outermost(heap: WeakHeap) -> Result<()> {
         None => sections_in(&heap.section_heap()?)?,
     };
     if !heap.is_open() {
+        set_current(null_mut());
         return Err(Error::Closed);
     }
-    let has_log = sections.find_log().unwrap_or_else(|e| {
+    let has_log = sections.find_log(!audit::is_on()).unwrap_or_else(|e| {
         tracing::warn!(error = %e, "no room for the log of a section: a kill within it takes the heap back to its last cut");
         false
     });
@@ -43,6 +45,43 @@ fn begin_outermost(heap: WeakHeap) -> Result<()> {
 /// This thread's section of a heap.
 pub(super) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
     section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
+}
+
+/// Takes a lock of an opening of a heap, and begins a section, as most sections begin: without a look at the registry, and
+/// without finding what the thread has a second time. False: nothing was done, and [`lock`] does it.
+///
+/// # Safety
+/// The writer is this thread's.
+#[inline]
+pub(super) unsafe fn lock_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock, mode: Mode) -> bool {
+    // SAFETY: the caller's promise; nobody else uses what the thread has before this returns.
+    let Some(section) = (unsafe { current_of(writer) }) else { return false };
+    // SAFETY: the caller's promise.
+    if section.heap().opening != opening || !section.begin_at_once(unsafe { &mut *writer }) {
+        return false;
+    }
+    lock.lock(mode);
+    section.has_taken(&lock.mark);
+    true
+}
+
+/// Ends a section as most end, and gives the lock back that ends it. False: nothing was done, and [`release`] does it.
+///
+/// # Safety
+/// The writer is this thread's.
+#[inline]
+pub(super) unsafe fn release_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock, mode: Mode) -> bool {
+    // SAFETY: as in `lock_at_once`.
+    let Some(section) = (unsafe { current_of(writer) }) else { return false };
+    let is_its = section.heap().opening == opening && lock.is_locked(mode);
+    // SAFETY: the caller's promise.
+    if !is_its || !section.end_at_once(unsafe { &mut *writer }) {
+        return false;
+    }
+    // SAFETY: it is locked, by this thread, as by [`release`].
+    unsafe { lock.unlock(mode) };
+    section.leave();
+    true
 }
 
 /// Takes a lock, as a section or a part of one.

@@ -4,18 +4,18 @@
 
 use super::live_head::LiveHead;
 use super::section_log::{
-    LOG_BYTES, LogWriter, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
+    LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
 };
 use super::section_mark::Mark;
 use super::section_stability::{Complete, Then};
-use super::sections::{Sections, Settled};
+use super::sections::{Busy, Sections, Settled};
 use crate::invariant;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use untorn_journal::Error;
-use untorn_os::{holds, process_generation};
+use untorn_os::{holds, is_asymmetric, process_generation};
 
 /// What the section of a thread is of.
 #[derive(Clone)]
@@ -33,8 +33,12 @@ pub(super) struct SectionHeap {
 struct Log {
     place: Place,
     logs: SectionLogs,
+    numbers: &'static Numbers,
+    busy: &'static Busy,
     /// Bytes that it has room for.
     room: usize,
+    /// Sections may begin and end by [`ThreadSections::begin_at_once`] and [`ThreadSections::end_at_once`].
+    at_once: bool,
     /// The record that begins the section is in it.
     begun: bool,
     /// Where the section begins in it.
@@ -61,6 +65,8 @@ pub(super) struct ThreadSections {
     marked: bool,
     /// It changed what its log had no room for.
     unlogged: bool,
+    /// One of these is so: there is more to do when it ends than to empty its log.
+    eventful: bool,
 }
 
 /// What is left to do once a section has ended, outside of the lock that ended it.
@@ -91,8 +97,7 @@ pub fn has_hooks() -> bool {
 }
 
 thread_local! {
-    /// The heap of the thread's section, or of its last one. No destructor: it works while the thread ends.
-    static CURRENT: Cell<*mut ThreadSections> = const { Cell::new(null_mut()) };
+    /// It knows what the thread has in the heap of its section, or of its last one. No destructor: it works while the thread ends.
     static WRITER: Cell<*mut LogWriter> = const { Cell::new(null_mut()) };
     static ALL: All = const { All(RefCell::new(Vec::new())) };
 }
@@ -102,7 +107,7 @@ struct All(RefCell<Vec<*mut ThreadSections>>);
 
 impl Drop for All {
     fn drop(&mut self) {
-        CURRENT.set(null_mut());
+        set_current(null_mut());
         for one in self.0.take() {
             // SAFETY: made by `Box::into_raw`, and nobody else's any more.
             let one = unsafe { Box::from_raw(one) };
@@ -112,25 +117,47 @@ impl Drop for All {
 }
 
 /// The writer of this thread.
-fn writer() -> *mut LogWriter {
-    let known = WRITER.get();
-    if !known.is_null() {
-        return known;
+#[inline]
+pub(super) fn writer() -> *mut LogWriter {
+    #[cold]
+    fn find() -> *mut LogWriter {
+        let found = match WRITER_OF_HOOKS.get() {
+            Some(writer) => writer(),
+            // As long as the process, since a thread may store while it ends.
+            None => Box::into_raw(Box::new(LogWriter::new())),
+        };
+        WRITER.set(found);
+        found
     }
-    let made = match WRITER_OF_HOOKS.get() {
-        Some(writer) => writer(),
-        // As long as the process, since a thread may store while it ends.
-        None => Box::into_raw(Box::new(LogWriter::new())),
-    };
-    WRITER.set(made);
-    made
+    let known = WRITER.get();
+    if known.is_null() { find() } else { known }
+}
+
+/// What the thread of a writer has in the heap that it had a section of last.
+///
+/// # Safety
+/// The writer is this thread's. The caller lets go of the result before it asks for another one.
+#[inline]
+pub(super) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut ThreadSections> {
+    // SAFETY: the caller's promise, and a box of this thread's, which it frees when it ends.
+    unsafe { (*writer).section.cast::<ThreadSections>().as_mut() }
+}
+
+#[inline]
+fn current<'t>() -> Option<&'t mut ThreadSections> {
+    // SAFETY: this thread's; each caller lets go of it before it calls another one.
+    unsafe { current_of(writer()) }
+}
+
+pub(super) fn set_current(section: *mut ThreadSections) {
+    // SAFETY: this thread's own, for ever.
+    unsafe { (*writer()).section = section.cast() };
 }
 
 /// The section that this thread is in, of any heap.
 #[inline]
 pub(super) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
-    // SAFETY: a box of this thread's, which it frees when it ends; each caller lets go of it before it calls another one.
-    let section = unsafe { CURRENT.get().as_mut() };
+    let section = current();
     // In a forked child there is none: its memory is the parent's.
     section.filter(|section| section.depth > 0 && section.process == process_generation())
 }
@@ -144,9 +171,7 @@ pub(super) fn section_of<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
 /// What this thread has in the heap that it had a section of last, if that is this one.
 #[inline]
 pub(super) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
-    // SAFETY: as in `open_section`.
-    let last = unsafe { CURRENT.get().as_mut() };
-    last.filter(|last| last.heap.opening == opening && last.process == process_generation())
+    current().filter(|last| last.heap.opening == opening && last.process == process_generation())
 }
 
 /// What this thread has in a heap, made if it has nothing there.
@@ -154,8 +179,7 @@ pub(super) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> 
 /// # Errors
 /// It is in a section of another heap, or ends.
 pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSections, Error> {
-    // SAFETY: as in `open_section`.
-    if let Some(current) = unsafe { CURRENT.get().as_mut() } {
+    if let Some(current) = current() {
         if current.heap.opening == heap.opening && current.process == process_generation() {
             return Ok(current);
         }
@@ -183,8 +207,8 @@ pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
         })
     });
     let Ok(found) = found else { return Err(Error::invalid("a thread that is ending can begin no section")) };
-    CURRENT.set(found);
-    // SAFETY: as in `open_section`.
+    set_current(found);
+    // SAFETY: as in `current`.
     Ok(unsafe { &mut *found })
 }
 
@@ -201,6 +225,7 @@ impl ThreadSections {
             then: Vec::new(),
             marked: false,
             unlogged: false,
+            eventful: false,
         }
     }
 
@@ -254,17 +279,28 @@ impl ThreadSections {
         unsafe { &mut *writer() }
     }
 
-    /// Whether the next section needs a guard, as the thread has no log.
+    /// Whether the thread has a log, which it gets if it has none; otherwise the next section needs a guard. `at_once`: nothing
+    /// but the log needs to know of its sections.
     ///
     /// # Errors
     /// There is no room for one.
-    pub(super) fn find_log(&mut self) -> std::io::Result<bool> {
+    pub(super) fn find_log(&mut self, at_once: bool) -> std::io::Result<bool> {
         if self.log.is_none()
             && let Some((place, room)) = self.heap.sections.take_place()?
         {
             let logs = self.heap.logs;
-            let number = logs.stable(place) + 1;
-            self.log = Some(Log { place, logs, room, begun: false, begun_at: 0, number, clock: 1 });
+            self.log = Some(Log {
+                place,
+                logs,
+                numbers: logs.numbers(place),
+                busy: self.heap.sections.busy(place),
+                room,
+                at_once: at_once && is_asymmetric(),
+                begun: false,
+                begun_at: 0,
+                number: logs.stable(place) + 1,
+                clock: 1,
+            });
         }
         Ok(self.log.is_some())
     }
@@ -273,6 +309,62 @@ impl ThreadSections {
     #[inline]
     pub(super) fn deepen(&mut self) {
         self.depth += 1;
+    }
+
+    /// Begins a section as most begin: the outermost, of an open heap, behind none that left something in the thread's log, and
+    /// no commit waits. False: nothing was done.
+    #[inline]
+    pub(super) fn begin_at_once(&mut self, writer: &mut LogWriter) -> bool {
+        let Some(log) = &mut self.log else { return false };
+        let sections = self.heap.sections;
+        if self.depth != 0
+            || !log.at_once
+            || !log.numbers.is_empty()
+            || self.process != process_generation()
+            || !sections.are_of(self.heap.opening)
+            || !sections.enter_at_once(log.busy)
+        {
+            return false;
+        }
+        self.depth = 1;
+        (log.begun, log.begun_at) = (true, 0);
+        // There is always room for that.
+        writer.begin_again((self.heap.addresses.start, self.heap.addresses.len()), 0);
+        writer.append(&Record::Begin { number: log.number, clock: log.clock });
+        true
+    }
+
+    /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
+    /// ends it is given back behind this, and then comes [`ThreadSections::leave`].
+    #[inline]
+    pub(super) fn end_at_once(&mut self, writer: &mut LogWriter) -> bool {
+        let Some(log) = &mut self.log else { return false };
+        if self.depth != 1
+            || self.eventful
+            || !log.begun
+            || !log.at_once
+            || log.busy.has_waiting()
+            || self.process != process_generation()
+            || !self.heap.sections.are_of(self.heap.opening)
+        {
+            return false;
+        }
+        self.depth = 0;
+        if writer.used() > log.begun_at + RECORD_BYTES {
+            log.numbers.settle(log.number);
+            log.number += 1;
+        }
+        log.room = writer.room();
+        writer.end();
+        true
+    }
+
+    /// The thread is in no section any more, behind [`ThreadSections::end_at_once`].
+    #[inline]
+    pub(super) fn leave(&self) {
+        if let Some(log) = &self.log {
+            log.busy.leave();
+        }
     }
 
     /// Begins the outermost section. The thread has a log, or a guard that says that something is being changed.
@@ -302,7 +394,7 @@ impl ThreadSections {
     /// From now on the section is protected as a change under a guard is: killed, the heap goes back to its last cut.
     fn go_unlogged(&mut self) {
         if !self.unlogged {
-            self.unlogged = true;
+            (self.unlogged, self.eventful) = (true, true);
             self.heap.head.begin_change();
             self.writer().end();
             tracing::warn!(
@@ -370,6 +462,7 @@ impl ThreadSections {
         }
         let at = self.log_record(&Record::Frees { address });
         self.frees.push((at, address));
+        self.eventful = true;
         true
     }
 
@@ -396,13 +489,14 @@ impl ThreadSections {
         }
         if !self.depends.contains(&on) {
             self.depends.push(on);
+            self.eventful = true;
         }
     }
 
     /// The thread is about to give a lock back, and goes on with its section: whoever takes the lock depends on it.
     #[inline]
     pub(super) fn marks(&mut self, mark: &Mark) {
-        self.marked = true;
+        (self.marked, self.eventful) = (true, true);
         if let Some(log) = self.log.as_ref().filter(|_| holds(invariant::SECTION_MARKS)) {
             mark.write(SectionId { place: log.place, number: log.number }, log.clock);
         }
@@ -417,6 +511,7 @@ impl ThreadSections {
     /// The outermost section ends; the lock that ends it is given back behind this.
     pub(super) fn end(&mut self, mark: Option<&Mark>) -> Ended {
         self.depth = 0;
+        self.eventful = false;
         let logs = self.heap.logs;
         self.depends.retain(|on| logs.stable(on.place) < on.number);
         let mut ended =
@@ -493,6 +588,7 @@ impl ThreadSections {
     pub(super) fn on_stable(&mut self, then: Then) -> Option<Then> {
         if self.depth > 0 {
             self.then.push(then);
+            self.eventful = true;
             return None;
         }
         match &self.log {
