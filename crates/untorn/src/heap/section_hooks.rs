@@ -13,7 +13,7 @@ use untorn_journal::Result;
 ///
 /// # Safety
 /// The writer is this thread's, that of its hooks.
-#[inline]
+#[inline(always)]
 pub unsafe fn lock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
     // SAFETY: the caller's promise.
     unsafe { lock.lock_at_once(writer) }
@@ -23,7 +23,7 @@ pub unsafe fn lock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
 ///
 /// # Safety
 /// As for [`lock_at_once`].
-#[inline]
+#[inline(always)]
 pub unsafe fn unlock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
     // SAFETY: the caller's promise.
     unsafe { lock.unlock_at_once(writer) }

@@ -45,21 +45,18 @@ impl Default for SectionLock {
     }
 }
 
-/// A number that no process before had.
-#[inline]
+/// A number that no process before had; 0: it is not chosen yet.
+static THIS_PROCESS: AtomicU64 = AtomicU64::new(0);
+
 fn this_process() -> u64 {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    #[cold]
-    fn choose() -> u64 {
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u32(std::process::id());
-        let number = hasher.finish() | 2;
-        NUMBER.compare_exchange(0, number, Relaxed, Relaxed).map_or_else(|others| others, |_| number)
+    let known = THIS_PROCESS.load(Relaxed);
+    if known != 0 {
+        return known;
     }
-    match NUMBER.load(Relaxed) {
-        0 => choose(),
-        number => number,
-    }
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    let number = hasher.finish() | 2;
+    THIS_PROCESS.compare_exchange(0, number, Relaxed, Relaxed).map_or_else(|others| others, |_| number)
 }
 
 thread_local! {
@@ -199,23 +196,22 @@ impl SectionLock {
     ///
     /// # Safety
     /// The writer is this thread's.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn lock_at_once(&self, writer: *mut LogWriter) -> bool {
         let opening = self.opening.load(Acquire);
-        self.process.load(Acquire) == this_process()
+        self.process.load(Acquire) == THIS_PROCESS.load(Relaxed)
             // SAFETY: the caller's promise.
-            && unsafe { section_run::lock_at_once(writer, opening, &self.lock, Mode::Exclusive) }
+            && unsafe { section_run::lock_at_once(writer, opening, &self.lock) }
     }
 
     /// [`SectionLock::unlock`] as most calls of it are. False: nothing was done.
     ///
     /// # Safety
     /// The writer is this thread's.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn unlock_at_once(&self, writer: *mut LogWriter) -> bool {
-        let opening = self.opening.load(Relaxed);
         // SAFETY: the caller's promise.
-        unsafe { section_run::release_at_once(writer, opening, &self.lock, Mode::Exclusive) }
+        unsafe { section_run::release_at_once(writer, &self.lock) }
     }
 
     fn give_back(&self, mode: Mode) -> Result<()> {
@@ -254,6 +250,10 @@ impl Heap {
     /// # Errors
     /// Those of [`SectionLock::lock`]; [`Error::Invalid`]: the lock is one of another heap.
     pub fn section_with<'h>(&'h self, lock: &'h SectionLock) -> Result<Section<'h>> {
+        // SAFETY: this thread's.
+        if lock.opening.load(Acquire) == self.downgrade().opening() && unsafe { lock.lock_at_once(writer()) } {
+            return Ok(Section::of(self, Some(&lock.lock)));
+        }
         if WeakHeap::of_opening(lock.opening.load(Acquire)).is_none() {
             lock.set_heap(self.downgrade())?;
         }

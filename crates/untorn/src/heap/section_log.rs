@@ -50,12 +50,6 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// Whether nothing is in the log.
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.tail.load(Relaxed) == 0
-    }
-
     #[inline]
     fn set_stable(&self, number: u64) {
         compiler_fence(SeqCst);
@@ -147,7 +141,7 @@ impl SectionLogs {
         SectionLogs { head }
     }
 
-    pub(super) fn numbers(&self, place: Place) -> &'static Numbers {
+    pub(super) fn numbers(&self, place: Place) -> &Numbers {
         assert!((place as usize) < PLACES);
         // SAFETY: within the head, at a multiple of the alignment; numbers are any bytes.
         unsafe { self.head.add(PLACES_AT).cast::<Numbers>().add(place as usize).as_ref() }
@@ -282,8 +276,8 @@ pub struct LogWriter {
     /// Bytes of the log in use, as a recovery sees it.
     tail: *const AtomicU64,
     records: *mut u8,
-    /// Bytes in use, as this thread sees it: the record that begins a section is seen with the next one.
-    used: usize,
+    /// Behind the record that begins the section, which is not in use before the next one is.
+    begun: usize,
     /// Bytes that there is room for.
     room: usize,
     /// In the upper 12 bits: which section the entries of the filter are of.
@@ -305,7 +299,7 @@ impl LogWriter {
             bytes: 0,
             tail: std::ptr::null(),
             records: std::ptr::null_mut(),
-            used: 0,
+            begun: 0,
             room: 0,
             epoch: 0,
             section: std::ptr::null_mut(),
@@ -313,29 +307,37 @@ impl LogWriter {
         }
     }
 
-    /// A section begins, of a heap at these addresses, in the log of a place of which so many bytes are in use.
-    pub(super) fn begin(
-        &mut self,
-        (base, bytes): (usize, usize),
-        logs: &SectionLogs,
-        place: Place,
-        used: usize,
-        room: usize,
-    ) {
+    /// A section begins, of a heap at these addresses, in the log of a place.
+    pub(super) fn begin(&mut self, (base, bytes): (usize, usize), logs: &SectionLogs, place: Place, room: usize) {
         self.tail = logs.tail(place);
         self.records = logs.records(place).as_ptr();
-        self.room = room;
-        self.begin_again((base, bytes), used);
-    }
-
-    /// A section begins in the log in which the last one was.
-    #[inline]
-    pub(super) fn begin_again(&mut self, (base, bytes): (usize, usize), used: usize) {
-        self.used = used;
+        (self.begun, self.room) = (0, room);
         if holds(invariant::SECTION_FILTER_FORGETS) {
             self.forget();
         }
         (self.base, self.bytes) = (base, bytes);
+    }
+
+    /// Writes the record that begins a section, the first of the log, in which nothing is in use; the section has logged nothing.
+    #[inline(always)]
+    pub(super) fn prepare(&mut self, begin: &Record<'_>) {
+        if holds(invariant::SECTION_FILTER_FORGETS) {
+            self.forget();
+        }
+        // SAFETY: in the log of this thread, which has room for that.
+        unsafe { self.records.cast::<[u64; 2]>().write(words_of(begin)) };
+    }
+
+    /// The next section of the same heap begins, whose first record is written.
+    #[inline(always)]
+    pub(super) fn go_on(&mut self, bytes: usize) {
+        self.bytes = bytes;
+    }
+
+    #[inline(always)]
+    fn tail(&self) -> &AtomicU64 {
+        // SAFETY: the tail of this thread's log, which is mapped for ever.
+        unsafe { &*self.tail }
     }
 
     /// What the filter knows holds no longer.
@@ -358,9 +360,16 @@ impl LogWriter {
         self.bytes = 0;
     }
 
+    /// Bytes of the log that are written, the record that begins the section among them.
     #[inline]
     pub(super) fn used(&self) -> usize {
-        self.used
+        self.begun.max(self.tail().load(Relaxed) as usize)
+    }
+
+    /// Whether the section that was prepared has logged anything.
+    #[inline(always)]
+    pub(super) fn has_logged(&self) -> bool {
+        self.tail().load(Relaxed) != 0
     }
 
     #[inline]
@@ -375,13 +384,25 @@ impl LogWriter {
     /// Whether so many bytes more fit.
     #[inline]
     pub(super) fn has_room(&self, bytes: usize) -> bool {
-        bytes <= self.room - self.used
+        bytes <= self.room - self.used()
     }
 
-    /// Appends a record, which nobody sees before the next one, or before [`LogWriter::publish`]. There is room for it.
-    #[inline]
+    /// Writes the record that begins a section, which a recovery sees with the next one. There is room for it.
+    pub(super) fn append_begin(&mut self, begin: &Record<'_>) {
+        let at = self.used();
+        self.begun = self.write(at, begin);
+    }
+
+    /// Appends a record that a recovery sees from now on: what the caller stores comes behind this. There is room for it.
     pub(super) fn append(&mut self, record: &Record<'_>) -> usize {
-        let at = self.used;
+        let at = self.used();
+        let used = self.write(at, record);
+        self.publish(used);
+        at
+    }
+
+    /// Where the record ends.
+    fn write(&mut self, at: usize, record: &Record<'_>) -> usize {
         let words = words_of(record);
         // SAFETY: the caller has seen that there is room, in the log of this thread.
         unsafe { self.records.add(at).cast::<[u64; 2]>().write(words) };
@@ -392,25 +413,21 @@ impl LogWriter {
             len = bytes_record(old.len()).expect("it has room");
         }
         debug_assert!(len <= self.room - at);
-        self.used = at + len;
-        at
+        at + len
     }
 
-    /// Everything appended is seen by a recovery. What the caller stores comes behind this.
-    pub(super) fn publish(&self) {
+    fn publish(&self, used: usize) {
         if holds(invariant::SECTION_LOGGED_FIRST) {
             compiler_fence(SeqCst);
-            // SAFETY: the tail of this thread's log, which is mapped for ever.
-            unsafe { &*self.tail }.store(self.used as u64, Release);
+            self.tail().store(used as u64, Release);
             compiler_fence(SeqCst);
         }
     }
 
     /// What is behind so many bytes is not in the log any more.
     pub(super) fn cut_back(&mut self, used: usize) {
-        self.used = used;
         self.forget();
-        self.publish();
+        self.publish(used);
     }
 
     /// Whether these bytes were logged in this section; if not, they count as logged from now on.

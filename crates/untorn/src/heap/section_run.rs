@@ -2,9 +2,9 @@
 
 use super::registry::WeakHeap;
 use super::section_audit as audit;
+use super::section_log::LogWriter;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
-use super::section_log::LogWriter;
 use super::section_thread::{Ended, ThreadSections, current_of, last_sections, section_of, sections_in, set_current};
 use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use untorn_journal::{Error, Result};
@@ -52,34 +52,50 @@ pub(super) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
 ///
 /// # Safety
 /// The writer is this thread's.
-#[inline]
-pub(super) unsafe fn lock_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock, mode: Mode) -> bool {
+#[inline(always)]
+pub(super) unsafe fn lock_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock) -> bool {
+    // What happens seldom, behind a call that ends the function: nothing need be kept for it.
+    #[cold]
+    #[inline(never)]
+    fn wait(section: &mut ThreadSections, lock: &MarkedLock) {
+        lock.lock(Mode::Exclusive);
+        section.has_taken(&lock.mark);
+    }
+    #[cold]
+    #[inline(never)]
+    fn look(section: &mut ThreadSections, lock: &MarkedLock) {
+        section.has_taken(&lock.mark);
+    }
     // SAFETY: the caller's promise; nobody else uses what the thread has before this returns.
     let Some(section) = (unsafe { current_of(writer) }) else { return false };
     // SAFETY: the caller's promise.
-    if section.heap().opening != opening || !section.begin_at_once(unsafe { &mut *writer }) {
+    if !section.begin_at_once(unsafe { &mut *writer }, opening, lock) {
         return false;
     }
-    lock.lock(mode);
-    section.has_taken(&lock.mark);
+    if !lock.try_lock(Mode::Exclusive) {
+        wait(section, lock);
+    } else if !lock.mark.is_clear() {
+        look(section, lock);
+    }
     true
 }
 
-/// Ends a section as most end, and gives the lock back that ends it. False: nothing was done, and [`release`] does it.
+/// Ends a section that [`lock_at_once`] began with this lock, if it ends as most end, and gives the lock back. False: nothing
+/// was done, and [`release`] does it.
 ///
 /// # Safety
 /// The writer is this thread's.
-#[inline]
-pub(super) unsafe fn release_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock, mode: Mode) -> bool {
+#[inline(always)]
+pub(super) unsafe fn release_at_once(writer: *mut LogWriter, lock: &MarkedLock) -> bool {
     // SAFETY: as in `lock_at_once`.
     let Some(section) = (unsafe { current_of(writer) }) else { return false };
-    let is_its = section.heap().opening == opening && lock.is_locked(mode);
     // SAFETY: the caller's promise.
-    if !is_its || !section.end_at_once(unsafe { &mut *writer }) {
+    let writer = unsafe { &mut *writer };
+    if !section.end_at_once(writer, lock) {
         return false;
     }
-    // SAFETY: it is locked, by this thread, as by [`release`].
-    unsafe { lock.unlock(mode) };
+    // SAFETY: the section began with it, and the thread has not given it back since.
+    unsafe { lock.unlock(Mode::Exclusive) };
     section.leave();
     true
 }
@@ -90,7 +106,7 @@ pub(super) fn lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> 
     begin(heap)?;
     audit::uses(lock);
     lock.lock(mode);
-    current(heap)?.has_taken(&lock.mark);
+    current(heap)?.has_locked(lock, mode);
     Ok(())
 }
 
@@ -100,7 +116,7 @@ pub(super) fn try_lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<
     audit::uses(lock);
     let taken = lock.try_lock(mode);
     match taken {
-        true => current(heap)?.has_taken(&lock.mark),
+        true => current(heap)?.has_locked(lock, mode),
         false => release(heap, None)?,
     }
     Ok(taken)

@@ -6,13 +6,13 @@ use super::live_head::LiveHead;
 use super::section_log::{
     LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
 };
-use super::section_mark::Mark;
+use super::section_mark::{Mark, MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
 use super::sections::{Busy, Sections, Settled};
 use crate::invariant;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use untorn_journal::Error;
 use untorn_os::{holds, is_asymmetric, process_generation};
@@ -39,6 +39,8 @@ struct Log {
     room: usize,
     /// Sections may begin and end by [`ThreadSections::begin_at_once`] and [`ThreadSections::end_at_once`].
     at_once: bool,
+    /// The section began behind none that left something to do.
+    usual: bool,
     /// The record that begins the section is in it.
     begun: bool,
     /// Where the section begins in it.
@@ -46,6 +48,9 @@ struct Log {
     number: u64,
     clock: u64,
 }
+
+/// No opening of a heap; a lock that is not known to be of one has 0.
+const NOT_READY: u64 = u64::MAX;
 
 /// A thread's sections in one heap.
 pub(super) struct ThreadSections {
@@ -55,6 +60,14 @@ pub(super) struct ThreadSections {
     log: Option<Log>,
     /// Locks, and explicit sections, that the thread holds.
     depth: usize,
+    /// The lock by which the section began, if it may end by [`ThreadSections::end_at_once`]: it has no other lock, and when it
+    /// ends there is nothing to do but to empty its log.
+    first: *const MarkedLock,
+    /// The opening of the heap, if the next section may begin by [`ThreadSections::begin_at_once`]: none is open, and what it
+    /// begins with is in the log. Otherwise [`NOT_READY`].
+    ready: u64,
+    /// Bytes of the heap's address space.
+    bytes: usize,
     /// Of these, how often the lock of the heap.
     own_lock: usize,
     depends: Vec<SectionId>,
@@ -65,8 +78,6 @@ pub(super) struct ThreadSections {
     marked: bool,
     /// It changed what its log had no room for.
     unlogged: bool,
-    /// One of these is so: there is more to do when it ends than to empty its log.
-    eventful: bool,
 }
 
 /// What is left to do once a section has ended, outside of the lock that ended it.
@@ -209,23 +220,28 @@ pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
     let Ok(found) = found else { return Err(Error::invalid("a thread that is ending can begin no section")) };
     set_current(found);
     // SAFETY: as in `current`.
-    Ok(unsafe { &mut *found })
+    let found = unsafe { &mut *found };
+    // The writer had the log of another heap.
+    found.ready = NOT_READY;
+    Ok(found)
 }
 
 impl ThreadSections {
     fn new(heap: SectionHeap) -> ThreadSections {
         ThreadSections {
+            bytes: heap.addresses.len(),
             heap,
             process: process_generation(),
             log: None,
             depth: 0,
+            first: null(),
+            ready: NOT_READY,
             own_lock: 0,
             depends: Vec::new(),
             frees: Vec::new(),
             then: Vec::new(),
             marked: false,
             unlogged: false,
-            eventful: false,
         }
     }
 
@@ -292,10 +308,12 @@ impl ThreadSections {
             self.log = Some(Log {
                 place,
                 logs,
-                numbers: logs.numbers(place),
+                // SAFETY: in the head of live memory, which is mapped for ever.
+                numbers: unsafe { &*std::ptr::from_ref(logs.numbers(place)) },
                 busy: self.heap.sections.busy(place),
                 room,
                 at_once: at_once && is_asymmetric(),
+                usual: false,
                 begun: false,
                 begun_at: 0,
                 number: logs.stable(place) + 1,
@@ -308,59 +326,51 @@ impl ThreadSections {
     /// A lock, or a section within this one.
     #[inline]
     pub(super) fn deepen(&mut self) {
+        self.first = null();
         self.depth += 1;
     }
 
-    /// Begins a section as most begin: the outermost, of an open heap, behind none that left something in the thread's log, and
-    /// no commit waits. False: nothing was done.
-    #[inline]
-    pub(super) fn begin_at_once(&mut self, writer: &mut LogWriter) -> bool {
-        let Some(log) = &mut self.log else { return false };
-        let sections = self.heap.sections;
-        if self.depth != 0
-            || !log.at_once
-            || !log.numbers.is_empty()
-            || self.process != process_generation()
-            || !sections.are_of(self.heap.opening)
-            || !sections.enter_at_once(log.busy)
-        {
+    /// Begins a section of an opening of a heap as most begin: the outermost, behind one that left nothing to do, and no commit
+    /// waits. False: nothing was done.
+    #[inline(always)]
+    pub(super) fn begin_at_once(&mut self, writer: &mut LogWriter, opening: u64, lock: &MarkedLock) -> bool {
+        if self.ready != opening || self.process != process_generation() {
             return false;
         }
-        self.depth = 1;
-        (log.begun, log.begun_at) = (true, 0);
-        // There is always room for that.
-        writer.begin_again((self.heap.addresses.start, self.heap.addresses.len()), 0);
-        writer.append(&Record::Begin { number: log.number, clock: log.clock });
+        let (sections, Some(log)) = (self.heap.sections, &self.log) else { return false };
+        if !sections.are_of(opening) || !sections.enter_at_once(log.busy) {
+            return false;
+        }
+        self.ready = NOT_READY;
+        (self.depth, self.first) = (1, lock);
+        writer.go_on(self.bytes);
         true
     }
 
     /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
     /// ends it is given back behind this, and then comes [`ThreadSections::leave`].
-    #[inline]
-    pub(super) fn end_at_once(&mut self, writer: &mut LogWriter) -> bool {
-        let Some(log) = &mut self.log else { return false };
-        if self.depth != 1
-            || self.eventful
-            || !log.begun
-            || !log.at_once
-            || log.busy.has_waiting()
-            || self.process != process_generation()
-            || !self.heap.sections.are_of(self.heap.opening)
-        {
+    #[inline(always)]
+    pub(super) fn end_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
+        if self.first != std::ptr::from_ref(lock) || self.process != process_generation() {
             return false;
         }
-        self.depth = 0;
-        if writer.used() > log.begun_at + RECORD_BYTES {
+        let (opening, Some(log)) = (self.heap.opening, &mut self.log) else { return false };
+        if !self.heap.sections.are_of(opening) {
+            return false;
+        }
+        if writer.has_logged() {
             log.numbers.settle(log.number);
             log.number += 1;
+            writer.prepare(&Record::Begin { number: log.number, clock: log.clock });
         }
-        log.room = writer.room();
+        (self.depth, self.first) = (0, null());
+        self.ready = opening;
         writer.end();
         true
     }
 
     /// The thread is in no section any more, behind [`ThreadSections::end_at_once`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn leave(&self) {
         if let Some(log) = &self.log {
             log.busy.leave();
@@ -369,7 +379,7 @@ impl ThreadSections {
 
     /// Begins the outermost section. The thread has a log, or a guard that says that something is being changed.
     pub(super) fn begin(&mut self, may_pass: impl Fn() -> bool) {
-        self.depth = 1;
+        (self.depth, self.first, self.ready) = (1, null(), NOT_READY);
         let Some(log) = &mut self.log else { return };
         let sections = self.heap.sections;
         sections.enter(log.place, may_pass);
@@ -381,11 +391,12 @@ impl ThreadSections {
             used = 0;
         }
         let addresses = &self.heap.addresses;
-        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, used, log.room);
-        log.begun_at = used;
+        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, log.room);
+        (log.begun_at, log.usual) = (used, false);
         log.begun = has_room(sections, log.place, writer, RECORD_BYTES);
         if log.begun {
-            writer.append(&Record::Begin { number: log.number, clock: log.clock });
+            writer.append_begin(&Record::Begin { number: log.number, clock: log.clock });
+            log.usual = log.at_once && used == 0 && !log.busy.has_waiting();
         } else {
             self.go_unlogged();
         }
@@ -394,7 +405,8 @@ impl ThreadSections {
     /// From now on the section is protected as a change under a guard is: killed, the heap goes back to its last cut.
     fn go_unlogged(&mut self) {
         if !self.unlogged {
-            (self.unlogged, self.eventful) = (true, true);
+            self.unlogged = true;
+            self.first = null();
             self.heap.head.begin_change();
             self.writer().end();
             tracing::warn!(
@@ -413,9 +425,7 @@ impl ThreadSections {
         };
         let writer = self.writer();
         if bytes.is_some_and(|bytes| has_room(self.heap.sections, log.place, writer, bytes)) {
-            let at = writer.append(record);
-            writer.publish();
-            return at;
+            return writer.append(record);
         }
         self.go_unlogged();
         0
@@ -462,8 +472,16 @@ impl ThreadSections {
         }
         let at = self.log_record(&Record::Frees { address });
         self.frees.push((at, address));
-        self.eventful = true;
+        self.first = null();
         true
+    }
+
+    /// The thread has taken a lock; maybe the section begins with it.
+    pub(super) fn has_locked(&mut self, lock: &MarkedLock, mode: Mode) {
+        if self.depth == 1 && mode == Mode::Exclusive && self.log.as_ref().is_some_and(|log| log.usual) {
+            self.first = lock;
+        }
+        self.has_taken(&lock.mark);
     }
 
     /// The thread has taken a lock that has this mark: the section depends on who left it, unless that one is stable.
@@ -489,14 +507,14 @@ impl ThreadSections {
         }
         if !self.depends.contains(&on) {
             self.depends.push(on);
-            self.eventful = true;
+            self.first = null();
         }
     }
 
     /// The thread is about to give a lock back, and goes on with its section: whoever takes the lock depends on it.
     #[inline]
     pub(super) fn marks(&mut self, mark: &Mark) {
-        (self.marked, self.eventful) = (true, true);
+        self.marked = true;
         if let Some(log) = self.log.as_ref().filter(|_| holds(invariant::SECTION_MARKS)) {
             mark.write(SectionId { place: log.place, number: log.number }, log.clock);
         }
@@ -510,8 +528,7 @@ impl ThreadSections {
 
     /// The outermost section ends; the lock that ends it is given back behind this.
     pub(super) fn end(&mut self, mark: Option<&Mark>) -> Ended {
-        self.depth = 0;
-        self.eventful = false;
+        (self.depth, self.first) = (0, null());
         let logs = self.heap.logs;
         self.depends.retain(|on| logs.stable(on.place) < on.number);
         let mut ended =
@@ -566,7 +583,6 @@ impl ThreadSections {
         }
         if log.begun {
             writer.append(&Record::End { number });
-            writer.publish();
         }
         writer.end();
         if let Some(mark) = mark.filter(|_| holds(invariant::SECTION_MARKS)) {
@@ -588,7 +604,7 @@ impl ThreadSections {
     pub(super) fn on_stable(&mut self, then: Then) -> Option<Then> {
         if self.depth > 0 {
             self.then.push(then);
-            self.eventful = true;
+            self.first = null();
             return None;
         }
         match &self.log {
@@ -643,6 +659,7 @@ impl ThreadSections {
             // SAFETY: bytes of the heap that this section has changed.
             unsafe { at.copy_from_nonoverlapping(old.as_ptr(), old.len()) };
         });
+        self.first = null();
         // What it had allocated is a leak after a kill from here on.
         self.writer().cut_back(begun_at + RECORD_BYTES);
         // What the section has seen it has seen: it goes on.

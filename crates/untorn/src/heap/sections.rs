@@ -45,13 +45,14 @@ struct Places {
 }
 
 /// The sections of a heap. It stays where it is for ever.
+#[repr(C)]
 pub(super) struct Sections {
     /// Of the heap that is open: sections of another one have ended. 0: it has none.
     opening: AtomicU64,
+    /// A commit waits, or is gathering. Beside the above, as each section reads both.
+    closed: AtomicU32,
     places: Mutex<Places>,
     busy: [Busy; PLACES],
-    /// A commit waits, or is gathering.
-    closed: AtomicU32,
     gate: (Mutex<()>, Condvar),
     stability: Mutex<Stability>,
     /// Complete sections that are not stable.
@@ -68,9 +69,9 @@ impl Sections {
     pub(super) fn new() -> Sections {
         Sections {
             opening: AtomicU64::new(0),
+            closed: AtomicU32::new(0),
             places: Mutex::new(Places { memory: None, taken: [false; PLACES], room: [0; PLACES] }),
             busy: [const { Busy { inside: AtomicBool::new(false), waiting: AtomicU32::new(0) } }; PLACES],
-            closed: AtomicU32::new(0),
             gate: (Mutex::new(()), Condvar::new()),
             stability: Mutex::new(Stability::new()),
             waiting: AtomicUsize::new(0),
