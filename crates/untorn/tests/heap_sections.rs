@@ -570,7 +570,8 @@ fn sections_of_several_heaps_take_turns() {
         let heaps = paths.each_ref().map(|path| live().open(path).unwrap());
         for (heap, lock) in heaps.iter().zip(&locks) {
             lock.set_heap(heap.downgrade()).unwrap();
-            (number(heap, "a"), number(heap, "b"));
+            number(heap, "a");
+            number(heap, "b");
         }
         // Also more often than the filter tells sections apart.
         for (heap, times) in [(0, 3), (1, 3), (0, 1), (1, 5000), (0, 5000)] {
