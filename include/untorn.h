@@ -1653,6 +1653,18 @@ int untorn_live_hooks(uint32_t version,
                       void *(*writer)(void));
 
 /**
+ * For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, which need
+ * not be found then.
+ */
+UNTORN_MUST_USE
+int untorn_live_lock(void *writer,
+                     struct untorn_mutex *mutex);
+
+/** For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_unlock() in a thread with this log. */
+int untorn_live_unlock(void *writer,
+                       struct untorn_mutex *mutex);
+
+/**
  * Maps the file `path` as of the last durable commit: a copy, made while that commit is held. Blocks are shared with
  * the file where the file system can do that and this user may write; otherwise the copy takes memory. Returns a
  * handle, or NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …

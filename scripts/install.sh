@@ -132,7 +132,7 @@ ln -sfn untorn-cc "$to/bin/untorn-c++"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
 
 # What untorn-cc links into programs: compiled once, for any program. What stands for functions of libstdc++ has hooks itself.
-"${CC:-cc}" -O2 -fPIC -Wall -Wextra -Iinclude -c crates/capi/live/hooks.c -o "$work/hooks.o"
+"${CC:-cc}" -O2 -fPIC -fno-plt -Wall -Wextra -Iinclude -c crates/capi/live/hooks.c -o "$work/hooks.o"
 # shellcheck disable=SC2086  # Lists of words.
 if "${CXX:-c++}" -dM -E -x c++ /dev/null | grep -q __clang__; then live_flags=$LIVE_CLANG_FLAGS; else live_flags=$LIVE_GCC_FLAGS; fi
 # shellcheck disable=SC2086

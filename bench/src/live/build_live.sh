@@ -3,10 +3,10 @@ set -eu
 . ./live_flags.sh
 link=
 for name in $LIVE_WRAPS; do link="$link -Wl,--wrap=$name"; done
-cc -O2 -fPIC -I. -c hooks.c -o hooks.o
+cc -O2 -fPIC -fno-plt -I. -c hooks.c -o hooks.o
 flush='-DFLUSH(a)=__asm__ volatile("clflush (%0); sfence"::"r"(a):"memory")'
 if grep -qw clwb /proc/cpuinfo; then flush='-DFLUSH(a)=__asm__ volatile("clwb (%0); sfence"::"r"(a):"memory")'; fi
-case $(uname -m) in x86_64) cc -O2 -fPIC -I. "$flush" -c hooks.c -o hooks-flush.o ;; esac
+case $(uname -m) in x86_64) cc -O2 -fPIC -fno-plt -I. "$flush" -c hooks.c -o hooks-flush.o ;; esac
 for compiler in g++ clang++; do
     $compiler --version >/dev/null 2>&1 || continue
     case $compiler in clang*) flags=$LIVE_CLANG_FLAGS ;; *) flags=$LIVE_GCC_FLAGS ;; esac

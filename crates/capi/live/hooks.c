@@ -18,7 +18,7 @@
 
 #include "untorn.h"
 
-#define VERSION 1
+#define VERSION 2
 #define FILTER 128
 #define RECORD 16
 #define KIND_STORE (1ull << 48)
@@ -29,11 +29,12 @@ struct writer {
     size_t bytes;
     uint64_t *tail;
     unsigned char *records;
-    size_t used;
+    size_t begun;
     size_t room;
     uint64_t epoch;
+    void *section;
     uint64_t filter[FILTER];
-};
+} __attribute__((aligned(64)));
 
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
 
@@ -58,9 +59,12 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
     uint64_t *known = &w->filter[at >> 3 & (FILTER - 1)];
     uint64_t old = 0;
     uint64_t *record;
+    size_t used;
     if (*known == key) return;
+    used = __atomic_load_n(w->tail, __ATOMIC_RELAXED);
+    if (used < w->begun) used = w->begun;
     /* Room for the record that ends the section stays. */
-    if (__builtin_expect(w->used + 2 * RECORD > w->room, 0)) {
+    if (__builtin_expect(used + 2 * RECORD > w->room, 0)) {
         untorn_section_log((const void *)at, size);
         return;
     }
@@ -77,14 +81,13 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
         for (n = 0; n < size; n++) to[n] = from[n];
     }
     }
-    record = (uint64_t *)(void *)(w->records + w->used);
+    record = (uint64_t *)(void *)(w->records + used);
     record[0] = (uint64_t)at | KIND_STORE | (uint64_t)size << 52;
     record[1] = old;
-    w->used += RECORD;
     FLUSH(record);
     /* The record, the tail, and then the store: a killed process stops at an instruction, so only the compiler matters. */
     barrier();
-    __atomic_store_n(w->tail, w->used, __ATOMIC_RELAXED);
+    __atomic_store_n(w->tail, used + RECORD, __ATOMIC_RELAXED);
     FLUSH(w->tail);
     barrier();
 }
@@ -107,6 +110,12 @@ static void before(const void *address, size_t size) {
     for (; size >= 8; at += 8, size -= 8) log_word(w, at, 8);
     if (size) log_word(w, at, size);
 }
+
+/* The library finds what the thread has by the address of its log, which only the program knows without a call. */
+int __wrap_untorn_mutex_lock(untorn_mutex *mutex);
+int __wrap_untorn_mutex_unlock(untorn_mutex *mutex);
+int __wrap_untorn_mutex_lock(untorn_mutex *mutex) { return untorn_live_lock(&this_threads, mutex); }
+int __wrap_untorn_mutex_unlock(untorn_mutex *mutex) { return untorn_live_unlock(&this_threads, mutex); }
 
 /* What compilers call with -fsanitize=kernel-address. */
 void __asan_store1_noabort(uintptr_t at);

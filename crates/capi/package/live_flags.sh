@@ -8,7 +8,7 @@ LIVE_CLANG_FLAGS="$LIVE_CLANG_FLAGS -mllvm -asan-instrument-dynamic-allocas=0"
 # Checked variants of functions of the C library are not wrapped.
 LIVE_COMMON_FLAGS="-fno-lto -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=0"
 # As hooks.c and libstdcxx.cpp have them.
-LIVE_WRAPS="memcpy memmove memset mempcpy strcpy stpcpy strncpy stpncpy strcat strncat read pread recv fread fgets vsnprintf
+LIVE_WRAPS="untorn_mutex_lock untorn_mutex_unlock memcpy memmove memset mempcpy strcpy stpcpy strncpy stpncpy strcat strncat read pread recv fread fgets vsnprintf
 snprintf vsprintf sprintf _ZSt29_Rb_tree_insert_and_rebalancebPSt18_Rb_tree_node_baseS0_RS_
 _ZSt28_Rb_tree_rebalance_for_erasePSt18_Rb_tree_node_baseRS_ _ZNSt8__detail15_List_node_base7_M_hookEPS0_
 _ZNSt8__detail15_List_node_base9_M_unhookEv _ZNSt8__detail15_List_node_base11_M_transferEPS0_S1_

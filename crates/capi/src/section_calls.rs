@@ -257,5 +257,49 @@ pub unsafe extern "C" fn untorn_live_hooks(version: u32, writer: Option<extern "
     })
 }
 
+/// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, which need
+/// not be found then.
+///
+/// # Safety
+/// The log is that of this thread's hooks; `mutex` is NULL or a mutex.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_live_lock(writer: *mut c_void, mutex: *mut untorn_mutex) -> c_int {
+    #[cold]
+    #[inline(never)]
+    fn otherwise(mutex: *mut untorn_mutex) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { untorn_mutex_lock(mutex) }
+    }
+    // SAFETY: the caller's promise; zeros are a lock.
+    let at_once = |lock| unsafe { section_hooks::lock_at_once(writer.cast(), lock) };
+    // SAFETY: a mutex of the caller's, which is large enough.
+    if unsafe { mutex.cast::<SectionLock>().as_ref() }.is_some_and(at_once) {
+        return 0;
+    }
+    otherwise(mutex)
+}
+
+/// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_unlock() in a thread with this log.
+///
+/// # Safety
+/// The log is that of this thread's hooks; `mutex` is NULL or a mutex that this thread has locked.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut untorn_mutex) -> c_int {
+    #[cold]
+    #[inline(never)]
+    fn otherwise(mutex: *mut untorn_mutex) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { untorn_mutex_unlock(mutex) }
+    }
+    // SAFETY: the caller's promise.
+    let at_once = |lock| unsafe { section_hooks::unlock_at_once(writer.cast(), lock) };
+    // SAFETY: a mutex of the caller's, which is large enough.
+    if unsafe { mutex.cast::<SectionLock>().as_ref() }.is_some_and(at_once) {
+        return 0;
+    }
+    otherwise(mutex)
+}
+
 /// Of the layout of `LogWriter`, as `live/hooks.c` has it.
-const HOOKS_VERSION: u32 = 1;
+const HOOKS_VERSION: u32 = 2;

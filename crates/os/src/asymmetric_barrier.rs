@@ -13,8 +13,9 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Whether the kernel makes the other threads pay.
-fn is_asymmetric() -> bool {
+/// Whether the kernel makes the other threads pay: [`light_barrier`] is one for the compiler alone then.
+#[inline]
+pub fn is_asymmetric() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| membarrier(REGISTER))
 }

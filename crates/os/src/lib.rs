@@ -44,7 +44,7 @@ mod thread_signals;
 mod tracker;
 mod write_out;
 
-pub use asymmetric_barrier::{heavy_barrier, light_barrier};
+pub use asymmetric_barrier::{heavy_barrier, is_asymmetric, light_barrier};
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
 pub use fork::{is_own_descriptor, process_generation};
 pub use futex::{wait_shared, wake_shared};

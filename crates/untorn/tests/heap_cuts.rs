@@ -532,9 +532,15 @@ fn cuts_child() {
 fn push_until_killed(place: &Path) {
     let heap = live().cut_every(Duration::from_millis(1)).open(place).unwrap();
     let stack = stack(&heap);
-    let last = stack.check("in the child");
+    let mut last = stack.check("in the child");
     // What was pushed and not noted before the end of the process before is noted now.
     last.iter().zip(&stack.done).for_each(|(last, done)| done.0.store(*last, Release));
+    // However soon the kill comes, a cut has something.
+    for (thread, last) in last.iter_mut().enumerate() {
+        *last += 1;
+        stack.push(&heap, thread, *last);
+    }
+    heap.commit().unwrap();
     println!("\nready");
     std::thread::scope(|scope| {
         for (thread, last) in last.into_iter().enumerate() {

@@ -3,6 +3,7 @@
 use super::open_heap::Heap;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_run;
+use super::section_thread::writer;
 use std::marker::PhantomData;
 use untorn_journal::{Error, Result};
 
@@ -111,6 +112,10 @@ impl<'h> Section<'h> {
 
 impl Drop for Section<'_> {
     fn drop(&mut self) {
+        // SAFETY: this thread's.
+        if !self.own && self.lock.is_some_and(|lock| unsafe { section_run::release_at_once(writer(), lock) }) {
+            return;
+        }
         let heap = self.heap.downgrade();
         if self.own
             && let Ok(section) = section_run::current(heap)

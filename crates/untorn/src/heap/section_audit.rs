@@ -27,7 +27,8 @@ thread_local! {
     static BEFORE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-fn is_on() -> bool {
+/// Whether sections are audited.
+pub(super) fn is_on() -> bool {
     static ON: OnceLock<bool> = OnceLock::new();
     *ON.get_or_init(|| std::env::var_os("UNTORN_SECTION_AUDIT").is_some_and(|value| value != "0" && !value.is_empty()))
 }

@@ -1,12 +1,33 @@
 //! What compiled hooks and other languages need of sections. No part of the library's promise to Rust programs.
 
 use super::registry::WeakHeap;
+use super::section_lock::SectionLock;
 pub use super::section_log::LogWriter;
 use super::section_run;
 use super::section_stability::Then;
 use super::section_thread::open_section;
 pub use super::section_thread::{has_hooks, set_hooks};
 use untorn_journal::Result;
+
+/// [`SectionLock::lock`], as most calls of it are. False: nothing was done.
+///
+/// # Safety
+/// The writer is this thread's, that of its hooks.
+#[inline(always)]
+pub unsafe fn lock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { lock.lock_at_once(writer) }
+}
+
+/// [`SectionLock::unlock`], as most calls of it are. False: nothing was done.
+///
+/// # Safety
+/// As for [`lock_at_once`].
+#[inline(always)]
+pub unsafe fn unlock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { lock.unlock_at_once(writer) }
+}
 
 /// Begins a section without a lock, or deepens the thread's own.
 pub fn begin(heap: WeakHeap) -> Result<()> {

@@ -4,13 +4,14 @@ use super::heap_section::Section;
 use super::open_heap::Heap;
 use super::registry::WeakHeap;
 use super::section_audit;
+use super::section_log::LogWriter;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_run;
+use super::section_thread::writer;
 use super::storable::Storable;
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use untorn_journal::{Error, Result};
@@ -44,14 +45,18 @@ impl Default for SectionLock {
     }
 }
 
-/// A number that no process before had.
+/// A number that no process before had; 0: it is not chosen yet.
+static THIS_PROCESS: AtomicU64 = AtomicU64::new(0);
+
 fn this_process() -> u64 {
-    static NUMBER: OnceLock<u64> = OnceLock::new();
-    *NUMBER.get_or_init(|| {
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u32(std::process::id());
-        hasher.finish() | 2
-    })
+    let known = THIS_PROCESS.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    let number = hasher.finish() | 2;
+    THIS_PROCESS.compare_exchange(0, number, Relaxed, Relaxed).map_or_else(|others| others, |_| number)
 }
 
 thread_local! {
@@ -135,6 +140,10 @@ impl SectionLock {
     /// [`Error::Closed`], [`Error::Forked`].
     #[inline]
     pub fn lock(&self) -> Result<()> {
+        // SAFETY: this thread's.
+        if unsafe { self.lock_at_once(writer()) } {
+            return Ok(());
+        }
         section_run::lock(self.heap()?, &self.lock, Mode::Exclusive)
     }
 
@@ -168,6 +177,10 @@ impl SectionLock {
     /// [`Error::Invalid`]: nobody has it so, or this thread is in no section.
     #[inline]
     pub fn unlock(&self) -> Result<()> {
+        // SAFETY: this thread's.
+        if unsafe { self.unlock_at_once(writer()) } {
+            return Ok(());
+        }
         self.give_back(Mode::Exclusive)
     }
 
@@ -177,6 +190,28 @@ impl SectionLock {
     /// Those of [`SectionLock::unlock`].
     pub fn unlock_shared(&self) -> Result<()> {
         self.give_back(Mode::Shared)
+    }
+
+    /// [`SectionLock::lock`] as most calls of it are. False: nothing was done.
+    ///
+    /// # Safety
+    /// The writer is this thread's.
+    #[inline(always)]
+    pub(super) unsafe fn lock_at_once(&self, writer: *mut LogWriter) -> bool {
+        let opening = self.opening.load(Acquire);
+        self.process.load(Acquire) == THIS_PROCESS.load(Relaxed)
+            // SAFETY: the caller's promise.
+            && unsafe { section_run::lock_at_once(writer, opening, &self.lock) }
+    }
+
+    /// [`SectionLock::unlock`] as most calls of it are. False: nothing was done.
+    ///
+    /// # Safety
+    /// The writer is this thread's.
+    #[inline(always)]
+    pub(super) unsafe fn unlock_at_once(&self, writer: *mut LogWriter) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { section_run::release_at_once(writer, &self.lock) }
     }
 
     fn give_back(&self, mode: Mode) -> Result<()> {
@@ -215,6 +250,10 @@ impl Heap {
     /// # Errors
     /// Those of [`SectionLock::lock`]; [`Error::Invalid`]: the lock is one of another heap.
     pub fn section_with<'h>(&'h self, lock: &'h SectionLock) -> Result<Section<'h>> {
+        // SAFETY: this thread's.
+        if lock.opening.load(Acquire) == self.downgrade().opening() && unsafe { lock.lock_at_once(writer()) } {
+            return Ok(Section::of(self, Some(&lock.lock)));
+        }
         if WeakHeap::of_opening(lock.opening.load(Acquire)).is_none() {
             lock.set_heap(self.downgrade())?;
         }

@@ -44,9 +44,25 @@ pub(super) struct SectionId {
 
 /// On cache lines of its own.
 #[repr(C, align(128))]
-struct Numbers {
+pub(super) struct Numbers {
     tail: AtomicU64,
     stable: AtomicU64,
+}
+
+impl Numbers {
+    #[inline]
+    fn set_stable(&self, number: u64) {
+        compiler_fence(SeqCst);
+        self.stable.store(number, Release);
+        compiler_fence(SeqCst);
+    }
+
+    /// The section of this number can not be rolled back any more, and nothing else is in the log.
+    #[inline]
+    pub(super) fn settle(&self, number: u64) {
+        self.set_stable(number);
+        self.tail.store(0, Release);
+    }
 }
 
 /// What a record says.
@@ -87,6 +103,7 @@ const fn word(kind: u64, address: u64, size: usize) -> u64 {
 }
 
 /// Both words of a record that has no bytes behind it.
+#[inline]
 pub(super) fn words_of(record: &Record<'_>) -> [u64; 2] {
     match *record {
         Record::Store { address, old, len } => [word(STORE, address as u64, len), u64::from_ne_bytes(old)],
@@ -124,7 +141,7 @@ impl SectionLogs {
         SectionLogs { head }
     }
 
-    fn numbers(&self, place: Place) -> &Numbers {
+    pub(super) fn numbers(&self, place: Place) -> &Numbers {
         assert!((place as usize) < PLACES);
         // SAFETY: within the head, at a multiple of the alignment; numbers are any bytes.
         unsafe { self.head.add(PLACES_AT).cast::<Numbers>().add(place as usize).as_ref() }
@@ -140,11 +157,8 @@ impl SectionLogs {
         self.numbers(place).stable.load(Acquire)
     }
 
-    #[inline]
     pub(super) fn set_stable(&self, place: Place, number: u64) {
-        compiler_fence(SeqCst);
-        self.numbers(place).stable.store(number, Release);
-        compiler_fence(SeqCst);
+        self.numbers(place).set_stable(number);
     }
 
     /// Where a place's records are in the head.
@@ -252,8 +266,8 @@ fn parse_one(log: &[u8]) -> Option<(Record<'_>, usize)> {
     Some((record, RECORD_BYTES))
 }
 
-/// Writes to the log of one thread. The program's own hooks write there, too, so its layout is theirs (`live/hooks.h`).
-#[repr(C)]
+/// Writes to the log of one thread. The program's own hooks write there, too, so its layout is theirs (`live/hooks.c`).
+#[repr(C, align(64))]
 pub struct LogWriter {
     /// Where the heap is.
     base: usize,
@@ -262,12 +276,14 @@ pub struct LogWriter {
     /// Bytes of the log in use, as a recovery sees it.
     tail: *const AtomicU64,
     records: *mut u8,
-    /// Bytes in use, as this thread sees it: the record that begins a section is seen with the next one.
-    used: usize,
+    /// Behind the record that begins the section, which is not in use before the next one is.
+    begun: usize,
     /// Bytes that there is room for.
     room: usize,
     /// In the upper 12 bits: which section the entries of the filter are of.
     epoch: u64,
+    /// What the thread has in the heap that it had a section of last; the room above knows what that is.
+    pub(super) section: *mut (),
     /// What the section has logged: address, size (4 bits), epoch.
     filter: [u64; FILTER],
 }
@@ -283,49 +299,80 @@ impl LogWriter {
             bytes: 0,
             tail: std::ptr::null(),
             records: std::ptr::null_mut(),
-            used: 0,
+            begun: 0,
             room: 0,
             epoch: 0,
+            section: std::ptr::null_mut(),
             filter: [0; FILTER],
         }
     }
 
-    /// A section begins, of a heap at these addresses, in the log of a place of which so many bytes are in use.
-    pub(super) fn begin(
-        &mut self,
-        (base, bytes): (usize, usize),
-        logs: &SectionLogs,
-        place: Place,
-        used: usize,
-        room: usize,
-    ) {
+    /// A section begins, of a heap at these addresses, in the log of a place.
+    pub(super) fn begin(&mut self, (base, bytes): (usize, usize), logs: &SectionLogs, place: Place, room: usize) {
         self.tail = logs.tail(place);
         self.records = logs.records(place).as_ptr();
-        (self.used, self.room) = (used, room);
+        (self.begun, self.room) = (0, room);
         if holds(invariant::SECTION_FILTER_FORGETS) {
             self.forget();
         }
         (self.base, self.bytes) = (base, bytes);
     }
 
+    /// Writes the record that begins a section, the first of the log, in which nothing is in use; the section has logged nothing.
+    #[inline(always)]
+    pub(super) fn prepare(&mut self, begin: &Record<'_>) {
+        if holds(invariant::SECTION_FILTER_FORGETS) {
+            self.forget();
+        }
+        // SAFETY: in the log of this thread, which has room for that.
+        unsafe { self.records.cast::<[u64; 2]>().write(words_of(begin)) };
+    }
+
+    /// The next section of the same heap begins, whose first record is written.
+    #[inline(always)]
+    pub(super) fn go_on(&mut self, bytes: usize) {
+        self.bytes = bytes;
+    }
+
+    #[inline(always)]
+    fn tail(&self) -> &AtomicU64 {
+        // SAFETY: the tail of this thread's log, which is mapped for ever.
+        unsafe { &*self.tail }
+    }
+
     /// What the filter knows holds no longer.
+    #[inline]
     fn forget(&mut self) {
+        #[cold]
+        fn begin_anew(writer: &mut LogWriter) {
+            writer.filter = [0; FILTER];
+            writer.epoch = 1 << EPOCH_SHIFT;
+        }
         self.epoch = self.epoch.wrapping_add(1 << EPOCH_SHIFT);
         if self.epoch == 0 {
-            self.filter = [0; FILTER];
-            self.epoch = 1 << EPOCH_SHIFT;
+            begin_anew(self);
         }
     }
 
     /// The thread is in no section.
+    #[inline]
     pub(super) fn end(&mut self) {
         self.bytes = 0;
     }
 
+    /// Bytes of the log that are written, the record that begins the section among them.
+    #[inline]
     pub(super) fn used(&self) -> usize {
-        self.used
+        self.begun.max(self.tail().load(Relaxed) as usize)
     }
 
+    /// Whether the section that was prepared has logged anything.
+    #[inline(always)]
+    pub(super) fn has_logged(&self) -> bool {
+        self.tail().load(Relaxed) != 0
+    }
+
+    #[inline]
     pub(super) fn room(&self) -> usize {
         self.room
     }
@@ -337,12 +384,25 @@ impl LogWriter {
     /// Whether so many bytes more fit.
     #[inline]
     pub(super) fn has_room(&self, bytes: usize) -> bool {
-        bytes <= self.room - self.used
+        bytes <= self.room - self.used()
     }
 
-    /// Appends a record, which nobody sees before the next one, or before [`LogWriter::publish`]. There is room for it.
+    /// Writes the record that begins a section, which a recovery sees with the next one. There is room for it.
+    pub(super) fn append_begin(&mut self, begin: &Record<'_>) {
+        let at = self.used();
+        self.begun = self.write(at, begin);
+    }
+
+    /// Appends a record that a recovery sees from now on: what the caller stores comes behind this. There is room for it.
     pub(super) fn append(&mut self, record: &Record<'_>) -> usize {
-        let at = self.used;
+        let at = self.used();
+        let used = self.write(at, record);
+        self.publish(used);
+        at
+    }
+
+    /// Where the record ends.
+    fn write(&mut self, at: usize, record: &Record<'_>) -> usize {
         let words = words_of(record);
         // SAFETY: the caller has seen that there is room, in the log of this thread.
         unsafe { self.records.add(at).cast::<[u64; 2]>().write(words) };
@@ -353,25 +413,21 @@ impl LogWriter {
             len = bytes_record(old.len()).expect("it has room");
         }
         debug_assert!(len <= self.room - at);
-        self.used = at + len;
-        at
+        at + len
     }
 
-    /// Everything appended is seen by a recovery. What the caller stores comes behind this.
-    pub(super) fn publish(&self) {
+    fn publish(&self, used: usize) {
         if holds(invariant::SECTION_LOGGED_FIRST) {
             compiler_fence(SeqCst);
-            // SAFETY: the tail of this thread's log, which is mapped for ever.
-            unsafe { &*self.tail }.store(self.used as u64, Release);
+            self.tail().store(used as u64, Release);
             compiler_fence(SeqCst);
         }
     }
 
     /// What is behind so many bytes is not in the log any more.
     pub(super) fn cut_back(&mut self, used: usize) {
-        self.used = used;
         self.forget();
-        self.publish();
+        self.publish(used);
     }
 
     /// Whether these bytes were logged in this section; if not, they count as logged from now on.

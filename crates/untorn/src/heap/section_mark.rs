@@ -21,6 +21,12 @@ impl Mark {
         Mark { place: AtomicU64::new(0), number: AtomicU64::new(0), clock: AtomicU64::new(0) }
     }
 
+    /// Whether it says nothing.
+    #[inline]
+    pub(super) fn is_clear(&self) -> bool {
+        self.number.load(Relaxed) == 0
+    }
+
     /// A section, and the clock of its thread then.
     #[inline]
     pub(super) fn read(&self) -> Option<(SectionId, u64)> {
@@ -86,6 +92,7 @@ impl MarkedLock {
         }
     }
 
+    #[inline]
     pub(super) fn try_lock(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => self.raw().try_lock_exclusive(),

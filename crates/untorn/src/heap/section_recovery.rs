@@ -173,10 +173,10 @@ mod tests {
         // SAFETY: as many bytes as a head has, which live longer than what uses them.
         let logs = unsafe { SectionLogs::at(head) };
         let mut write = |place: Place, records: &[Record<'_>]| {
+            logs.tail(place).store(0, Relaxed);
             let mut writer = LogWriter::new();
-            writer.begin((0, 1), &logs, place, 0, 1 << 20);
+            writer.begin((0, 1), &logs, place, 1 << 20);
             records.iter().for_each(|record| _ = writer.append(record));
-            writer.publish();
         };
         work(&logs, &mut write);
         // SAFETY: allocated above.

@@ -2,10 +2,11 @@
 
 use super::registry::WeakHeap;
 use super::section_audit as audit;
+use super::section_log::LogWriter;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
-use super::section_thread::{Ended, ThreadSections, last_sections, section_of, sections_in};
-use std::ptr::{NonNull, with_exposed_provenance_mut};
+use super::section_thread::{Ended, ThreadSections, current_of, last_sections, section_of, sections_in, set_current};
+use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use untorn_journal::{Error, Result};
 
 /// Begins a section, or one more within the thread's own; ended by [`release`].
@@ -26,9 +27,10 @@ fn begin_outermost(heap: WeakHeap) -> Result<()> {
         None => sections_in(&heap.section_heap()?)?,
     };
     if !heap.is_open() {
+        set_current(null_mut());
         return Err(Error::Closed);
     }
-    let has_log = sections.find_log().unwrap_or_else(|e| {
+    let has_log = sections.find_log(!audit::is_on()).unwrap_or_else(|e| {
         tracing::warn!(error = %e, "no room for the log of a section: a kill within it takes the heap back to its last cut");
         false
     });
@@ -45,13 +47,66 @@ pub(super) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
     section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
 }
 
+/// Takes a lock of an opening of a heap, and begins a section, as most sections begin: without a look at the registry, and
+/// without finding what the thread has a second time. False: nothing was done, and [`lock`] does it.
+///
+/// # Safety
+/// The writer is this thread's.
+#[inline(always)]
+pub(super) unsafe fn lock_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock) -> bool {
+    // What happens seldom, behind a call that ends the function: nothing need be kept for it.
+    #[cold]
+    #[inline(never)]
+    fn wait(section: &mut ThreadSections, lock: &MarkedLock) {
+        lock.lock(Mode::Exclusive);
+        section.has_taken(&lock.mark);
+    }
+    #[cold]
+    #[inline(never)]
+    fn look(section: &mut ThreadSections, lock: &MarkedLock) {
+        section.has_taken(&lock.mark);
+    }
+    // SAFETY: the caller's promise; nobody else uses what the thread has before this returns.
+    let Some(section) = (unsafe { current_of(writer) }) else { return false };
+    // SAFETY: the caller's promise.
+    if !section.begin_at_once(unsafe { &mut *writer }, opening, lock) {
+        return false;
+    }
+    if !lock.try_lock(Mode::Exclusive) {
+        wait(section, lock);
+    } else if !lock.mark.is_clear() {
+        look(section, lock);
+    }
+    true
+}
+
+/// Ends a section that [`lock_at_once`] began with this lock, if it ends as most end, and gives the lock back. False: nothing
+/// was done, and [`release`] does it.
+///
+/// # Safety
+/// The writer is this thread's.
+#[inline(always)]
+pub(super) unsafe fn release_at_once(writer: *mut LogWriter, lock: &MarkedLock) -> bool {
+    // SAFETY: as in `lock_at_once`.
+    let Some(section) = (unsafe { current_of(writer) }) else { return false };
+    // SAFETY: the caller's promise.
+    let writer = unsafe { &mut *writer };
+    if !section.end_at_once(writer, lock) {
+        return false;
+    }
+    // SAFETY: the section began with it, and the thread has not given it back since.
+    unsafe { lock.unlock(Mode::Exclusive) };
+    section.leave();
+    true
+}
+
 /// Takes a lock, as a section or a part of one.
 #[inline]
 pub(super) fn lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
     begin(heap)?;
     audit::uses(lock);
     lock.lock(mode);
-    current(heap)?.has_taken(&lock.mark);
+    current(heap)?.has_locked(lock, mode);
     Ok(())
 }
 
@@ -61,7 +116,7 @@ pub(super) fn try_lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<
     audit::uses(lock);
     let taken = lock.try_lock(mode);
     match taken {
-        true => current(heap)?.has_taken(&lock.mark),
+        true => current(heap)?.has_locked(lock, mode),
         false => release(heap, None)?,
     }
     Ok(taken)

@@ -4,18 +4,18 @@
 
 use super::live_head::LiveHead;
 use super::section_log::{
-    LOG_BYTES, LogWriter, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
+    LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
 };
-use super::section_mark::Mark;
+use super::section_mark::{Mark, MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
-use super::sections::{Sections, Settled};
+use super::sections::{Busy, Sections, Settled};
 use crate::invariant;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use untorn_journal::Error;
-use untorn_os::{holds, process_generation};
+use untorn_os::{holds, is_asymmetric, process_generation};
 
 /// What the section of a thread is of.
 #[derive(Clone)]
@@ -33,8 +33,14 @@ pub(super) struct SectionHeap {
 struct Log {
     place: Place,
     logs: SectionLogs,
+    numbers: &'static Numbers,
+    busy: &'static Busy,
     /// Bytes that it has room for.
     room: usize,
+    /// Sections may begin and end by [`ThreadSections::begin_at_once`] and [`ThreadSections::end_at_once`].
+    at_once: bool,
+    /// The section began behind none that left something to do.
+    usual: bool,
     /// The record that begins the section is in it.
     begun: bool,
     /// Where the section begins in it.
@@ -42,6 +48,9 @@ struct Log {
     number: u64,
     clock: u64,
 }
+
+/// No opening of a heap; a lock that is not known to be of one has 0.
+const NOT_READY: u64 = u64::MAX;
 
 /// A thread's sections in one heap.
 pub(super) struct ThreadSections {
@@ -51,6 +60,14 @@ pub(super) struct ThreadSections {
     log: Option<Log>,
     /// Locks, and explicit sections, that the thread holds.
     depth: usize,
+    /// The lock by which the section began, if it may end by [`ThreadSections::end_at_once`]: it has no other lock, and when it
+    /// ends there is nothing to do but to empty its log.
+    first: *const MarkedLock,
+    /// The opening of the heap, if the next section may begin by [`ThreadSections::begin_at_once`]: none is open, and what it
+    /// begins with is in the log. Otherwise [`NOT_READY`].
+    ready: u64,
+    /// Bytes of the heap's address space.
+    bytes: usize,
     /// Of these, how often the lock of the heap.
     own_lock: usize,
     depends: Vec<SectionId>,
@@ -91,8 +108,7 @@ pub fn has_hooks() -> bool {
 }
 
 thread_local! {
-    /// The heap of the thread's section, or of its last one. No destructor: it works while the thread ends.
-    static CURRENT: Cell<*mut ThreadSections> = const { Cell::new(null_mut()) };
+    /// It knows what the thread has in the heap of its section, or of its last one. No destructor: it works while the thread ends.
     static WRITER: Cell<*mut LogWriter> = const { Cell::new(null_mut()) };
     static ALL: All = const { All(RefCell::new(Vec::new())) };
 }
@@ -102,7 +118,7 @@ struct All(RefCell<Vec<*mut ThreadSections>>);
 
 impl Drop for All {
     fn drop(&mut self) {
-        CURRENT.set(null_mut());
+        set_current(null_mut());
         for one in self.0.take() {
             // SAFETY: made by `Box::into_raw`, and nobody else's any more.
             let one = unsafe { Box::from_raw(one) };
@@ -112,25 +128,47 @@ impl Drop for All {
 }
 
 /// The writer of this thread.
-fn writer() -> *mut LogWriter {
-    let known = WRITER.get();
-    if !known.is_null() {
-        return known;
+#[inline]
+pub(super) fn writer() -> *mut LogWriter {
+    #[cold]
+    fn find() -> *mut LogWriter {
+        let found = match WRITER_OF_HOOKS.get() {
+            Some(writer) => writer(),
+            // As long as the process, since a thread may store while it ends.
+            None => Box::into_raw(Box::new(LogWriter::new())),
+        };
+        WRITER.set(found);
+        found
     }
-    let made = match WRITER_OF_HOOKS.get() {
-        Some(writer) => writer(),
-        // As long as the process, since a thread may store while it ends.
-        None => Box::into_raw(Box::new(LogWriter::new())),
-    };
-    WRITER.set(made);
-    made
+    let known = WRITER.get();
+    if known.is_null() { find() } else { known }
+}
+
+/// What the thread of a writer has in the heap that it had a section of last.
+///
+/// # Safety
+/// The writer is this thread's. The caller lets go of the result before it asks for another one.
+#[inline]
+pub(super) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut ThreadSections> {
+    // SAFETY: the caller's promise, and a box of this thread's, which it frees when it ends.
+    unsafe { (*writer).section.cast::<ThreadSections>().as_mut() }
+}
+
+#[inline]
+fn current<'t>() -> Option<&'t mut ThreadSections> {
+    // SAFETY: this thread's; each caller lets go of it before it calls another one.
+    unsafe { current_of(writer()) }
+}
+
+pub(super) fn set_current(section: *mut ThreadSections) {
+    // SAFETY: this thread's own, for ever.
+    unsafe { (*writer()).section = section.cast() };
 }
 
 /// The section that this thread is in, of any heap.
 #[inline]
 pub(super) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
-    // SAFETY: a box of this thread's, which it frees when it ends; each caller lets go of it before it calls another one.
-    let section = unsafe { CURRENT.get().as_mut() };
+    let section = current();
     // In a forked child there is none: its memory is the parent's.
     section.filter(|section| section.depth > 0 && section.process == process_generation())
 }
@@ -144,9 +182,7 @@ pub(super) fn section_of<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
 /// What this thread has in the heap that it had a section of last, if that is this one.
 #[inline]
 pub(super) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
-    // SAFETY: as in `open_section`.
-    let last = unsafe { CURRENT.get().as_mut() };
-    last.filter(|last| last.heap.opening == opening && last.process == process_generation())
+    current().filter(|last| last.heap.opening == opening && last.process == process_generation())
 }
 
 /// What this thread has in a heap, made if it has nothing there.
@@ -154,8 +190,7 @@ pub(super) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> 
 /// # Errors
 /// It is in a section of another heap, or ends.
 pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSections, Error> {
-    // SAFETY: as in `open_section`.
-    if let Some(current) = unsafe { CURRENT.get().as_mut() } {
+    if let Some(current) = current() {
         if current.heap.opening == heap.opening && current.process == process_generation() {
             return Ok(current);
         }
@@ -183,18 +218,24 @@ pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
         })
     });
     let Ok(found) = found else { return Err(Error::invalid("a thread that is ending can begin no section")) };
-    CURRENT.set(found);
-    // SAFETY: as in `open_section`.
-    Ok(unsafe { &mut *found })
+    set_current(found);
+    // SAFETY: as in `current`.
+    let found = unsafe { &mut *found };
+    // The writer had the log of another heap.
+    found.ready = NOT_READY;
+    Ok(found)
 }
 
 impl ThreadSections {
     fn new(heap: SectionHeap) -> ThreadSections {
         ThreadSections {
+            bytes: heap.addresses.len(),
             heap,
             process: process_generation(),
             log: None,
             depth: 0,
+            first: null(),
+            ready: NOT_READY,
             own_lock: 0,
             depends: Vec::new(),
             frees: Vec::new(),
@@ -254,17 +295,30 @@ impl ThreadSections {
         unsafe { &mut *writer() }
     }
 
-    /// Whether the next section needs a guard, as the thread has no log.
+    /// Whether the thread has a log, which it gets if it has none; otherwise the next section needs a guard. `at_once`: nothing
+    /// but the log needs to know of its sections.
     ///
     /// # Errors
     /// There is no room for one.
-    pub(super) fn find_log(&mut self) -> std::io::Result<bool> {
+    pub(super) fn find_log(&mut self, at_once: bool) -> std::io::Result<bool> {
         if self.log.is_none()
             && let Some((place, room)) = self.heap.sections.take_place()?
         {
             let logs = self.heap.logs;
-            let number = logs.stable(place) + 1;
-            self.log = Some(Log { place, logs, room, begun: false, begun_at: 0, number, clock: 1 });
+            self.log = Some(Log {
+                place,
+                logs,
+                // SAFETY: in the head of live memory, which is mapped for ever.
+                numbers: unsafe { &*std::ptr::from_ref(logs.numbers(place)) },
+                busy: self.heap.sections.busy(place),
+                room,
+                at_once: at_once && is_asymmetric(),
+                usual: false,
+                begun: false,
+                begun_at: 0,
+                number: logs.stable(place) + 1,
+                clock: 1,
+            });
         }
         Ok(self.log.is_some())
     }
@@ -272,12 +326,60 @@ impl ThreadSections {
     /// A lock, or a section within this one.
     #[inline]
     pub(super) fn deepen(&mut self) {
+        self.first = null();
         self.depth += 1;
+    }
+
+    /// Begins a section of an opening of a heap as most begin: the outermost, behind one that left nothing to do, and no commit
+    /// waits. False: nothing was done.
+    #[inline(always)]
+    pub(super) fn begin_at_once(&mut self, writer: &mut LogWriter, opening: u64, lock: &MarkedLock) -> bool {
+        if self.ready != opening || self.process != process_generation() {
+            return false;
+        }
+        let (sections, Some(log)) = (self.heap.sections, &self.log) else { return false };
+        if !sections.are_of(opening) || !sections.enter_at_once(log.busy) {
+            return false;
+        }
+        self.ready = NOT_READY;
+        (self.depth, self.first) = (1, lock);
+        writer.go_on(self.bytes);
+        true
+    }
+
+    /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
+    /// ends it is given back behind this, and then comes [`ThreadSections::leave`].
+    #[inline(always)]
+    pub(super) fn end_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
+        if self.first != std::ptr::from_ref(lock) || self.process != process_generation() {
+            return false;
+        }
+        let (opening, Some(log)) = (self.heap.opening, &mut self.log) else { return false };
+        if !self.heap.sections.are_of(opening) {
+            return false;
+        }
+        if writer.has_logged() {
+            log.numbers.settle(log.number);
+            log.number += 1;
+            writer.prepare(&Record::Begin { number: log.number, clock: log.clock });
+        }
+        (self.depth, self.first) = (0, null());
+        self.ready = opening;
+        writer.end();
+        true
+    }
+
+    /// The thread is in no section any more, behind [`ThreadSections::end_at_once`].
+    #[inline(always)]
+    pub(super) fn leave(&self) {
+        if let Some(log) = &self.log {
+            log.busy.leave();
+        }
     }
 
     /// Begins the outermost section. The thread has a log, or a guard that says that something is being changed.
     pub(super) fn begin(&mut self, may_pass: impl Fn() -> bool) {
-        self.depth = 1;
+        (self.depth, self.first, self.ready) = (1, null(), NOT_READY);
         let Some(log) = &mut self.log else { return };
         let sections = self.heap.sections;
         sections.enter(log.place, may_pass);
@@ -289,11 +391,12 @@ impl ThreadSections {
             used = 0;
         }
         let addresses = &self.heap.addresses;
-        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, used, log.room);
-        log.begun_at = used;
+        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, log.room);
+        (log.begun_at, log.usual) = (used, false);
         log.begun = has_room(sections, log.place, writer, RECORD_BYTES);
         if log.begun {
-            writer.append(&Record::Begin { number: log.number, clock: log.clock });
+            writer.append_begin(&Record::Begin { number: log.number, clock: log.clock });
+            log.usual = log.at_once && used == 0 && !log.busy.has_waiting();
         } else {
             self.go_unlogged();
         }
@@ -303,6 +406,7 @@ impl ThreadSections {
     fn go_unlogged(&mut self) {
         if !self.unlogged {
             self.unlogged = true;
+            self.first = null();
             self.heap.head.begin_change();
             self.writer().end();
             tracing::warn!(
@@ -321,9 +425,7 @@ impl ThreadSections {
         };
         let writer = self.writer();
         if bytes.is_some_and(|bytes| has_room(self.heap.sections, log.place, writer, bytes)) {
-            let at = writer.append(record);
-            writer.publish();
-            return at;
+            return writer.append(record);
         }
         self.go_unlogged();
         0
@@ -370,7 +472,16 @@ impl ThreadSections {
         }
         let at = self.log_record(&Record::Frees { address });
         self.frees.push((at, address));
+        self.first = null();
         true
+    }
+
+    /// The thread has taken a lock; maybe the section begins with it.
+    pub(super) fn has_locked(&mut self, lock: &MarkedLock, mode: Mode) {
+        if self.depth == 1 && mode == Mode::Exclusive && self.log.as_ref().is_some_and(|log| log.usual) {
+            self.first = lock;
+        }
+        self.has_taken(&lock.mark);
     }
 
     /// The thread has taken a lock that has this mark: the section depends on who left it, unless that one is stable.
@@ -396,6 +507,7 @@ impl ThreadSections {
         }
         if !self.depends.contains(&on) {
             self.depends.push(on);
+            self.first = null();
         }
     }
 
@@ -416,7 +528,7 @@ impl ThreadSections {
 
     /// The outermost section ends; the lock that ends it is given back behind this.
     pub(super) fn end(&mut self, mark: Option<&Mark>) -> Ended {
-        self.depth = 0;
+        (self.depth, self.first) = (0, null());
         let logs = self.heap.logs;
         self.depends.retain(|on| logs.stable(on.place) < on.number);
         let mut ended =
@@ -471,7 +583,6 @@ impl ThreadSections {
         }
         if log.begun {
             writer.append(&Record::End { number });
-            writer.publish();
         }
         writer.end();
         if let Some(mark) = mark.filter(|_| holds(invariant::SECTION_MARKS)) {
@@ -493,6 +604,7 @@ impl ThreadSections {
     pub(super) fn on_stable(&mut self, then: Then) -> Option<Then> {
         if self.depth > 0 {
             self.then.push(then);
+            self.first = null();
             return None;
         }
         match &self.log {
@@ -547,6 +659,7 @@ impl ThreadSections {
             // SAFETY: bytes of the heap that this section has changed.
             unsafe { at.copy_from_nonoverlapping(old.as_ptr(), old.len()) };
         });
+        self.first = null();
         // What it had allocated is a leak after a kill from here on.
         self.writer().cut_back(begun_at + RECORD_BYTES);
         // What the section has seen it has seen: it goes on.

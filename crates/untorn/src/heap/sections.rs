@@ -6,7 +6,7 @@ use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence};
 use std::time::{Duration, Instant};
 use untorn_os::{LiveMemory, heavy_barrier, light_barrier};
 
@@ -15,11 +15,25 @@ const CLOSED_MOST: Duration = Duration::from_millis(20);
 
 /// A place for one thread's log, on cache lines of its own.
 #[repr(align(128))]
-struct Busy {
+pub(super) struct Busy {
     /// Its thread is in a section.
     inside: AtomicBool,
     /// Complete sections of it that are not stable yet, or whose blocks are not freed yet.
     waiting: AtomicU32,
+}
+
+impl Busy {
+    /// Whether complete sections of the place wait.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.load(Acquire) != 0
+    }
+
+    /// Its thread is in no section any more.
+    #[inline]
+    pub(super) fn leave(&self) {
+        self.inside.store(false, Release);
+    }
 }
 
 /// Which places are taken, and what they have.
@@ -31,13 +45,14 @@ struct Places {
 }
 
 /// The sections of a heap. It stays where it is for ever.
+#[repr(C)]
 pub(super) struct Sections {
     /// Of the heap that is open: sections of another one have ended. 0: it has none.
     opening: AtomicU64,
+    /// A commit waits, or is gathering. Beside the above, as each section reads both.
+    closed: AtomicU32,
     places: Mutex<Places>,
     busy: [Busy; PLACES],
-    /// A commit waits, or is gathering.
-    closed: AtomicU32,
     gate: (Mutex<()>, Condvar),
     stability: Mutex<Stability>,
     /// Complete sections that are not stable.
@@ -54,9 +69,9 @@ impl Sections {
     pub(super) fn new() -> Sections {
         Sections {
             opening: AtomicU64::new(0),
+            closed: AtomicU32::new(0),
             places: Mutex::new(Places { memory: None, taken: [false; PLACES], room: [0; PLACES] }),
             busy: [const { Busy { inside: AtomicBool::new(false), waiting: AtomicU32::new(0) } }; PLACES],
-            closed: AtomicU32::new(0),
             gate: (Mutex::new(()), Condvar::new()),
             stability: Mutex::new(Stability::new()),
             waiting: AtomicUsize::new(0),
@@ -144,9 +159,24 @@ impl Sections {
         }
     }
 
+    pub(super) fn busy(&self, place: Place) -> &Busy {
+        &self.busy[place as usize]
+    }
+
+    /// As [`Sections::enter`], where barriers are free ([`is_asymmetric`]). False: it would have to wait; nothing was done.
     #[inline]
+    pub(super) fn enter_at_once(&self, busy: &Busy) -> bool {
+        busy.inside.store(true, Relaxed);
+        compiler_fence(SeqCst);
+        if self.closed.load(Relaxed) != 0 {
+            busy.leave();
+            return false;
+        }
+        true
+    }
+
     pub(super) fn leave(&self, place: Place) {
-        self.busy[place as usize].inside.store(false, Release);
+        self.busy(place).leave();
     }
 
     /// Whether no thread is in a section.
@@ -175,10 +205,8 @@ impl Sections {
         }
     }
 
-    /// Whether complete sections of a place wait.
-    #[inline]
     pub(super) fn has_waiting(&self, place: Place) -> bool {
-        self.busy[place as usize].waiting.load(Acquire) != 0
+        self.busy(place).has_waiting()
     }
 
     /// A section is complete and may not be stable.
