@@ -6,8 +6,9 @@
 //! truncate    a new header gives the records up                        (one flush, holds up nobody)
 //! ```
 //!
-//! What was carried over from before the opening goes in portions, oldest first: each is a checkpoint of the commits in some
-//! segments of the log, which come free. The last portion is a part of the checkpoint of everything committed so far.
+//! As long as the log has little room, what was carried over from before the opening goes in portions, oldest first: each is
+//! a checkpoint of the commits in some segments of the log, which come free. All that is left then is a part of the checkpoint
+//! of everything committed so far.
 //! A portion leaves out what later segments have anew: they stay until a later portion has applied it.
 
 use crate::concurrency::unlock_fair;
@@ -119,15 +120,21 @@ impl Engine {
         Ok(())
     }
 
-    /// A step of a checkpoint, as [`Self::checkpoint_beyond`]: a portion of what was carried over, or all the rest. Whether
-    /// there is another one. Others that wait for a checkpoint have their turn in between.
+    /// A step of a checkpoint, as [`Self::checkpoint_beyond`]: a portion of what was carried over if commits want for room, or
+    /// all the rest, with one flush. Whether there is another step. Others that wait for a checkpoint have
+    /// their turn in between.
     pub(crate) fn checkpoint_step(&self, lsn: u64) -> Result<bool> {
         let turn = self.checkpoint_turn.lock();
         self.check_not_shut_down()?;
-        if self.journal.lock().journal.header().checkpoint_lsn > lsn {
-            return Ok(false);
-        }
-        let applied = self.apply_portion();
+        let room = {
+            let journal = &self.journal.lock().journal;
+            if journal.header().checkpoint_lsn > lsn {
+                return Ok(false);
+            }
+            self.options.journal.journal_bytes.saturating_sub(journal.pending_bytes())
+        };
+        let is_short = self.room_wanted.load(Relaxed) || room < self.options.journal.journal_bytes / 4;
+        let applied = if is_short { self.apply_portion() } else { Ok(false) };
         if let Ok(true) = applied {
             unlock_fair(turn);
             return Ok(true);
@@ -233,7 +240,7 @@ impl Engine {
         for file in state.dirty.values() {
             let of_file = file.read();
             // Also a file that has none of the bytes: its attribute must tell of every commit that the log gives up.
-            if !of_file.carried.as_ref().is_some_and(|carried| *carried.start() <= end) {
+            if of_file.carried.as_ref().is_none_or(|carried| *carried.start() > end) {
                 continue;
             }
             let all = of_file.content.applying.as_deref();
