@@ -34,6 +34,8 @@ pub struct Transaction {
     files: Vec<OwnedFd>,
     number: u64,
     ended: bool,
+    /// A commit found no room. It may have its place in the log of the mount nevertheless, and this may have ended.
+    waits: bool,
 }
 
 fn path_of(file: BorrowedFd<'_>) -> PathBuf {
@@ -63,7 +65,7 @@ impl Transaction {
 
     fn begin_with(file: BorrowedFd<'_>, keeps: bool) -> Result<Transaction> {
         let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
-        let mut begun = Transaction { files: Vec::new(), number, ended: false };
+        let mut begun = Transaction { files: Vec::new(), number, ended: false, waits: false };
         match file.try_clone_to_owned() {
             Ok(own) => begun.files.push(own),
             Err(e) => {
@@ -87,39 +89,55 @@ impl Transaction {
         Ok(())
     }
 
-    /// Commits: after any crash all of it is there, or nothing.
+    /// Commits, and ends it: after any crash all of it is there, or nothing.
     ///
     /// # Errors
-    /// `EIO` if a write of one of the files failed in the background; nothing of it is committed then, and the transaction
-    /// is aborted. [`Error::NoSpace`] if the commit cannot be written now: it keeps its place, and the next sync of one of
-    /// the files tries again.
-    pub fn commit(self) -> Result<()> {
-        self.end::<{ mount_calls::COMMIT }>("commit")
+    /// [`Error::NoSpace`] if the commit cannot be written now: it goes on, and this can be called again when there is room.
+    /// Until then write nothing more to the files. `EIO` if a write of one of the files failed in the background; nothing of
+    /// it is committed then, and it is aborted, as after any other error.
+    pub fn commit(&mut self) -> Result<()> {
+        let file = self.files[0].as_fd();
+        let mut said = mount_calls::ask::<{ mount_calls::COMMIT }>(file, self.number);
+        if self.waits && said == Err(Errno::NOENT) {
+            // The commit that found no room waits for it in the log: this one comes behind it.
+            syncv(&self.files)?;
+            said = Ok(());
+        }
+        let done = told("commit", file, said);
+        match &done {
+            Ok(()) => self.ended = true,
+            Err(Error::NoSpace { .. }) => self.waits = true,
+            Err(_) => self.give_up(),
+        }
+        done
     }
 
     /// Gives it up: the files are as of their last commits, for every program.
     ///
     /// # Errors
-    /// Those of the mount.
+    /// Those of the mount; [`Error::Invalid`] if it is over, and if a commit of it found no room and waits for it: that one
+    /// is not taken back, and all of it is there when there is room.
     pub fn abort(mut self) -> Result<()> {
-        self.ended = true;
-        self.end::<{ mount_calls::ABORT }>("abort the transaction of")
+        let over = if self.ended { "the transaction has ended" } else { "its commit waits for room and is not taken back" };
+        let ends = !std::mem::replace(&mut self.ended, true);
+        let file = self.files[0].as_fd();
+        match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
+            Err(Errno::NOENT) if self.waits || !ends => Err(Error::invalid(over)),
+            said => told("abort the transaction of", file, said),
+        }
     }
 
-    fn end<const CALL: u32>(mut self, action: &'static str) -> Result<()> {
-        let file = self.files[0].as_fd();
-        let said = told(action, file, mount_calls::ask::<CALL>(file, self.number));
-        self.ended |= said.is_ok();
-        said
+    fn give_up(&mut self) {
+        if let (false, Some(file)) = (std::mem::replace(&mut self.ended, true), self.files.first()) {
+            // One that has ended is not there any more.
+            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file.as_fd(), self.number);
+        }
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        if let (false, Some(file)) = (self.ended, self.files.first()) {
-            // One that has ended is not there any more.
-            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number);
-        }
+        self.give_up();
     }
 }
 
