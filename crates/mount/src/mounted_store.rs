@@ -22,12 +22,31 @@ const TABLE: &str = "table";
 
 /// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
 pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>> {
+    let goes_on = kept.as_ref().is_some_and(|kept| kept.len().is_ok_and(|len| len > 0));
+    ensure!(
+        !goes_on || is_there(path),
+        "the store {} is there no more: it was renamed or removed while it was mounted",
+        path.display()
+    );
     if is_new(path)? {
         eprintln!("untorn-mount: a new store is made in {}", path.display());
     }
     let options = TreeOptions { commit, kept, ..TreeOptions::default() };
-    let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, options));
+    let store = match open_when_closed(path) {
+        Err(untorn::Error::Busy { pid, .. }) => bail!(
+            "{} is in use{}; it can be mounted when it is unmounted there (untorn umount), or closed",
+            path.display(),
+            pid.map_or(String::new(), |pid| format!(" by process {pid}"))
+        ),
+        opened => opened,
+    };
+    let tree = store.and_then(|store| StoreTree::open(store, options));
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
+}
+
+/// Whether a store is at a path.
+pub fn is_there(path: &Path) -> bool {
+    path.join(JOURNAL).exists()
 }
 
 /// Opens the tree in a store that is there and that nobody uses, to copy what was committed.

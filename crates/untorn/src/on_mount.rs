@@ -118,7 +118,8 @@ impl Transaction {
     /// Those of the mount; [`Error::Invalid`] if it is over, and if a commit of it found no room and waits for it: that one
     /// is not taken back, and all of it is there when there is room.
     pub fn abort(mut self) -> Result<()> {
-        let over = if self.ended { "the transaction has ended" } else { "its commit waits for room and is not taken back" };
+        let over =
+            if self.ended { "the transaction has ended" } else { "its commit waits for room and is not taken back" };
         let ends = !std::mem::replace(&mut self.ended, true);
         let file = self.files[0].as_fd();
         match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
