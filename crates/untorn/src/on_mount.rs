@@ -30,10 +30,9 @@ use untorn_os::{Errno, mount_calls};
 /// Names, modes and the like are not part of it. Dropping it aborts it, and so does the end of the process.
 #[derive(Debug)]
 pub struct Transaction {
-    /// The first keeps it going.
+    /// The first keeps it going; none once it has ended.
     files: Vec<OwnedFd>,
     number: u64,
-    ended: bool,
     /// A commit found no room. It may have its place in the log of the mount nevertheless, and this may have ended.
     waits: bool,
 }
@@ -65,12 +64,11 @@ impl Transaction {
 
     fn begin_with(file: BorrowedFd<'_>, keeps: bool) -> Result<Transaction> {
         let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
-        let mut begun = Transaction { files: Vec::new(), number, ended: false, waits: false };
+        let mut begun = Transaction { files: Vec::new(), number, waits: false };
         match file.try_clone_to_owned() {
             Ok(own) => begun.files.push(own),
             Err(e) => {
                 let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, number);
-                begun.ended = true;
                 return Err(Error::io("duplicate the descriptor of", path_of(file), e));
             }
         }
@@ -82,6 +80,7 @@ impl Transaction {
     /// # Errors
     /// As [`begin`](Transaction::begin).
     pub fn add(&mut self, file: impl AsFd) -> Result<()> {
+        self.first()?;
         let file = file.as_fd();
         told("add to a transaction", file, mount_calls::ask::<{ mount_calls::ADD }>(file, self.number))?;
         let own = file.try_clone_to_owned();
@@ -96,7 +95,7 @@ impl Transaction {
     /// Until then write nothing more to the files. `EIO` if a write of one of the files failed in the background; nothing of
     /// it is committed then, and it is aborted, as after any other error.
     pub fn commit(&mut self) -> Result<()> {
-        let file = self.files[0].as_fd();
+        let file = self.first()?;
         let mut said = mount_calls::ask::<{ mount_calls::COMMIT }>(file, self.number);
         if self.waits && said == Err(Errno::NOENT) {
             // The commit that found no room waits for it in the log: this one comes behind it.
@@ -105,7 +104,7 @@ impl Transaction {
         }
         let done = told("commit", file, said);
         match &done {
-            Ok(()) => self.ended = true,
+            Ok(()) => self.files.clear(),
             Err(Error::NoSpace { .. }) => self.waits = true,
             Err(_) => self.give_up(),
         }
@@ -118,21 +117,27 @@ impl Transaction {
     /// Those of the mount; [`Error::Invalid`] if it is over, and if a commit of it found no room and waits for it: that one
     /// is not taken back, and all of it is there when there is room.
     pub fn abort(mut self) -> Result<()> {
-        let over =
-            if self.ended { "the transaction has ended" } else { "its commit waits for room and is not taken back" };
-        let ends = !std::mem::replace(&mut self.ended, true);
-        let file = self.files[0].as_fd();
-        match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
-            Err(Errno::NOENT) if self.waits || !ends => Err(Error::invalid(over)),
+        let file = self.first()?;
+        let said = match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
+            Err(Errno::NOENT) if self.waits => {
+                Err(Error::invalid("a commit of the transaction waits for room, and is not taken back"))
+            }
             said => told("abort the transaction of", file, said),
-        }
+        };
+        self.files.clear();
+        said
+    }
+
+    fn first(&self) -> Result<BorrowedFd<'_>> {
+        self.files.first().map(AsFd::as_fd).ok_or_else(|| Error::invalid("the transaction has ended"))
     }
 
     fn give_up(&mut self) {
-        if let (false, Some(file)) = (std::mem::replace(&mut self.ended, true), self.files.first()) {
+        if let Some(file) = self.files.first() {
             // One that has ended is not there any more.
             let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file.as_fd(), self.number);
         }
+        self.files.clear();
     }
 }
 
@@ -157,6 +162,6 @@ pub fn syncv(files: &[impl AsFd]) -> Result<()> {
     if done.is_err() {
         let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(first, txn.number);
     }
-    txn.ended = true;
+    txn.files.clear();
     done
 }
