@@ -1086,16 +1086,17 @@ struct untorn_mount_txn *untorn_mount_txn_begin(int fd);
 int untorn_mount_txn_add(struct untorn_mount_txn *txn, int fd);
 
 /**
- * Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: EIO (a write of one of the
- * files had failed: nothing is committed, the transaction is aborted), ENOSPC (there is no room now: the next sync of
- * one of the files tries again), EBADF. The handle is closed in either case.
+ * Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: ENOSPC (there is no room
+ * now: the transaction goes on, and the handle stays valid; make room and commit again, and write nothing to the files
+ * before; or abort), EIO (a write of one of the files had failed: nothing is committed, the transaction is aborted),
+ * EBADF. After 0, and after any other error than ENOSPC, the handle is closed.
  */
 UNTORN_MUST_USE
 int untorn_mount_txn_commit(struct untorn_mount_txn *txn);
 
 /**
- * Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error; the
- * handle is closed in either case.
+ * Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error:
+ * EINVAL if a commit of it found no room and waits for it, and is not taken back. The handle is closed in either case.
  */
 int untorn_mount_txn_abort(struct untorn_mount_txn *txn);
 

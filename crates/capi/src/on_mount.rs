@@ -37,7 +37,7 @@ fn descriptor<'a>(fd: c_int) -> Result<BorrowedFd<'a>> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Closes the handle and returns the transaction, for the call that ends it.
+/// Closes the handle and returns the transaction.
 fn end(raw: *mut untorn_mount_txn) -> Result<Transaction> {
     let entry = handle::take::<OpenTransaction, _>(raw)?;
     let txn = entry.0.lock().take();
@@ -69,20 +69,26 @@ pub extern "C" fn untorn_mount_txn_add(txn: *mut untorn_mount_txn, fd: c_int) ->
     })
 }
 
-/// Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: EIO (a write of one of the
-/// files had failed: nothing is committed, the transaction is aborted), ENOSPC (there is no room now: the next sync of
-/// one of the files tries again), EBADF. The handle is closed in either case.
+/// Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: ENOSPC (there is no room
+/// now: the transaction goes on, and the handle stays valid; make room and commit again, and write nothing to the files
+/// before; or abort), EIO (a write of one of the files had failed: nothing is committed, the transaction is aborted),
+/// EBADF. After 0, and after any other error than ENOSPC, the handle is closed.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_commit(txn: *mut untorn_mount_txn) -> c_int {
     guard(-1, || {
-        end(txn)?.commit()?;
+        let entry = handle::get::<OpenTransaction, _>(txn)?;
+        let done = entry.0.lock().as_mut().ok_or_else(|| Failure::bad_handle("transaction"))?.commit();
+        if !matches!(done, Err(untorn::Error::NoSpace { .. })) {
+            drop(end(txn)?);
+        }
+        done?;
         Ok(0)
     })
 }
 
-/// Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error; the
-/// handle is closed in either case.
+/// Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error:
+/// EINVAL if a commit of it found no room and waits for it, and is not taken back. The handle is closed in either case.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_abort(txn: *mut untorn_mount_txn) -> c_int {
     guard(-1, || {

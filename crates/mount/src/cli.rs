@@ -2,6 +2,7 @@
 
 use crate::kept_log::KeptLog;
 use crate::mount_point::{self, Allowed, Mounted};
+use crate::mounted_store;
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
 use crate::supervised::{DEVICE, Supervised};
@@ -282,7 +283,11 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Session(session)), _) => return session.run(open),
         (Some(Command::Puller), _) => puller::run().map(|()| Output::default()),
         (None, Some(mount)) => mount.run(open),
-        (None, None) => return Err(Failure::new("nothing to do; see --help").code(2)),
+        (None, None) => return Err(Failure::new(
+            "nothing to do: give STORE and MOUNTPOINT, or a command (umount, sync, status, check, import, export, eject, run, \
+             recover); see --help",
+        )
+        .code(2)),
     };
     done.map_err(|e| Failure::new(format!("{e:#}")))
 }
@@ -432,12 +437,15 @@ impl Umount {
         );
         if mount_point::is_dead(&at) {
             mount_point::detach(&at)?;
-            return Ok(Output::text(format!(
-                "the daemon of {shown} had ended before; {} has the last commits\n",
-                mounted.source.display()
-            )));
+            return Ok(had_ended(&at, &mounted.source));
         }
-        let daemon = crate::mount_control::prepare_unmount(&at)?;
+        let daemon = match crate::mount_control::prepare_unmount(&at) {
+            Err(_) if mount_point::is_dead(&at) => {
+                mount_point::detach(&at)?;
+                return Ok(had_ended(&at, &mounted.source));
+            }
+            daemon => daemon?,
+        };
         let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
         // In another namespace of processes the daemon cannot be seen, and is not waited for.
         let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
@@ -463,6 +471,18 @@ impl Umount {
             None => format!("{shown} is unmounted; waiting for its daemon, which closes the store"),
         }
     }
+}
+
+/// A mount whose daemon was killed is taken away.
+fn had_ended(at: &Path, store: &Path) -> Output {
+    let (shown, store_shown) = (at.display(), store.display());
+    Output::text(match mounted_store::is_there(store) {
+        true => format!("the daemon of {shown} had ended before; {store_shown} has the last commits\n"),
+        false => format!(
+            "the daemon of {shown} had ended before; {store_shown} is no store any more: the last commits are where it \
+             is now\n"
+        ),
+    })
 }
 
 #[cfg(test)]

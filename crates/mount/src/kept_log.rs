@@ -115,6 +115,13 @@ impl Kept for KeptLog {
         Ok(())
     }
 
+    fn cut(&self, len: u64) -> io::Result<()> {
+        let mut state = self.state();
+        ftruncate(&self.files[state.current], HEAD + len)?;
+        state.end = HEAD + len;
+        Ok(())
+    }
+
     fn begin(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.state();
         let first = if bytes > IN_MEMORY { 2 } else { 0 };

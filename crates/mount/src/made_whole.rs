@@ -1,9 +1,10 @@
 //! A directory that is made whole or not at all: beside its place, under another name, and renamed when all of it is
 //! durable.
 
+use crate::copying::path_of;
 use crate::mount_point;
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{CWD, FlockOperation, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -11,7 +12,6 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use untorn_terminal::signals;
 
 /// What an interruption finds.
@@ -64,7 +64,6 @@ impl MadeWhole {
         };
         let made = MadeWhole { place, path, directory, state };
         let path = &made.path;
-        empty(path).with_context(|| format!("cannot remove what was left in {}", path.display()))?;
         for list in ["system.posix_acl_access", "system.posix_acl_default"] {
             // What the directory above passes on is not part of the copy.
             let _ = rustix::fs::removexattr(path, list);
@@ -177,59 +176,80 @@ fn held(state: &Mutex<State>) -> MutexGuard<'_, State> {
 fn remove_on_interrupt(state: &Arc<Mutex<State>>) -> Result<()> {
     let state = Arc::clone(state);
     let clean_up = move || {
-        let held = held(&state);
-        match &*held {
-            State::Nothing => {}
-            State::Unfinished(path) => {
-                open_up(path);
-                signals::remove_meanwhile(path);
+        if !clean_up(&state) {
+            // The process ends by itself, and says how.
+            loop {
+                std::thread::park();
             }
-            // The process is about to end anyhow.
-            State::Done => std::thread::sleep(Duration::from_secs(60)),
         }
-        // So that it gets no place while the process ends.
-        std::mem::forget(held);
     };
     signals::on_interrupt("untorn-mount", "interrupted; nothing was made", clean_up).context("cannot watch for Ctrl-C")
 }
 
-/// The directory at `path`, made if need be, and locked.
+/// Whether the process is to end, as nothing was made.
+fn clean_up(state: &Mutex<State>) -> bool {
+    let held = held(state);
+    match &*held {
+        State::Nothing => {}
+        State::Unfinished(path) => {
+            open_up(path);
+            signals::remove_meanwhile(path);
+        }
+        State::Done => return false,
+    }
+    // So that it gets no place while the process ends.
+    std::mem::forget(held);
+    true
+}
+
+/// A new directory at `path`, of this user alone, and locked. What is there is removed.
 fn locked(path: &Path, place: &Path) -> Result<File> {
+    let shown = path.display();
+    let me = rustix::process::geteuid();
     loop {
-        match DirBuilder::new().mode(0o700).create(path) {
+        let is_new = match DirBuilder::new().mode(0o700).create(path) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => {
                 return Err(e).with_context(|| format!("cannot make a directory beside {}", place.display()));
             }
-            _ => {}
-        }
-        // A killed process may have left one that is closed, as a model was.
-        let _ = fs::set_permissions(path, Permissions::from_mode(0o700));
-        let directory = match File::open(path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => continue,
-            opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
+            made => made.is_ok(),
         };
+        let open =
+            |path: &Path, flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let found = match open(path, OFlags::PATH | OFlags::NOFOLLOW) {
+            Err(Errno::NOENT) => continue,
+            Err(Errno::NOTDIR | Errno::LOOP) => bail!("{shown} is in the way, and no directory; remove it"),
+            opened => opened.with_context(|| format!("cannot open {shown}"))?,
+        };
+        let is_ours = rustix::fs::fstat(&found).context("stat")?.st_uid == me.as_raw();
+        ensure!(is_ours || me.is_root(), "{shown} is another user's, and in the way; have it removed");
+        let itself = path_of(&found).join(".");
+        if is_ours {
+            // A killed process may have left one that is closed, as a model was.
+            let _ = fs::set_permissions(&itself, Permissions::from_mode(0o700));
+        }
+        let directory = File::from(open(&itself, OFlags::RDONLY).with_context(|| format!("cannot open {shown}"))?);
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => bail!("another process is making {}; wait for it", place.display()),
-            result => result.with_context(|| format!("cannot lock {}", path.display()))?,
+            result => result.with_context(|| format!("cannot lock {shown}"))?,
         }
         // The process that had it may have removed it, or given it its place, meanwhile.
         let ours = directory.metadata().context("stat")?;
-        if fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+        if !fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+            continue;
+        }
+        if is_new {
+            ensure!(
+                is_ours,
+                "{shown} is another user's as soon as it is made, and could be changed; use another directory"
+            );
             return Ok(directory);
         }
-    }
-}
-
-fn empty(path: &Path) -> std::io::Result<()> {
-    open_up(path);
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => fs::remove_dir_all(entry.path())?,
-            false => fs::remove_file(entry.path())?,
+        // Somebody else may have made it, and could change what is made in it.
+        if is_ours {
+            open_up(path);
         }
+        fs::remove_dir_all(path).with_context(|| format!("cannot remove what was left in {shown}"))?;
     }
-    Ok(())
 }
 
 /// Lets the owner remove what is in directories that are closed as their models are.
@@ -239,5 +259,47 @@ fn open_up(path: &Path) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             open_up(&entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interruption_after_all_is_made_takes_nothing_back_and_holds_nobody_up() {
+        let state = Mutex::new(State::Done);
+        assert!(!clean_up(&state), "the process ends by itself");
+        assert!(state.try_lock().is_ok(), "which needs the lock");
+        let dir = tempfile::tempdir().unwrap();
+        let unfinished = dir.path().join("unfinished");
+        fs::create_dir(&unfinished).unwrap();
+        let state = Mutex::new(State::Unfinished(unfinished.clone()));
+        assert!(clean_up(&state) && !unfinished.exists());
+        assert!(state.try_lock().is_err(), "it gets no place any more");
+    }
+
+    #[test]
+    fn what_was_left_is_not_taken_over_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, left) = (dir.path().join("store"), dir.path().join(".store.untorn-unfinished"));
+        fs::create_dir(&left).unwrap();
+        fs::set_permissions(&left, Permissions::from_mode(0o777)).unwrap();
+        fs::write(left.join("old"), "").unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&left, Some(65534), Some(65534)).unwrap();
+        }
+        let made = locked(&left, &place).unwrap();
+        let about = made.metadata().unwrap();
+        assert_eq!((about.uid(), about.mode() & 0o777), (rustix::process::geteuid().as_raw(), 0o700));
+        assert!(fs::read_dir(&left).unwrap().next().is_none());
+        drop(made);
+        fs::remove_dir(&left).unwrap();
+        let victim = dir.path().join("victim");
+        fs::create_dir(&victim).unwrap();
+        fs::set_permissions(&victim, Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::symlink(&victim, &left).unwrap();
+        assert!(locked(&left, &place).unwrap_err().to_string().contains("is in the way"));
+        assert_eq!(victim.metadata().unwrap().mode() & 0o777, 0o755);
     }
 }

@@ -1,6 +1,7 @@
 //! `untorn status` of a live mount: asked of its daemon, and told.
 
 use crate::mount_point::{self, Mounted};
+use crate::mounted_store;
 use crate::supervised;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
@@ -104,7 +105,16 @@ pub fn status(found: &Found, json: bool) -> Output {
     let mut lines = vec![("mount", at.display().to_string()), ("store", store.display().to_string())];
     let Some(said) = said else {
         let again = format!("untorn mount {} {}", store.display(), at.display());
-        lines.push(("state", format!("dead: its daemon has ended; `{again}` goes on from the last commits")));
+        lines.push((
+            "state",
+            match mounted_store::is_there(store) {
+                true => format!("dead: its daemon has ended; `{again}` goes on from the last commits"),
+                false => format!(
+                    "dead: its daemon has ended, and {} is no store any more; its last commits are where it is now",
+                    store.display()
+                ),
+            },
+        ));
         return Output::text(pairs(&lines)).code(code);
     };
     let mut served = format!("process {}, user {}", number("daemon"), number("user"));

@@ -22,6 +22,12 @@ const TABLE: &str = "table";
 
 /// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
 pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>> {
+    let goes_on = kept.as_ref().is_some_and(|kept| kept.len().is_ok_and(|len| len > 0));
+    ensure!(
+        !goes_on || is_there(path),
+        "the store {} is there no more: it was renamed or removed while it was mounted",
+        path.display()
+    );
     if is_new(path)? {
         eprintln!("untorn-mount: a new store is made in {}", path.display());
     }
@@ -31,6 +37,11 @@ pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Res
         done => done,
     };
     Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
+}
+
+/// Whether a store is at a path.
+pub fn is_there(path: &Path) -> bool {
+    path.join(JOURNAL).exists()
 }
 
 /// Opens the tree in a store that is there and that nobody uses, to copy what was committed.

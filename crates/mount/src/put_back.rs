@@ -3,14 +3,19 @@
 //! New versions are made beside, all of them, and are durable before the first is renamed into its place. From then on every
 //! step can be repeated: what has its place already is left alone.
 
+use crate::copying::path_of;
 use crate::export::Export;
 use crate::manifest::{self, Manifest, Plain, Stored};
 use crate::mounted_store;
 use crate::session_dir::SessionDir;
 use anyhow::{Context, Result};
-use rustix::fs::{AtFlags, CWD, RenameFlags, Timestamps, lstat, renameat_with, utimensat};
+use rustix::fd::OwnedFd;
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, Timestamps, lstat, openat2, renameat_with, utimensat,
+};
 use rustix::io::Errno as SystemErrno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -35,8 +40,12 @@ pub fn put_back(session: &SessionDir, overwrite: bool) -> Result<PutBack> {
     let mut now = BTreeMap::new();
     list(&tree, ROOT, Path::new(""), &mut now)?;
     let changes = Changes::between(&manifest, &now);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(session.of(), flags, Mode::empty());
+    let root = root.with_context(|| format!("cannot open {}", session.of().display()))?;
     let mut putting = Putting {
         session,
+        root,
         manifest: &manifest,
         changes: &changes,
         staged: BTreeMap::new(),
@@ -138,8 +147,16 @@ impl<'a> Changes<'a> {
     }
 }
 
+/// A name, and the directory that it lies in.
+struct Reached {
+    full: PathBuf,
+    _parent: OwnedFd,
+}
+
 struct Putting<'a> {
     session: &'a SessionDir,
+    /// The plain directory.
+    root: OwnedFd,
     manifest: &'a Manifest,
     changes: &'a Changes<'a>,
     /// The inode of the new version of a file, by its number in the store.
@@ -150,9 +167,23 @@ struct Putting<'a> {
 }
 
 impl Putting<'_> {
+    /// Leads to a name by directories alone, as somebody else may have put a link in the way; none if one of them is none.
+    fn reach(&self, path: &Path) -> Result<Option<Reached>> {
+        let name = path.file_name().unwrap_or(OsStr::new("."));
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match openat2(&self.root, parent, flags, Mode::empty(), resolve) {
+            Ok(parent) => Ok(Some(Reached { full: path_of(&parent).join(name), _parent: parent })),
+            Err(SystemErrno::NOENT | SystemErrno::NOTDIR | SystemErrno::LOOP) => Ok(None),
+            Err(e) => Err(e).with_context(|| format!("cannot open {}", parent.display())),
+        }
+    }
+
     /// What is at a name now; none if nothing is.
     fn at(&self, path: &Path) -> Result<Option<Plain>> {
-        match lstat(self.session.of().join(path)) {
+        let Some(reached) = self.reach(path)? else { return Ok(None) };
+        match lstat(&reached.full) {
             Ok(about) => Ok(Some(Plain::of(&about))),
             Err(SystemErrno::NOENT | SystemErrno::NOTDIR) => Ok(None),
             Err(e) => Err(e).with_context(|| format!("cannot look at {}", path.display())),
@@ -176,10 +207,13 @@ impl Putting<'_> {
                 (now, before) => now.as_ref() == before,
             };
             let both_removed = now.is_none() && self.changes.remove.contains(&path);
-            // The directory that it lies in: one that was there must be there.
-            let parent = path.parent().unwrap_or(Path::new(""));
-            let has_place = !self.before(parent).is_some_and(|parent| parent.is_dir)
-                || self.at(parent)?.is_some_and(|parent| parent.is_dir);
+            // The directories that it lies in: those that were there must be there.
+            let mut has_place = true;
+            for above in path.ancestors().skip(1) {
+                if let Some(before) = self.before(above).filter(|before| before.is_dir) {
+                    has_place &= self.at(above)?.is_some_and(|now| now.is_dir && now.ino == before.ino);
+                }
+            }
             if !(same && has_place || both_removed) {
                 self.conflicts.insert(path.to_owned());
             }
@@ -194,7 +228,11 @@ impl Putting<'_> {
 
     /// A directory that the session removed is not to be removed with what somebody else made in it.
     fn look_for_new_names(&mut self, directory: &Path) -> Result<()> {
-        let entries = match fs::read_dir(self.session.of().join(directory)) {
+        if !self.at(directory)?.is_some_and(|now| now.is_dir) {
+            return Ok(());
+        }
+        let Some(reached) = self.reach(directory)? else { return Ok(()) };
+        let entries = match fs::read_dir(&reached.full) {
             Err(e) if is_gone(&e) => return Ok(()),
             entries => entries.with_context(|| format!("cannot read {}", directory.display()))?,
         };
@@ -264,14 +302,15 @@ impl Putting<'_> {
     }
 
     fn remove(&mut self, path: &Path) -> Result<()> {
-        let (full, before) = (self.session.of().join(path), self.before(path).copied());
-        let Some(now) = self.at(path)? else { return Ok(()) };
+        let before = self.before(path).copied();
+        let (Some(reached), Some(now)) = (self.reach(path)?, self.at(path)?) else { return Ok(()) };
+        let full = &reached.full;
         let removed = match (before.is_some_and(|before| before.is_dir), now.is_dir) {
             // Done before.
             (was_dir, is_dir) if was_dir != is_dir && self.changes.in_the_way.contains(path) => Ok(()),
-            (true, true) => fs::remove_dir(&full),
+            (true, true) => fs::remove_dir(full),
             (false, false) if self.overwrite || before.is_some_and(|before| now.has_contents_of(&before)) => {
-                fs::remove_file(&full)
+                fs::remove_file(full)
             }
             _ => Err(ErrorKind::DirectoryNotEmpty.into()),
         };
@@ -283,14 +322,17 @@ impl Putting<'_> {
                 }
                 Ok(())
             }
-            done => done.with_context(|| format!("cannot remove {}", full.display())),
+            done => done.with_context(|| format!("cannot remove {}", path.display())),
         }
     }
 
     fn make(&mut self, path: &Path) -> Result<()> {
-        let full = self.session.of().join(path);
-        self.make_place(&full)?;
-        match DirBuilder::new().mode(0o700).create(&full) {
+        self.make_place(path)?;
+        let Some(reached) = self.reach(path)? else {
+            self.conflicts.insert(path.to_owned());
+            return Ok(());
+        };
+        match DirBuilder::new().mode(0o700).create(&reached.full) {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                 if !self.at(path)?.is_some_and(|now| now.is_dir) {
                     self.conflicts.insert(path.to_owned());
@@ -301,12 +343,12 @@ impl Putting<'_> {
                 self.conflicts.insert(path.to_owned());
                 Ok(())
             }
-            made => made.with_context(|| format!("cannot make {}", full.display())),
+            made => made.with_context(|| format!("cannot make {}", path.display())),
         }
     }
 
     fn install(&mut self, path: &Path, about: &Attributes) -> Result<()> {
-        let (full, now) = (self.session.of().join(path), self.at(path)?);
+        let now = self.at(path)?;
         let staged = self.staged.get(&about.ino).context("it is not in the list of new files")?;
         let in_order = match (&now, self.before(path)) {
             (Some(now), _) if now.ino == *staged => return Ok(()),
@@ -318,7 +360,12 @@ impl Putting<'_> {
             self.conflicts.insert(path.to_owned());
             return Ok(());
         }
-        self.make_place(&full)?;
+        self.make_place(path)?;
+        let Some(reached) = self.reach(path)? else {
+            self.conflicts.insert(path.to_owned());
+            return Ok(());
+        };
+        let full = &reached.full;
         let mut new = self.session.new_files().join(about.ino.to_string());
         if about.nlink > 1 {
             // Each of its names is a link to the one new version.
@@ -332,11 +379,11 @@ impl Putting<'_> {
         }
         let renamed = match now {
             // Where nothing is, something may come in between.
-            None if !self.overwrite => match renameat_with(CWD, &new, CWD, &full, RenameFlags::NOREPLACE) {
-                Err(SystemErrno::INVAL) => fs::rename(&new, &full),
+            None if !self.overwrite => match renameat_with(CWD, &new, CWD, full, RenameFlags::NOREPLACE) {
+                Err(SystemErrno::INVAL) => fs::rename(&new, full),
                 renamed => renamed.map_err(Into::into),
             },
-            _ => fs::rename(&new, &full),
+            _ => fs::rename(&new, full),
         };
         match renamed {
             Err(e) if is_gone(&e) || matches!(e.kind(), ErrorKind::IsADirectory | ErrorKind::AlreadyExists) => {
@@ -347,26 +394,32 @@ impl Putting<'_> {
         }
     }
 
-    /// Somebody else may have removed the directory that it lies in.
-    fn make_place(&self, full: &Path) -> Result<()> {
-        match full.parent() {
-            Some(parent) if self.overwrite => {
-                fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))
+    /// Somebody else may have removed the directories that it lies in.
+    fn make_place(&self, path: &Path) -> Result<()> {
+        let mut above: Vec<&Path> = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()).collect();
+        while let Some(directory) = above.pop().filter(|_| self.overwrite) {
+            let Some(reached) = self.reach(directory)? else { return Ok(()) };
+            match fs::create_dir(&reached.full) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                    return Err(e).with_context(|| format!("cannot make {}", directory.display()));
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Attributes of a directory, when nothing in it changes any more: those that differ, as it may be somebody else's.
     fn settle(&mut self, path: &Path, about: &Attributes) -> Result<()> {
-        let full = self.session.of().join(path);
-        let now = match lstat(&full) {
-            Err(SystemErrno::NOENT | SystemErrno::NOTDIR) => return Ok(()),
-            now => now?,
+        let Some(reached) = self.reach(path)? else { return Ok(()) };
+        // Nobody puts another one there from here on.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = match rustix::fs::open(&reached.full, flags, Mode::empty()) {
+            Err(SystemErrno::NOENT | SystemErrno::NOTDIR | SystemErrno::LOOP) => return Ok(()),
+            opened => opened?,
         };
-        if !Plain::of(&now).is_dir {
-            return Ok(());
-        }
+        let full = path_of(&opened).join(".");
+        let now = lstat(&full)?;
         if (now.st_uid, now.st_gid) != (about.uid, about.gid) {
             self.export.owner(&full, about, path)?;
         }

@@ -5,7 +5,7 @@
 
 use crate::mount_point;
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -50,7 +50,9 @@ fn canonical(of: &Path) -> Result<PathBuf> {
 
 /// None if somebody else has it.
 fn locked(at: &Path) -> Result<Option<File>> {
-    let open = File::open(at).with_context(|| format!("cannot open {}", at.display()))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = rustix::fs::open(at, flags, Mode::empty()).with_context(|| format!("cannot open {}", at.display()))?;
+    let open = File::from(open);
     match rustix::fs::flock(&open, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Ok(None),
         done => done.map(|()| Some(open)).with_context(|| format!("cannot lock {}", at.display())),
@@ -117,6 +119,14 @@ impl SessionDir {
     fn lock(of: PathBuf, at: PathBuf) -> Result<SessionDir> {
         let Some(lock) = locked(&at)? else { bail!("another session works on {}; wait for its end", of.display()) };
         let ours = lock.metadata().context("stat")?;
+        // Whoever else may change what is in it would choose what is put back.
+        ensure!(
+            ours.uid() == rustix::process::geteuid().as_raw() && ours.mode() & 0o077 == 0,
+            "{} is another user's, or open to others, so no session keeps its files there; see whose it is (user {}), and \
+             remove it, or do this as that user",
+            at.display(),
+            ours.uid()
+        );
         let is_there =
             fs::symlink_metadata(&at).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
         ensure!(is_there, "another session on {} ended just now; try again", of.display());

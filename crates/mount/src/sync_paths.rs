@@ -1,6 +1,6 @@
 //! `untorn sync`: files are committed by name.
 
-use crate::mount_control;
+use crate::{mount_control, mount_point};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -9,6 +9,13 @@ use std::path::{Path, PathBuf};
 
 /// Commits one file, several files of a mount as one, or all that is on a directory's mount.
 pub fn sync(paths: &[PathBuf]) -> Result<()> {
+    for path in paths {
+        ensure!(
+            !mount_point::is_dead(path),
+            "{} is on a mount whose daemon has ended: nothing can be committed; `untorn status` says how to mount it again",
+            path.display()
+        );
+    }
     if let [path] = paths {
         return sync_one(path);
     }

@@ -8,7 +8,7 @@ use common::{can_mount, device_for_everybody, seed};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
@@ -439,5 +439,59 @@ fn sqlite_without_a_journal_survives_the_kill_of_the_daemon() {
                 Command::new("sqlite3").arg(place.at("tree/db")).arg("pragma integrity_check").output().unwrap();
             assert_eq!(String::from_utf8_lossy(&check.stdout), "ok\n", "as {}, round {round}", place.uid);
         }
+    }
+}
+
+/// Somebody else puts a link, or another directory, in the place of one in which the session has made something.
+#[test]
+fn nothing_is_put_where_a_link_leads_that_somebody_else_made() {
+    for place in places() {
+        for another in ["ln -s ../victim app/d", "mkdir -p app/d/e"] {
+            for name in ["app/d/e", "victim/e"] {
+                fs::create_dir_all(place.at(name)).unwrap();
+            }
+            fs::write(place.at("app/d/e/old"), "old").unwrap();
+            place.give("app");
+            place.give("victim");
+            let before = listing(&place.at("victim"));
+            let script = "echo x > d/e/x; chmod 701 d/e; sync d/e/x; sync d/e; touch ../ready; while test ! -e ../go; do sleep 0.05; done";
+            let outside = format!("while test ! -e ready; do sleep 0.05; done; mv app/d app.was; {another}; touch go");
+            let mut meanwhile = Command::new("sh").args(["-c", &outside]).current_dir(place.at("")).spawn().unwrap();
+            let output = sh(&place, "app", script);
+            assert!(meanwhile.wait().unwrap().success());
+            assert_eq!(output.status.code(), Some(124), "as {}, {another}: {}", place.uid, said(&output));
+            same(&before, &listing(&place.at("victim")), another);
+            assert!(!place.at("app/d/e/x").exists());
+            let discarded = place.run(&["recover", "--discard", "app"]);
+            assert!(discarded.status.success(), "{}", said(&discarded));
+            for name in ["app", "app.was", "victim"] {
+                fs::remove_dir_all(place.at(name)).unwrap();
+            }
+            for name in ["ready", "go"] {
+                fs::remove_file(place.at(name)).unwrap();
+            }
+        }
+    }
+}
+
+/// A directory of that name which another user has made, or which others may write to, is no place for a session's files.
+#[test]
+fn a_directory_of_somebody_else_is_not_worked_in() {
+    for place in places() {
+        make_tree(&place, "app");
+        let hidden = place.at(".app.untorn-run");
+        fs::create_dir(&hidden).unwrap();
+        place.give(".app.untorn-run");
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = sh(&place, "app", "echo more >> one");
+        assert_eq!(refused.status.code(), Some(125), "{}", said(&refused));
+        assert!(said(&refused).contains("open to others"), "{}", said(&refused));
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(&hidden, fs::Permissions::from_mode(0o700)).unwrap();
+            std::os::unix::fs::chown(&hidden, Some(12345), Some(12345)).unwrap();
+            assert_eq!(sh(&place, "app", "echo more >> one").status.code(), Some(125));
+        }
+        fs::remove_dir(&hidden).unwrap();
+        done(&place, "app", "echo more >> one");
     }
 }

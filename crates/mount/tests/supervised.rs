@@ -339,3 +339,35 @@ fn whoever_is_killed_nothing_waits_for_ever() {
         }
     }
 }
+
+/// The store is renamed while it is mounted, and the daemon is killed: no new store is made at the old name, and nothing says
+/// that one is there.
+#[test]
+fn a_store_that_was_renamed_is_not_made_anew() {
+    let Some(place) = Place::new() else { return };
+    place.mount();
+    fs::write(place.at("a"), "kept").unwrap();
+    File::open(place.at("a")).unwrap().sync_all().unwrap();
+    let second = place.path("second");
+    fs::create_dir(&second).unwrap();
+    let refused = Place::program().arg(place.path("store")).arg(&second).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("unmounted there") && !said.contains("`wait`"), "{said}");
+    fs::rename(place.path("store"), place.path("moved")).unwrap();
+    kill_process(place.daemon().unwrap(), Signal::KILL).unwrap();
+    let started = Instant::now();
+    while !untorn_mount::mount_point::is_dead(&place.path("mnt")) {
+        assert!(started.elapsed() < PATIENCE, "the mount goes on");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!place.path("store").exists(), "a new store was made");
+    let status = Place::program().arg("status").arg(place.path("mnt")).output().unwrap();
+    let said = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(status.status.code() == Some(1) && said.contains("is no store any more"), "{said}");
+    let sync = Place::program().arg("sync").arg(place.path("mnt")).output().unwrap();
+    assert!(String::from_utf8_lossy(&sync.stderr).contains("daemon has ended"), "{sync:?}");
+    assert!(place.umount().contains("no store any more"));
+    fs::rename(place.path("moved"), place.path("store")).unwrap();
+    place.mount();
+    assert_eq!(fs::read(place.at("a")).unwrap(), b"kept");
+}

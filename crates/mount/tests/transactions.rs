@@ -5,7 +5,7 @@ mod common;
 use common::can_mount;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,6 +15,7 @@ use untorn::on_mount::{Transaction, syncv};
 
 struct Mount {
     dir: TempDir,
+    store: &'static str,
 }
 
 impl Mount {
@@ -22,10 +23,14 @@ impl Mount {
         if !can_mount() {
             return None;
         }
-        let mount = Mount { dir: tempfile::tempdir().unwrap() };
+        Some(Mount::in_store(tempfile::tempdir().unwrap(), "store"))
+    }
+
+    fn in_store(dir: TempDir, store: &'static str) -> Mount {
+        let mount = Mount { dir, store };
         fs::create_dir(mount.at("")).unwrap();
-        mount.untorn(&[&mount.dir.path().join("store"), &mount.at("")]);
-        Some(mount)
+        mount.untorn(&[&mount.dir.path().join(mount.store), &mount.at("")]);
+        mount
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -51,7 +56,7 @@ impl Mount {
 
     /// Whether the processes of the mount live, and the supervisor's or daemon's.
     fn process(&self) -> Option<Pid> {
-        let store = self.dir.path().join("store");
+        let store = self.dir.path().join(self.store);
         let of = |entry: fs::DirEntry| {
             let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
             let words = fs::read(entry.path().join("cmdline")).ok()?;
@@ -65,7 +70,7 @@ impl Mount {
     /// What a crash now would leave: unmounted, the store has its last commits.
     fn after_umount(&self, name: &str) -> Vec<u8> {
         self.untorn(&["umount".as_ref(), &self.at("")]);
-        self.untorn(&[&self.dir.path().join("store"), &self.at("")]);
+        self.untorn(&[&self.dir.path().join(self.store), &self.at("")]);
         fs::read(self.at(name)).unwrap()
     }
 }
@@ -140,6 +145,79 @@ fn several_files_are_committed_as_one_and_others_are_refused() {
     drop((a, b, reader));
     assert_eq!(mount.after_umount("a"), b"new");
     assert_eq!(fs::read(mount.at("b")).unwrap(), b"more");
+}
+
+/// The store of a mount is on a small file system, which is full in the end.
+struct Small(PathBuf);
+
+impl Small {
+    fn fill(&self) {
+        for size in [1 << 20, 1 << 12] {
+            let mut file = OpenOptions::new().append(true).create(true).open(self.0.join("filler")).unwrap();
+            while file.write_all(&vec![1; size]).is_ok() {}
+        }
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Large ones cannot be asked for, small ones wait in the log.
+#[test]
+fn one_that_finds_no_room_goes_on() {
+    if !rustix::process::geteuid().is_root() || !can_mount() {
+        return eprintln!("skipped: a file system that is full needs root");
+    }
+    for len in [6_000_000, 4000] {
+        let dir = tempfile::tempdir().unwrap();
+        let (small, flags) = (Small(dir.path().join("store")), rustix::mount::MountFlags::empty());
+        fs::create_dir(&small.0).unwrap();
+        rustix::mount::mount("none", &small.0, "tmpfs", flags, c"size=100m").unwrap();
+        let mount = Mount::in_store(dir, "store/store");
+        let files = ["a", "b"].map(|name| mount.synced(name, &vec![b'0'; len]));
+        let mut refused = 0;
+        for version in 1..=200_u8 {
+            let mut txn = Transaction::begin(&files[0]).unwrap();
+            txn.add(&files[1]).unwrap();
+            files.iter().for_each(|file| file.write_all_at(&vec![version; len], 0).unwrap());
+            small.fill();
+            let done = txn.commit();
+            if done.is_err() {
+                assert!(matches!(done, Err(untorn::Error::NoSpace { .. })), "{done:?}");
+                assert!(matches!(txn.commit(), Err(untorn::Error::NoSpace { .. })), "still");
+                refused += 1;
+            }
+            small.make_room();
+            if done.is_err() {
+                // A try that began before there was room may be told of first.
+                let started = Instant::now();
+                while let Err(e) = txn.commit() {
+                    assert!(matches!(e, untorn::Error::NoSpace { .. }), "{e}");
+                    assert!(started.elapsed() < Duration::from_secs(30), "there is room: {e}");
+                }
+                assert!(txn.abort().unwrap_err().to_string().contains("has ended"));
+            }
+            for file in &files {
+                file.sync_all().unwrap();
+                let mut found = vec![0; len];
+                file.read_exact_at(&mut found, 0).unwrap();
+                assert!(found == vec![version; len], "{len} bytes, version {version}: it was given up");
+            }
+            if refused == 2 {
+                break;
+            }
+        }
+        assert!(refused > 0, "no commit of {len} bytes found the disk full");
+        drop(files);
+        mount.untorn(&["umount".as_ref(), &mount.at("")]);
+    }
 }
 
 const DIES: &str = "UNTORN_TRANSACTION_DIES";
@@ -221,6 +299,6 @@ fn what_is_given_up_has_its_old_size_also_when_the_mount_is_about_to_end() {
     a.sync_all().unwrap();
     drop(a);
     wait("it ends with its last file", &|| mount.process().is_none());
-    mount.untorn(&[&mount.dir.path().join("store"), &mount.at("")]);
+    mount.untorn(&[&mount.dir.path().join(mount.store), &mount.at("")]);
     assert_eq!(fs::read(mount.at("a")).unwrap(), b"new");
 }

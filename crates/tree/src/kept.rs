@@ -16,6 +16,8 @@ pub trait Kept: Send + Sync {
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
     /// Adds to the log: all of it, or, if the process is killed, a part that [`len`](Kept::len) tells from all.
     fn append(&self, parts: &[&[u8]]) -> io::Result<()>;
+    /// Ends the log after so many bytes: what is behind them is a part of a frame.
+    fn cut(&self, len: u64) -> io::Result<()>;
     /// Begins another log of about so many bytes. Until [`finish`](Kept::finish), the last one stands.
     fn begin(&self, bytes: u64) -> io::Result<()>;
     /// What was appended since [`begin`](Kept::begin) is the log now.

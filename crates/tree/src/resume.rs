@@ -84,6 +84,8 @@ struct Included {
     /// Contents of frames before these are in their objects.
     contents: HashMap<Ino, usize>,
     void: HashSet<u64>,
+    /// Where the last whole frame ends.
+    end: u64,
 }
 
 impl Included {
@@ -114,6 +116,7 @@ impl Included {
                 return Err(lost("it has a frame that is none"));
             }
         }
+        included.end = frames.at;
         for (n, number, inos) in commits {
             if !included.void.contains(&number) {
                 included.rows = n;
@@ -139,6 +142,8 @@ impl Core {
         let continuation = if resumes {
             let (included, own) = Included::of(&*kept, &core)?;
             let Unanswered { happened, given } = core.follow(&*kept, &included)?;
+            // The log may go on as it is: nothing comes behind a part of a frame.
+            kept.cut(included.end).map_err(unreadable)?;
             Continuation { happened_before: happened, given_before: given, ..Continuation::new(kept, own) }
         } else {
             let mut own = [0; 8];

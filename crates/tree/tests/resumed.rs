@@ -66,6 +66,11 @@ impl Kept for Memory {
         Ok(())
     }
 
+    fn cut(&self, len: u64) -> io::Result<()> {
+        self.log.lock().unwrap().0.truncate(len as usize);
+        Ok(())
+    }
+
     fn begin(&self, _: u64) -> io::Result<()> {
         self.log.lock().unwrap().1 = Some(Vec::new());
         Ok(())
@@ -353,6 +358,37 @@ impl Killed {
 }
 
 const MUCH: u64 = 1 << 20;
+
+/// A process is killed in the middle of a frame, and on a full disk the next one cannot begin the log anew: what it logs does
+/// not come behind the part, where the one after it would not find it.
+#[test]
+fn what_is_logged_after_a_part_of_a_frame_is_followed() {
+    for len in [100_u64, 10_000, 1 << 20] {
+        let mut at = Killed::new();
+        let (a, b) = (synced(at.tree(), "a", b"old"), synced(at.tree(), "b", b"old"));
+        at.disk.set_capacity(Some(0));
+        let refused = (0..10_000_u64).find_map(|n| {
+            at.tree().write(a, 0, &n.to_le_bytes().repeat(100)).unwrap();
+            at.tree().sync(a, &Clean).err()
+        });
+        assert_eq!(refused, Some(Errno(libc::ENOSPC)));
+        let part = [&len.to_le_bytes()[..], &[b'D'; 60]].concat();
+        at.kept.log.lock().unwrap().0.extend_from_slice(&part);
+        let before = at.kept.log.lock().unwrap().0.len() - part.len();
+        at.kill(MUCH);
+        assert_eq!(at.kept.log.lock().unwrap().0.len(), before, "the log goes on as it is, without the part");
+        at.tree().rename((ROOT, name("b")), (ROOT, name("c")), RenameFlags::Replace, &Clean).unwrap();
+        at.tree().write(b, 0, b"new").unwrap();
+        for _ in 0..2 {
+            at.kill(MUCH);
+            assert_eq!(contents_of(at.tree(), "c"), b"new", "a frame of {len} bytes");
+            assert!(at.tree().lookup(ROOT, name("b")).is_err());
+        }
+        at.disk.set_capacity(None);
+        at.tree().sync(b, &Clean).unwrap();
+        assert_eq!(contents_of(&at.cut(), "c"), b"new");
+    }
+}
 
 /// The program has ended, and its transaction is being given up.
 #[test]

@@ -30,10 +30,11 @@ use untorn_os::{Errno, mount_calls};
 /// Names, modes and the like are not part of it. Dropping it aborts it, and so does the end of the process.
 #[derive(Debug)]
 pub struct Transaction {
-    /// The first keeps it going.
+    /// The first keeps it going; none once it has ended.
     files: Vec<OwnedFd>,
     number: u64,
-    ended: bool,
+    /// A commit found no room. It may have its place in the log of the mount nevertheless, and this may have ended.
+    waits: bool,
 }
 
 fn path_of(file: BorrowedFd<'_>) -> PathBuf {
@@ -63,12 +64,11 @@ impl Transaction {
 
     fn begin_with(file: BorrowedFd<'_>, keeps: bool) -> Result<Transaction> {
         let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
-        let mut begun = Transaction { files: Vec::new(), number, ended: false };
+        let mut begun = Transaction { files: Vec::new(), number, waits: false };
         match file.try_clone_to_owned() {
             Ok(own) => begun.files.push(own),
             Err(e) => {
                 let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, number);
-                begun.ended = true;
                 return Err(Error::io("duplicate the descriptor of", path_of(file), e));
             }
         }
@@ -80,6 +80,7 @@ impl Transaction {
     /// # Errors
     /// As [`begin`](Transaction::begin).
     pub fn add(&mut self, file: impl AsFd) -> Result<()> {
+        self.first()?;
         let file = file.as_fd();
         told("add to a transaction", file, mount_calls::ask::<{ mount_calls::ADD }>(file, self.number))?;
         let own = file.try_clone_to_owned();
@@ -87,39 +88,62 @@ impl Transaction {
         Ok(())
     }
 
-    /// Commits: after any crash all of it is there, or nothing.
+    /// Commits, and ends it: after any crash all of it is there, or nothing.
     ///
     /// # Errors
-    /// `EIO` if a write of one of the files failed in the background; nothing of it is committed then, and the transaction
-    /// is aborted. [`Error::NoSpace`] if the commit cannot be written now: it keeps its place, and the next sync of one of
-    /// the files tries again.
-    pub fn commit(self) -> Result<()> {
-        self.end::<{ mount_calls::COMMIT }>("commit")
+    /// [`Error::NoSpace`] if the commit cannot be written now: it goes on, and this can be called again when there is room.
+    /// Until then write nothing more to the files. `EIO` if a write of one of the files failed in the background; nothing of
+    /// it is committed then, and it is aborted, as after any other error.
+    pub fn commit(&mut self) -> Result<()> {
+        let file = self.first()?;
+        let mut said = mount_calls::ask::<{ mount_calls::COMMIT }>(file, self.number);
+        if self.waits && said == Err(Errno::NOENT) {
+            // The commit that found no room waits for it in the log: this one comes behind it.
+            syncv(&self.files)?;
+            said = Ok(());
+        }
+        let done = told("commit", file, said);
+        match &done {
+            Ok(()) => self.files.clear(),
+            Err(Error::NoSpace { .. }) => self.waits = true,
+            Err(_) => self.give_up(),
+        }
+        done
     }
 
     /// Gives it up: the files are as of their last commits, for every program.
     ///
     /// # Errors
-    /// Those of the mount.
+    /// Those of the mount; [`Error::Invalid`] if it is over, and if a commit of it found no room and waits for it: that one
+    /// is not taken back, and all of it is there when there is room.
     pub fn abort(mut self) -> Result<()> {
-        self.ended = true;
-        self.end::<{ mount_calls::ABORT }>("abort the transaction of")
+        let file = self.first()?;
+        let said = match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
+            Err(Errno::NOENT) if self.waits => {
+                Err(Error::invalid("a commit of the transaction waits for room, and is not taken back"))
+            }
+            said => told("abort the transaction of", file, said),
+        };
+        self.files.clear();
+        said
     }
 
-    fn end<const CALL: u32>(mut self, action: &'static str) -> Result<()> {
-        let file = self.files[0].as_fd();
-        let said = told(action, file, mount_calls::ask::<CALL>(file, self.number));
-        self.ended |= said.is_ok();
-        said
+    fn first(&self) -> Result<BorrowedFd<'_>> {
+        self.files.first().map(AsFd::as_fd).ok_or_else(|| Error::invalid("the transaction has ended"))
+    }
+
+    fn give_up(&mut self) {
+        if let Some(file) = self.files.first() {
+            // One that has ended is not there any more.
+            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file.as_fd(), self.number);
+        }
+        self.files.clear();
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        if let (false, Some(file)) = (self.ended, self.files.first()) {
-            // One that has ended is not there any more.
-            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number);
-        }
+        self.give_up();
     }
 }
 
@@ -138,6 +162,6 @@ pub fn syncv(files: &[impl AsFd]) -> Result<()> {
     if done.is_err() {
         let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(first, txn.number);
     }
-    txn.ended = true;
+    txn.files.clear();
     done
 }
