@@ -65,6 +65,8 @@ pub(super) struct ThreadSections {
     marked: bool,
     /// It changed what its log had no room for.
     unlogged: bool,
+    /// A section that had no log may still wait.
+    unplaced: bool,
     /// One of these is so: there is more to do when it ends than to empty its log.
     eventful: bool,
 }
@@ -174,6 +176,20 @@ pub(super) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> 
     current().filter(|last| last.heap.opening == opening && last.process == process_generation())
 }
 
+/// What this thread has in a heap, whatever it used since.
+pub(super) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
+    let known = ALL.try_with(|all| {
+        // SAFETY: boxes of this thread's.
+        all.0.borrow().iter().copied().find(|one| unsafe { &**one }.is_of(opening))
+    });
+    // While the thread ends, there is no list any more.
+    match known {
+        // SAFETY: as in `current`.
+        Ok(known) => known.map(|known| unsafe { &mut *known }),
+        Err(_) => last_sections(opening),
+    }
+}
+
 /// What this thread has in a heap, made if it has nothing there.
 ///
 /// # Errors
@@ -225,8 +241,13 @@ impl ThreadSections {
             then: Vec::new(),
             marked: false,
             unlogged: false,
+            unplaced: false,
             eventful: false,
         }
+    }
+
+    fn is_of(&self, opening: u64) -> bool {
+        self.heap.opening == opening && self.process == process_generation()
     }
 
     /// The heap was closed, or is the parent's.
@@ -241,9 +262,10 @@ impl ThreadSections {
         if self.depth > 0 {
             tracing::error!(
                 "a thread ended within a section of a live heap: cuts undo the section in what they commit, commits that \
-                 wait for sections do not take place any more, and when the process ends, the section is undone"
+                 wait for sections are refused, and when the process ends, the section is undone"
             );
             self.writer().end();
+            self.heap.sections.abandon(self.log.take().map(|log| log.place), self.unlogged, self.heap.opening);
         } else if let Some(log) = self.log.take() {
             self.heap.sections.give_place(log.place, self.heap.opening);
         }
@@ -332,6 +354,14 @@ impl ThreadSections {
         writer.begin_again((self.heap.addresses.start, self.heap.addresses.len()), 0);
         writer.append(&Record::Begin { number: log.number, clock: log.clock });
         true
+    }
+
+    /// Takes back [`ThreadSections::begin_at_once`].
+    #[cold]
+    pub(super) fn cancel(&mut self, writer: &mut LogWriter) {
+        self.depth = 0;
+        writer.end();
+        self.leave();
     }
 
     /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
@@ -524,6 +554,7 @@ impl ThreadSections {
             // The guard ends with the section; what it depends on is waited for by a guard of its own.
             if !self.depends.is_empty() {
                 self.heap.head.begin_change();
+                self.unplaced = true;
                 let depends = std::mem::take(&mut self.depends);
                 let section =
                     Complete { depends, then: std::mem::take(&mut ended.then), unlogged: true, ..Complete::default() };
@@ -560,7 +591,7 @@ impl ThreadSections {
             // It changed nothing.
             writer.end();
             for then in std::mem::take(&mut ended.then) {
-                ended.then.extend(sections.add_then(place, then));
+                ended.then.extend(sections.add_then(Some(place), then));
             }
             return ended;
         }
@@ -586,13 +617,23 @@ impl ThreadSections {
 
     /// Called when everything so far can not be undone any more. Returned, if that is so now.
     pub(super) fn on_stable(&mut self, then: Then) -> Option<Then> {
+        let sections = self.heap.sections;
+        let then: Then = match self.unplaced {
+            // Whatever it waits for besides, it waits for what had no log.
+            true => Box::new(move || {
+                if let Some(then) = sections.add_then(None, then) {
+                    then();
+                }
+            }),
+            false => then,
+        };
         if self.depth > 0 {
             self.then.push(then);
             self.eventful = true;
             return None;
         }
         match &self.log {
-            Some(log) => self.heap.sections.add_then(log.place, then),
+            Some(log) => sections.add_then(Some(log.place), then),
             None => Some(then),
         }
     }
