@@ -605,7 +605,7 @@ fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
 }
 
 /// A lock in the heap.
-fn lock_in<'h>(heap: &'h Heap) -> &'h SectionLock {
+fn lock_in(heap: &Heap) -> &SectionLock {
     let lock = heap.root_or("lock", |_| SectionLock::new()).unwrap();
     // SAFETY: a root of this type, which any thread may use.
     unsafe { lock.as_ref() }
