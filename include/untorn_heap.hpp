@@ -142,7 +142,8 @@ public:
     /** Finds a root; if there is none, makes the object and sets the root. */
     template <class T, class... Arguments> T *root_or(const char *name, Arguments &&...arguments) {
         if (T *found = root<T>(name)) return found;
-        const mutation guard(*this);
+        // Nobody else has the object before the root is set: a process that is killed meanwhile has lost nothing.
+        const held guard(*this);
         untorn::unique_ptr<T> made = make_unique<T>(std::forward<Arguments>(arguments)...);
         set_root(name, made.get());
         return made.release();
@@ -204,6 +205,18 @@ public:
     void close() { close_by(untorn_heap_close); }
 
 private:
+    /* As mutation; what is done meanwhile leaves the heap whole at each step. */
+    class held {
+    public:
+        explicit held(heap &of) : heap_(of.handle()), current_(of.base_) { detail::check(untorn_heap_hold_cuts(heap_)); }
+        ~held() { untorn_heap_release_cuts(heap_); }
+        held(const held &) = delete;
+        held &operator=(const held &) = delete;
+
+    private:
+        untorn_heap *heap_;
+        detail::current_heap current_;
+    };
     template <class A, class B, class... Arguments>
     static void construct(std::pair<A, B> *place, scoped_allocator<std::pair<A, B>> memory, Arguments &&...arguments) {
         memory.construct(place, std::forward<Arguments>(arguments)...);

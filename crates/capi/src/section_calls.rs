@@ -199,7 +199,9 @@ impl Callback {
 /// Calls a function once what this thread has done in sections of a live heap can not be undone any more. That is when the
 /// section that it is in ends, or later, if the section has seen what others did that have not ended: until then the end of
 /// the process may undo it. Output that tells of a section waits for this. Called at once if nothing is left to
-/// wait for; otherwise by whichever thread finds that out. For power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL
+/// wait for; otherwise by whichever thread finds that out. A process that ends while any thread is between
+/// untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds, goes back to the last
+/// cut all the same; for that, and for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL
 /// (the heap is not live), EFAULT, EBADF.
 ///
 /// # Safety

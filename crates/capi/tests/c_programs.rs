@@ -15,7 +15,7 @@ use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
 };
 
-const PROGRAMS: [&str; 18] = [
+const PROGRAMS: [&str; 19] = [
     "store",
     "file",
     "txn",
@@ -34,9 +34,10 @@ const PROGRAMS: [&str; 18] = [
     "heap",
     "heap_plain",
     "heap_kill",
+    "live_kill",
 ];
 /// The programs in C++.
-const CPP: [&str; 5] = ["wrapper", "posix_cxx", "heap", "heap_plain", "heap_kill"];
+const CPP: [&str; 6] = ["wrapper", "posix_cxx", "heap", "heap_plain", "heap_kill", "live_kill"];
 
 /// Only definite leaks count, because Rust's maps are reachable only by pointers into their middle.
 const VALGRIND: [&str; 7] = [
@@ -177,6 +178,11 @@ fn heap_with_libcxx() {
 #[test]
 fn heap_kill() {
     shared("heap_kill");
+}
+
+#[test]
+fn live_kill() {
+    shared("live_kill");
 }
 
 /// After each of many kills, the standard containers are as of the last acknowledged commit, or of the next one. Each

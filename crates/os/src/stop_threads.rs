@@ -54,6 +54,8 @@ pub enum NotStopped {
         signal: i32,
         /// Whether it blocks the signal.
         blocks: bool,
+        /// Whether it waits for signals in a call, such as `sigwait`, which takes the signal in place of the handler.
+        waits_for_signals: bool,
     },
     /// There are more than can be stopped.
     TooMany(usize),
@@ -70,7 +72,13 @@ impl fmt::Display for NotStopped {
                 "the program has taken signal {signal}, which stops its threads, for something else; name another one in \
                  UNTORN_STOP_SIGNAL"
             ),
-            NotStopped::Thread { id, name, signal, blocks: true } => {
+            NotStopped::Thread { id, name, signal, waits_for_signals: true, .. } => write!(
+                f,
+                "thread {id} ({name}) waits for signals (sigwait, sigtimedwait), and takes signal {signal}, which stops it, \
+                 out of the handler's hands. Leave this signal out of what the thread waits for, and unblock it there \
+                 (sigdelset before pthread_sigmask and sigwait); or wait for signals by a signalfd"
+            ),
+            NotStopped::Thread { id, name, signal, blocks: true, .. } => {
                 write!(
                     f,
                     "thread {id} ({name}) blocks signal {signal}, which stops it; unblock it, or name another one in \
@@ -394,7 +402,10 @@ fn name_thread(id: i32, signal: i32) -> NotStopped {
     let status = std::fs::read_to_string(format!("/proc/self/task/{id}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    NotStopped::Thread { id, name, signal, blocks: blocked >> (signal - 1) & 1 == 1 }
+    let call = std::fs::read_to_string(format!("/proc/self/task/{id}/syscall")).unwrap_or_default();
+    let call = call.split(' ').next().and_then(|number| number.parse().ok());
+    let waits_for_signals = call == Some(libc::SYS_rt_sigtimedwait);
+    NotStopped::Thread { id, name, signal, blocks: blocked >> (signal - 1) & 1 == 1, waits_for_signals }
 }
 
 #[cfg(test)]

@@ -200,6 +200,7 @@ fn threads_that_wait_for_each_other_do_not_wait_for_a_cut() {
     let path = dir.path().join("heap");
     within(LIMIT, "guards, sections and cuts", move || {
         let heap = live().open(&path).unwrap();
+        set(&heap, "a", 0);
         let lock = SectionLock::new();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {

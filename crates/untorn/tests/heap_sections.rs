@@ -3,12 +3,14 @@
 mod common;
 
 use common::child_process::{again, signal_process};
-use common::stepping::{killed_after, stop, traced};
+use common::stepping::{killed_after, killed_when, stop, traced};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
@@ -16,7 +18,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
-use untorn::heap::{Heap, HeapOptions, HeapVec, LiveStart, SectionLock, Storable, section_hooks};
+use untorn::heap::{Cuts, Heap, HeapOptions, HeapVec, LiveStart, SectionLock, Storable, section_hooks};
 use untorn::offline;
 
 const MODE: &str = "UNTORN_TEST_SECTIONS";
@@ -96,6 +98,7 @@ fn sections_child() {
         "pairs" => pairs,
         "counters" => counters,
         "steps" => return steps(&heap),
+        "first use" => return first_use(&heap),
         other => panic!("{other}"),
     };
     println!("\nready");
@@ -518,6 +521,7 @@ fn a_section_that_is_larger_than_its_log_is_as_a_change_under_a_guard() {
     let path = dir.path().join("ended");
     let heap = live().open(&path).unwrap();
     let block = heap.allocate(Layout::new::<[u64; 200_000]>()).unwrap().cast::<u64>();
+    set(&heap, "n", 1);
     {
         let _section = heap.section().unwrap();
         set(&heap, "n", 3);
@@ -599,6 +603,7 @@ fn cuts_and_sections_take_turns() {
     let heap = live().cut_every(Duration::from_millis(1)).open(&path).unwrap();
     let locks: [SectionLock; 2] = [const { SectionLock::new() }; 2];
     let before = heap.file().store().status().commits;
+    let _made = ["a", "b"].map(|name| number(&heap, name).load(Relaxed));
     within(LIMIT, "sections and cuts", move || {
         std::thread::scope(|scope| {
             for thread in 0..3 {
@@ -667,4 +672,264 @@ fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
         fs::remove_file(&path).unwrap();
     }
     println!("seed {seed}: {rounds} kills within {all} instructions");
+}
+
+/// A lock in the heap.
+fn lock_in(heap: &Heap) -> &SectionLock {
+    let lock = heap.root_or("lock", |_| SectionLock::new()).unwrap();
+    // SAFETY: a root of this type, which any thread may use.
+    unsafe { lock.as_ref() }
+}
+
+/// Takes a lock that other processes have had, between two stops.
+fn first_use(heap: &Heap) {
+    let lock = lock_in(heap);
+    println!("\nlock {}", std::ptr::from_ref(lock).addr());
+    traced();
+    lock.lock().unwrap();
+    stop();
+}
+
+/// A process that is killed while it takes a lock for the first time, at any instruction, leaves a lock that others can take.
+#[test]
+fn a_kill_within_the_first_use_of_a_lock_leaves_it_free() {
+    const LOCK: usize = size_of::<SectionLock>();
+    let dir = directory();
+    let path = dir.path().join("heap");
+    // Held by a process that is gone.
+    {
+        let heap = live().open(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| lock_in(&heap).lock().unwrap()).join().unwrap();
+        });
+    }
+    let mut left = BTreeSet::new();
+    let mut memory = None;
+    let all = killed_when(&mut child("first use", &path, 1), |lines, thread, _| {
+        let memory = memory.get_or_insert_with(|| fs::File::open(format!("/proc/{thread}/mem")).unwrap());
+        let at = lines.iter().find_map(|line| line.strip_prefix("lock ")).expect("an address").parse().unwrap();
+        let mut bytes = [0u8; LOCK];
+        memory.read_exact_at(&mut bytes, at).unwrap();
+        left.insert(bytes);
+        false
+    });
+    let Some(all) = all else { return skipped("cannot trace a child here") };
+    // As it was, being freed, and held.
+    assert!(left.len() >= 4, "{left:?}");
+    println!("{} states of a lock in {all} instructions", left.len());
+    for bytes in left {
+        {
+            let heap = live().open(&path).unwrap();
+            let lock = std::ptr::from_ref(lock_in(&heap)).cast::<u8>().cast_mut();
+            // SAFETY: bytes that a lock had, of which nobody else knows at the moment.
+            unsafe { lock.copy_from_nonoverlapping(bytes.as_ptr(), LOCK) };
+        }
+        let path = path.clone();
+        within(LIMIT, "taking a lock that a kill has left", move || {
+            let heap = live().open(&path).unwrap();
+            let lock = lock_in(&heap);
+            lock.lock().unwrap();
+            assert!(!lock.try_lock().unwrap(), "it is held");
+            lock.unlock().unwrap();
+        });
+    }
+}
+
+/// From its first use on, one thread at a time has a lock.
+#[test]
+fn the_first_threads_that_take_a_lock_exclude_each_other() {
+    const LOCKS: usize = 100_000;
+    let dir = directory();
+    let heap = &live().open(dir.path().join("heap")).unwrap();
+    let locks: &Vec<SectionLock> = &(0..LOCKS).map(|_| SectionLock::new()).collect();
+    let at = &[const { AtomicUsize::new(0) }; 2];
+    let inside: &Vec<AtomicUsize> = &(0..LOCKS).map(|_| AtomicUsize::new(0)).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            scope.spawn(move || {
+                for (n, lock) in locks.iter().enumerate() {
+                    at[thread].store(n, SeqCst);
+                    // Together, if the other one runs.
+                    (0..1000).take_while(|_| at[1 - thread].load(SeqCst) < n).for_each(|_| std::hint::spin_loop());
+                    let _section = heap.section_with(lock).unwrap();
+                    assert_eq!(inside[n].fetch_add(1, SeqCst), 0, "lock {n}");
+                    (0..20).for_each(|_| std::hint::spin_loop());
+                    inside[n].fetch_sub(1, SeqCst);
+                }
+            });
+        }
+    });
+}
+
+/// A rollback brings back the bytes of locks as they were at the cut, and nobody holds them.
+#[test]
+fn a_rollback_leaves_locks_free() {
+    let dir = directory();
+    let heap = live().open(dir.path().join("heap")).unwrap();
+    let (own, elsewhere) = (lock_in(&heap), SectionLock::new());
+    set(&heap, "n", 1);
+    std::thread::scope(|scope| {
+        let (held, is_held) = mpsc::channel();
+        let (cut, is_cut) = mpsc::channel();
+        let (heap, elsewhere) = (&heap, &elsewhere);
+        scope.spawn(move || {
+            for lock in [own, elsewhere] {
+                lock.lock().unwrap();
+            }
+            held.send(()).unwrap();
+            is_cut.recv().unwrap();
+            for lock in [elsewhere, own] {
+                lock.unlock().unwrap();
+            }
+        });
+        is_held.recv().unwrap();
+        heap.commit().unwrap();
+        cut.send(()).unwrap();
+    });
+    for _ in 0..3 {
+        set(&heap, "n", 2);
+        // SAFETY: nothing of the heap is used that is younger than its cut.
+        unsafe { heap.rollback() }.unwrap();
+        assert_eq!(number(&heap, "n").load(Relaxed), 1);
+        for lock in [own, &elsewhere] {
+            assert!(lock.try_lock().unwrap(), "it is free");
+            refused(heap.commit(), &["invalid"]);
+            lock.unlock().unwrap();
+            refused(lock.unlock(), &["invalid"]);
+        }
+        heap.commit().unwrap();
+    }
+}
+
+/// A section could not undo it: the table of roots is that of all threads.
+#[test]
+fn a_root_is_not_set_within_a_section() {
+    let dir = directory();
+    let heap = live().open(dir.path().join("heap")).unwrap();
+    let kept = number(&heap, "kept");
+    let allocations = heap.stats().unwrap().allocations;
+    {
+        let _section = heap.section().unwrap();
+        let e = refused(heap.root_or("new", |_| 7u64), &["invalid"]).to_string();
+        assert!(e.contains("before the section"), "{e}");
+        refused(heap.set_root::<AtomicU64>("new", Some(NonNull::from(kept))), &["invalid"]);
+        refused(heap.set_root::<AtomicU64>("kept", None), &["invalid"]);
+        assert_eq!(number(&heap, "kept").as_ptr(), kept.as_ptr());
+    }
+    assert_eq!((heap.roots().len(), heap.stats().unwrap().allocations), (1, allocations));
+    heap.root_or("new", |_| 7u64).unwrap();
+}
+
+/// What has seen a section that has not ended is not stable, whatever the thread has done since, and whether it has a log.
+#[test]
+fn what_may_be_undone_is_not_told() {
+    const LOGS: usize = 64;
+    let dir = directory();
+    let [heap, other] = ["heap", "other"].map(|name| live().open(dir.path().join(name)).unwrap());
+    let (heap, other) = (&heap, &other);
+    for without_log in [false, true] {
+        let locks: &[SectionLock; 3] = &[const { SectionLock::new() }; 3];
+        let told = &Arc::new(AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let (begun, has_begun) = mpsc::channel();
+            let (end, ends) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                let _outer = heap.section_with(&locks[0]).unwrap();
+                drop(heap.section_with(&locks[1]).unwrap());
+                begun.send(()).unwrap();
+                ends.recv().unwrap();
+            });
+            has_begun.recv().unwrap();
+            let all_in = Arc::new(Barrier::new(LOGS));
+            let all_out = Arc::new(Barrier::new(LOGS));
+            // The others have the logs, and this thread gets none.
+            let others: Vec<_> = (0..if without_log { LOGS - 1 } else { 0 })
+                .map(|_| {
+                    let (all_in, all_out) = (all_in.clone(), all_out.clone());
+                    scope.spawn(move || {
+                        drop(heap.section_with(&SectionLock::new()).unwrap());
+                        all_in.wait();
+                        all_out.wait();
+                    })
+                })
+                .collect();
+            if without_log {
+                all_in.wait();
+            }
+            let note = |bit: usize| {
+                let told = told.clone();
+                heap.on_stable(move || _ = told.fetch_or(bit, SeqCst)).unwrap();
+            };
+            scope
+                .spawn(move || {
+                    drop(heap.section_with(&locks[1]).unwrap());
+                    note(1);
+                    drop(other.section_with(&locks[2]).unwrap());
+                    note(2);
+                    drop(heap.section_with(&SectionLock::new()).unwrap());
+                    note(4);
+                })
+                .join()
+                .unwrap();
+            assert_eq!(told.load(SeqCst), 0, "without a log: {without_log}");
+            end.send(()).unwrap();
+            eventually(LIMIT, "it is told", || told.load(SeqCst) == 7);
+            if without_log {
+                all_out.wait();
+            }
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+    }
+}
+
+/// A thread that ends within a section does not make others wait for ever: what would wait for it is refused, and a rollback
+/// goes back to before it.
+#[test]
+fn a_section_whose_thread_is_gone_is_waited_for_by_nobody() {
+    let dir = directory();
+    for (cuts, stores) in [(Cuts::Stop, 10), (Cuts::Wait, 10), (Cuts::Stop, 70_000)] {
+        let what = format!("{cuts:?}, {stores} stores");
+        let path = dir.path().join("heap");
+        within(LIMIT, "a section that nobody ends", move || {
+            let heap = live().cuts(cuts).open(&path).unwrap();
+            let lock = SectionLock::new();
+            let block = heap.allocate(Layout::new::<[u64; 70_000]>()).unwrap().as_ptr().expose_provenance();
+            set(&heap, "n", 1);
+            heap.commit().unwrap();
+            let leave = || {
+                std::thread::scope(|scope| {
+                    let leaver = scope.spawn(|| {
+                        std::mem::forget(heap.section_with(&lock).unwrap());
+                        set(&heap, "n", 2);
+                        for at in 0..stores {
+                            // SAFETY: within the block.
+                            unsafe { section_hooks::log(block + at * 8, 8) };
+                        }
+                    });
+                    leaver.join().unwrap();
+                });
+            };
+            leave();
+            let waits = cuts == Cuts::Wait || stores > 10;
+            match heap.commit() {
+                Ok(()) => assert!(!waits, "{what}"),
+                Err(e) => assert!(waits && e.to_string().contains("a thread ended within a section"), "{what}: {e}"),
+            }
+            refused(heap.check(&|_, _| {}), &["invalid"]);
+            // SAFETY: nothing of the heap is used that is younger than its cut.
+            unsafe { heap.rollback() }.unwrap();
+            assert_eq!(number(&heap, "n").load(Relaxed), 1, "{what}");
+            {
+                let _section = heap.section_with(&lock).unwrap();
+                set(&heap, "n", 3);
+            }
+            heap.commit().unwrap();
+            leave();
+            refused(heap.close(), &["invalid"]);
+            let heap = live().cuts(cuts).open(&path).unwrap();
+            assert_eq!(number(&heap, "n").load(Relaxed), 3, "{what}");
+            heap.close().unwrap();
+            fs::remove_file(&path).unwrap();
+        });
+    }
 }

@@ -62,7 +62,7 @@ impl Line {
             (Some(Rescued::Answered), _) => format!("{name}: its program has made a cut ({took} ms)"),
             (Some(Rescued::Silent), _) => format!(
                 "{name}: NOT committed: a program has it open that did not answer. Only programs that make cuts in the \
-                 background do (cut_every)"
+                 background (cut_every) can, and the log of such a program says why a cut of it fails"
             ),
             (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to be made of it: {why}"),
             (None, e) => format!("{name}: NOT committed: {}", e.as_deref().unwrap_or("unknown")),

@@ -51,6 +51,10 @@ impl Heap {
     /// can be undone any more by the end of the process. That is when the section ends, or later, if it has seen what others did
     /// that have not ended. Output that tells of the section waits for this. It is called by whichever thread finds that out.
     ///
+    /// What takes the heap back to its last cut takes this back, too: a process that ends while any thread holds a guard of
+    /// [`Heap::mutate`], or is in a section that has no log or has changed more than its log holds. Programs that have such wait
+    /// for the ticket of a cut.
+    ///
     /// # Errors
     /// [`Error::Invalid`]: the heap was not opened live. [`Error::Closed`], [`Error::Forked`].
     pub fn on_stable(&self, then: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -23,7 +23,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use untorn_journal::{Error, Result};
 use untorn_os::holds;
 
@@ -54,6 +54,14 @@ enum Next {
     /// The last one of its working memory.
     End,
 }
+
+/// Why there is no commit that waits for sections.
+pub(super) const ABANDONED_SECTION: &str = "a thread ended within a section, and what it was changing is half done. This commit was not made; a rollback undoes \
+     what was changed since the last commit, and ends this condition, or end the process without `close`: the next opening \
+     undoes the section and keeps all else";
+
+/// A rollback waits so long for threads that may wait for one that ended.
+const ABANDONED_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A commit that was queued.
 struct Submitted {
@@ -301,13 +309,18 @@ impl Heap {
 
     /// As [`Heap::rollback`], which says what the caller promises.
     pub(super) fn roll_back(&self) -> Result<()> {
-        let mut still = self.still()?;
+        let mut still = self.still_to_roll_back()?;
         let body = &self.shared.body;
         if let Some(working) = &body.working {
             working.head.begin_change();
         }
         let done = own_pages::unlock_all(&body.map).and_then(|()| body.map.rollback());
         own_pages::lock_all(&body.map);
+        let entry = self.shared.registration.0.entry;
+        if body.working.is_some() {
+            entry.sections.next_era();
+            entry.section_lock.reset();
+        }
         let Still { live, slots, .. } = &mut still;
         if let Some(live) = &mut **live
             && holds(invariant::HEAP_FORGETS)
@@ -316,10 +329,10 @@ impl Heap {
             slots.iter_mut().flat_map(|slot| slot.as_mut()).for_each(|slot| slot.arena.forget());
         }
         if done.is_ok() {
-            self.shared.registration.0.entry.guard.forgive();
+            entry.guard.forgive();
             if let Some(working) = &body.working {
                 working.head.forgive();
-                self.shared.registration.0.entry.sections.forget();
+                entry.sections.forget();
             }
         }
         done
@@ -398,11 +411,27 @@ impl Heap {
     }
 
     pub(super) fn still(&self) -> Result<Still<'_>> {
+        let sections = &self.shared.registration.0.entry.sections;
+        self.still_while(|| !sections.is_abandoned(), ABANDONED_SECTION)
+    }
+
+    /// As [`Heap::still`], also if a thread ended within a section. Others may wait for its locks for ever.
+    fn still_to_roll_back(&self) -> Result<Still<'_>> {
+        let sections = &self.shared.registration.0.entry.sections;
+        let begun = Instant::now();
+        self.still_while(
+            || !sections.is_abandoned() || begun.elapsed() < ABANDONED_PATIENCE,
+            "a thread ended within a section, and others are in sections for more than 10 seconds now: they may wait for \
+             its locks. Nothing was rolled back; end the process without `close`, and the next opening undoes the section",
+        )
+    }
+
+    fn still_while(&self, waits: impl Fn() -> bool, otherwise: &str) -> Result<Still<'_>> {
         self.check_no_guard()?;
         let entry = self.shared.registration.0.entry;
         let (quiet, closed) = loop {
             // In this order: a thread in a section may take a guard, and one that has a guard may begin a section.
-            let closed = entry.sections.close();
+            let Some(closed) = entry.sections.close(&waits) else { return Err(Error::invalid(otherwise)) };
             let quiet = entry.guard.quiet();
             if entry.sections.is_idle() {
                 break (quiet, Some(closed));

@@ -13,7 +13,7 @@ use super::metadata::{Metadata, Refused};
 use super::section_log::SectionLogs;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_thread::{SectionHeap, section_of};
-use super::sections::Sections;
+use super::sections::{Sections, is_same_opening};
 use super::space::{Space, size_of_use};
 use super::thread_local::{Found, LOCAL, slot_of_this_thread};
 use crate::concurrency::{Mutex, MutexGuard};
@@ -167,7 +167,7 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     let (is_live, is_told) = (live.is_some(), told.is_on());
     let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|_| is_told), live);
     entry.guard.set_live(body.working.as_ref().map(|working| working.memory().head()));
-    entry.section_lock.mark.clear();
+    entry.section_lock.reset();
     entry.sections.set_heap(opening, body.working.as_ref().map(|working| working.memory().clone()));
     let space = base..base + segments_most * SEGMENT_BYTES;
     let table = Arc::new(ChunkTable::new(metadata, segments_most));
@@ -296,11 +296,11 @@ impl WeakHeap {
         }
     }
 
-    /// The heap of an opening, if it is open.
-    pub(super) fn of_opening(opening: u64) -> Option<WeakHeap> {
+    /// The open heap that a lock of this era is of, also after a rollback since.
+    pub(super) fn of_era(era: u64) -> Option<WeakHeap> {
         let registry = REGISTRY.read();
-        let mut all = registry.open.iter().filter(|one| one.heap.check_fork().is_ok());
-        all.find(|one| one.heap.opening == opening).map(|one| one.heap)
+        let mut all = registry.open.iter().filter(|one| one.is_live && one.heap.check_fork().is_ok());
+        all.find(|one| is_same_opening(one.heap.entry.sections.era(), era)).map(|one| one.heap)
     }
 
     /// Where the heap is mapped, and how many bytes of it there are.

@@ -4,6 +4,7 @@ use super::in_heap::InHeap;
 use super::layout::{self, CHUNK_BYTES, ROOTS, ROOTS_AT, RootEntry, text};
 use super::open_heap::Heap;
 use super::own_pages::{self, ROOT_PAGES};
+use super::section_thread::section_of;
 use super::storable::Storable;
 use std::alloc::Layout;
 use std::path::PathBuf;
@@ -294,10 +295,26 @@ impl Heap {
         self.put_root(name, to.map(NonNull::cast), &RootShape::of::<T>(options))
     }
 
+    /// The table of roots is that of all threads: a section cannot undo its own changes of it alone.
+    fn check_no_section(&self, name: &str) -> Result<()> {
+        match section_of(self.downgrade().opening()) {
+            Some(_) => Err(Error::invalid(format!(
+                "the root {name:?} cannot be set within a section, which could not undo that. Set it before the section, to \
+                 something that has a pointer, and change that pointer in sections"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Sets a root of a type that is known by its shape alone, or removes it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: a wrong name, a place out of the heap or not aligned, too many roots; or this thread is in a section
+    /// of the heap, which could not undo it.
     pub fn put_root(&self, name: &str, to: Option<NonNull<u8>>, shape: &RootShape<'_>) -> Result<()> {
         let _held = self.hold_cuts();
         let _roots = self.lock_roots();
+        self.check_no_section(name)?;
         let old = self.entry(name)?;
         // SAFETY: an all-zero entry is an unused one.
         let mut new: RootEntry = unsafe { std::mem::zeroed() };
@@ -337,7 +354,7 @@ impl Heap {
     }
 
     /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other
-    /// threads that use roots wait for it.
+    /// threads that use roots wait for it. Within a section of a live heap none is made: [`Error::Invalid`].
     pub fn root_or<'h, T: Storable>(&'h self, name: &str, make: impl FnOnce(InHeap<'h>) -> T) -> Result<NonNull<T>> {
         self.root_or_with(name, RootOptions::new(), make)
     }
@@ -354,6 +371,7 @@ impl Heap {
         if let Some(found) = self.root_with(name, options)? {
             return Ok(found);
         }
+        self.check_no_section(name)?;
         let place = self.put_in(make(self.allocator()))?;
         self.set_root_with(name, Some(place), options)?;
         Ok(place)

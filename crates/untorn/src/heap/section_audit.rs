@@ -15,7 +15,7 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::OnceLock;
 
 /// Bytes before a lock that say whose it is.
-const LOCK_SAYS: usize = 16;
+const LOCK_SAYS: usize = 8;
 
 static ONE: RawMutex = RawMutex::INIT;
 

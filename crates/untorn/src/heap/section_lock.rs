@@ -8,12 +8,11 @@ use super::section_log::LogWriter;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_run;
 use super::section_thread::writer;
+use super::sections::Sections;
 use super::storable::Storable;
 use std::cell::Cell;
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use untorn_journal::{Error, Result};
 
 /// A lock for data in a live heap: from the first lock that a thread takes until it has given all of them back is a section,
@@ -23,14 +22,16 @@ use untorn_journal::{Error, Result};
 #[repr(C)]
 #[derive(Debug)]
 pub struct SectionLock {
-    /// The process that uses it; another one's is free. 0: none yet; 1: it is being made this one's.
-    process: AtomicU64,
-    /// The opening of its heap. 0: the first thread that takes it looks for it.
-    opening: AtomicU64,
+    /// The [era](Sections::era) of the heap that uses it. What another era left of it is nobody's: that of a process that is
+    /// gone, or of this one before a rollback. With [`MAKING`]: a thread makes it one of this era.
+    era: AtomicU64,
     lock: MarkedLock,
 }
 
-// SAFETY: numbers, and a lock that whoever was killed holds no more.
+/// A thread makes a lock its era's. Of another era that says nothing: whoever began it is gone.
+const MAKING: u64 = 1;
+
+// SAFETY: a number, and a lock that whoever was killed holds no more.
 unsafe impl Storable for SectionLock {}
 
 impl std::fmt::Debug for MarkedLock {
@@ -45,20 +46,6 @@ impl Default for SectionLock {
     }
 }
 
-/// A number that no process before had; 0: it is not chosen yet.
-static THIS_PROCESS: AtomicU64 = AtomicU64::new(0);
-
-fn this_process() -> u64 {
-    let known = THIS_PROCESS.load(Relaxed);
-    if known != 0 {
-        return known;
-    }
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    let number = hasher.finish() | 2;
-    THIS_PROCESS.compare_exchange(0, number, Relaxed, Relaxed).map_or_else(|others| others, |_| number)
-}
-
 thread_local! {
     /// The heap of the lock that this thread took last.
     static LAST: Cell<Option<WeakHeap>> = const { Cell::new(None) };
@@ -67,70 +54,104 @@ thread_local! {
 impl SectionLock {
     /// A lock that nobody has.
     pub const fn new() -> SectionLock {
-        SectionLock { process: AtomicU64::new(0), opening: AtomicU64::new(0), lock: MarkedLock::new() }
+        SectionLock { era: AtomicU64::new(0), lock: MarkedLock::new() }
     }
 
     /// Its heap: the one that was said, the one that it lies in, or the only live one that is open.
     #[inline]
     fn heap(&self) -> Result<WeakHeap> {
-        let opening = self.opening.load(Acquire);
         match LAST.get() {
-            Some(last)
-                if last.opening() == opening && self.process.load(Relaxed) == this_process() && last.is_open() =>
-            {
-                Ok(last)
-            }
+            Some(last) if self.is_of(&last.entry.sections) && last.is_open() => Ok(last),
             _ => self.find_heap(),
         }
     }
 
     #[cold]
     fn find_heap(&self) -> Result<WeakHeap> {
-        section_audit::uses(&self.lock);
-        let known = self.process.load(Acquire);
-        if known != this_process() {
-            if known != 1 && self.process.compare_exchange(known, 1, Acquire, Relaxed).is_ok() {
-                self.free_for_this_process();
-                self.process.store(this_process(), Release);
-            }
-            while self.process.load(Acquire) == 1 {
-                std::thread::yield_now();
-            }
-        }
-        let opening = self.opening.load(Acquire);
-        let heap = match WeakHeap::of_opening(opening) {
+        let heap = match WeakHeap::of_era(self.era.load(Acquire)) {
             Some(heap) => heap,
-            None => {
-                let found = WeakHeap::of_lock(std::ptr::from_ref(self).expose_provenance())?;
-                match self.opening.compare_exchange(opening, found.opening(), Release, Acquire) {
-                    Ok(_) => {
-                        self.lock.mark.clear();
-                        found
-                    }
-                    Err(other) => WeakHeap::of_opening(other).ok_or(Error::Closed)?,
-                }
-            }
+            None => WeakHeap::of_lock(std::ptr::from_ref(self).expose_provenance())?,
         };
         LAST.set(Some(heap));
         Ok(heap)
     }
 
-    /// What another process left of it is gone.
-    fn free_for_this_process(&self) {
-        self.opening.store(0, Relaxed);
-        self.lock.reset();
+    /// Whether it is one of these sections, as the heap is now.
+    #[inline]
+    fn is_of(&self, sections: &Sections) -> bool {
+        self.era.load(Acquire) == sections.era()
+    }
+
+    /// Makes it a lock of this heap, as the heap is now, which cannot be rolled back meanwhile: the thread is in a section of
+    /// it, or has a guard.
+    #[inline]
+    fn make_of(&self, heap: WeakHeap) -> Result<()> {
+        if self.is_of(&heap.entry.sections) { Ok(()) } else { self.adopt(heap) }
+    }
+
+    /// One thread frees it of what others left, and only then anybody uses it.
+    #[cold]
+    fn adopt(&self, heap: WeakHeap) -> Result<()> {
+        section_audit::uses(&self.lock);
+        let era = heap.entry.sections.era();
+        let mut known = self.era.load(Acquire);
+        while known != era {
+            if known == era | MAKING {
+                std::thread::yield_now();
+                known = self.era.load(Acquire);
+                continue;
+            }
+            let other = WeakHeap::of_era(known).filter(|other| other.opening() != heap.opening());
+            if other.is_some_and(|other| other.entry.sections.era() == known & !MAKING) {
+                return Err(Error::invalid("the lock is for sections of another heap"));
+            }
+            match self.era.compare_exchange(known, era | MAKING, Acquire, Acquire) {
+                Ok(_) => {
+                    self.lock.reset();
+                    self.era.store(era, Release);
+                    return Ok(());
+                }
+                Err(now) => known = now,
+            }
+        }
+        Ok(())
     }
 
     /// The lock is for sections of this heap, from now on. Without this call, it is for those of the heap that it lies in, or of
     /// the only live heap that is open.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the heap is not live, or the lock is for sections of another one that is open. [`Error::Closed`],
+    /// [`Error::Forked`].
     pub fn set_heap(&self, heap: WeakHeap) -> Result<()> {
         heap.section_heap()?;
-        if self.process.swap(this_process(), Relaxed) != this_process() {
-            self.free_for_this_process();
+        heap.begin_hold()?;
+        let made = self.make_of(heap);
+        heap.end_hold()?;
+        made
+    }
+
+    /// Takes it within a section that this thread has just begun, or ends that.
+    #[inline]
+    fn within<R>(&self, heap: WeakHeap, take: impl FnOnce() -> Result<R>) -> Result<R> {
+        section_run::begin(heap)?;
+        match self.make_of(heap) {
+            Ok(()) => take(),
+            Err(e) => {
+                section_run::release(heap, None)?;
+                Err(e)
+            }
         }
-        self.lock.mark.clear();
-        self.opening.store(heap.opening(), Release);
-        Ok(())
+    }
+
+    #[inline]
+    fn take(&self, heap: WeakHeap, mode: Mode) -> Result<()> {
+        self.within(heap, || section_run::take(heap, &self.lock, mode))
+    }
+
+    fn try_take(&self, mode: Mode) -> Result<bool> {
+        let heap = self.heap()?;
+        self.within(heap, || section_run::try_take(heap, &self.lock, mode))
     }
 
     /// Takes the lock; a section begins, or goes on. To be given back by [`SectionLock::unlock`] in the same thread.
@@ -144,7 +165,7 @@ impl SectionLock {
         if unsafe { self.lock_at_once(writer()) } {
             return Ok(());
         }
-        section_run::lock(self.heap()?, &self.lock, Mode::Exclusive)
+        self.take(self.heap()?, Mode::Exclusive)
     }
 
     /// Takes the lock together with others who only read.
@@ -152,7 +173,7 @@ impl SectionLock {
     /// # Errors
     /// Those of [`SectionLock::lock`].
     pub fn lock_shared(&self) -> Result<()> {
-        section_run::lock(self.heap()?, &self.lock, Mode::Shared)
+        self.take(self.heap()?, Mode::Shared)
     }
 
     /// Takes the lock if nobody has it. False: somebody has.
@@ -160,7 +181,7 @@ impl SectionLock {
     /// # Errors
     /// Those of [`SectionLock::lock`].
     pub fn try_lock(&self) -> Result<bool> {
-        section_run::try_lock(self.heap()?, &self.lock, Mode::Exclusive)
+        self.try_take(Mode::Exclusive)
     }
 
     /// Takes the lock together with others who only read, if nobody has it who does not. False: somebody has.
@@ -168,7 +189,7 @@ impl SectionLock {
     /// # Errors
     /// Those of [`SectionLock::lock`].
     pub fn try_lock_shared(&self) -> Result<bool> {
-        section_run::try_lock(self.heap()?, &self.lock, Mode::Shared)
+        self.try_take(Mode::Shared)
     }
 
     /// Gives it back. If it was the thread's last one, its section has happened.
@@ -198,10 +219,8 @@ impl SectionLock {
     /// The writer is this thread's.
     #[inline(always)]
     pub(super) unsafe fn lock_at_once(&self, writer: *mut LogWriter) -> bool {
-        let opening = self.opening.load(Acquire);
-        self.process.load(Acquire) == THIS_PROCESS.load(Relaxed)
-            // SAFETY: the caller's promise.
-            && unsafe { section_run::lock_at_once(writer, opening, &self.lock) }
+        // SAFETY: the caller's promise.
+        unsafe { section_run::lock_at_once(writer, |sections| self.is_of(sections), &self.lock) }
     }
 
     /// [`SectionLock::unlock`] as most calls of it are. False: nothing was done.
@@ -216,7 +235,7 @@ impl SectionLock {
 
     fn give_back(&self, mode: Mode) -> Result<()> {
         let heap = self.heap()?;
-        if !self.lock.is_locked(mode) {
+        if !self.is_of(&heap.entry.sections) || !self.lock.is_locked(mode) {
             return Err(Error::invalid("this thread does not have the lock that it gives back"));
         }
         section_run::release(heap, Some((&self.lock, mode)))
@@ -250,18 +269,12 @@ impl Heap {
     /// # Errors
     /// Those of [`SectionLock::lock`]; [`Error::Invalid`]: the lock is one of another heap.
     pub fn section_with<'h>(&'h self, lock: &'h SectionLock) -> Result<Section<'h>> {
+        let heap = self.downgrade();
         // SAFETY: this thread's.
-        if lock.opening.load(Acquire) == self.downgrade().opening() && unsafe { lock.lock_at_once(writer()) } {
+        if lock.is_of(&heap.entry.sections) && unsafe { lock.lock_at_once(writer()) } {
             return Ok(Section::of(self, Some(&lock.lock)));
         }
-        if WeakHeap::of_opening(lock.opening.load(Acquire)).is_none() {
-            lock.set_heap(self.downgrade())?;
-        }
-        let heap = lock.heap()?;
-        if heap.opening() != self.downgrade().opening() {
-            return Err(Error::invalid("the lock is for sections of another heap"));
-        }
-        section_run::lock(heap, &lock.lock, Mode::Exclusive)?;
+        lock.take(heap, Mode::Exclusive)?;
         Ok(Section::of(self, Some(&lock.lock)))
     }
 }

@@ -80,7 +80,7 @@ impl MarkedLock {
     /// Nobody has it: who had it is gone.
     pub(super) fn reset(&self) {
         self.mark.clear();
-        // SAFETY: no other thread of this process uses it before this is done.
+        // SAFETY: no other thread uses it before the caller has said that it is done.
         unsafe { self.raw.get().write(RawRwLock::INIT) };
     }
 

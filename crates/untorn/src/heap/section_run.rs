@@ -5,7 +5,10 @@ use super::section_audit as audit;
 use super::section_log::LogWriter;
 use super::section_mark::{MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
-use super::section_thread::{Ended, ThreadSections, current_of, last_sections, section_of, sections_in, set_current};
+use super::section_thread::{
+    Ended, ThreadSections, current_of, known_sections, last_sections, section_of, sections_in, set_current,
+};
+use super::sections::Sections;
 use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use untorn_journal::{Error, Result};
 
@@ -47,13 +50,18 @@ pub(super) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
     section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
 }
 
-/// Takes a lock of an opening of a heap, and begins a section, as most sections begin: without a look at the registry, and
-/// without finding what the thread has a second time. False: nothing was done, and [`lock`] does it.
+/// Takes a lock, and begins a section, as most sections begin: without a look at the registry, and without finding what the
+/// thread has a second time. `is_of`: whether the lock is one of these sections, asked while the heap cannot be rolled back.
+/// False: nothing was done, and [`lock`] does it.
 ///
 /// # Safety
 /// The writer is this thread's.
 #[inline(always)]
-pub(super) unsafe fn lock_at_once(writer: *mut LogWriter, opening: u64, lock: &MarkedLock) -> bool {
+pub(super) unsafe fn lock_at_once(
+    writer: *mut LogWriter,
+    is_of: impl Fn(&Sections) -> bool,
+    lock: &MarkedLock,
+) -> bool {
     // What happens seldom, behind a call that ends the function: nothing need be kept for it.
     #[cold]
     #[inline(never)]
@@ -69,7 +77,12 @@ pub(super) unsafe fn lock_at_once(writer: *mut LogWriter, opening: u64, lock: &M
     // SAFETY: the caller's promise; nobody else uses what the thread has before this returns.
     let Some(section) = (unsafe { current_of(writer) }) else { return false };
     // SAFETY: the caller's promise.
-    if !section.begin_at_once(unsafe { &mut *writer }, opening, lock) {
+    let writer = unsafe { &mut *writer };
+    if !section.begin_at_once(writer, lock) {
+        return false;
+    }
+    if !is_of(section.heap().sections) {
+        section.cancel(writer);
         return false;
     }
     if !lock.try_lock(Mode::Exclusive) {
@@ -101,18 +114,22 @@ pub(super) unsafe fn release_at_once(writer: *mut LogWriter, lock: &MarkedLock) 
 }
 
 /// Takes a lock, as a section or a part of one.
-#[inline]
 pub(super) fn lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
     begin(heap)?;
+    take(heap, lock, mode)
+}
+
+/// Takes a lock in a section that was begun, or deepened, for it.
+#[inline]
+pub(super) fn take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
     audit::uses(lock);
     lock.lock(mode);
     current(heap)?.has_locked(lock, mode);
     Ok(())
 }
 
-/// Takes a lock, if nobody has it.
-pub(super) fn try_lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<bool> {
-    begin(heap)?;
+/// As [`take`], if nobody has it; otherwise ends what was begun for it.
+pub(super) fn try_take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<bool> {
     audit::uses(lock);
     let taken = lock.try_lock(mode);
     match taken {
@@ -193,7 +210,7 @@ fn free_all(heap: WeakHeap, place: Option<u8>, frees: &[(usize, usize)]) {
 
 /// Calls something once nothing that this thread has done so far in sections of the heap can be rolled back any more by a kill.
 pub(super) fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
-    let now = match last_sections(heap.opening()) {
+    let now = match known_sections(heap.opening()) {
         Some(sections) => sections.on_stable(then),
         None => {
             heap.section_heap()?;

@@ -40,8 +40,8 @@ impl Stability {
     }
 
     /// Something to be done once everything of a place that waits is stable. Returned, if nothing does.
-    pub(super) fn add_then(&mut self, place: Place, then: Then) -> Option<Then> {
-        match self.waiting[place as usize].back_mut() {
+    pub(super) fn add_then(&mut self, place: Option<Place>, then: Then) -> Option<Then> {
+        match self.waiting[place.map_or(NO_PLACE, usize::from)].back_mut() {
             Some(last) => {
                 last.then.push(then);
                 None
@@ -110,6 +110,6 @@ mod tests {
         assert_eq!(settled(&mut stability, &[]), []);
         assert_eq!(settled(&mut stability, &[(4, 2)]), [(Some(1), 5), (Some(2), 7)]);
         assert_eq!(settled(&mut stability, &[(3, 2)]), [(Some(1), 6), (None, 0)]);
-        assert!(stability.add_then(1, Box::new(|| {})).is_some());
+        assert!(stability.add_then(Some(1), Box::new(|| {})).is_some());
     }
 }

@@ -49,9 +49,6 @@ struct Log {
     clock: u64,
 }
 
-/// No opening of a heap; a lock that is not known to be of one has 0.
-const NOT_READY: u64 = u64::MAX;
-
 /// A thread's sections in one heap.
 pub(super) struct ThreadSections {
     heap: SectionHeap,
@@ -63,9 +60,8 @@ pub(super) struct ThreadSections {
     /// The lock by which the section began, if it may end by [`ThreadSections::end_at_once`]: it has no other lock, and when it
     /// ends there is nothing to do but to empty its log.
     first: *const MarkedLock,
-    /// The opening of the heap, if the next section may begin by [`ThreadSections::begin_at_once`]: none is open, and what it
-    /// begins with is in the log. Otherwise [`NOT_READY`].
-    ready: u64,
+    /// The next section may begin by [`ThreadSections::begin_at_once`]: none is open, and what it begins with is in the log.
+    ready: bool,
     /// Bytes of the heap's address space.
     bytes: usize,
     /// Of these, how often the lock of the heap.
@@ -78,6 +74,8 @@ pub(super) struct ThreadSections {
     marked: bool,
     /// It changed what its log had no room for.
     unlogged: bool,
+    /// A section that had no log may still wait.
+    unplaced: bool,
 }
 
 /// What is left to do once a section has ended, outside of the lock that ended it.
@@ -185,6 +183,20 @@ pub(super) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> 
     current().filter(|last| last.heap.opening == opening && last.process == process_generation())
 }
 
+/// What this thread has in a heap, whatever it used since.
+pub(super) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
+    let known = ALL.try_with(|all| {
+        // SAFETY: boxes of this thread's.
+        all.0.borrow().iter().copied().find(|one| unsafe { &**one }.is_of(opening))
+    });
+    // While the thread ends, there is no list any more.
+    match known {
+        // SAFETY: as in `current`.
+        Ok(known) => known.map(|known| unsafe { &mut *known }),
+        Err(_) => last_sections(opening),
+    }
+}
+
 /// What this thread has in a heap, made if it has nothing there.
 ///
 /// # Errors
@@ -222,7 +234,7 @@ pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
     // SAFETY: as in `current`.
     let found = unsafe { &mut *found };
     // The writer had the log of another heap.
-    found.ready = NOT_READY;
+    found.ready = false;
     Ok(found)
 }
 
@@ -235,14 +247,19 @@ impl ThreadSections {
             log: None,
             depth: 0,
             first: null(),
-            ready: NOT_READY,
+            ready: false,
             own_lock: 0,
             depends: Vec::new(),
             frees: Vec::new(),
             then: Vec::new(),
             marked: false,
             unlogged: false,
+            unplaced: false,
         }
+    }
+
+    fn is_of(&self, opening: u64) -> bool {
+        self.heap.opening == opening && self.process == process_generation()
     }
 
     /// The heap was closed, or is the parent's.
@@ -257,9 +274,10 @@ impl ThreadSections {
         if self.depth > 0 {
             tracing::error!(
                 "a thread ended within a section of a live heap: cuts undo the section in what they commit, commits that \
-                 wait for sections do not take place any more, and when the process ends, the section is undone"
+                 wait for sections are refused, and when the process ends, the section is undone"
             );
             self.writer().end();
+            self.heap.sections.abandon(self.log.take().map(|log| log.place), self.unlogged, self.heap.opening);
         } else if let Some(log) = self.log.take() {
             self.heap.sections.give_place(log.place, self.heap.opening);
         }
@@ -330,21 +348,31 @@ impl ThreadSections {
         self.depth += 1;
     }
 
-    /// Begins a section of an opening of a heap as most begin: the outermost, behind one that left nothing to do, and no commit
-    /// waits. False: nothing was done.
+    /// Begins a section as most begin: the outermost, behind one that left nothing to do, and no commit waits. False: nothing
+    /// was done.
     #[inline(always)]
-    pub(super) fn begin_at_once(&mut self, writer: &mut LogWriter, opening: u64, lock: &MarkedLock) -> bool {
-        if self.ready != opening || self.process != process_generation() {
+    pub(super) fn begin_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
+        let opening = self.heap.opening;
+        if !self.ready || self.process != process_generation() {
             return false;
         }
         let (sections, Some(log)) = (self.heap.sections, &self.log) else { return false };
         if !sections.are_of(opening) || !sections.enter_at_once(log.busy) {
             return false;
         }
-        self.ready = NOT_READY;
+        self.ready = false;
         (self.depth, self.first) = (1, lock);
         writer.go_on(self.bytes);
         true
+    }
+
+    /// Takes back [`ThreadSections::begin_at_once`], behind which nothing was logged.
+    #[cold]
+    pub(super) fn cancel(&mut self, writer: &mut LogWriter) {
+        (self.depth, self.first) = (0, null());
+        self.ready = true;
+        writer.end();
+        self.leave();
     }
 
     /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
@@ -364,7 +392,7 @@ impl ThreadSections {
             writer.prepare(&Record::Begin { number: log.number, clock: log.clock });
         }
         (self.depth, self.first) = (0, null());
-        self.ready = opening;
+        self.ready = true;
         writer.end();
         true
     }
@@ -379,7 +407,7 @@ impl ThreadSections {
 
     /// Begins the outermost section. The thread has a log, or a guard that says that something is being changed.
     pub(super) fn begin(&mut self, may_pass: impl Fn() -> bool) {
-        (self.depth, self.first, self.ready) = (1, null(), NOT_READY);
+        (self.depth, self.first, self.ready) = (1, null(), false);
         let Some(log) = &mut self.log else { return };
         let sections = self.heap.sections;
         sections.enter(log.place, may_pass);
@@ -541,6 +569,7 @@ impl ThreadSections {
             // The guard ends with the section; what it depends on is waited for by a guard of its own.
             if !self.depends.is_empty() {
                 self.heap.head.begin_change();
+                self.unplaced = true;
                 let depends = std::mem::take(&mut self.depends);
                 let section =
                     Complete { depends, then: std::mem::take(&mut ended.then), unlogged: true, ..Complete::default() };
@@ -577,7 +606,7 @@ impl ThreadSections {
             // It changed nothing.
             writer.end();
             for then in std::mem::take(&mut ended.then) {
-                ended.then.extend(sections.add_then(place, then));
+                ended.then.extend(sections.add_then(Some(place), then));
             }
             return ended;
         }
@@ -602,13 +631,23 @@ impl ThreadSections {
 
     /// Called when everything so far can not be undone any more. Returned, if that is so now.
     pub(super) fn on_stable(&mut self, then: Then) -> Option<Then> {
+        let sections = self.heap.sections;
+        let then: Then = match self.unplaced {
+            // Whatever it waits for besides, it waits for what had no log.
+            true => Box::new(move || {
+                if let Some(then) = sections.add_then(None, then) {
+                    then();
+                }
+            }),
+            false => then,
+        };
         if self.depth > 0 {
             self.then.push(then);
             self.first = null();
             return None;
         }
         match &self.log {
-            Some(log) => self.heap.sections.add_then(log.place, then),
+            Some(log) => sections.add_then(Some(log.place), then),
             None => Some(then),
         }
     }

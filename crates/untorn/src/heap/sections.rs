@@ -3,6 +3,8 @@
 use super::section_log::{LOG_BYTES, PLACES, Place, ROOM_STEP, SectionId, SectionLogs};
 use super::section_stability::{Complete, Stability, Then};
 use parking_lot::{Condvar, Mutex};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -13,16 +15,38 @@ use untorn_os::{LiveMemory, heavy_barrier, light_barrier};
 /// A commit that waits for sections lets others begin after so long: they may be what those wait for.
 const CLOSED_MOST: Duration = Duration::from_millis(20);
 
+/// Of an era: bits that count, in steps of 2, the rollbacks of an opening. The bit below says nothing here.
+const ROLLBACK_BITS: u32 = 16;
+
+/// Whether two eras are of one opening.
+pub(super) fn is_same_opening(one: u64, other: u64) -> bool {
+    one >> ROLLBACK_BITS == other >> ROLLBACK_BITS
+}
+
+/// The first era of an opening: a number that none had before, of any process.
+fn first_era(opening: u64) -> u64 {
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.write_u64(opening);
+    (hasher.finish() | 1 << 63) >> ROLLBACK_BITS << ROLLBACK_BITS
+}
+
 /// A place for one thread's log, on cache lines of its own.
 #[repr(align(128))]
 pub(super) struct Busy {
     /// Its thread is in a section.
     inside: AtomicBool,
+    /// Its thread ended in that section.
+    abandoned: AtomicBool,
     /// Complete sections of it that are not stable yet, or whose blocks are not freed yet.
     waiting: AtomicU32,
 }
 
 impl Busy {
+    const fn new() -> Busy {
+        Busy { inside: AtomicBool::new(false), abandoned: AtomicBool::new(false), waiting: AtomicU32::new(0) }
+    }
+
     /// Whether complete sections of the place wait.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
@@ -51,6 +75,12 @@ pub(super) struct Sections {
     opening: AtomicU64,
     /// A commit waits, or is gathering. Beside the above, as each section reads both.
     closed: AtomicU32,
+    /// What locks say that are of this opening, since its last rollback. 0: no heap. Each section reads it, too.
+    era: AtomicU64,
+    /// Threads ended within sections since the last rollback.
+    abandoned: AtomicBool,
+    /// And one of these sections had changed more than its log holds.
+    abandoned_unlogged: AtomicBool,
     places: Mutex<Places>,
     busy: [Busy; PLACES],
     gate: (Mutex<()>, Condvar),
@@ -70,8 +100,11 @@ impl Sections {
         Sections {
             opening: AtomicU64::new(0),
             closed: AtomicU32::new(0),
+            era: AtomicU64::new(0),
+            abandoned: AtomicBool::new(false),
+            abandoned_unlogged: AtomicBool::new(false),
             places: Mutex::new(Places { memory: None, taken: [false; PLACES], room: [0; PLACES] }),
-            busy: [const { Busy { inside: AtomicBool::new(false), waiting: AtomicU32::new(0) } }; PLACES],
+            busy: [const { Busy::new() }; PLACES],
             gate: (Mutex::new(()), Condvar::new()),
             stability: Mutex::new(Stability::new()),
             waiting: AtomicUsize::new(0),
@@ -80,13 +113,18 @@ impl Sections {
 
     /// From now on these are the sections of an opening, whose memory this is; or of none.
     pub(super) fn set_heap(&self, opening: u64, memory: Option<Arc<LiveMemory>>) {
+        let era = if memory.is_some() { first_era(opening) } else { 0 };
+        self.era.store(era, Release);
         self.opening.store(if memory.is_some() { opening } else { 0 }, Release);
+        self.abandoned.store(false, Relaxed);
+        self.abandoned_unlogged.store(false, Relaxed);
         let mut places = self.places.lock();
         *places = Places { memory, taken: [false; PLACES], room: [0; PLACES] };
         self.stability.lock().clear();
         self.waiting.store(0, Relaxed);
         for busy in &self.busy {
             busy.inside.store(false, Relaxed);
+            busy.abandoned.store(false, Relaxed);
             busy.waiting.store(0, Relaxed);
         }
     }
@@ -95,6 +133,35 @@ impl Sections {
     #[inline]
     pub(super) fn are_of(&self, opening: u64) -> bool {
         self.opening.load(Acquire) == opening
+    }
+
+    /// What locks say that are of these sections.
+    #[inline]
+    pub(super) fn era(&self) -> u64 {
+        self.era.load(Acquire)
+    }
+
+    /// A thread ends within a section.
+    pub(super) fn abandon(&self, place: Option<Place>, unlogged: bool, opening: u64) {
+        let _places = self.places.lock();
+        if !self.are_of(opening) {
+            return;
+        }
+        if let Some(place) = place {
+            self.busy(place).abandoned.store(true, Release);
+        }
+        self.abandoned_unlogged.fetch_or(unlogged, Release);
+        self.abandoned.store(true, Release);
+    }
+
+    /// Whether a thread ended within a section, since the last rollback.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Acquire)
+    }
+
+    /// Whether one did whose section can only be undone by a rollback.
+    pub(super) fn is_abandoned_unlogged(&self) -> bool {
+        self.abandoned_unlogged.load(Acquire)
     }
 
     /// A place for a thread, its log empty, and bytes that there is room for. None: all are taken.
@@ -145,7 +212,7 @@ impl Sections {
         loop {
             inside.store(true, Relaxed);
             light_barrier();
-            if self.closed.load(Relaxed) == 0 {
+            if self.closed.load(Acquire) == 0 {
                 return;
             }
             if may_pass() {
@@ -168,7 +235,8 @@ impl Sections {
     pub(super) fn enter_at_once(&self, busy: &Busy) -> bool {
         busy.inside.store(true, Relaxed);
         compiler_fence(SeqCst);
-        if self.closed.load(Relaxed) != 0 {
+        // Behind a rollback, what that did is seen.
+        if self.closed.load(Acquire) != 0 {
             busy.leave();
             return false;
         }
@@ -179,20 +247,20 @@ impl Sections {
         self.busy(place).leave();
     }
 
-    /// Whether no thread is in a section.
+    /// Whether no thread is in a section. Threads that ended in one are in none.
     pub(super) fn is_idle(&self) -> bool {
-        self.busy.iter().all(|busy| !busy.inside.load(Acquire))
+        self.busy.iter().all(|busy| !busy.inside.load(Acquire) || busy.abandoned.load(Acquire))
     }
 
-    /// Waits until no thread is in a section; none begins before the result is dropped.
-    pub(super) fn close(&self) -> Closed<'_> {
-        loop {
+    /// Waits until no thread is in a section; none begins before the result is dropped. None: it is not waited for any more.
+    pub(super) fn close(&self, waits: impl Fn() -> bool) -> Option<Closed<'_>> {
+        while waits() {
             let closed = Closed::new(self);
             let until = Instant::now() + CLOSED_MOST;
             let mut pause = Duration::from_micros(5);
             loop {
                 if self.is_idle() {
-                    return closed;
+                    return Some(closed);
                 }
                 if Instant::now() > until {
                     break;
@@ -203,6 +271,7 @@ impl Sections {
             drop(closed);
             std::thread::sleep(Duration::from_millis(1));
         }
+        None
     }
 
     pub(super) fn has_waiting(&self, place: Place) -> bool {
@@ -249,19 +318,34 @@ impl Sections {
     }
 
     /// Something to be done once everything that a place has is stable. Returned, if all is.
-    pub(super) fn add_then(&self, place: Place, then: Then) -> Option<Then> {
+    pub(super) fn add_then(&self, place: Option<Place>, then: Then) -> Option<Then> {
         self.stability.lock().add_then(place, then)
     }
 
-    /// The heap is as it was at its last commit: what waited was undone.
+    /// The heap is as it was at its last commit: what waited was undone, and so was what threads did that ended in sections.
     pub(super) fn forget(&self) {
-        let places = self.places.lock();
+        let mut places = self.places.lock();
         let Some(memory) = &places.memory else { return };
         // SAFETY: the head of live memory, which is mapped for ever.
         unsafe { SectionLogs::at(memory.head()) }.settle_all();
         self.stability.lock().clear();
         self.waiting.store(0, Relaxed);
-        self.busy.iter().for_each(|busy| busy.waiting.store(0, Relaxed));
+        for (place, busy) in self.busy.iter().enumerate() {
+            busy.waiting.store(0, Relaxed);
+            if busy.abandoned.swap(false, Relaxed) {
+                busy.inside.store(false, Relaxed);
+                places.taken[place] = false;
+            }
+        }
+        self.abandoned_unlogged.store(false, Release);
+        self.abandoned.store(false, Release);
+    }
+
+    /// Locks are as they were at the last commit: whoever held them then holds them no more. Nobody is in a section.
+    pub(super) fn next_era(&self) {
+        let era = self.era.load(Relaxed);
+        let rollbacks = era.wrapping_add(2) & ((1 << ROLLBACK_BITS) - 1);
+        self.era.store(era >> ROLLBACK_BITS << ROLLBACK_BITS | rollbacks, Release);
     }
 }
 

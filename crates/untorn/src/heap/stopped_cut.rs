@@ -40,6 +40,9 @@ const STOP_MOST: Duration = Duration::from_millis(160);
 /// A thread that does not stop for so long is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: what it was changing is half done, and only a \
+     rollback to the last commit undoes it. This commit was not made";
+
 /// Why a cut has to be tried again.
 enum Again {
     /// Something is being changed without a log.
@@ -188,6 +191,10 @@ fn is_inside(staged: &Staged<'_>, segment: usize) -> Result<bool> {
 }
 
 impl Heap {
+    fn has_abandoned_section(&self) -> bool {
+        self.downgrade().entry.sections.is_abandoned_unlogged()
+    }
+
     /// The working memory, if a commit of this heap alone stops the threads.
     pub(super) fn stops_threads(&self) -> Option<&Working> {
         let body = self.body();
@@ -223,6 +230,9 @@ impl Heap {
                     return Ok((completion, cut));
                 }
                 (Err(e), None) => return Err(e),
+                (Err(_), Some(Again::Changing)) if self.has_abandoned_section() => {
+                    return Err(Error::invalid(ABANDONED_UNLOGGED));
+                }
                 (Err(_), Some(Again::Changing)) => {}
                 (Err(_), Some(Again::NotStopped(why))) => {
                     let may_stop = matches!(why, NotStopped::Thread { .. } | NotStopped::List(_));

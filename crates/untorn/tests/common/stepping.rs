@@ -21,9 +21,20 @@ pub fn stop() {
 
 /// Starts such a child, lets it go on by so many instructions, and kills it. How many it did, or None: no tracing here.
 pub fn killed_after(command: &mut Command, instructions: u64) -> Option<u64> {
+    killed_when(command, |_, _, done| done >= instructions)
+}
+
+/// As [`killed_after`], when this is so, which gets the lines that the child printed, its thread, and how many instructions that
+/// did.
+pub fn killed_when(command: &mut Command, mut is_it: impl FnMut(&[String], i32, u64) -> bool) -> Option<u64> {
     let mut child = command.spawn().unwrap();
     let out = BufReader::new(child.stdout.as_mut().expect("a pipe"));
-    let thread = out.lines().map_while(Result::ok).find_map(|line| line.strip_prefix("thread ")?.parse::<i32>().ok());
+    let mut lines = Vec::new();
+    let thread = out.lines().map_while(Result::ok).find_map(|line| {
+        let thread = line.strip_prefix("thread ").and_then(|thread| thread.parse::<i32>().ok());
+        lines.push(line);
+        thread
+    });
     let thread = thread.expect("a thread");
     let stopped = || {
         let mut status = 0;
@@ -33,7 +44,7 @@ pub fn killed_after(command: &mut Command, instructions: u64) -> Option<u64> {
     };
     let mut done = 0;
     let mut traced = stopped() == Some(libc::SIGSTOP);
-    while traced && done < instructions {
+    while traced && !is_it(&lines, thread, done) {
         // SAFETY: a thread that this one traces, and that is stopped.
         traced = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0) } == 0;
         match stopped() {
