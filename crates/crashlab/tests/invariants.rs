@@ -91,7 +91,6 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::NAME_VALIDATED
         | invariant::LOG_REACHES
         | invariant::READ_BY_IDENTITY
-        | invariant::CLOSED_VALIDATED
         | invariant::NEXT_OWNER_WAITS
         | invariant::LEASES_VALIDATED
         | invariant::PARKED_CLEARED
@@ -102,6 +101,10 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::PARKED
         | invariant::PARKED_AFTER_NAMES => Some("a_lease_comes_at_any_moment"),
         invariant::ONE_TIMER | invariant::BROKEN_LEASES_FORGOTTEN => Some("leases_bound_the_wait"),
+        invariant::CLOSED_VALIDATED | invariant::PAGE_HEAD_COMPARED => {
+            Some("two_owners_of_one_process_id_are_told_apart")
+        }
+        invariant::LEFT_OUT_KEPT => Some("what_a_checkpoint_leaves_out_is_kept_for_who_holds_it"),
         invariant::RESTATED_TOLD => Some("readers_see_what_waits"),
         invariant::HEAP_TELLS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),

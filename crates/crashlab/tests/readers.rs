@@ -36,7 +36,13 @@ fn readers_see_one_moment() {
 #[test]
 fn leases_are_kept_and_bounded() {
     let _switches = SWITCHES.lock();
-    for wanted in ["a_lease_comes_at_any_moment", "leases_bound_the_wait"] {
+    let scenarios = [
+        "a_lease_comes_at_any_moment",
+        "leases_bound_the_wait",
+        "two_owners_of_one_process_id_are_told_apart",
+        "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it",
+    ];
+    for wanted in scenarios {
         let (_, scenario) = SCENARIOS.iter().find(|(name, _)| *name == wanted).expect("a scenario");
         scenario().unwrap();
     }
@@ -76,7 +82,6 @@ fn each_care_for_readers_is_needed() {
         NAME_VALIDATED,
         LOG_REACHES,
         READ_BY_IDENTITY,
-        CLOSED_VALIDATED,
         NEXT_OWNER_WAITS,
         LEASES_VALIDATED,
         PARKED_CLEARED,
@@ -91,10 +96,13 @@ fn each_care_for_readers_is_needed() {
         (LOCKED_FIRST, "a_lease_comes_at_any_moment"),
         (PARKED, "a_lease_comes_at_any_moment"),
         (PARKED_AFTER_NAMES, "a_lease_comes_at_any_moment"),
+        (CLOSED_VALIDATED, "two_owners_of_one_process_id_are_told_apart"),
+        (PAGE_HEAD_COMPARED, "two_owners_of_one_process_id_are_told_apart"),
+        (LEFT_OUT_KEPT, "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it"),
         (ONE_TIMER, "leases_bound_the_wait"),
         (BROKEN_LEASES_FORGOTTEN, "leases_bound_the_wait"),
     ];
-    for (care, name) in cares.into_iter().chain(others) {
+    for (care, name) in others.into_iter().chain(cares) {
         let scenario = SCENARIOS.iter().find(|(known, _)| *known == name).expect("a scenario").1;
         untorn_os::disable(Some(care));
         let found = scenario();

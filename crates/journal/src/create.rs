@@ -145,9 +145,18 @@ impl DataFiles<'_> {
     /// be done, the reader learns that its commit has expired.
     pub(crate) fn park(&self, id: u64, at: &Path) {
         let Some(parking) = self.parking.as_ref().filter(|_| holds(invariant::PARKED)) else { return };
-        let mode = parking.parent().and_then(|dir| self.storage.stat(dir).ok()).map_or(0o700, |meta| meta.mode);
-        // Nobody reaches a file there whom the directories on the way to it keep out.
-        let is_as_open = |dir: &Path| self.storage.stat(dir).is_ok_and(|meta| meta.mode & mode & 0o055 == mode & 0o055);
+        let Some(own) = parking.parent().and_then(|dir| self.storage.stat(dir).ok()) else { return };
+        let mode = own.mode;
+        // Nobody reaches a file there whom the directories on the way to it keep out: by their modes, as members of another
+        // group, or by a list.
+        let is_as_open = |dir: &Path| {
+            mode & 0o055 == 0
+                || self.storage.stat(dir).is_ok_and(|meta| {
+                    meta.mode & mode & 0o055 == mode & 0o055
+                        && (meta.gid == own.gid || meta.mode & 0o005 == 0o005)
+                        && !self.storage.has_access_list(dir)
+                })
+        };
         if !at.ancestors().skip(1).all(is_as_open) {
             return;
         }

@@ -98,6 +98,11 @@ untorn_os::invariants! {
     READ_BY_IDENTITY,
     /// A reader of a store that nobody has open believes what it read if nobody has opened it meanwhile.
     CLOSED_VALIDATED,
+    /// A reader of a store that nobody has open compares the head of the page: two owners may leave the same note in the
+    /// lock file, and the same header.
+    PAGE_HEAD_COMPARED,
+    /// A reader takes what a checkpoint has left out of a file, as a later commit removed it, from the log as it was.
+    LEFT_OUT_KEPT,
     /// A checkpoint waits for leases before it is applied.
     LEASES_WAITED_FOR,
     /// Leases are looked for after readers were told which commits are wanted.

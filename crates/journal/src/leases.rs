@@ -52,9 +52,13 @@ pub fn held(page: &dyn File, life: u64, lsns: Range<u64>) -> Vec<u64> {
     found
 }
 
-/// The life that leases of a store belong to which nobody has open: another one each time somebody opens it.
-pub fn closed_life(storage: &dyn Storage, store_dir: &StoreDir) -> Result<u64> {
-    Ok(crc64(&header_bytes(storage, store_dir)?))
+/// The life that leases of a store belong to which nobody has open: another one each time somebody opens it, as the head
+/// of the page is then, if not the header.
+pub fn closed_life(header: &[u8], page_head: &[u8]) -> u64 {
+    // Without its checksum, behind which the checksum of the whole is the same whatever the head is.
+    let drawn = page_head.len().saturating_sub(size_of::<u64>());
+    let page_head = if holds(invariant::PAGE_HEAD_COMPARED) { &page_head[..drawn] } else { &[] };
+    crc64(&[header, page_head].concat())
 }
 
 /// What is in the header, with its attribute.

@@ -3,10 +3,10 @@
 use crate::error::{Context, Error, Result};
 use crate::format::{Header, StoreId};
 use crate::invariant;
-use crate::leases::header_bytes;
+use crate::leases::{closed_life, header_bytes};
 use crate::log_tail::LogTail;
 use crate::quarantine::PendingFiles;
-use crate::readers_page::{Cell, ReadersPage, head_bytes, lease_of_closed};
+use crate::readers_page::{Cell, ReadersPage, head_bytes, lease_of_closed, page_head_bytes};
 use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, scan};
 use crate::store_dir::{StoreDir, is_closed_note, is_owned_by_somebody, read_pid};
 use crate::sync_point;
@@ -28,14 +28,47 @@ const NOTE_BYTES: usize = 16;
 pub(crate) enum Watch {
     /// The owner's page.
     Owner(ReadersPage),
-    /// Nobody has the store open: the lock file, its note, and the header.
+    /// Nobody has the store open.
     Closed {
-        lock: Option<Arc<dyn File>>,
-        note: Vec<u8>,
-        header: Vec<u8>,
-        /// Under a lease: the page, and its head, which the next owner changes once it has waited.
-        held: OnceLock<(Arc<dyn File>, Vec<u8>)>,
+        left: Left,
+        /// Under a lease: the page, whose head the next owner changes once it has waited.
+        held: OnceLock<Arc<dyn File>>,
     },
+}
+
+/// What the last owner of a store has left. The next one changes something of it before it changes anything else.
+pub(crate) struct Left {
+    lock: Option<Arc<dyn File>>,
+    /// When the lock file was written, if there is no page.
+    noted: Option<i128>,
+    /// What is in the lock file: a process, which may be that of another container, or nothing.
+    note: Vec<u8>,
+    /// The head of the page: a random one for each owner, if there was room for it.
+    page_head: Vec<u8>,
+    header: Vec<u8>,
+}
+
+impl Left {
+    /// Whether nobody has opened a store since.
+    fn is_still_there(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
+        let is_same_lock = match (lock_note(storage, store_dir)?, &self.lock) {
+            (Some((found, note)), Some(lock)) => {
+                is_same(&**lock, &*found) && note == self.note && written_at(&*found, &self.page_head) == self.noted
+            }
+            (None, None) => true,
+            _ => false,
+        };
+        Ok(is_same_lock && header_bytes(storage, store_dir)? == self.header && self.is_its_page(storage, store_dir)?)
+    }
+
+    fn is_its_page(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
+        Ok(!holds(invariant::PAGE_HEAD_COMPARED) || page_head_bytes(storage, store_dir)? == self.page_head)
+    }
+}
+
+/// When a lock file was written: all that tells two owners apart that found no room for a page.
+fn written_at(lock: &dyn File, page_head: &[u8]) -> Option<i128> {
+    lock.meta().ok().filter(|_| page_head.is_empty()).map(|meta| meta.mtime_ns)
 }
 
 /// The log of a store at one moment.
@@ -85,6 +118,29 @@ impl Look {
             }
         }
         Err(disturbed.expect("an attempt"))
+    }
+
+    /// Looks at the same owner's log again; with `after`, at every commit behind it that is still there. The next owner may
+    /// have the lock, and wait for a lease. None: nobody has the store open.
+    pub(crate) fn again(
+        &self,
+        storage: &Arc<dyn Storage>,
+        store_dir: &StoreDir,
+        after: Option<u64>,
+    ) -> Result<Option<Look>> {
+        let Watch::Owner(page) = &self.watch else { return Ok(None) };
+        for n in 0..LOOKS_MAX {
+            if n >= LOOKS_AT_ONCE {
+                storage.pause();
+            }
+            if let Attempt::Done(look) = look_at_page(storage, store_dir, page.clone(), self.lsn, after)? {
+                return Ok(Some(*look));
+            }
+            if !page.look()?.is_kept {
+                break;
+            }
+        }
+        Err(Error::SnapshotExpired { path: store_dir.dir.clone(), lsn: self.lsn })
     }
 
     /// Goes on to the commits that the same owner has made durable meanwhile. False: it cannot be told which they are
@@ -140,18 +196,25 @@ impl Look {
         let wanted_before = !holds(invariant::LOCKED_FIRST) && wanted()?;
         let lease = match &self.watch {
             Watch::Owner(page) => page.lease(storage, self.lsn)?,
-            Watch::Closed { held, .. } => lease_of_closed(storage, store_dir, self.lsn)?.map(|found| {
-                let _ = held.set((found.page, found.head));
-                found.lease
-            }),
+            Watch::Closed { left, held } => {
+                let life = closed_life(&left.header, &left.page_head);
+                let found = lease_of_closed(storage, store_dir, life, self.lsn)?;
+                // Whoever came before the lease did not wait for it.
+                match found {
+                    Some(found) if left.is_still_there(storage, store_dir)? => {
+                        let _ = held.set(found.page);
+                        Some(found.lease)
+                    }
+                    _ => None,
+                }
+            }
         };
         if wanted_before || (holds(invariant::LOCKED_FIRST) && wanted()?) {
             return Ok(None);
         }
         let is_valid = match &self.watch {
             Watch::Owner(page) => page.look()?.is_kept,
-            // Whoever came before the lease did not wait for it.
-            Watch::Closed { lock, note, header, .. } => is_still_closed(storage, store_dir, lock, note, header)?,
+            Watch::Closed { .. } => true,
         };
         Ok(lease.filter(|_| is_valid))
     }
@@ -171,14 +234,13 @@ impl Look {
                 new_names = names_to.flatten();
                 applying && names_to.is_some() && now.is_kept
             }
-            Watch::Closed { header, held, .. } if held.get().is_some() => {
-                let (page, head) = held.get().expect("just seen");
-                header_bytes(storage, store_dir)? == *header
-                    && head_bytes(&**page).context("read", store_dir.readers_page())? == *head
-            }
-            Watch::Closed { lock, note, header, .. } => {
-                !holds(invariant::CLOSED_VALIDATED) || is_still_closed(storage, store_dir, lock, note, header)?
-            }
+            Watch::Closed { left, held } => match held.get() {
+                Some(page) => {
+                    header_bytes(storage, store_dir)? == left.header
+                        && head_bytes(&**page).context("read", store_dir.readers_page())? == left.page_head
+                }
+                None => !holds(invariant::CLOSED_VALIDATED) || left.is_still_there(storage, store_dir)?,
+            },
         };
         Ok(match (valid, new_names) {
             (true, None) => Valid::Yes,
@@ -203,20 +265,6 @@ pub(crate) enum Valid {
     /// If it does not rest on names: these may have changed as far as commits up to this one say.
     NewNames(u64),
     No,
-}
-
-/// Whether nobody has opened a store since.
-fn is_still_closed(
-    storage: &dyn Storage,
-    store_dir: &StoreDir,
-    lock: &Option<Arc<dyn File>>,
-    note: &[u8],
-    header: &[u8],
-) -> Result<bool> {
-    let same = lock_note(storage, store_dir)?
-        .is_some_and(|(found, text)| lock.as_ref().is_some_and(|lock| is_same(&**lock, &*found)) && text == *note);
-    Ok((same || (lock.is_none() && lock_note(storage, store_dir)?.is_none()))
-        && header_bytes(storage, store_dir)? == *header)
 }
 
 fn is_same(a: &dyn File, b: &dyn File) -> bool {
@@ -293,6 +341,18 @@ fn look_at_owned(
 ) -> Result<Attempt> {
     let page = ReadersPage::open(&**storage, store_dir)?;
     let Some(page) = page.filter(|page| Some(page.head.pid) == pid) else { return no_page(&**storage, store_dir, pid) };
+    look_at_page(storage, store_dir, page, at_least, after)
+}
+
+/// Looks at the log of the owner that keeps this page, or of a killed one that nobody has come after.
+fn look_at_page(
+    storage: &Arc<dyn Storage>,
+    store_dir: &StoreDir,
+    page: ReadersPage,
+    at_least: u64,
+    after: Option<u64>,
+) -> Result<Attempt> {
+    let pid = Some(page.head.pid);
     let Some(lsn) = page.look()?.lsn(Cell::Durable) else { return Ok(Attempt::Disturbed(changing(store_dir, pid))) };
     if lsn < at_least {
         return Ok(Attempt::Disturbed(went_back(store_dir, at_least, lsn)));
@@ -382,6 +442,8 @@ fn look_at_closed(
     after: Option<u64>,
 ) -> Result<Attempt> {
     let disk = &**storage;
+    // First: whoever comes from now on makes it another one.
+    let page_head = page_head_bytes(disk, store_dir)?;
     let (lock, note) = match lock_note(disk, store_dir)? {
         Some((lock, note)) => (Some(lock), note),
         None if disk.stat(&store_dir.lock_file()).is_ok() => {
@@ -392,10 +454,11 @@ fn look_at_closed(
     if disk.shows_another() && !is_closed_note(&note) && !was_owned_here(disk, store_dir) {
         return Err(unseen_owner(store_dir));
     }
-    let header = header_bytes(disk, store_dir)?;
+    let noted = lock.as_ref().and_then(|lock| written_at(&**lock, &page_head));
+    let left = Left { lock, noted, note, page_head, header: header_bytes(disk, store_dir)? };
     let journal = store_dir.journal();
     let mut look = Look {
-        watch: Watch::Closed { lock, note, header, held: OnceLock::new() },
+        watch: Watch::Closed { left, held: OnceLock::new() },
         lsn: 0,
         checkpoint_lsn: 0,
         accepted: Vec::new(),

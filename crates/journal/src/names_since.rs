@@ -28,6 +28,8 @@ struct FileSince {
     /// Its names, oldest first.
     names: Vec<PathBuf>,
     has_mode: bool,
+    /// The last commit of it before these.
+    previous_lsn: u64,
 }
 
 impl NamesSince {
@@ -48,7 +50,8 @@ impl NamesSince {
             };
             for (index, file) in record.files.iter().enumerate() {
                 if let Entry::Vacant(unknown) = self.files.entry(file.id) {
-                    unknown.insert(FileSince { names: vec![file.path.clone()], has_mode: false });
+                    let previous_lsn = file.previous_lsn;
+                    unknown.insert(FileSince { names: vec![file.path.clone()], has_mode: false, previous_lsn });
                     match is_made(index) {
                         true => _ = self.got.insert(file.path.clone()),
                         false => _ = self.before.insert(file.path.clone(), file.id),
@@ -76,6 +79,11 @@ impl NamesSince {
     /// The file that had this name.
     pub fn file_of(&self, path: &Path) -> Option<u64> {
         self.before.get(path).copied()
+    }
+
+    /// The last commit of a file before these.
+    pub fn previous_lsn(&self, id: u64) -> u64 {
+        self.files.get(&id).map_or(0, |file| file.previous_lsn)
     }
 
     /// The names that a file got.

@@ -15,7 +15,7 @@
 use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, StoreId, crc64, u32_at, u64_at};
 use crate::invariant;
-use crate::leases::{closed_life, held, lease_at, leases_of, wait};
+use crate::leases::{closed_life, header_bytes, held, lease_at, leases_of, wait};
 use crate::spare::open_or_create;
 use crate::store_dir::StoreDir;
 use std::io::{self, ErrorKind};
@@ -217,8 +217,10 @@ impl OwnersPage {
             fence(SeqCst);
             return Ok(());
         }
+        self.end_life().context("write the readers' page", &self.path)?;
+        // Not before: readers would believe a page that nothing is told in any more.
         *published = None;
-        self.end_life().context("write the readers' page", &self.path)
+        Ok(())
     }
 
     /// Copies what was written, and flushed, at this offset of its segment to where readers find it without the disk, if there are
@@ -289,10 +291,12 @@ impl OwnersPage {
         if let Some(applied) = self.told(Cell::ApplyingTo).filter(|_| holds(invariant::LEASES_WAITED_FOR)) {
             self.wait_for_leases(applied, u64::MAX);
         }
-        match self.published().take() {
-            Some(_) => self.end_life().context("withdraw", &self.path),
-            None => Ok(()),
+        let mut published = self.published();
+        if published.is_some() {
+            self.end_life().context("withdraw", &self.path)?;
+            *published = None;
         }
+        Ok(())
     }
 
     fn end_life(&self) -> io::Result<()> {
@@ -314,7 +318,8 @@ fn wait_for_former(storage: &dyn Storage, store_dir: &StoreDir, page: &dyn File,
     }
     let applied = if life == 0 { None } else { read_cell(page, Cell::ApplyingTo).context("read", &path)? };
     let of_life = applied.map(|applied| leases_of(life, applied..u64::MAX));
-    let of_closed = leases_of(closed_life(storage, store_dir)?, 0..u64::MAX);
+    let page_head = head_bytes(page).context("read", &path)?;
+    let of_closed = leases_of(closed_life(&header_bytes(storage, store_dir)?, &page_head), 0..u64::MAX);
     let ranges: Vec<_> = of_life.into_iter().chain([of_closed]).collect();
     wait(storage, page, &ranges, honoured, || Duration::MAX);
     Ok(())
@@ -423,12 +428,30 @@ pub fn held_commits(storage: &dyn Storage, store_dir: &StoreDir) -> Vec<u64> {
     let life = read_head(&*page).ok().flatten().map_or(0, |(head, _)| head.life);
     let applied = read_cell(&*page, Cell::ApplyingTo).ok().flatten().unwrap_or(0);
     let mut found = if life == 0 { Vec::new() } else { held(&*page, life, applied..u64::MAX) };
-    if let Ok(closed) = closed_life(storage, store_dir) {
-        found.extend(held(&*page, closed, 0..u64::MAX));
+    if let (Ok(header), Ok(page_head)) = (header_bytes(storage, store_dir), head_bytes(&*page)) {
+        found.extend(held(&*page, closed_life(&header, &page_head), 0..u64::MAX));
     }
     found.sort_unstable();
     found.dedup();
     found
+}
+
+/// Takes a lease of a commit of a store that nobody has open, of this life. None: not to be had.
+pub fn lease_of_closed(
+    storage: &dyn Storage,
+    store_dir: &StoreDir,
+    life: u64,
+    lsn: u64,
+) -> Result<Option<LeaseOfClosed>> {
+    let path = store_dir.readers_page();
+    let Some(at) = lease_at(life, lsn) else { return Ok(None) };
+    let open = || storage.open(&path, Open::READ).context("open", &path);
+    let (lease, page) = (open()?, open()?);
+    let locked = lease.lease(at).context("take a lease in", &path)?;
+    fence(SeqCst);
+    let inode = |file: &dyn File| file.meta().map(|meta| (meta.device, meta.inode)).context("look at", &path);
+    let is_same = inode(&*lease)? == inode(&*page)?;
+    Ok((locked && is_same).then_some(LeaseOfClosed { lease, page }))
 }
 
 /// A lease of a commit of a store that nobody has open.
@@ -437,22 +460,15 @@ pub struct LeaseOfClosed {
     pub lease: Arc<dyn File>,
     /// The page.
     pub page: Arc<dyn File>,
-    /// The head that the page has as long as nobody has come.
-    pub head: Vec<u8>,
 }
 
-/// Takes a lease of a commit of a store that nobody has open. None: not to be had.
-pub fn lease_of_closed(storage: &dyn Storage, store_dir: &StoreDir, lsn: u64) -> Result<Option<LeaseOfClosed>> {
+/// The head of the page that a store has now; nothing: it has none.
+pub fn page_head_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> {
     let path = store_dir.readers_page();
-    let Some(at) = lease_at(closed_life(storage, store_dir)?, lsn) else { return Ok(None) };
-    let open = || storage.open(&path, Open::READ).context("open", &path);
-    let (lease, page) = (open()?, open()?);
-    let locked = lease.lease(at).context("take a lease in", &path)?;
-    fence(SeqCst);
-    let inode = |file: &dyn File| file.meta().map(|meta| (meta.device, meta.inode)).context("look at", &path);
-    let is_same = inode(&*lease)? == inode(&*page)?;
-    let head = head_bytes(&*page).context("read", &path)?;
-    Ok((locked && is_same).then_some(LeaseOfClosed { lease, page, head }))
+    match storage.open(&path, Open::READ) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        done => head_bytes(&*done.context("open", &path)?).context("read", &path),
+    }
 }
 
 /// The head as it is; nothing: the page has no name any more.
@@ -508,4 +524,27 @@ fn read_head(file: &dyn File) -> io::Result<Option<(PageHead, u32)>> {
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_cannot_be_ended_is_not_taken_for_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        let store_dir = StoreDir::of_directory();
+        storage.mkdir(&store_dir.dir, 0o700).unwrap();
+        let page = OwnersPage::publish(&storage, &store_dir, [1; 16], 5, Duration::ZERO).unwrap();
+        let readers = ReadersPage::open(&*storage, &store_dir).unwrap().unwrap();
+        // Neither written, nor removed, nor cut.
+        let file = storage.open(&store_dir.readers_page(), Open::READ).unwrap();
+        let mut page = Arc::into_inner(page).unwrap();
+        (page.file, page.path) = (file, "nowhere".into());
+        for _ in 0..2 {
+            assert!(page.raise(Cell::Durable, 6).is_err() && page.raise_applying(6).is_err());
+        }
+        assert!(page.end().is_err() && readers.look().unwrap().is_kept);
+    }
 }

@@ -10,7 +10,7 @@
 //! the owner waits with what would make the snapshot expire, and keeps files that go; names behind S are undone.
 
 use crate::apply::apply_overlay;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, is_loop};
 use crate::final_state::{DirState, FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, StoreId};
 use crate::invariant;
@@ -85,6 +85,8 @@ pub struct Snapshot {
     store_dir: StoreDir,
     look: Look,
     view: RwLock<Arc<View>>,
+    /// The view that it was taken with.
+    taken: Arc<View>,
     /// What the commits behind it did to names: as far as was looked.
     since: RwLock<Arc<NamesSince>>,
     lease: Mutex<Option<Arc<dyn File>>>,
@@ -112,9 +114,10 @@ enum Found {
 
 impl Snapshot {
     fn new(storage: &Arc<dyn Storage>, store_dir: &StoreDir, look: Look, view: View) -> Arc<Snapshot> {
-        let (view, since) = (RwLock::new(Arc::new(view)), RwLock::new(Arc::new(NamesSince::new(look.lsn))));
+        let taken = Arc::new(view);
+        let (view, since) = (RwLock::new(taken.clone()), RwLock::new(Arc::new(NamesSince::new(look.lsn))));
         let (storage, store_dir) = (storage.clone(), store_dir.clone());
-        Arc::new(Snapshot { storage, store_dir, look, view, since, lease: Mutex::default() })
+        Arc::new(Snapshot { storage, store_dir, look, view, taken, since, lease: Mutex::default() })
     }
 
     /// Takes a snapshot of a store, as of this commit or a later one.
@@ -239,11 +242,9 @@ impl Snapshot {
         let accepted = match read {
             Some(accepted) => accepted,
             None => {
-                let newer = Look::take_after(&self.storage, &self.store_dir, self.look.lsn)?;
-                if newer.is_missing_some || newer.lsn < to {
-                    return Err(self.expired());
-                }
-                newer.accepted
+                let newer = self.look.again(&self.storage, &self.store_dir, Some(self.look.lsn))?;
+                let newer = newer.filter(|newer| !newer.is_missing_some && newer.lsn >= to);
+                newer.ok_or_else(|| self.expired())?.accepted
             }
         };
         let mut now = since.clone();
@@ -262,8 +263,7 @@ impl Snapshot {
 
     /// Reads the log anew, as a checkpoint may have applied what the view says of a file. False: it says the same.
     fn reload(&self, old: &View) -> Result<bool> {
-        let Watch::Owner(_) = &self.look.watch else { return Ok(false) };
-        let mut newer = Look::take(&self.storage, &self.store_dir, self.look.lsn)?;
+        let Some(mut newer) = self.look.again(&self.storage, &self.store_dir, None)? else { return Ok(false) };
         newer.accepted.retain(|record| record.lsn <= self.look.lsn);
         if newer.checkpoint_lsn > self.look.lsn {
             return Err(Error::SnapshotExpired { path: self.store_dir.dir.clone(), lsn: self.look.lsn });
@@ -292,6 +292,10 @@ impl Snapshot {
                 Err(e) => {
                     if !self.check_names(&since)? {
                         continue;
+                    }
+                    // Names are as they were, and this one is none of them.
+                    if says_what_is_there(&e) {
+                        return Err(e);
                     }
                     tries += 1;
                     // A file may have moved from the name that is looked at last to the one that was looked at first: names
@@ -350,11 +354,7 @@ impl Snapshot {
             return Ok(Found::Nothing);
         }
         if let Some(id) = since.file_of(path) {
-            let Some(data) = self.data_of(view, since, &FileState::named(id, path))? else {
-                return Err(Error::io("open", path, ErrorKind::NotFound.into()));
-            };
-            let mode = data.meta().context("look at", path)?.mode;
-            return Ok(Found::Moved(data, (!since.has_mode(path)).then_some(mode)));
+            return self.moved(view, since, id, path);
         }
         if since.is_new(path) {
             return Ok(Found::Nothing);
@@ -381,6 +381,26 @@ impl Snapshot {
         Ok(Found::Plain(data, meta.mode))
     }
 
+    /// A file that commits behind the snapshot are about, and the log up to it is not.
+    fn moved(&self, view: &View, since: &NamesSince, id: u64, path: &Path) -> Result<Found> {
+        let data = self.data_of(view, since, &FileState::named(id, path))?;
+        let is_whole = |data: &Arc<dyn File>| match Attribute::decode(data.attribute().ok().flatten().as_deref()) {
+            AttributeFound::Valid(a) => a.checkpoint_lsn >= since.previous_lsn(id) || !holds(invariant::LEFT_OUT_KEPT),
+            _ => false,
+        };
+        // A checkpoint leaves out what is committed to a file that is removed by then, and truncates the log behind it.
+        match (data, self.taken.state.files.get(&id)) {
+            (Some(data), _) if is_whole(&data) => {
+                let mode = data.meta().context("look at", path)?.mode;
+                Ok(Found::Moved(data, (!since.has_mode(path)).then_some(mode)))
+            }
+            (data, Some(file)) if data.is_some() || file.created.is_some() => {
+                Ok(Found::Logged(data.filter(|_| file.created.is_none()), Box::new(file.clone())))
+            }
+            _ => Err(self.expired()),
+        }
+    }
+
     /// The data file of a file that the log knows, by its identity, under whichever of its names.
     fn data_of(&self, view: &View, since: &NamesSince, file: &FileState) -> Result<Option<Arc<dyn File>>> {
         let Some(store) = view.store else { return Ok(None) };
@@ -397,11 +417,20 @@ impl Snapshot {
             contents: None,
             parking: None,
         };
-        let Location::At(at) = self.located(&data_files, since, file)? else { return Ok(None) };
-        let data = self.storage.open(&at, Open::READ).context("open", &at)?;
+        let moved = |at: PathBuf| Error::Conflict { path: at, detail: "it was replaced just now".into() };
+        let at = match self.located(&data_files, since, file) {
+            Ok(Location::At(at)) => at,
+            Ok(_) => return Ok(None),
+            Err(e) if says_what_is_there(&e) => return Err(moved(file.display_name().to_owned())),
+            Err(e) => return Err(e),
+        };
+        let data = match self.storage.open(&at, Open::READ) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Err(moved(at)),
+            done => done.context("open", &at)?,
+        };
         match Attribute::decode(data.attribute().context("read the attribute of", &at)?.as_deref()) {
             AttributeFound::Valid(a) if a.store == store && a.file == file.id => Ok(Some(data)),
-            _ => Err(Error::Conflict { path: at, detail: "it was replaced just now".into() }),
+            _ => Err(moved(at)),
         }
     }
 
@@ -483,6 +512,12 @@ impl Snapshot {
             None => on_disk,
         })
     }
+}
+
+/// Whether an error is about what a name leads to, so that another look at the same names finds the same.
+fn says_what_is_there(e: &Error) -> bool {
+    let kinds = [ErrorKind::NotFound, ErrorKind::IsADirectory, ErrorKind::NotADirectory];
+    matches!(e, Error::Io { source, .. } if kinds.contains(&source.kind()) || is_loop(source))
 }
 
 /// Untorn's own directories and temporaries hold no data.

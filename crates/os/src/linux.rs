@@ -335,6 +335,17 @@ impl Storage for Linux {
         }
     }
 
+    fn has_access_list(&self, dir: &Path) -> bool {
+        let none = [rustix::io::Errno::NODATA, rustix::io::Errno::OPNOTSUPP];
+        match self.open_beneath(dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
+            Ok(dir) => !matches!(
+                fs::fgetxattr(&dir, "system.posix_acl_access", &mut [0u8; 0]), Err(e) if none.contains(&e)
+            ),
+            // What cannot be asked may have one.
+            Err(_) => true,
+        }
+    }
+
     fn sync_dir(&self, path: &Path, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
         let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;

@@ -163,6 +163,10 @@ pub trait Storage: Send + Sync {
     /// systems, sticky, immutable and append-only directories and files, mount points. The error is the one that
     /// the change itself would get.
     fn check_access(&self, path: &Path, access: Access) -> io::Result<()>;
+    /// Whether more than its mode says who may use a directory (an access control list). The empty path is the root.
+    fn has_access_list(&self, _dir: &Path) -> bool {
+        false
+    }
     /// Makes a directory's entries durable (`fsync` of the directory). The empty path is the root.
     fn sync_dir(&self, path: &Path, point: SyncPoint) -> io::Result<()>;
     /// Makes everything on the file system durable, and reports any writeback that failed since the

@@ -249,14 +249,17 @@ pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
             Kind::File if entry == store_dir.owner_file() => {}
             Kind::File => set_shown(&*storage, &entry, mode)?,
             Kind::Directory => {
+                // Files that are parked are data files, whose modes are the program's; and whether directories keep those
+                // out who are let in now was not asked when they were parked.
+                if entry == store_dir.parked() {
+                    if is_narrower {
+                        set(&entry)?;
+                    }
+                    continue;
+                }
                 // What is made in it meanwhile is as open as it is.
                 set(&entry)?;
-                // Files that are parked are data files, whose modes are the program's.
-                let names = if entry == store_dir.parked() {
-                    Vec::new()
-                } else {
-                    storage.list(&entry).context("list", &entry)?
-                };
+                let names = storage.list(&entry).context("list", &entry)?;
                 names.iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
             }
             _ => {}

@@ -174,14 +174,17 @@ impl Reader {
     }
 
     fn with_snapshot_of<T>(&self, act: impl Fn(Snapshot) -> Result<T>) -> Result<T> {
-        let mut last = act(self.snapshot()?);
+        let mut snapshot = self.snapshot()?;
         for _ in 1..READS_MAX {
-            match last {
-                Err(Error::SnapshotExpired { .. }) => last = act(self.snapshot()?),
+            // The next one goes on from it, without what was read of the log already.
+            let before = snapshot.files.clone();
+            match act(snapshot) {
+                Err(Error::SnapshotExpired { .. }) => snapshot = self.snapshot()?,
                 done => return done,
             }
+            drop(before);
         }
-        last
+        act(snapshot)
     }
 
     /// Everything in a file, as of the last durable commit.

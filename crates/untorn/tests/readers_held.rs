@@ -175,6 +175,53 @@ fn what_directories_keep_closed_is_not_parked() {
     expired(shown(&snapshot, "private/file"));
 }
 
+/// A directory is as open as another one only to the same group.
+#[test]
+fn what_directories_of_another_group_keep_closed_is_not_parked() {
+    if !two_users() {
+        return;
+    }
+    let dir = directory();
+    set_mode(dir.path(), 0o750);
+    let options = StoreOptions::default().background(false).leases(LONG);
+    let store = options.readers(Readers::Group).open(dir.path()).unwrap();
+    let own = std::fs::metadata(dir.path().join(".untorn")).unwrap().gid();
+    let parked = dir.path().join(".untorn/parked");
+    for (name, mode, group) in
+        [("own", 0o750, own), ("open", 0o755, own + 1), ("secret", 0o750, own + 1), ("listed", 0o750, own)]
+    {
+        let path = dir.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        chown(&path, None, Some(group)).unwrap();
+        set_mode(&path, mode);
+        commit(&store, &format!("{name}/file"), b"contents");
+    }
+    // Version 2; the owner, one user more, the group, what all but the owner have at most, others.
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 7, u32::MAX), (2, 0, OTHER), (4, 5, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in entries {
+        list.extend(tag.to_le_bytes().into_iter().chain(rights.to_le_bytes()).chain(id.to_le_bytes()));
+    }
+    let name = "system.posix_acl_access";
+    let flags = rustix::fs::XattrFlags::empty();
+    let has_lists = rustix::fs::setxattr(dir.path().join("listed"), name, &list, flags).is_ok();
+    store.checkpoint().unwrap();
+    let snapshot = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
+    let mut txn = store.begin();
+    for name in ["own", "open", "secret", "listed"] {
+        txn.unlink(format!("{name}/file")).unwrap();
+    }
+    txn.commit().unwrap();
+    assert_eq!(std::fs::read_dir(&parked).unwrap().count(), if has_lists { 2 } else { 3 });
+    assert_eq!(shown(&snapshot, "own/file").unwrap(), b"contents");
+    assert_eq!(shown(&snapshot, "open/file").unwrap(), b"contents");
+    expired(shown(&snapshot, "secret/file"));
+    // Whoever is let in now was not asked about.
+    offline::set_readers(dir.path(), Readers::All).unwrap();
+    assert_eq!(std::fs::metadata(&parked).unwrap().mode() & 0o777, 0o750);
+}
+
 /// Takes, or asks for, a lock of all of a file; the kind that is in the way.
 fn lock(file: &std::fs::File, command: libc::c_int, kind: libc::c_int) -> libc::c_int {
     // SAFETY: zero is a value of every field.
@@ -365,6 +412,76 @@ fn a_closed_store_is_held_against_opening_and_ejecting() {
     assert!(!dir.path().join(".untorn").exists());
     refused_with_errno(reader.read("a"), libc::ENOENT);
     assert_eq!(plain(dir.path().join("a")), b"one");
+}
+
+/// Somebody has opened the store since: what was not held then is not held by a lease that is refused.
+#[test]
+fn a_lease_that_is_refused_changes_nothing() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    for name in ["a", "b"] {
+        commit(&store, name, b"old");
+    }
+    store.close().unwrap();
+    let snapshot = Store::open_read_only(dir.path()).unwrap().snapshot().unwrap();
+    assert_eq!(shown(&snapshot, "a").unwrap(), b"old");
+    let store = open(dir.path(), LONG);
+    let mut txn = store.begin();
+    for (made, name) in [("new a", "a"), ("new b", "b")] {
+        txn.create(made, 0o600).unwrap().write_all_at(b"new", 0).unwrap();
+        txn.rename(made, name).unwrap();
+    }
+    txn.commit().unwrap();
+    expired(snapshot.hold());
+    expired(snapshot.check());
+    expired(shown(&snapshot, "b"));
+}
+
+/// A lease that was waited for, and broken, is waited for no more: neither by the next opening nor by any after it.
+#[test]
+fn a_lease_of_a_closed_store_is_broken_once() {
+    let dir = directory();
+    let store = open(dir.path(), LONG);
+    commit(&store, "a", b"one");
+    store.close().unwrap();
+    let snapshot = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
+    open(dir.path(), Duration::from_millis(20)).close().unwrap();
+    let since = Instant::now();
+    for _ in 0..2 {
+        open(dir.path(), LONG).close().unwrap();
+    }
+    // Each would wait so long.
+    assert!(since.elapsed() < LONG, "openings waited {:?} for a broken lease", since.elapsed());
+    expired(snapshot.check());
+}
+
+/// The next owner has the lock by then, and waits: whoever holds what the last one left reads on in its log.
+#[test]
+fn names_are_undone_while_the_next_owner_waits() {
+    let dir = directory();
+    let mut owner = ChildProcess::owning(dir.path());
+    for name in ["a", "b"] {
+        owner.ok(&["create", name]);
+        owner.commit(name, "one");
+    }
+    owner.ok(&["checkpoint"]);
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.held_snapshot().unwrap();
+    owner.ok(&["txn", "unlink:a"]);
+    owner.kill();
+    let path = dir.path().to_owned();
+    let next = Waiting::new(move || open(&path, LONG).close());
+    let own = std::process::id().to_string();
+    while std::fs::read_to_string(dir.path().join(".untorn/lock")).unwrap().trim() != own {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_same(&shown(&snapshot, "a").unwrap(), &text("one", "a"), "removed");
+    assert_eq!(snapshot.list("").unwrap(), ["a", "b"]);
+    refused_with_errno(snapshot.list("nothing"), libc::ENOENT);
+    refused_with_errno(snapshot.open("b").and_then(|_| snapshot.list("b")), libc::ENOTDIR);
+    assert!(!next.is_done());
+    drop(snapshot);
+    next.join().unwrap();
 }
 
 #[test]

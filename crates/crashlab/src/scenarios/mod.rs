@@ -54,6 +54,11 @@ pub const SCENARIOS: &[Scenario] = &[
     ("readers_see_what_waits", reader_scenarios::readers_see_what_waits),
     ("a_lease_comes_at_any_moment", reader_scenarios::a_lease_comes_at_any_moment),
     ("leases_bound_the_wait", reader_scenarios::leases_bound_the_wait),
+    ("two_owners_of_one_process_id_are_told_apart", reader_scenarios::two_owners_of_one_process_id_are_told_apart),
+    (
+        "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it",
+        reader_scenarios::what_a_checkpoint_leaves_out_is_kept_for_who_holds_it,
+    ),
     ("a_heap_is_made_whole_or_not_at_all", heap_scenarios::a_heap_is_made_whole_or_not_at_all),
     ("a_told_heap_tells_of_itself", heap_scenarios::a_told_heap_tells_of_itself),
     ("a_heap_grows_whole_or_not_at_all", heap_scenarios::a_heap_grows_whole_or_not_at_all),

@@ -6,11 +6,14 @@ use crate::lease_stand_in::lease_newest;
 use crate::readers::{readers_of, readers_of_what_waits};
 use crate::runner::KillOnDrop;
 use crate::simulation::{Options, SimDisk};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use untorn::{Error, StoreOptions};
+use untorn::reader::Snapshot;
+use untorn::{Error, Reader, Store, StoreOptions};
 use untorn_journal::leases::LEASES_HONOURED;
+use untorn_journal::readers_page::{Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT};
 use untorn_journal::store_dir::StoreDir;
+use untorn_os::{Open, Storage};
 
 /// So many programs, each with so many readers, show each care for readers that is left out.
 const PROGRAMS: u64 = 90;
@@ -95,4 +98,112 @@ pub(crate) fn leases_bound_the_wait() -> Result<(), String> {
         LEASES_HONOURED,
         "opening, for a lease that a killed owner left,",
     )
+}
+
+fn owner_on(disk: &SimDisk, leases: Duration) -> Result<(Store, KillOnDrop), String> {
+    let process = KillOnDrop(disk.spawn());
+    let options = StoreOptions::default().background(false).leases(leases).page(true);
+    let store = options.open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)?;
+    Ok((store, process))
+}
+
+fn reader_on(disk: &SimDisk) -> Result<(Reader, KillOnDrop), String> {
+    let process = KillOnDrop(disk.spawn());
+    let reader = Reader::open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)?;
+    Ok((reader, process))
+}
+
+fn first_byte(snapshot: &Snapshot, name: &str) -> untorn::Result<u8> {
+    let mut byte = [0];
+    snapshot.open(name)?.read_at(&mut byte, 0).map(|_| byte[0])
+}
+
+/// Two owners with the same process id, as in containers, are killed one after the other: what was read beside the first is
+/// not of one moment with what the second left.
+pub(crate) fn two_owners_of_one_process_id_are_told_apart() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let (store, process) = owner_on(&disk, LEASES_HONOURED)?;
+    for name in ["a", "b"] {
+        let file = store.open_or_create(name).map_err(failed)?;
+        file.write_all_at(&[1; 100], 0).and_then(|()| file.commit()).map_err(failed)?;
+    }
+    store.close().map_err(failed)?;
+    drop(process);
+    let (store, process) = owner_on(&disk, LEASES_HONOURED)?;
+    process.0.kill();
+    drop((store, process));
+    let (reader, _process) = reader_on(&disk)?;
+    let snapshot = reader.snapshot().map_err(failed)?;
+    let before = first_byte(&snapshot, "a").map_err(failed)?;
+    let (store, process) = owner_on(&disk, LEASES_HONOURED)?;
+    let mut txn = store.begin();
+    let names = [("new a", "a"), ("new b", "b")];
+    for (made, name) in names {
+        let file = txn.create(made, 0o644).map_err(failed)?;
+        file.write_all_at(&[2; 100], 0).and_then(|()| txn.rename(made, name)).map_err(failed)?;
+    }
+    txn.commit().map_err(failed)?;
+    process.0.kill();
+    drop((store, process));
+    match first_byte(&snapshot, "b") {
+        Ok(after) => Err(format!("of one snapshot, {before} in one file and {after} in the other")),
+        Err(Error::SnapshotExpired { .. }) => Ok(()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// The commits that the owner wants to apply.
+fn wanted_to(storage: &dyn Storage) -> Result<u64, String> {
+    let page = storage.open(Path::new(".untorn/readers"), Open::READ).map_err(|e| e.to_string())?;
+    let mut lsn = [0; 8];
+    let at = PAGE_CELLS_AT + Cell::WantedTo as usize * PAGE_CELL_BYTES;
+    untorn_os::read_full_at(&*page, &mut lsn, at as u64).map_err(|e| e.to_string())?;
+    Ok(u64::from_le_bytes(lsn))
+}
+
+/// A file is removed while a checkpoint is under way, which so leaves it out, and truncates the log behind what was committed
+/// to it. Whoever holds that commit still sees it, after any look at the log.
+pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let (store, _process) = owner_on(&disk, Duration::MAX)?;
+    let mut txn = store.begin();
+    txn.mkdir("d", 0o700).and_then(|()| txn.commit()).map_err(failed)?;
+    let write = |name: &str, n: u8| {
+        let file = store.open_or_create(name).map_err(failed)?;
+        file.write_all_at(&[n; 5000], 0).and_then(|()| file.commit()).map_err(failed)
+    };
+    write("a", 1)?;
+    write("b", 1)?;
+    store.checkpoint().map_err(failed)?;
+    let (reader, reading) = reader_on(&disk)?;
+    let older = reader.held_snapshot().map_err(failed)?;
+    write("b", 2)?;
+    write("a", 2)?;
+    let held = reader.held_snapshot().map_err(failed)?;
+    // The checkpoint knows what it writes, and waits for the older commit: until then the file is removed.
+    std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| store.checkpoint());
+        let removed = loop {
+            match wanted_to(&*reading.0) {
+                Ok(to) if to < held.lsn() => std::thread::yield_now(),
+                told => break told,
+            }
+        }
+        .and_then(|_| {
+            let mut txn = store.begin();
+            txn.unlink("a").and_then(|()| txn.chmod("d", 0o750)).and_then(|()| txn.commit()).map_err(failed)
+        });
+        drop(older);
+        checkpoint.join().expect("no panic").map_err(failed)?;
+        removed
+    })?;
+    // Which mode it had no log tells, so the reader looks at the log anew.
+    match held.metadata("d") {
+        Err(Error::SnapshotExpired { .. }) => {}
+        other => return Err(format!("{other:?} of a directory with another mode")),
+    }
+    match (first_byte(&held, "a").map_err(failed)?, first_byte(&held, "b").map_err(failed)?) {
+        (2, 2) => Ok(()),
+        seen => Err(format!("{seen:?}, and not what was committed")),
+    }
 }
