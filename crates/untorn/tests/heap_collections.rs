@@ -18,7 +18,7 @@ struct Root<'h> {
     text: HeapString<'h>,
 }
 
-/// The same outside of it.
+/// What the heap should have.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     map: BTreeMap<u64, String>,
