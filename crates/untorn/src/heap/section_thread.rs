@@ -12,7 +12,7 @@ use super::sections::{Busy, Sections, Settled};
 use crate::invariant;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::ptr::{null, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use untorn_journal::Error;
 use untorn_os::{holds, is_asymmetric, process_generation};
@@ -154,11 +154,16 @@ pub(super) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut Th
 
 #[inline]
 fn current<'t>() -> Option<&'t mut ThreadSections> {
+    // A thread without sections needs no writer, which would be left behind when it ends.
+    let known = NonNull::new(WRITER.get())?;
     // SAFETY: this thread's; each caller lets go of it before it calls another one.
-    unsafe { current_of(writer()) }
+    unsafe { current_of(known.as_ptr()) }
 }
 
 pub(super) fn set_current(section: *mut ThreadSections) {
+    if section.is_null() && WRITER.get().is_null() {
+        return;
+    }
     // SAFETY: this thread's own, for ever.
     unsafe { (*writer()).section = section.cast() };
 }
