@@ -352,7 +352,7 @@ fn a_store_that_was_renamed_is_not_made_anew() {
     fs::create_dir(&second).unwrap();
     let refused = Place::program().arg(place.path("store")).arg(&second).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("unmounted there") && !said.contains("`wait`"), "{said}");
+    assert!(!refused.status.success() && said.contains("unmount it first") && !said.contains("`wait`"), "{said}");
     fs::rename(place.path("store"), place.path("moved")).unwrap();
     kill_process(place.daemon().unwrap(), Signal::KILL).unwrap();
     let started = Instant::now();

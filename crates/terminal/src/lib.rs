@@ -2,7 +2,7 @@
 //! interruption ([`signals`]), standard streams that were closed ([`standard_streams`]), user namespaces ([`user_namespace`]), and, with the feature `pages`, completion scripts
 //! and manual pages.
 
-mod names;
+mod name_text;
 mod output;
 #[cfg(feature = "pages")]
 pub mod pages;
@@ -11,5 +11,5 @@ pub mod standard_streams;
 pub mod table;
 pub mod user_namespace;
 
-pub use names::shown;
+pub use name_text::shown;
 pub use output::{Failure, Output, print, write};

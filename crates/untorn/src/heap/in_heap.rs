@@ -1,7 +1,7 @@
 //! The allocator that collections in a heap have.
 
 use super::registry::WeakHeap;
-use super::section_hooks;
+use super::section_thread::log;
 use super::storable::Storable;
 use std::alloc::Layout;
 use std::marker::PhantomData;
@@ -49,7 +49,7 @@ impl<'h> InHeap<'h> {
     #[inline]
     pub(super) unsafe fn changes(self, at: *const u8, len: usize) {
         // SAFETY: the caller's promise.
-        unsafe { section_hooks::log(at as usize, len) };
+        unsafe { log(at as usize, len) };
         if let Ok(heap) = WeakHeap::at(self.base as *const u8) {
             heap.tell(at, len);
         }

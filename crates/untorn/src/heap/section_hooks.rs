@@ -6,7 +6,7 @@ pub use super::section_log::LogWriter;
 use super::section_run;
 use super::section_stability::Then;
 use super::section_thread::open_section;
-pub use super::section_thread::{has_hooks, set_hooks};
+pub use super::section_thread::{has_hooks, log, set_hooks};
 use untorn_journal::Result;
 
 /// [`SectionLock::lock`], as most calls of it are. False: nothing was done.
@@ -56,19 +56,4 @@ pub fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
 /// Whether this thread is in a section, of any heap.
 pub fn is_inside() -> bool {
     open_section().is_some()
-}
-
-/// Bytes are about to be changed. Those that are not in the heap of the thread's section are nothing to it.
-///
-/// # Safety
-/// They can be read, and no other thread changes them.
-pub unsafe fn log(address: usize, len: usize) {
-    if let Some(section) = open_section() {
-        let heap = section.heap().addresses.clone();
-        let (start, end) = (address.max(heap.start), address.saturating_add(len).min(heap.end));
-        if start < end {
-            // SAFETY: the caller's promise.
-            unsafe { section.log_bytes(start, end - start) };
-        }
-    }
 }

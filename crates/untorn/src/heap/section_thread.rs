@@ -176,6 +176,21 @@ pub(super) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
     section.filter(|section| section.depth > 0 && section.process == process_generation())
 }
 
+/// Bytes are about to be changed. Those that are not in the heap of the thread's section are nothing to it.
+///
+/// # Safety
+/// They can be read, and no other thread changes them.
+pub unsafe fn log(address: usize, len: usize) {
+    if let Some(section) = open_section() {
+        let heap = section.heap().addresses.clone();
+        let (start, end) = (address.max(heap.start), address.saturating_add(len).min(heap.end));
+        if start < end {
+            // SAFETY: the caller's promise.
+            unsafe { section.log_bytes(start, end - start) };
+        }
+    }
+}
+
 /// The section that this thread is in, of this opening of a heap.
 #[inline]
 pub(super) fn section_of<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
