@@ -92,6 +92,14 @@ fn violations(said: &[String]) -> usize {
     said.iter().filter(|line| line.starts_with("VIOLATION")).count()
 }
 
+/// Recordings of a control that are tried: what the kernel writes when is chance, and one in thirty shows nothing.
+const RECORDINGS_MAX: u64 = 8;
+
+/// Whether a control is found, with one seed or another.
+fn is_found(job: impl Fn(u64) -> String) -> bool {
+    (0..RECORDINGS_MAX).any(|n| violations(&watched(&job(seed() + n))) > 0)
+}
+
 #[test]
 fn nothing_that_was_shown_is_lost() {
     if !possible(FileSystem::Ext4) {
@@ -123,8 +131,7 @@ fn sessions_without_a_care_are_found() {
         return;
     }
     for care in ["gate", "data_in_the_journal"] {
-        let said = watched(&format!("device {care} {} 60", seed()));
-        assert!(violations(&said) > 0, "a session without {care} was not found");
+        assert!(is_found(|seed| format!("device {care} {seed} 60")), "a session without {care} was not found");
     }
 }
 
@@ -154,7 +161,7 @@ fn nothing_that_a_client_was_told_is_lost() {
     }
     let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
     assert_eq!(violations(&watched(&format!("server all {} {states}", seed()))), 0);
-    assert!(violations(&watched(&format!("server gate {} {states}", seed()))) > 0, "without the gate nothing is lost");
+    assert!(is_found(|seed| format!("server gate {seed} {states}")), "without the gate nothing is lost");
 }
 
 /// What a program in a session has told a server outside is there; without the gate it is not.
@@ -166,8 +173,10 @@ fn nothing_that_a_server_outside_was_told_is_lost() {
     let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
     for kind in KINDS {
         assert_eq!(violations(&watched(&format!("told {kind} all {} {states}", seed()))), 0);
-        let careless = watched(&format!("told {kind} gate {} {states}", seed()));
-        assert!(violations(&careless) > 0, "without the gate nothing is lost by {kind}");
+        assert!(
+            is_found(|seed| format!("told {kind} gate {seed} {states}")),
+            "without the gate nothing is lost by {kind}"
+        );
     }
 }
 
