@@ -4,9 +4,10 @@
 //! of it runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill`
 //! (bytes of large commits), `overlay` and `final_state` (what commits amount to), `apply` (writing
 //! that to the data files), `store_dir` and `quarantine` (directories, and who has locked the store),
-//! `scan` (reading), `log_tail` (reading on), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
+//! `scan` (reading), `begun_reads` (reading ahead), `log_tail` (reading on), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
+pub mod begun_reads;
 pub mod carry;
 pub mod create;
 mod error;

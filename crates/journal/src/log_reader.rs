@@ -8,6 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::format::crc64;
 use crate::invariant;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,8 +17,8 @@ use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Open, Storage, holds, read_full_a
 /// Most bytes of a piece: what is read and checked for one of its bytes.
 pub const PIECE_BYTES_MAX: u64 = 16 << 10;
 
-/// Bytes that are read at once, ahead of those that are asked for.
-const AHEAD_BYTES: usize = 1 << 20;
+/// Bytes that are begun to be read, ahead of those that are wanted.
+const AHEAD_BYTES: u64 = 8 << 20;
 
 /// A segment with records that are not applied.
 pub struct LogSegment {
@@ -25,7 +26,7 @@ pub struct LogSegment {
     path: PathBuf,
     /// LSN of the last record in it.
     last_lsn: u64,
-    /// Up to here it was read in order.
+    /// Up to here it was begun to be read, in order.
     ahead: AtomicU64,
 }
 
@@ -68,21 +69,18 @@ impl LogSegment {
         ))
     }
 
-    /// Reads the segment up to there and a little further, once, in order, so that pieces that are wanted in another order
-    /// are in the page cache.
+    /// Begins to read these bytes into the page cache.
+    pub fn begin_read(&self, range: Range<u64>) {
+        self.file.begin_read(range);
+    }
+
+    /// Pieces of the segment are wanted in their order, and now the one that ends there: all up to it, and somewhat more, is
+    /// begun to be read, once, so that it is in the page cache when its turn comes, also for files whose turn is later.
     pub fn read_ahead(&self, end: u64) {
-        let mut at = self.ahead.load(Relaxed);
-        if end <= at {
-            return;
+        let begun = self.ahead.load(Relaxed);
+        if end + AHEAD_BYTES / 2 > begun {
+            self.file.begin_read(begun..end + AHEAD_BYTES);
+            self.ahead.fetch_max(end + AHEAD_BYTES, Relaxed);
         }
-        let mut buf = vec![0; AHEAD_BYTES];
-        while at < end {
-            // Whoever needs these bytes meets the error again.
-            match read_full_at(&*self.file, &mut buf, at) {
-                Ok(n) if n > 0 => at += n as u64,
-                _ => at = u64::MAX,
-            }
-        }
-        self.ahead.fetch_max(at, Relaxed);
     }
 }

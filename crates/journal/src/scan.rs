@@ -31,6 +31,9 @@ use untorn_os::{
 /// A segment is read whole; a larger one was not written by Untorn.
 const SEGMENT_BYTES_MAX: u64 = 4 << 30;
 
+/// Looking for records in a segment that is shorter takes less time than to begin a thread.
+const READ_ALONGSIDE_MIN: u64 = 1 << 20;
+
 /// How to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMode {
@@ -303,11 +306,7 @@ fn scan_to(
         scan.clean_shutdown = true;
         return Ok(scan);
     }
-    read_segments(&mut scan, mode, journal, progress)?;
-    for segment in 0..scan.segments.len() {
-        let bytes = scan.segments[segment].contents.clone();
-        find_valid_records(&bytes, segment, &mut scan);
-    }
+    read_segments(&**storage, &mut scan, mode, journal, progress)?;
     scan.valid.sort_by_key(|v| v.head.lsn);
     accept(storage, journal, end, &mut scan)?;
     scan.corrupt = header_unreadable.or(scan.corrupt);
@@ -378,7 +377,14 @@ fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> 
     Ok(segment.first_block_crc == crc)
 }
 
-fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn Fn(u64, u64)) -> Result<()> {
+/// Reads all segments, and looks for records in each while the next one is read.
+fn read_segments(
+    storage: &dyn Storage,
+    scan: &mut Scan,
+    mode: ReadMode,
+    journal: &Path,
+    progress: &dyn Fn(u64, u64),
+) -> Result<()> {
     let all = scan.segments.iter().map(|s| s.bytes).sum();
     if mode.is_past_cache() {
         let point = match mode {
@@ -390,14 +396,24 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
         }
     }
     let mut done = 0;
-    for segment in &mut scan.segments {
-        let mut buf = PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?;
-        let read = |piece: &mut [u8], at| read_blocks(&*segment.file, mode, piece, at);
-        segment.unreadable = read_around(&mut buf, read).context("read", journal)?;
-        segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);
+    for next in 0..=scan.segments.len() {
+        let (before, behind) = scan.segments.split_at_mut(next);
+        let mut look = || {
+            let Some(last) = before.last() else { return };
+            find_valid_records(last, next - 1, &scan.header, &mut scan.valid);
+        };
+        let Some(segment) = behind.first_mut() else {
+            look();
+            break;
+        };
+        let mut read = Ok(());
+        match segment.bytes < READ_ALONGSIDE_MIN {
+            true => (read, _) = (read_segment(segment, mode, journal), look()),
+            false => storage.at_once(&mut || read = read_segment(segment, mode, journal), &mut look),
+        }
+        read?;
         done += segment.bytes;
         progress(done, all);
-        segment.contents = Bytes::from_owner(buf);
     }
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
     scan.start_changed =
@@ -405,18 +421,25 @@ fn read_segments(scan: &mut Scan, mode: ReadMode, journal: &Path, progress: &dyn
     Ok(())
 }
 
+fn read_segment(segment: &mut ScannedSegment, mode: ReadMode, journal: &Path) -> Result<()> {
+    let mut buf = PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?;
+    let read = |piece: &mut [u8], at| read_blocks(&*segment.file, mode, piece, at);
+    segment.unreadable = read_around(&mut buf, read).context("read", journal)?;
+    segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);
+    segment.contents = Bytes::from_owner(buf);
+    Ok(())
+}
+
 /// Every valid record of a segment that is newer than the header. A group starts on a block; within
 /// it records follow each other.
-fn find_valid_records(bytes: &Bytes, segment: usize, scan: &mut Scan) {
-    let (checkpoint_lsn, key) = (scan.header.checkpoint_lsn, scan.header.key);
-    let valid = &mut scan.valid;
+fn find_valid_records(read: &ScannedSegment, segment: usize, header: &Header, valid: &mut Vec<ValidRecord>) {
     let mut found = |head: RecordHead, crc, is_whole| {
-        if head.lsn > checkpoint_lsn {
+        if head.lsn > header.checkpoint_lsn {
             valid.push(ValidRecord { head, crc, segment, is_whole });
         }
     };
-    each_record(bytes, key, |head, crc| found(head, crc, true));
-    each_record_around(bytes, &scan.segments[segment].unreadable, key, found);
+    each_record(&read.contents, header.key, |head, crc| found(head, crc, true));
+    each_record_around(&read.contents, &read.unreadable, header.key, found);
 }
 
 fn each_record(bytes: &Bytes, key: Key, mut found: impl FnMut(RecordHead, u64)) {

@@ -14,6 +14,7 @@
 //! points with [`sync_points!`], and their invariants with [`invariants!`].
 
 mod asymmetric_barrier;
+mod both_at_once;
 mod buffer;
 mod chunk_scan;
 mod clone_range;

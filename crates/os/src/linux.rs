@@ -1,5 +1,6 @@
 //! Linux behind the traits [`Storage`] and [`File`].
 
+use crate::both_at_once::both_at_once;
 use crate::buffer::BLOCK_BYTES;
 use crate::clone_range::clone_range;
 use crate::descriptor::Fd;
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -421,6 +423,10 @@ impl Storage for Linux {
         kind.is_some_and(|kind| [OVERLAYFS_MAGIC, FUSE_MAGIC].contains(&kind))
     }
 
+    fn at_once(&self, other: &mut (dyn FnMut() + Send), own: &mut dyn FnMut()) {
+        both_at_once(other, own);
+    }
+
     fn counters(&self) -> Counters {
         Counters {
             syncs: self.totals.syncs.load(Relaxed),
@@ -577,9 +583,16 @@ impl File for LinuxFile {
 
     fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         if !self.direct {
-            fs::fadvise(self.fd.get()?, offset, std::num::NonZeroU64::new(buf.len() as u64), fs::Advice::DontNeed)?;
+            fs::fadvise(self.fd.get()?, offset, NonZeroU64::new(buf.len() as u64), fs::Advice::DontNeed)?;
         }
         self.read_at(buf, offset)
+    }
+
+    fn begin_read(&self, range: Range<u64>) {
+        if let (Ok(fd), Some(len)) = (self.fd.get(), NonZeroU64::new(range.end.saturating_sub(range.start))) {
+            // Whoever needs the bytes reads them, whatever becomes of this.
+            let _ = fs::fadvise(fd, range.start, Some(len), fs::Advice::WillNeed);
+        }
     }
 
     fn forget_cached(&self) -> io::Result<()> {

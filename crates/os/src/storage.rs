@@ -198,6 +198,11 @@ pub trait Storage: Send + Sync {
     fn shows_another(&self) -> bool {
         false
     }
+    /// Does both, at the same time where that can be, and returns when both are done.
+    fn at_once(&self, other: &mut (dyn FnMut() + Send), own: &mut dyn FnMut()) {
+        other();
+        own();
+    }
     /// Totals so far.
     fn counters(&self) -> Counters;
 }
@@ -216,6 +221,8 @@ pub trait File: Any + Send + Sync {
     /// Reads what the device holds, not what the cache holds. Call after a sync of the file.
     /// Buffer, offset and length are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
     fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Has the kernel begin to read these bytes into the page cache, and waits for nothing.
+    fn begin_read(&self, _range: Range<u64>) {}
     /// Drops the cached contents of the file and what the kernel knows of its blocks. Called before writing
     /// again what a failed flush may have lost: ext4 goes on treating new blocks that could not be written
     /// as written, whatever is written over them from the cache; XFS does so with a new size.

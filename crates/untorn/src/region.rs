@@ -33,6 +33,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 pub(crate) use told::{Told, ToldCheck};
+use untorn_journal::begun_reads::{begin_file_reads, begin_log_reads};
 use untorn_journal::overlay::read_through;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
@@ -350,14 +351,19 @@ impl Region {
         }
         let fail = |e| self.fail(content, "map", e);
         let file = range.start..range.end.min(self.file_end(content)).max(range.start);
+        let file_end = file.end;
         self.mapping.show(file.clone()).map_err(fail)?;
-        self.mapping.blank(file.end..range.end).map_err(fail)?;
+        self.mapping.blank(file_end..range.end).map_err(fail)?;
         self.forget(range.clone());
         if !file.is_empty() && !self.live {
             self.shown.insert(file);
         }
         self.set_accessible(self.accessible.max(range.end));
-        let (zeros, bytes) = changed_ranges(&value_if_holds(invariant::OVERLAYS_SHOW, content.overlays()), &range);
+        let overlays = value_if_holds(invariant::OVERLAYS_SHOW, content.overlays());
+        let (zeros, bytes) = changed_ranges(&overlays, &range);
+        // Each store reads the page below. After a crash these, and the log, are not in the page cache.
+        begin_log_reads(&overlays, bytes.iter());
+        begin_file_reads(self.data()?, file_end, bytes.iter());
         for range in zeros.iter() {
             self.store_zeros(content, range.clone())?;
         }
