@@ -60,7 +60,8 @@ impl Report {
         self.progress(0);
     }
 
-    fn progress(&mut self, bytes: u64) {
+    /// So many more bytes.
+    pub fn progress(&mut self, bytes: u64) {
         self.bytes += bytes;
         if Instant::now() >= self.tell {
             self.tell = Instant::now() + TELL_AGAIN;

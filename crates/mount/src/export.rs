@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use untorn_tree::{Attributes, Errno, FileTree, Ino, Kind, ROOT, StoreTree, Time};
+use untorn_tree::{Attributes, Contents, Errno, FileTree, Ino, Kind, ROOT, StoreTree, Time};
 
 /// Names that are asked for at a time.
 const NAMES: usize = 1024;
@@ -119,9 +119,16 @@ impl<'a> Export<'a> {
     fn contents(&mut self, about: &Attributes, to: &Path) -> Result<()> {
         let to = File::options().write(true).create_new(true).mode(0o600).open(to)?;
         match self.tree.contents(about.ino).map_err(error)? {
-            Some(object) => copying::contents(&File::open(object)?, &to, about.size, &mut self.report),
-            None => Ok(to.set_len(about.size)?),
+            Contents::Object(object) => {
+                return copying::contents(&File::open(object)?, &to, about.size, &mut self.report);
+            }
+            Contents::Small(bytes) => {
+                to.write_all_at(&bytes, 0)?;
+                self.report.progress(bytes.len() as u64);
+            }
+            Contents::Hole => {}
         }
+        Ok(to.set_len(about.size)?)
     }
 
     /// Last, as what is done before changes times, and a new owner takes attributes and bits away.

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use untorn_tree::{Change, Errno, FileTree, Ino, Kind, ROOT, Request, SetTime, StoreTree, Time, TreeOptions};
 
@@ -140,7 +141,14 @@ impl Import<'_> {
         let size = u64::try_from(about.st_size).with_context(what)?;
         if size > 0 {
             let from = File::open(path_of(entry)).with_context(what)?;
-            let place = self.tree.place_for_contents(ino).map_err(error).with_context(what)?;
+            let Some(place) = self.tree.place_for_contents(ino, size).map_err(error).with_context(what)? else {
+                let mut bytes = vec![0; size as usize];
+                let read = from.read_exact_at(&mut bytes, 0);
+                unchanged(entry, about, shown)?;
+                read.with_context(what)?;
+                self.report.progress(size);
+                return self.tree.adopt_bytes(ino, &bytes).map_err(error).with_context(what);
+            };
             let to = File::options().write(true).create_new(true).open(&place).with_context(what)?;
             copying::contents(&from, &to, size, &mut self.report).with_context(what)?;
             unchanged(entry, about, shown)?;

@@ -1,7 +1,8 @@
-//! Contents of files: what is read and written is staged in the object until a commit of the file.
+//! Contents of files: what programs read and write.
 
-use crate::core::{Core, refused};
+use crate::core::Core;
 use crate::file_tree::{Change, Errno, Ino, Result};
+use crate::places::{Source, read_all, read_extent};
 use crate::store_tree::{CommitMode, Held, StoreTree};
 
 /// The largest size of a file.
@@ -21,26 +22,27 @@ fn end_of(offset: u64, len: u64) -> Result<u64> {
 
 impl StoreTree {
     pub(crate) fn read_contents(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let (size, object) = {
+        let (len, source) = {
             let mut core = self.core()?;
             let inode = core.inode(ino)?;
             if !inode.is_file() {
                 return Err(Errno(libc::EISDIR));
             }
-            (inode.size(), core.object(ino)?)
+            let len = inode.size().saturating_sub(offset).min(buf.len() as u64) as usize;
+            (len, core.source(ino, offset, &mut buf[..len])?)
         };
-        let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..len];
-        let mut done = 0;
-        if let Some(object) = object {
-            while done < len {
-                match refused(object.read_at(&mut buf[done..], offset + done as u64))? {
-                    0 => break,
-                    n => done += n,
-                }
+        let done = match source {
+            Source::Read(done) => done,
+            Source::Object(object) => read_all(&object, buf, offset)?,
+            Source::Pack { file, extent, moves } => {
+                let done = read_extent(&file, extent, buf, offset)?;
+                let mut core = self.core()?;
+                // Another file's bytes may be there by now.
+                if core.pack.moves() == moves { done } else { core.read_bytes(ino, offset, buf)? }
             }
-        }
-        // The object may be shorter than the file: the rest is a hole.
+        };
+        // There may be fewer bytes than the file is long: the rest is a hole.
         buf[done..].fill(0);
         Ok(len)
     }
@@ -96,10 +98,9 @@ impl StoreTree {
         if data.is_empty() {
             return Ok(());
         }
-        let object = core.object_for_writing(ino)?;
+        core.write_bytes(ino, offset, data)?;
         let u = Self::begin_change(core, ino, offset)?;
         u.size = u.size.max(end);
-        refused(object.write_all_at(data, offset))?;
         core.note_data(ino, offset, data);
         Ok(())
     }
@@ -119,10 +120,7 @@ impl StoreTree {
             self.check_room()?;
             core = self.changing()?;
         }
-        if let Some(object) = core.object(ino)?
-            && refused(object.len())? > size
-        {
-            refused(object.set_len(size))?;
+        if core.cut_bytes(ino, size)? {
             core.note_length(ino, size);
         }
         let u = Self::begin_change(&mut core, ino, size.min(old))?;
@@ -152,14 +150,11 @@ impl StoreTree {
         }
         let old = core.inode(ino)?.size();
         let size = if keeps { old } else { old.max(end) };
-        if (punches || zeroes)
-            && let Some(object) = core.object(ino)?
-        {
-            let last = end.min(refused(object.len())?);
-            if offset < last {
+        if punches || zeroes {
+            let zeroed = core.zero_bytes(ino, offset, len)?;
+            if zeroed > 0 {
                 Self::begin_change(&mut core, ino, offset)?;
-                refused(object.zero(offset, last - offset))?;
-                core.note_zeros(ino, offset, last - offset);
+                core.note_zeros(ino, offset, zeroed);
             }
         }
         if size != old {

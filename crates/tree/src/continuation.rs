@@ -3,7 +3,7 @@
 //! Nothing of it is durable, and nothing that is durable depends on it: after a crash of the machine it is gone. It is
 //! written before the commit that an operation asks for is on its way, so that no commit is ahead of it.
 
-use crate::core::{Core, Txn, refused};
+use crate::core::{Core, Txn};
 use crate::file_tree::{Errno, Ino, Result, Transaction};
 use crate::inode::Inode;
 use crate::kept::{Item, State};
@@ -123,7 +123,7 @@ impl Core {
         }
     }
 
-    /// The object of a file is shorter than before.
+    /// The bytes of a file are fewer than before.
     pub fn note_length(&mut self, ino: Ino, len: u64) {
         if self.continuation.is_none() {
             return;
@@ -135,7 +135,7 @@ impl Core {
         }
     }
 
-    /// A range of the object is zeros.
+    /// A range of the bytes is zeros.
     pub fn note_zeros(&mut self, ino: Ino, offset: u64, len: u64) {
         if self.continuation.is_none() || len == 0 {
             return;
@@ -146,7 +146,7 @@ impl Core {
         }
     }
 
-    /// A range of the object was written, and the inode's state says so.
+    /// A range of the bytes was written, and the inode's state says so.
     pub fn note_data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
         if self.continuation.is_none() || bytes.is_empty() {
             return;
@@ -326,11 +326,10 @@ impl Core {
         continuation.kept.finish().map_err(lost)
     }
 
-    /// What is uncommitted of a file, as the object has it now.
+    /// What is uncommitted of a file, as it is now.
     fn log_contents(&mut self, ino: Ino) -> Result<()> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(()) };
         let (cut, staged) = (inode.cut, inode.staged.clone());
-        let Some(object) = self.object(ino)? else { return Ok(()) };
         if let Some(len) = cut {
             self.note(&Item::Length { ino, len });
         }
@@ -343,7 +342,9 @@ impl Core {
             let mut offset = range.start;
             while offset < range.end {
                 let bytes = &mut piece[..(range.end - offset).min(PIECE as u64) as usize];
-                refused(object.read_exact_at(bytes, offset))?;
+                if self.read_bytes(ino, offset, bytes)? < bytes.len() {
+                    return Err(Errno(libc::EIO));
+                }
                 self.note(&Item::Data { ino, offset, bytes });
                 self.append(bytes);
                 offset += bytes.len() as u64;

@@ -1,10 +1,13 @@
 //! The state of a tree: names and inodes as of the last reply, and what commits of them write.
 
 use crate::clock::Clock;
+use crate::draft::Drafts;
 use crate::file_tree::{Attributes, Errno, Ino, Kind, ROOT, Request, Result, Time, Transaction};
 use crate::handover::Continuation;
 use crate::inode::{Dir, Inode};
 use crate::inode_table::{Numbers, Table};
+use crate::pack::{PACK, Pack};
+use crate::pack_room::EXTENT_MAX;
 use crate::row::{InodeRow, Key, Row};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -13,9 +16,7 @@ use std::time::Duration;
 use untorn::{File, Store, Ticket};
 
 /// Objects of a directory; numbers are given out by so many.
-const OBJECTS: u64 = 4096;
-/// Commits that nobody has waited for, before those that are done are looked for.
-const PENDING: usize = 64;
+pub(crate) const OBJECTS: u64 = 4096;
 
 /// A transaction that goes on.
 #[derive(Clone, Debug)]
@@ -44,6 +45,11 @@ pub(crate) struct Core {
     pub store: Store,
     pub clock: Arc<dyn Clock>,
     pub table: Table,
+    pub pack: Pack,
+    /// The most bytes of a file that has no object.
+    pub small_max: usize,
+    /// Uncommitted contents of small files.
+    pub drafts: Drafts,
     pub inodes: HashMap<Ino, Inode>,
     pub dirs: HashMap<Ino, Dir>,
     /// Rows that differ from the table.
@@ -60,18 +66,18 @@ pub(crate) struct Core {
     /// Commits on their way, in the order of the log.
     pub pending: Vec<Ticket>,
     /// Files whose seal could not be asked for: every commit has them until one can be.
-    owed: BTreeSet<Ino>,
+    pub owed: BTreeSet<Ino>,
     /// Files of the transactions that go on.
     pub txns: HashMap<Transaction, Txn>,
     /// A flush failed: nothing later is acknowledged.
     pub failed: bool,
     /// Whoever commits waits for it at once.
-    waits: bool,
+    pub waits: bool,
     /// What another process goes on from, if this one is killed.
     pub continuation: Option<Continuation>,
 }
 
-fn object_dir(ino: Ino) -> PathBuf {
+pub(crate) fn object_dir(ino: Ino) -> PathBuf {
     PathBuf::from(format!("obj/{:x}", ino / OBJECTS))
 }
 
@@ -107,24 +113,34 @@ pub(crate) fn refused<T>(done: untorn::Result<T>) -> Result<T> {
 // Opening.
 impl Core {
     /// The tree in a store; a new one if the store has none.
-    pub fn open(store: Store, clock: Arc<dyn Clock>, owner: Request, resumes: bool) -> untorn::Result<Core> {
+    pub fn open(
+        store: Store,
+        clock: Arc<dyn Clock>,
+        owner: Request,
+        small_max: usize,
+        resumes: bool,
+    ) -> untorn::Result<Core> {
         // A store that was never a tree has no table: no transaction but the first makes one.
-        let core = match store.open_file(crate::inode_table::TABLE) {
+        let mut core = match store.open_file(crate::inode_table::TABLE) {
             Ok(file) => Core::load(store, clock, file, resumes)?,
             Err(untorn::Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 Core::format(store, clock, owner)?
             }
             Err(e) => return Err(e),
         };
+        core.small_max = small_max.min(EXTENT_MAX);
         Ok(core)
     }
 
-    fn with(store: Store, clock: Arc<dyn Clock>, table: Table) -> Core {
+    fn with(store: Store, clock: Arc<dyn Clock>, table: Table, pack: Pack) -> Core {
         let numbers = table.numbers();
         Core {
             store,
             clock,
             table,
+            pack,
+            small_max: EXTENT_MAX,
+            drafts: Drafts::default(),
             inodes: HashMap::new(),
             dirs: HashMap::new(),
             dirty: BTreeSet::new(),
@@ -148,6 +164,7 @@ impl Core {
         txn.mkdir("obj", 0o700)?;
         txn.mkdir(object_dir(0), 0o700)?;
         let file = txn.create(crate::inode_table::TABLE, 0o600)?;
+        let pack = Pack::load(txn.create(PACK, 0o600)?, Vec::new())?;
         let mut table = Table::format(file, Numbers { next: ROOT + 1, limit: OBJECTS, commit: 0, owner: 0 });
         let mut root = new_row(Kind::Directory, 0o755, owner.uid, owner.gid, clock.now());
         root.nlink = 2;
@@ -155,7 +172,7 @@ impl Core {
         table.stage()?;
         txn.commit()?;
         table.submitted();
-        let mut core = Core::with(store, clock, table);
+        let mut core = Core::with(store, clock, table, pack);
         core.inodes.insert(ROOT, Inode::new(root));
         core.dirs.insert(ROOT, Dir::default());
         core.settle_root();
@@ -193,7 +210,9 @@ impl Core {
             let inode = inodes.get_mut(&ino).ok_or_else(|| damaged("an attribute of no inode".into()))?;
             inode.xattrs.insert(name, value);
         }
-        let mut core = Core::with(store, clock, table);
+        let used = inodes.values().filter_map(|inode| inode.row.extent).collect();
+        let pack = Pack::load(store.open_file(PACK)?, used)?;
+        let mut core = Core::with(store, clock, table, pack);
         (core.inodes, core.dirs) = (inodes, dirs);
         if !core.dirs.contains_key(&ROOT) {
             return Err(damaged("there is no root".into()));
@@ -264,6 +283,7 @@ pub(crate) fn new_row(kind: Kind, mode: u32, uid: u32, gid: u32, now: Time) -> I
         ctime: now,
         synced: false,
         object: false,
+        extent: None,
         target: Box::default(),
     }
 }
@@ -410,22 +430,17 @@ impl Core {
         }
         self.dirs.remove(&ino);
         self.mark(Key::Inode(ino));
-        for name in inode.xattrs.into_keys() {
-            self.mark(Key::Xattr(ino, name));
+        for name in inode.xattrs.keys() {
+            self.mark(Key::Xattr(ino, name.clone()));
         }
-        if inode.row.object {
-            self.doomed.insert(ino);
-        }
+        self.doom_bytes(ino, &inode);
     }
 
     /// What is uncommitted of a file is gone.
     pub fn roll_back(&mut self, ino: Ino) -> Result<()> {
+        self.give_up_bytes(ino).map_err(errno)?;
         let inode = self.inode_mut(ino)?;
-        if let Some(object) = &inode.object {
-            object.rollback().map_err(errno)?;
-        }
         (inode.uncommitted, inode.poisoned) = (None, false);
-        (inode.cut, inode.staged) = Default::default();
         self.changed.remove(&ino);
         self.close_object(ino);
         self.note_rolled_back(ino);
@@ -470,262 +485,4 @@ impl Core {
             }
         }
     }
-}
-
-// Objects and commits.
-impl Core {
-    /// The file with the contents of an inode; `None` if the inode has none.
-    pub fn object(&mut self, ino: Ino) -> Result<Option<Arc<File>>> {
-        let inode = self.inode(ino)?;
-        if inode.object.is_some() || !inode.row.object {
-            return Ok(inode.object.clone());
-        }
-        let file = Arc::new(self.store.open_file(object_path(ino)).map_err(errno)?);
-        self.inode_mut(ino)?.object = Some(file.clone());
-        Ok(Some(file))
-    }
-
-    /// The file with the contents of an inode, made if need be.
-    pub fn object_for_writing(&mut self, ino: Ino) -> Result<Arc<File>> {
-        if let Some(file) = self.object(ino)? {
-            return Ok(file);
-        }
-        let file = Arc::new(self.make(&New::Object(ino))?.ok_or(Errno(libc::EIO))?);
-        let inode = self.inode_mut(ino)?;
-        inode.row.object = true;
-        inode.object = Some(file.clone());
-        self.mark(Key::Inode(ino));
-        Ok(file)
-    }
-
-    /// Numbers for more inodes, and a directory for their objects.
-    pub fn reserve(&mut self) -> Result<()> {
-        let limit = self.numbers.limit + OBJECTS;
-        self.make(&New::Directory { path: object_dir(self.numbers.limit), limit })?;
-        self.numbers.limit = limit;
-        Ok(())
-    }
-
-    /// Makes something in the store, in a commit of its own that has no name, no attribute and no contents: what no commit
-    /// of those follows, the next opening finds by its number. Nobody waits.
-    fn make_in_store(&mut self, new: &New) -> untorn::Result<Option<File>> {
-        let mut txn = self.store.begin();
-        let made = match new {
-            New::Object(ino) => {
-                let made = txn.create(object_path(*ino), 0o600)?;
-                // If a commit has the row, it gets its object in the same moment.
-                if self.table.set_object(*ino, true)? {
-                    txn.add(self.table.file())?;
-                }
-                Some(made)
-            }
-            New::Directory { path, limit } => {
-                txn.mkdir(path, 0o700)?;
-                let numbers = Numbers { limit: *limit, ..self.table.numbers() };
-                self.table.write_numbers(numbers);
-                txn.add(self.table.file())?;
-                None
-            }
-        };
-        self.table.stage()?;
-        // The next commit that is waited for flushes the log for both; at the latest the timer's.
-        let ticket = txn.commit_quietly()?;
-        self.table.submitted();
-        self.keep(ticket);
-        Ok(made)
-    }
-
-    fn make(&mut self, new: &New) -> Result<Option<File>> {
-        let before = self.table.numbers();
-        let made = self.make_in_store(new);
-        if made.is_err() {
-            // What the table had of it must be in no other commit.
-            match new {
-                New::Object(ino) => {
-                    if let Err(e) = self.table.set_object(*ino, false) {
-                        // A row without its object must not be committed.
-                        self.failed = true;
-                        return Err(errno(e));
-                    }
-                }
-                New::Directory { .. } => self.table.write_numbers(before),
-            }
-        }
-        self.outcome(made)
-    }
-
-    /// Commits all names and attributes, and the uncommitted contents of these files, as one. Nobody waits: the ticket is
-    /// among the pending ones.
-    pub fn commit(&mut self, contents: &[Ino]) -> Result<()> {
-        self.check()?;
-        let number = self.numbers.commit;
-        let done = match self.owed.is_empty() {
-            true => self.submit(contents),
-            false => {
-                let with_owed: BTreeSet<Ino> = self.owed.iter().chain(contents).copied().collect();
-                self.submit(&with_owed.into_iter().collect::<Vec<_>>())
-            }
-        };
-        if done.is_err() && self.numbers.commit != number {
-            self.note_void();
-        }
-        self.outcome(done)
-    }
-
-    /// As [`commit`](Self::commit), for a caller that waits for it next.
-    pub fn commit_waited(&mut self, contents: &[Ino]) -> Result<()> {
-        self.waits = true;
-        let done = self.commit(contents);
-        self.waits = false;
-        done
-    }
-
-    /// Commits all names and attributes, and what there is of these files, which they must not be without. If that cannot
-    /// be asked for, on a full disk, the next commit has it.
-    pub fn seal(&mut self, contents: &[Ino]) {
-        if self.commit(contents).is_err() {
-            self.owe(contents);
-        }
-    }
-
-    /// Every commit has these files from now on, until one could be asked for.
-    pub fn owe(&mut self, contents: &[Ino]) {
-        self.owed.extend(contents);
-        contents.iter().for_each(|ino| self.note_owed(*ino));
-    }
-
-    /// Files whose seals are yet to be asked for.
-    pub fn owed(&self) -> Vec<Ino> {
-        self.owed.iter().copied().collect()
-    }
-
-    /// A commit that was asked for has what is owed.
-    pub fn settle_owed(&mut self) {
-        self.owed.clear();
-    }
-
-    /// Whether a seal of the file is yet to be asked for.
-    pub fn owes(&self, ino: Ino) -> bool {
-        self.owed.contains(&ino)
-    }
-
-    fn outcome<T>(&mut self, done: untorn::Result<T>) -> Result<T> {
-        done.map_err(|e| {
-            if is_final(&e) {
-                self.failed = true;
-                tracing::error!(error = %e, "a commit of the tree failed: nothing is committed until it is opened again");
-            }
-            errno(e)
-        })
-    }
-
-    pub fn submit(&mut self, contents: &[Ino]) -> untorn::Result<()> {
-        self.note_rows();
-        let mut folded = Vec::new();
-        for ino in contents {
-            let Some(inode) = self.inodes.get_mut(ino) else { continue };
-            if inode.row.nlink == 0 || !inode.is_committable() {
-                continue;
-            }
-            if let Some(before) = inode.fold() {
-                folded.push((*ino, before));
-                self.changed.remove(ino);
-                self.dirty.insert(Key::Inode(*ino));
-            }
-        }
-        for key in std::mem::take(&mut self.dirty) {
-            match self.row(&key) {
-                Some(row) => self.table.put(&row),
-                None => self.table.remove(&key),
-            }
-        }
-        if !self.table.is_staged() && self.doomed.is_empty() {
-            return Ok(());
-        }
-        self.numbers.commit = self.numbers.commit.wrapping_add(1);
-        let inos: Vec<Ino> = folded.iter().map(|(ino, _)| *ino).collect();
-        self.note_commit(&inos);
-        if self.table.numbers() != self.numbers {
-            self.table.write_numbers(self.numbers);
-        }
-        let objects: Vec<Arc<File>> =
-            folded.iter().filter_map(|(ino, _)| self.inodes.get(ino)?.object.clone()).collect();
-        let ticket = match self.submit_files(&objects) {
-            Ok(ticket) => ticket,
-            Err(e) => {
-                for (ino, before) in folded {
-                    self.note_state(ino);
-                    if let Some(inode) = self.inodes.get_mut(&ino) {
-                        inode.unfold(before);
-                    }
-                    self.changed.insert(ino);
-                    self.dirty.insert(Key::Inode(ino));
-                }
-                return Err(e);
-            }
-        };
-        self.table.submitted();
-        self.keep(ticket);
-        self.doomed.clear();
-        self.settle_owed();
-        self.dirty_since = None;
-        folded.iter().for_each(|(ino, _)| self.close_object(*ino));
-        Ok(())
-    }
-
-    fn submit_files(&self, objects: &[Arc<File>]) -> untorn::Result<Ticket> {
-        self.table.stage()?;
-        if self.doomed.is_empty() {
-            let files: Vec<&File> = std::iter::once(self.table.file()).chain(objects.iter().map(|o| &**o)).collect();
-            return if self.waits { self.store.syncv_quietly(&files) } else { self.store.syncv_async(&files) };
-        }
-        let mut txn = self.store.begin();
-        for ino in &self.doomed {
-            txn.unlink(object_path(*ino))?;
-        }
-        txn.add(self.table.file())?;
-        for object in objects {
-            txn.add(object)?;
-        }
-        if self.waits { txn.commit_quietly() } else { txn.commit_async() }
-    }
-
-    fn keep(&mut self, ticket: Ticket) {
-        if self.pending.len() >= PENDING {
-            self.sweep();
-        }
-        self.pending.push(ticket);
-    }
-
-    /// Forgets the commits that are done.
-    pub fn sweep(&mut self) {
-        let mut failed = false;
-        self.pending.retain(|ticket| match ticket.poll() {
-            Some(Ok(())) => false,
-            Some(Err(_)) => {
-                failed = true;
-                true
-            }
-            None => true,
-        });
-        self.failed |= failed;
-    }
-
-    /// Takes the file's handle back that nobody needs.
-    pub fn close_object(&mut self, ino: Ino) {
-        if let Some(inode) = self.inodes.get_mut(&ino)
-            && inode.openings == 0
-            && inode.uncommitted.is_none()
-        {
-            inode.object = None;
-        }
-    }
-}
-
-/// What is made in the store.
-enum New {
-    /// The object of an inode.
-    Object(Ino),
-    /// A directory for objects, with numbers up to a limit.
-    Directory { path: PathBuf, limit: Ino },
 }

@@ -2,6 +2,7 @@
 
 use crate::core::{Core, object_path, refused};
 use crate::file_tree::{Errno, Ino, Result};
+use crate::inode::Place;
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno as SystemErrno;
 use std::ops::Range;
@@ -28,7 +29,12 @@ fn at_or_after(ranges: &[Range<u64>], at: u64) -> Option<&Range<u64>> {
 impl Holes {
     /// Of a file; `None` if all of it is a hole.
     pub fn of(core: &mut Core, ino: Ino) -> Result<Option<Holes>> {
-        let Some(object) = core.object(ino)? else { return Ok(None) };
+        let Some(object) = core.object(ino)? else {
+            // What is in the pack, or to come there, has no holes but behind its end.
+            let end = core.bytes_len(ino)?;
+            let bytes = std::iter::once(0..end).collect();
+            return Ok((end > 0).then_some(Holes { data: None, bytes, zeros: Vec::new(), end }));
+        };
         // In this order: what a checkpoint moves meanwhile is seen in one of the two.
         let (bytes, zeros) = refused(object.unapplied())?;
         let end = refused(object.len())?;
@@ -97,7 +103,7 @@ impl Core {
     pub fn blocks_of(&mut self, ino: Ino) -> Option<u64> {
         let inode = self.inodes.get(&ino)?;
         let size = inode.size();
-        if !inode.is_file() || !inode.row.object || size < SMALL {
+        if !inode.is_file() || inode.place() != Place::Object || size < SMALL {
             return None;
         }
         Holes::of(self, ino).ok()?.map(|holes| holes.blocks(size))

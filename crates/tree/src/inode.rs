@@ -1,6 +1,8 @@
 //! An inode in memory: its row, what is uncommitted of it, and who uses it.
 
+use crate::draft::Draft;
 use crate::file_tree::{Attributes, Ino, Kind, Time, Transaction};
+use crate::pack_room::Extent;
 use crate::row::InodeRow;
 use rangemap::RangeMap;
 use std::collections::BTreeMap;
@@ -8,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use untorn::File;
 
-/// Size and times of uncommitted contents; the bytes are staged in the object.
+/// Size and times of uncommitted contents; the bytes are in a draft, or staged in the object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Uncommitted {
     pub size: u64,
@@ -21,10 +23,26 @@ pub(crate) struct Uncommitted {
     pub since: Duration,
 }
 
-/// Size and times of a row before those of a commit came in their place.
+/// Where the bytes of a file are, uncommitted ones included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// All of it is a hole.
+    Nowhere,
+    Draft,
+    Pack(Extent),
+    Object,
+}
+
+/// What a commit has of a file, and what its row was before.
 pub(crate) struct Folded {
     size: u64,
     times: [Time; 3],
+    /// Where the committed bytes were in the pack.
+    pub extent: Option<Extent>,
+    pub draft: Option<Box<Draft>>,
+    /// The bytes are staged in the object.
+    pub in_object: bool,
+    is_grown: bool,
     uncommitted: Uncommitted,
     cut: Option<u64>,
     staged: RangeMap<u64, bool>,
@@ -46,7 +64,11 @@ pub(crate) struct Inode {
     pub poisoned: bool,
     pub object: Option<Arc<File>>,
     pub uncommitted: Option<Uncommitted>,
-    /// Where the object was cut since the last commit of the contents, and what is staged in it: data, or zeros. For another
+    /// The uncommitted bytes of a small file.
+    pub draft: Option<Box<Draft>>,
+    /// The uncommitted bytes are in the object, all of them; those that are committed are in the pack.
+    pub is_grown: bool,
+    /// Where the bytes were cut since the last commit of the contents, and what was written: data, or zeros. For another
     /// process that goes on.
     pub cut: Option<u64>,
     pub staged: RangeMap<u64, bool>,
@@ -65,6 +87,8 @@ impl Inode {
             poisoned: false,
             object: None,
             uncommitted: None,
+            draft: None,
+            is_grown: false,
             cut: None,
             staged: RangeMap::new(),
         }
@@ -83,9 +107,30 @@ impl Inode {
         !self.poisoned && self.txn.is_none()
     }
 
+    /// Where the bytes are.
+    pub fn place(&self) -> Place {
+        match self.row.extent {
+            _ if self.draft.is_some() => Place::Draft,
+            Some(extent) if !self.is_grown => Place::Pack(extent),
+            _ if self.row.object => Place::Object,
+            _ => Place::Nowhere,
+        }
+    }
+
     /// Size with uncommitted changes.
     pub fn size(&self) -> u64 {
         self.uncommitted.map_or(self.row.size, |u| u.size)
+    }
+
+    /// How many bytes it has, if there are no holes but behind those of a small file.
+    pub fn bytes_at_most(&self) -> u64 {
+        let bytes = match self.place() {
+            Place::Nowhere => 0,
+            Place::Draft => self.draft.as_ref().map_or(0, |draft| draft.bytes().len() as u64),
+            Place::Pack(extent) => extent.len() as u64,
+            Place::Object => u64::MAX,
+        };
+        bytes.min(self.size())
     }
 
     /// The uncommitted contents; from here on there are some.
@@ -103,11 +148,17 @@ impl Inode {
 
     /// The uncommitted size and times become the row's. Returns what undoes it, if there are some.
     pub fn fold(&mut self) -> Option<Folded> {
+        let in_object = self.place() == Place::Object;
         let u = self.uncommitted.take()?;
         let (cut, staged) = (self.cut.take(), std::mem::take(&mut self.staged));
+        let (draft, is_grown) = (self.draft.take(), std::mem::take(&mut self.is_grown));
         let row = &mut self.row;
-        let folded = Folded { size: row.size, times: [row.atime, row.mtime, row.ctime], uncommitted: u, cut, staged };
+        let (size, times, extent) = (row.size, [row.atime, row.mtime, row.ctime], row.extent);
+        let folded = Folded { size, times, extent, draft, in_object, is_grown, uncommitted: u, cut, staged };
         (row.size, row.atime, row.mtime, row.ctime) = (u.size, u.atime, u.mtime, u.ctime);
+        if in_object {
+            row.extent = None;
+        }
         Some(folded)
     }
 
@@ -116,6 +167,8 @@ impl Inode {
         let row = &mut self.row;
         row.size = folded.size;
         [row.atime, row.mtime, row.ctime] = folded.times;
+        row.extent = folded.extent;
+        (self.draft, self.is_grown) = (folded.draft, folded.is_grown);
         self.uncommitted = Some(folded.uncommitted);
         (self.cut, self.staged) = (folded.cut, folded.staged);
     }
@@ -144,7 +197,7 @@ impl Inode {
             gid: row.gid,
             rdev: row.rdev,
             size,
-            blocks: if row.object { size.div_ceil(512) } else { 0 },
+            blocks: self.bytes_at_most().div_ceil(512),
             atime,
             mtime,
             ctime,

@@ -12,7 +12,7 @@ use untorn::{Error, File, Result};
 /// The table's name in the store.
 pub(crate) const TABLE: &str = "table";
 
-const MAGIC: &[u8; 16] = b"untorn tree   1\n";
+const MAGIC: &[u8; 16] = b"untorn tree   2\n";
 const HEAD: usize = 64;
 const SLOT_HEAD: usize = 8;
 /// 64 << 12: room for the largest value of an extended attribute.
@@ -44,14 +44,29 @@ pub(crate) struct Table {
     free: [Vec<u64>; EXPONENTS],
     end: u64,
     numbers: Numbers,
-    /// What no commit has been asked for with success: bytes by their places in the file.
+    /// What the commit that is put together changes: bytes by their places in the file.
     staged: BTreeMap<u64, Vec<u8>>,
+    /// What takes it back.
+    undo: Vec<Step>,
+}
+
+/// A step towards a commit.
+enum Step {
+    /// A row had this slot.
+    Row(Key, Option<Slot>),
+    /// A slot was free.
+    Given(Slot),
+    /// A slot was added.
+    Added(Slot),
+    /// A slot had a row.
+    TakenBack(Slot),
+    Numbers(Numbers),
 }
 
 impl Table {
     fn new(file: File, numbers: Numbers) -> Table {
-        let (slots, free, staged) = Default::default();
-        Table { file, slots, free, end: HEAD as u64, numbers, staged }
+        let (slots, free, staged, undo) = Default::default();
+        Table { file, slots, free, end: HEAD as u64, numbers, staged, undo }
     }
 
     /// A table without rows, in an empty file.
@@ -101,7 +116,7 @@ impl Table {
         bytes[16..24].copy_from_slice(&numbers.commit.to_le_bytes());
         bytes[24..32].copy_from_slice(&numbers.owner.to_le_bytes());
         self.staged.insert(16, bytes);
-        self.numbers = numbers;
+        self.undo.push(Step::Numbers(std::mem::replace(&mut self.numbers, numbers)));
     }
 
     /// Sets a row in the place of the one with this key.
@@ -123,7 +138,10 @@ impl Table {
         out.extend((bytes.len() as u32).to_le_bytes());
         out.extend(bytes);
         self.stage_slot(slot, out);
-        self.slots.insert(key, slot);
+        let before = self.slots.insert(key.clone(), slot);
+        if before.is_none_or(|before| before.offset != slot.offset) {
+            self.undo.push(Step::Row(key, before));
+        }
     }
 
     /// Removes a row, if there is one.
@@ -131,18 +149,16 @@ impl Table {
         let Some(slot) = self.slots.remove(key) else { return };
         self.stage_slot(slot, vec![slot.exponent, 0, 0, 0, 0, 0, 0, 0]);
         self.free[usize::from(slot.exponent)].push(slot.offset);
+        self.undo.extend([Step::Row(key.clone(), Some(slot)), Step::TakenBack(slot)]);
     }
 
-    /// Says in the row of an inode, if there is one, that the inode has an object, or takes that back before a commit has
-    /// it. All else of the row stays.
-    pub fn set_object(&mut self, ino: Ino, has: bool) -> Result<bool> {
+    /// Says in the row of an inode, if there is one, that the inode has an object. All else of the row stays.
+    pub fn set_object(&mut self, ino: Ino) -> Result<bool> {
         let Some(slot) = self.slots.get(&Key::Inode(ino)) else { return Ok(false) };
         let at = slot.offset + (SLOT_HEAD + InodeRow::FLAGS_AT) as u64;
-        self.stage()?;
         let mut flags = [0];
         self.file.read_exact_at(&mut flags, at)?;
-        let without = flags[0] & !InodeRow::HAS_OBJECT;
-        self.staged.insert(at, vec![if has { without | InodeRow::HAS_OBJECT } else { without }]);
+        self.staged.insert(at, vec![flags[0] | InodeRow::HAS_OBJECT]);
         Ok(true)
     }
 
@@ -159,9 +175,26 @@ impl Table {
         self.staged.iter().try_for_each(|(at, bytes)| self.file.write_all_at(bytes, *at))
     }
 
-    /// The commit is on its way. If it could not be asked for, everything is staged once more.
+    /// The commit is on its way.
     pub fn submitted(&mut self) {
         self.staged.clear();
+        self.undo.clear();
+    }
+
+    /// The commit could not be asked for: all is as before it.
+    pub fn undo(&mut self) -> Result<()> {
+        while let Some(step) = self.undo.pop() {
+            match step {
+                Step::Row(key, None) => drop(self.slots.remove(&key)),
+                Step::Row(key, Some(slot)) => drop(self.slots.insert(key, slot)),
+                Step::Given(slot) => self.free[usize::from(slot.exponent)].push(slot.offset),
+                Step::Added(slot) => self.end = slot.offset,
+                Step::TakenBack(slot) => drop(self.free[usize::from(slot.exponent)].pop()),
+                Step::Numbers(numbers) => self.numbers = numbers,
+            }
+        }
+        self.staged.clear();
+        self.file.rollback()
     }
 
     fn stage_slot(&mut self, slot: Slot, bytes: Vec<u8>) {
@@ -173,11 +206,14 @@ impl Table {
 
     fn take_slot(&mut self, exponent: u8) -> Slot {
         if let Some(offset) = self.free[usize::from(exponent)].pop() {
-            return Slot { offset, exponent };
+            let slot = Slot { offset, exponent };
+            self.undo.push(Step::Given(slot));
+            return slot;
         }
-        let offset = self.end;
+        let slot = Slot { offset: self.end, exponent };
         self.end += size_of_slot(exponent) as u64;
-        Slot { offset, exponent }
+        self.undo.push(Step::Added(slot));
+        slot
     }
 }
 

@@ -655,8 +655,8 @@ impl StoreTree {
         let below = self.below()?;
         let staged = {
             let core = self.core()?;
-            let sizes = core.changed.iter().filter_map(|ino| core.inodes.get(ino));
-            sizes.map(|i| if i.row.object { i.size() } else { 0 }).fold(0u64, u64::saturating_add)
+            let changed = core.changed.iter().filter_map(|ino| core.inodes.get(ino));
+            changed.map(Inode::bytes_at_most).fold(0u64, u64::saturating_add)
         };
         let promised = staged.div_ceil(u64::from(below.block_size));
         let less = |blocks: u64| blocks.saturating_sub(promised);

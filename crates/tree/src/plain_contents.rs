@@ -1,28 +1,44 @@
-//! Contents of files as plain files below the store: how a plain tree is brought in and taken out, without the log.
+//! Contents of files as plain files below the store: how a plain tree is brought in and taken out, large files without the
+//! log.
 //!
 //! For a store that nobody has mounted, and, to bring contents in, that does not count yet: see `crates/mount/src/import.rs`.
 
-use crate::core::{errno, object_path};
-use crate::file_tree::{Errno, Ino, Result};
+use crate::core::{errno, object_path, refused};
+use crate::file_tree::{Errno, FileTree, Ino, Result};
+use crate::inode::Place;
 use crate::row::Key;
 use crate::store_tree::StoreTree;
 use std::path::PathBuf;
 
+/// What a file has. The file may be longer: the rest is a hole.
+pub enum Contents {
+    /// Nothing: all of it is a hole.
+    Hole,
+    /// Bytes.
+    Small(Vec<u8>),
+    /// What is in a plain file. [`write_back`](StoreTree::write_back) brings that up to date.
+    Object(PathBuf),
+}
+
 impl StoreTree {
-    /// Where the object of a file that was never written to is to be made, by copying or by sharing blocks.
+    /// Where the object of a file that was never written to is to be made, by copying or by sharing blocks; `None` if it is
+    /// small: then [`adopt_bytes`](StoreTree::adopt_bytes) brings its contents in.
     ///
     /// # Errors
     /// `EEXIST` if the file has contents.
-    pub fn place_for_contents(&self, ino: Ino) -> Result<PathBuf> {
-        if self.contents(ino)?.is_some() {
+    pub fn place_for_contents(&self, ino: Ino, size: u64) -> Result<Option<PathBuf>> {
+        if !matches!(self.contents(ino)?, Contents::Hole) {
             return Err(Errno(libc::EEXIST));
+        }
+        if size <= self.core()?.small_max as u64 {
+            return Ok(None);
         }
         let place = self.path.join(object_path(ino));
         // A commit on its way makes the directory.
         if !place.parent().is_some_and(std::path::Path::exists) {
             self.wait(self.changing()?)?;
         }
-        Ok(place)
+        Ok(Some(place))
     }
 
     /// The file has the object that was made at its place, and this size; without one it is a hole.
@@ -40,14 +56,27 @@ impl StoreTree {
         Ok(())
     }
 
-    /// The object of a file; none if it was never written to. [`write_back`](StoreTree::write_back) brings it up to date. It
-    /// may be shorter than the file: the rest is a hole.
+    /// A small file has these bytes, and counts as synced by a program.
     ///
     /// # Errors
-    /// `ESTALE` if there is no such inode.
-    pub fn contents(&self, ino: Ino) -> Result<Option<PathBuf>> {
+    /// Those of the tree; after them the store is not to be used.
+    pub fn adopt_bytes(&self, ino: Ino, bytes: &[u8]) -> Result<()> {
+        Self::mark_synced(&mut *self.changing()?, &[ino])?;
+        self.write(ino, 0, bytes)
+    }
+
+    /// What was committed of a file.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such inode, and those of the store.
+    pub fn contents(&self, ino: Ino) -> Result<Contents> {
         let core = self.core()?;
-        Ok(core.inode(ino)?.row.object.then(|| self.path.join(object_path(ino))))
+        Ok(match core.inode(ino)?.place() {
+            Place::Nowhere => Contents::Hole,
+            Place::Pack(extent) => Contents::Small(refused(core.pack.read(extent))?),
+            Place::Draft => return Err(Errno(libc::EBUSY)),
+            Place::Object => Contents::Object(self.path.join(object_path(ino))),
+        })
     }
 
     /// Brings all objects up to date with the log.

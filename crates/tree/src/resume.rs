@@ -1,7 +1,7 @@
 //! Goes on where another process was killed: what the store has, and over it what that process's log has.
 //!
 //! The table says which commit it is as of. Rows that the log has from before that commit are in the table, and contents
-//! that such a commit had are in their objects; what comes later is done again, commits included, in its order.
+//! that such a commit had are where they belong; what comes later is done again, commits included, in its order.
 
 use crate::clock::Clock;
 use crate::core::{Core, Txn, is_final};
@@ -81,7 +81,7 @@ struct Unanswered {
 struct Included {
     /// Rows of frames before this one are in the table.
     rows: usize,
-    /// Contents of frames before these are in their objects.
+    /// Contents of frames before these are where they belong.
     contents: HashMap<Ino, usize>,
     void: HashSet<u64>,
     /// Where the last whole frame ends.
@@ -134,11 +134,12 @@ impl Core {
         store: Store,
         clock: Arc<dyn Clock>,
         owner: Request,
+        small_max: usize,
         kept: Option<Arc<dyn Kept>>,
     ) -> untorn::Result<Core> {
-        let Some(kept) = kept else { return Core::open(store, clock, owner, false) };
+        let Some(kept) = kept else { return Core::open(store, clock, owner, small_max, false) };
         let resumes = kept.len().map_err(unreadable)? > 0;
-        let mut core = Core::open(store, clock, owner, resumes)?;
+        let mut core = Core::open(store, clock, owner, small_max, resumes)?;
         let continuation = if resumes {
             let (included, own) = Included::of(&*kept, &core)?;
             let Unanswered { happened, given } = core.follow(&*kept, &included)?;
@@ -179,28 +180,19 @@ impl Core {
                         self.follow_state(state, contents);
                     }
                     Item::Data { ino, offset, bytes } if contents(&ino) && self.inodes.contains_key(&ino) => {
-                        self.object_for_writing(ino).map_err(failed)?.write_all_at(bytes, offset)?;
+                        self.write_bytes(ino, offset, bytes).map_err(failed)?;
                         if let Some(inode) = self.inodes.get_mut(&ino) {
                             inode.staged.insert(offset..offset + bytes.len() as u64, true);
                         }
                     }
                     Item::Zeros { ino, offset, len } if contents(&ino) && self.inodes.contains_key(&ino) => {
-                        if let Some(object) = self.object(ino).map_err(failed)? {
-                            let end = (offset + len).min(object.len()?);
-                            if offset < end {
-                                object.zero(offset, end - offset)?;
-                            }
-                        }
+                        self.zero_bytes(ino, offset, len).map_err(failed)?;
                         if let Some(inode) = self.inodes.get_mut(&ino) {
                             inode.staged.insert(offset..offset + len, false);
                         }
                     }
                     Item::Length { ino, len } if contents(&ino) && self.inodes.contains_key(&ino) => {
-                        if let Some(object) = self.object(ino).map_err(failed)?
-                            && object.len()? > len
-                        {
-                            object.set_len(len)?;
-                        }
+                        self.cut_bytes(ino, len).map_err(failed)?;
                         if let Some(inode) = self.inodes.get_mut(&ino) {
                             inode.cut = Some(inode.cut.map_or(len, |cut| cut.min(len)));
                             inode.staged.remove(len..u64::MAX);
@@ -213,14 +205,7 @@ impl Core {
                         last = last.max(number);
                     }
                     Item::Owed(ino) => self.owe(&[ino]),
-                    Item::RolledBack(ino) if contents(&ino) => {
-                        if let Some(inode) = self.inodes.get_mut(&ino) {
-                            (inode.cut, inode.staged) = Default::default();
-                            if let Some(object) = &inode.object {
-                                object.rollback()?;
-                            }
-                        }
-                    }
+                    Item::RolledBack(ino) if contents(&ino) => self.give_up_bytes(ino)?,
                     Item::Begun { number, owner, keeps, left } => {
                         let txn = self.txns.entry(number);
                         txn.or_insert(Txn { owner, keeps, left, files: BTreeSet::new() }).left = left;
@@ -271,8 +256,9 @@ impl Core {
                 if row.kind == Kind::Directory {
                     self.dirs.entry(ino).or_default();
                 }
-                // An object is made when there are bytes for it.
-                row.object = self.inodes.get(&ino).is_some_and(|inode| inode.row.object);
+                // An object is made when there are bytes for it, and an extent given when a commit has them.
+                let before = self.inodes.get(&ino).map(|inode| &inode.row);
+                (row.object, row.extent) = before.map_or((false, None), |row| (row.object, row.extent));
                 match self.inodes.get_mut(&ino) {
                     Some(inode) => inode.row = row,
                     None => drop(self.inodes.insert(ino, Inode::new(row))),
@@ -307,9 +293,7 @@ impl Core {
                     if let Some(object) = &inode.object {
                         let _ = object.rollback();
                     }
-                    if inode.row.object {
-                        self.doomed.insert(*ino);
-                    }
+                    self.doom_bytes(*ino, &inode);
                     if let Some(txn) = inode.txn.and_then(|txn| self.txns.get_mut(&txn)) {
                         txn.files.remove(ino);
                     }

@@ -1,6 +1,8 @@
 //! Rows of the table and their bytes.
 
 use crate::file_tree::{Ino, Kind, Time};
+use crate::pack_room::Extent;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 /// What a row is about.
@@ -29,8 +31,10 @@ pub(crate) struct InodeRow {
     pub ctime: Time,
     /// A program has synced it.
     pub synced: bool,
-    /// There is an object with its contents.
+    /// There is an object: with its contents, if they are not in the pack.
     pub object: bool,
+    /// Where in the pack its contents are.
+    pub extent: Option<Extent>,
     /// Where a symbolic link leads; empty for all else.
     pub target: Box<[u8]>,
 }
@@ -77,6 +81,8 @@ impl Row {
                     out.extend(time.seconds.to_le_bytes());
                     out.extend(time.nanoseconds.to_le_bytes());
                 }
+                out.extend(row.extent.map_or(0, |extent| extent.offset).to_le_bytes());
+                out.extend(row.extent.map_or(0, |extent| extent.len.get()).to_le_bytes());
                 out.extend(&row.target);
                 INODE
             }
@@ -108,9 +114,28 @@ impl Row {
                 let size = rest.u64()?;
                 let [atime, mtime, ctime] = [rest.time()?, rest.time()?, rest.time()?];
                 let (synced, object) = (flags & InodeRow::SYNCED != 0, flags & InodeRow::HAS_OBJECT != 0);
+                let (offset, len) = (rest.u64()?, NonZeroU32::new(rest.u32()?));
+                let extent = len.map(|len| Extent { offset, len });
+                if extent.is_some_and(|extent| !extent.is_possible()) {
+                    return None;
+                }
                 let target = rest.0.into();
-                let row =
-                    InodeRow { kind, mode, nlink, uid, gid, rdev, size, atime, mtime, ctime, synced, object, target };
+                let row = InodeRow {
+                    kind,
+                    mode,
+                    nlink,
+                    uid,
+                    gid,
+                    rdev,
+                    size,
+                    atime,
+                    mtime,
+                    ctime,
+                    synced,
+                    object,
+                    extent,
+                    target,
+                };
                 Row::Inode(ino, row)
             }
             NAME => {

@@ -7,6 +7,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::core::{Core, errno, is_final};
 use crate::file_tree::{Errno, Ino, Pull, Request, Result, SpaceUse, Transaction};
 use crate::kept::Kept;
+use crate::pack_room::EXTENT_MAX;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
@@ -51,6 +52,9 @@ pub struct TreeOptions {
     pub clock: Arc<dyn Clock>,
     /// The room on the file system below; without it, that of the store's path.
     pub below: Option<Arc<Below>>,
+    /// The most bytes of a file that lies in the pack, with other small ones; at most 64 KiB, the default. A larger one has
+    /// an object of its own.
+    pub small_max: usize,
     /// What outlives this process. If it has a log, the tree goes on where the process was killed that wrote it.
     pub kept: Option<Arc<dyn Kept>>,
 }
@@ -64,6 +68,7 @@ impl Default for TreeOptions {
             owner,
             clock: Arc::new(SystemClock::new()),
             below: None,
+            small_max: EXTENT_MAX,
             kept: None,
         }
     }
@@ -121,7 +126,7 @@ impl StoreTree {
     /// Those of the store, and [`untorn::Error::Corrupt`] if its table is none.
     pub fn open(store: Store, options: TreeOptions) -> untorn::Result<StoreTree> {
         let path = store.path();
-        let core = Core::open_kept(store, options.clock, options.owner, options.kept)?;
+        let core = Core::open_kept(store, options.clock, options.owner, options.small_max, options.kept)?;
         let (core, rounds) = (Mutex::new(Some(core)), Rounds::default());
         Ok(StoreTree { core, rounds, mode: options.commit, path, below: options.below })
     }
@@ -380,6 +385,13 @@ impl StoreTree {
     #[doc(hidden)]
     pub fn files_looked_at(&self) -> Result<u64> {
         Ok(self.core()?.early.looked_at)
+    }
+
+    /// Whether the room in the pack is given that the rows have, and no other: for tests.
+    #[doc(hidden)]
+    pub fn pack_is_as_rows_say(&self) -> Result<bool> {
+        let core = self.core()?;
+        Ok(core.pack.is_as(core.inodes.values().filter_map(|inode| inode.row.extent).collect()))
     }
 
     pub(crate) fn close_store(&self, pull: &dyn Pull) -> Result<()> {

@@ -5,6 +5,8 @@ use crate::access_list::{self, AccessList};
 use crate::core::object_path;
 use crate::file_tree::{Ino, Kind, ROOT};
 use crate::inode_table::{TABLE, read_slots};
+use crate::pack::PACK;
+use crate::pack_room::{Extent, Extents};
 use crate::row::{InodeRow, Key, Row};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
@@ -151,12 +153,45 @@ impl Found {
         }
     }
 
-    /// Contents are there, and no longer than their files.
+    /// Contents that are in the pack are in it, no longer than their files, and none over another's.
+    fn packed(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let end = match snapshot.metadata(PACK) {
+            Ok(found) => found.len,
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => 0,
+            Err(e) => return Err(e),
+        };
+        let packed = self.inodes.iter().filter_map(|(ino, row)| Some((row.extent?, *ino, row.size)));
+        let mut packed: Vec<(Extent, Ino, u64)> = packed.collect();
+        packed.sort_unstable();
+        for (extent, ino, size) in &packed {
+            if extent.len() as u64 > *size {
+                let what = format!("{} has {size} bytes, and contents of {}", self.shown(*ino), extent.len());
+                self.problem(what);
+            }
+            if extent.end() > end {
+                self.problem(format!(
+                    "the contents of {} are missing: {PACK}, byte {}",
+                    self.shown(*ino),
+                    extent.offset
+                ));
+            }
+        }
+        let both = packed.windows(2).filter(|pair| Extents::around(vec![pair[0].0, pair[1].0]).is_none());
+        for pair in both {
+            let what = format!("the contents of {} and of {} overlap", self.shown(pair[0].1), self.shown(pair[1].1));
+            self.problem(what);
+        }
+        Ok(())
+    }
+
+    /// Objects are there, and no longer than their files.
     fn objects(&mut self, snapshot: &Snapshot) -> Result<()> {
         let inos: BTreeSet<Ino> = self.inodes.keys().copied().collect();
         for ino in inos {
             let row = &self.inodes[&ino];
-            let (kind, nlink, size, object) = (row.kind, row.nlink, row.size, row.object);
+            let (kind, nlink, object, extent) = (row.kind, row.nlink, row.object, row.extent);
+            // Contents in the pack are instead of those of an object, which has none then.
+            let (size, in_object) = (row.size, if extent.is_some() { 0 } else { row.size });
             let counts = &mut self.verified;
             match kind {
                 _ if nlink == 0 => counts.removed += 1,
@@ -164,18 +199,18 @@ impl Found {
                 Kind::Directory => counts.directories += 1,
                 _ => counts.others += 1,
             }
+            if kind != Kind::File && (object || extent.is_some()) {
+                self.problem(format!("{} is no file, and has contents", self.shown(ino)));
+            }
             if !object {
                 continue;
-            }
-            if kind != Kind::File {
-                self.problem(format!("{} is no file, and has contents", self.shown(ino)));
             }
             match snapshot.metadata(object_path(ino)) {
                 Ok(found) if found.is_directory => {
                     self.problem(format!("the contents of {} are a directory", self.shown(ino)));
                 }
-                Ok(found) if found.len > size => {
-                    let what = format!("{} has {size} bytes, and contents of {}", self.shown(ino), found.len);
+                Ok(found) if found.len > in_object => {
+                    let what = format!("{} has {in_object} bytes, and contents of {}", self.shown(ino), found.len);
                     self.problem(what);
                 }
                 Ok(_) => {}
@@ -232,6 +267,7 @@ pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
     }
     found.names();
     found.attributes();
+    found.packed(snapshot)?;
     found.objects(snapshot)?;
     Ok(found.verified)
 }

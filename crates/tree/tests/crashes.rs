@@ -90,6 +90,9 @@ fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32)
     let fresh = file(&tree, "fresh");
     tree.write(fresh, 0, b"fresh").unwrap();
     tree.sync(fresh, &Clean).unwrap();
+    if !tree.pack_is_as_rows_say().unwrap() {
+        return Err("the room in the pack is not what the rows have".into());
+    }
     let tree = reopen(&disk, &clock, tree);
     let mut expected = found;
     expected.insert("/fresh".into(), Some(b"fresh".to_vec()));
@@ -152,6 +155,9 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
             acknowledged = n;
         }
         disk.set_mark(pack(acknowledged, n));
+        if !tree.pack_is_as_rows_say().unwrap() {
+            return Err(format!("the room in the pack is not what the rows have, after {done:?}"));
+        }
         let live = shown(&tree);
         if live != model.live() {
             return Err(format!("programs see other contents after {done:?}: {live:?}, {:?}", model.live()));

@@ -206,7 +206,7 @@ fn with_failure(seed: u64, on: On, after: u64, times: u64, error: i32) -> std::r
 #[test]
 fn a_tree_goes_on_after_every_failure_but_of_a_flush() {
     let mut failures = 0;
-    for (seed, on) in [On::Write, On::Size, On::Name, On::Attribute].into_iter().cycle().take(8).enumerate() {
+    for (seed, on) in [On::Write, On::Size, On::Name, On::Attribute].into_iter().cycle().take(20).enumerate() {
         for (times, error) in [(1, libc::EIO), (1, libc::ENOSPC), (1000, libc::ENOSPC), (3, libc::EDQUOT)] {
             let mut after = 0;
             while with_failure(seed as u64 / 4, on, after, times, error)

@@ -102,7 +102,7 @@ fn a_directory_passes_its_group_on() {
 
 #[test]
 fn a_removed_file_stays_while_it_is_open_or_known() {
-    let (disk, clock, tree) = new_tree();
+    let (disk, clock, tree) = new_tree_of_objects();
     let a = file(&tree, "a");
     tree.open(a, true).unwrap();
     tree.write(a, 0, b"here").unwrap();
@@ -131,7 +131,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
 
 #[test]
 fn an_object_whose_inode_no_commit_has_goes_with_the_next_opening() {
-    let (disk, clock, tree) = new_tree();
+    let (disk, clock, tree) = new_tree_of_objects();
     let (a, b) = (file(&tree, "a"), file(&tree, "b"));
     tree.sync_names(&Clean).unwrap();
     tree.write(a, 0, b"a").unwrap();

@@ -189,8 +189,8 @@ fn store_mode_commits_everything_at_a_sync_and_nothing_before() {
 /// Numbers of two directories of objects are given out, and no commit has an inode of either.
 #[test]
 fn after_a_crash_no_object_is_left_of_what_no_sync_committed() {
-    let disk = SimDisk::new(untorn_crashlab::Options::default());
-    let clock = Arc::new(TestClock::default());
+    let (disk, clock, _) = new_tree_of_objects();
+    disk.kill();
     let tree = open_with(&disk, &clock, CommitMode::Store).unwrap();
     for n in 0..4200 {
         let ino = file(&tree, &format!("{n}"));

@@ -40,7 +40,7 @@ fn writes_to_many_open_files_do_not_look_at_all_of_them_each_time() {
 #[test]
 fn many_removals_are_committed_in_portions() {
     const FILES: usize = 1300;
-    let (disk, clock, tree) = new_tree();
+    let (disk, clock, tree) = new_tree_of_objects();
     let mut inos = Vec::new();
     for n in 0..FILES {
         let ino = tree.make(ME, ROOT, &numbered(n), Kind::File, 0o644, 0).unwrap().ino;

@@ -8,14 +8,25 @@ use untorn::StoreOptions;
 use untorn_tree::*;
 
 fn open_in(dir: &std::path::Path, commit: CommitMode) -> StoreTree {
+    open_with_small(dir, commit, 64 << 10)
+}
+
+fn open_with_small(dir: &std::path::Path, commit: CommitMode, small_max: usize) -> StoreTree {
     let store = StoreOptions::new().create(true).open(dir.join("store")).unwrap();
-    StoreTree::open(store, tree_options(&Arc::default(), commit)).unwrap()
+    StoreTree::open(store, TreeOptions { small_max, ..tree_options(&Arc::default(), commit) }).unwrap()
 }
 
 #[test]
 fn threads_that_sync_their_own_files() {
+    // Each file has an object; those that grow get one on the way; or all are in the pack.
+    for (small_max, objects) in [(0, 9), (4096, 8), (64 << 10, 0)] {
+        sync_own_files(small_max, objects);
+    }
+}
+
+fn sync_own_files(small_max: usize, objects: usize) {
     let temp = tempfile::tempdir().unwrap();
-    let tree = open_in(temp.path(), CommitMode::Sync);
+    let tree = open_with_small(temp.path(), CommitMode::Sync, small_max);
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..4u8)
@@ -27,6 +38,7 @@ fn threads_that_sync_their_own_files() {
                     for round in 0..50u8 {
                         tree.write(a, u64::from(round) * 100, &[n; 100]).unwrap();
                         tree.sync(a, &Clean).unwrap();
+                        assert_eq!(contents(tree, a), vec![n; 100 * usize::from(round + 1)]);
                         let (new, old) = (format!("{n}.new"), format!("{n}.old"));
                         let b = file(tree, &new);
                         tree.write(b, 0, &[round; 5000]).unwrap();
@@ -54,14 +66,15 @@ fn threads_that_sync_their_own_files() {
     tree.close(&Clean).unwrap();
     drop(tree);
     let tree = open_in(temp.path(), CommitMode::Sync);
+    assert!(tree.pack_is_as_rows_say().unwrap());
     for n in 0..4u8 {
         assert_eq!(contents_of(&tree, &format!("{n}")), vec![n; 5000]);
         assert_eq!(contents_of(&tree, &format!("{n}.old")), [49; 5000]);
     }
     assert_eq!(contents_of(&tree, "held"), b"held");
-    let objects = std::fs::read_dir(temp.path().join("store/obj/0")).unwrap();
-    let objects = objects.filter(|entry| !entry.as_ref().unwrap().file_name().to_string_lossy().contains("untorn"));
-    assert_eq!(objects.count(), 9, "replaced files left nothing");
+    let found = std::fs::read_dir(temp.path().join("store/obj/0")).unwrap();
+    let found = found.filter(|entry| !entry.as_ref().unwrap().file_name().to_string_lossy().contains("untorn"));
+    assert_eq!(found.count(), objects, "replaced files left nothing");
 }
 
 /// A kernel that looks whether two rounds pull at a time: a commit of one would have half of what the other brings.

@@ -71,12 +71,18 @@ pub fn store_options(disk: &SimDisk) -> StoreOptions {
 pub fn open_with(disk: &SimDisk, clock: &Arc<TestClock>, commit: CommitMode) -> untorn::Result<StoreTree> {
     let options = store_options(disk);
     let store = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())?;
-    StoreTree::open(store, tree_options(clock, commit))
+    StoreTree::open(store, TreeOptions { small_max: small_max(disk), ..tree_options(clock, commit) })
 }
 
 /// The simulated disk does not tell its room: there is much.
 pub fn tree_options(clock: &Arc<TestClock>, commit: CommitMode) -> TreeOptions {
-    TreeOptions { commit, owner: ME, clock: clock.clone(), below: Some(room(1 << 30)), kept: None }
+    let below = Some(room(1 << 30));
+    TreeOptions { commit, owner: ME, clock: clock.clone(), below, ..TreeOptions::default() }
+}
+
+/// Most seeds have all files in the pack, or a border that files often cross; some have each in an object.
+pub fn small_max(disk: &SimDisk) -> usize {
+    [64 << 10, 2048, 4096, 600, 0][(disk.options().seed / 2 % 5) as usize]
 }
 
 /// A file system with so many free blocks.
@@ -92,6 +98,14 @@ pub fn open(disk: &SimDisk, clock: &Arc<TestClock>) -> StoreTree {
 
 pub fn new_tree() -> (SimDisk, Arc<TestClock>, StoreTree) {
     let disk = SimDisk::new(untorn_crashlab::Options::default());
+    let clock = Arc::new(TestClock::default());
+    let tree = open(&disk, &clock);
+    (disk, clock, tree)
+}
+
+/// A tree in which every file that has contents has an object.
+pub fn new_tree_of_objects() -> (SimDisk, Arc<TestClock>, StoreTree) {
+    let disk = SimDisk::new(untorn_crashlab::Options { seed: 8, ..Default::default() });
     let clock = Arc::new(TestClock::default());
     let tree = open(&disk, &clock);
     (disk, clock, tree)

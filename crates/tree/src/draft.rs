@@ -1,0 +1,94 @@
+//! Uncommitted contents of a small file, in memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Bytes of all drafts. What is beyond it goes to objects, whose uncommitted bytes need not be in memory.
+pub(crate) const DRAFTS_MAX: usize = 32 << 20;
+
+/// How many bytes all drafts have.
+#[derive(Clone, Default)]
+pub(crate) struct Drafts(Arc<AtomicUsize>);
+
+impl Drafts {
+    /// Whether there is room for more.
+    pub fn have_room(&self, more: usize) -> bool {
+        self.0.load(Relaxed) + more <= DRAFTS_MAX
+    }
+}
+
+/// The bytes of a file with all that is uncommitted; the file may be longer, the rest is a hole.
+pub(crate) struct Draft {
+    bytes: Vec<u8>,
+    /// Bytes outside of this range are as committed.
+    changed: Range<usize>,
+    all: Drafts,
+}
+
+impl Draft {
+    /// Of a file with these bytes.
+    pub fn new(all: &Drafts, bytes: Vec<u8>) -> Draft {
+        all.0.fetch_add(bytes.len(), Relaxed);
+        Draft { bytes, changed: 0..0, all: all.clone() }
+    }
+
+    /// What the file has.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Where it differs from what is committed, if at all.
+    pub fn changed(&self) -> Range<usize> {
+        self.changed.clone()
+    }
+
+    fn resize(&mut self, len: usize) {
+        self.all.0.fetch_sub(self.bytes.len(), Relaxed);
+        self.bytes.resize(len, 0);
+        self.all.0.fetch_add(len, Relaxed);
+    }
+
+    fn change(&mut self, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        self.changed = match self.changed.is_empty() {
+            true => range,
+            false => self.changed.start.min(range.start)..self.changed.end.max(range.end),
+        };
+    }
+
+    /// Bytes are written; what lies between them and the end before is zeros.
+    pub fn write(&mut self, offset: usize, data: &[u8]) {
+        let (end, len) = (offset + data.len(), self.bytes.len());
+        if end > len {
+            self.resize(end);
+        }
+        self.bytes[offset..end].copy_from_slice(data);
+        self.change(offset.min(len)..end);
+    }
+
+    /// A range is zeros, as far as there are bytes.
+    pub fn zero(&mut self, range: Range<usize>) {
+        let end = range.end.min(self.bytes.len());
+        if range.start < end {
+            self.bytes[range.start..end].fill(0);
+            self.change(range.start..end);
+        }
+    }
+
+    /// There are no bytes from here on.
+    pub fn cut(&mut self, len: usize) {
+        if len < self.bytes.len() {
+            self.resize(len);
+            self.changed = self.changed.start.min(len)..self.changed.end.min(len);
+        }
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.bytes.len(), Relaxed);
+    }
+}
