@@ -5,7 +5,7 @@
 //! in between, closings, crashes. Readers then read the recording while it goes on between their calls. What a reader
 //! sees must be the tree that some commit left, one that a power cut at that moment would not take back.
 
-use crate::lease_stand_in::{Taken, stand_in};
+use crate::lease_stand_in::{Taken, lease_closed, read_on, stand_in};
 use crate::runner::KillOnDrop;
 use crate::simulation::replayed::{Pace, Recording, Replayed};
 use crate::simulation::{Cut, Options, PROFILES, SimDisk, Snapshot};
@@ -225,7 +225,10 @@ impl Owner {
             self.trees.truncate(kept + 1);
             self.disk.set_mark(mark(acknowledged, kept));
         }
-        // Nobody has the store.
+        // Nobody has the store, and the next owner may have to wait.
+        if self.leases.is_some() && self.trees.len().is_multiple_of(2) {
+            lease_closed(&self.disk);
+        }
         moments.push(self.disk.snapshot());
         Ok(moments)
     }
@@ -264,6 +267,10 @@ fn recorded(seed: u64) -> Result<Program, String> {
     owner.disk.settle();
     owner.live(0, false)?;
     owner.leases = (!seed.is_multiple_of(3)).then(Taken::default);
+    // Readers that show themselves go by what they saw for a moment; others never do.
+    if !seed.is_multiple_of(4) {
+        read_on(&owner.disk)?;
+    }
     let mut moments = Vec::new();
     for _ in 0..owner.rng.usize(2..4) {
         let (steps, is_killed) = (owner.rng.usize(1..STEPS), owner.rng.u8(..3) > 0);

@@ -41,6 +41,7 @@ fn leases_are_kept_and_bounded() {
         "leases_bound_the_wait",
         "two_owners_of_one_process_id_are_told_apart",
         "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it",
+        "what_was_seen_counts_for_a_moment",
     ];
     for wanted in scenarios {
         let (_, scenario) = SCENARIOS.iter().find(|(name, _)| *name == wanted).expect("a scenario");
@@ -86,6 +87,7 @@ fn each_care_for_readers_is_needed() {
         LEASES_VALIDATED,
         PARKED_CLEARED,
         NAMES_UNDONE,
+        MOMENT_PASSES,
     ];
     let cares = one_moment.map(|care| (care, "readers_see_one_moment"));
     let mut survived = Vec::new();
@@ -100,6 +102,8 @@ fn each_care_for_readers_is_needed() {
         (PAGE_HEAD_COMPARED, "two_owners_of_one_process_id_are_told_apart"),
         (LEFT_OUT_KEPT, "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it"),
         (ONE_TIMER, "leases_bound_the_wait"),
+        (MOMENT_PASSES, "what_was_seen_counts_for_a_moment"),
+        (MOMENT_PASSES_UNSEEN, "what_was_seen_counts_for_a_moment"),
         (BROKEN_LEASES_FORGOTTEN, "leases_bound_the_wait"),
     ];
     for (care, name) in others.into_iter().chain(cares) {

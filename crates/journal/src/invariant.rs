@@ -109,6 +109,10 @@ untorn_os::invariants! {
     WANTED_FIRST,
     /// One timer bounds the wait for all leases.
     ONE_TIMER,
+    /// What readers saw counts for a moment, which passes before anything makes it wrong.
+    MOMENT_PASSES,
+    /// Whoever opens a store without a page cannot see who reads, and lets a moment pass all the same.
+    MOMENT_PASSES_UNSEEN,
     /// A lease of a commit that was applied all the same is waited for no more.
     BROKEN_LEASES_FORGOTTEN,
     /// The next owner waits for the leases that the last one left.

@@ -21,6 +21,7 @@ pub mod locate;
 pub mod log_reader;
 pub mod log_tail;
 pub mod look;
+pub mod moment;
 pub mod names_since;
 pub mod overlay;
 pub mod quarantine;

@@ -5,8 +5,9 @@ use crate::format::{Header, StoreId};
 use crate::invariant;
 use crate::leases::{closed_life, header_bytes};
 use crate::log_tail::LogTail;
+use crate::moment::Moment;
 use crate::quarantine::PendingFiles;
-use crate::readers_page::{Cell, ReadersPage, head_bytes, lease_of_closed, page_head_bytes};
+use crate::readers_page::{Cell, ReadersPage, head_bytes, lease_of_closed, open_page, page_head_of};
 use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, scan};
 use crate::store_dir::{StoreDir, is_closed_note, is_owned_by_somebody, read_pid};
 use crate::sync_point;
@@ -45,6 +46,8 @@ pub(crate) struct Left {
     note: Vec<u8>,
     /// The head of the page: a random one for each owner, if there was room for it.
     page_head: Vec<u8>,
+    /// The page, in which the next one sees that somebody reads.
+    _page: Option<Arc<dyn File>>,
     header: Vec<u8>,
 }
 
@@ -62,7 +65,8 @@ impl Left {
     }
 
     fn is_its_page(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
-        Ok(!holds(invariant::PAGE_HEAD_COMPARED) || page_head_bytes(storage, store_dir)? == self.page_head)
+        Ok(!holds(invariant::PAGE_HEAD_COMPARED)
+            || page_head_of(open_page(storage, store_dir)?.as_deref(), store_dir)? == self.page_head)
     }
 }
 
@@ -87,6 +91,8 @@ pub struct Look {
     pub(crate) quarantined: BTreeMap<u64, String>,
     /// Where the owner's log goes on.
     pub(crate) tail: Option<LogTail>,
+    /// How long it is valid without being asked.
+    pub(crate) moment: Moment,
 }
 
 impl Look {
@@ -221,7 +227,7 @@ impl Look {
 
     /// Whether what was read of data files is of this moment; with `names`, whether names are as of commits up to that one.
     pub(crate) fn is_valid(&self, storage: &dyn Storage, store_dir: &StoreDir, names: Option<u64>) -> Result<Valid> {
-        let mut new_names = None;
+        let (since, mut new_names) = (storage.uptime(), None);
         let valid = match &self.watch {
             Watch::Owner(page) => {
                 let now = page.look()?;
@@ -242,11 +248,19 @@ impl Look {
                 None => !holds(invariant::CLOSED_VALIDATED) || left.is_still_there(storage, store_dir)?,
             },
         };
+        if valid {
+            self.moment.seen(since);
+        }
         Ok(match (valid, new_names) {
             (true, None) => Valid::Yes,
             (true, Some(to)) => Valid::NewNames(to),
             (false, _) => Valid::No,
         })
+    }
+
+    /// Whether what was read of data files before this call is of this moment.
+    pub(crate) fn is_still_valid(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
+        Ok(self.moment.lasts(storage) || self.is_valid(storage, store_dir, None)? == Valid::Yes)
     }
 
     /// Whether what was read of data files is of this moment.
@@ -353,6 +367,7 @@ fn look_at_page(
     after: Option<u64>,
 ) -> Result<Attempt> {
     let pid = Some(page.head.pid);
+    let moment = page.moment();
     let Some(lsn) = page.look()?.lsn(Cell::Durable) else { return Ok(Attempt::Disturbed(changing(store_dir, pid))) };
     if lsn < at_least {
         return Ok(Attempt::Disturbed(went_back(store_dir, at_least, lsn)));
@@ -379,7 +394,6 @@ fn look_at_page(
         Ok(quarantined) => quarantined,
         Err(e) => return Ok(Attempt::Disturbed(e)),
     };
-    page.read_log();
     let look = Look {
         watch: Watch::Owner(page),
         lsn,
@@ -389,6 +403,7 @@ fn look_at_page(
         store: Some(scanned.header.store),
         quarantined,
         tail: LogTail::behind(&scanned, lsn, &**storage, &journal),
+        moment,
     };
     match look.check(&**storage, store_dir) {
         Ok(()) => Ok(Attempt::Done(Box::new(look))),
@@ -443,7 +458,9 @@ fn look_at_closed(
 ) -> Result<Attempt> {
     let disk = &**storage;
     // First: whoever comes from now on makes it another one.
-    let page_head = page_head_bytes(disk, store_dir)?;
+    let page = open_page(disk, store_dir)?;
+    let moment = Moment::shown_in(page.as_deref());
+    let page_head = page_head_of(page.as_deref(), store_dir)?;
     let (lock, note) = match lock_note(disk, store_dir)? {
         Some((lock, note)) => (Some(lock), note),
         None if disk.stat(&store_dir.lock_file()).is_ok() => {
@@ -455,7 +472,7 @@ fn look_at_closed(
         return Err(unseen_owner(store_dir));
     }
     let noted = lock.as_ref().and_then(|lock| written_at(&**lock, &page_head));
-    let left = Left { lock, noted, note, page_head, header: header_bytes(disk, store_dir)? };
+    let left = Left { lock, noted, note, page_head, _page: page, header: header_bytes(disk, store_dir)? };
     let journal = store_dir.journal();
     let mut look = Look {
         watch: Watch::Closed { left, held: OnceLock::new() },
@@ -466,6 +483,7 @@ fn look_at_closed(
         store: None,
         quarantined: BTreeMap::new(),
         tail: None,
+        moment,
     };
     let found = read_closed(storage, store_dir, &journal, after, &mut look);
     // Whatever was found counts if nobody came meanwhile.

@@ -16,6 +16,7 @@ use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, StoreId, crc64, u32_at, u64_at};
 use crate::invariant;
 use crate::leases::{closed_life, header_bytes, held, lease_at, leases_of, wait};
+use crate::moment::{Moment, is_read, let_pass};
 use crate::spare::open_or_create;
 use crate::store_dir::StoreDir;
 use std::io::{self, ErrorKind};
@@ -44,8 +45,6 @@ const ALL_CELLS: [Cell; CELLS] = [Cell::Durable, Cell::NamesTo, Cell::WantedTo, 
 pub const LOG_SHOWN_BYTES: u64 = 64 << 10;
 /// Larger groups are not copied.
 pub(crate) const GROUP_SHOWN_MAX: usize = 16 << 10;
-/// The byte that is locked by who reads on in the log; no lease is there.
-pub const LOG_READ_AT: u64 = 1 << 62;
 
 /// Reads of a cell or head that was being written meanwhile are repeated so often.
 const TRIES: usize = 100;
@@ -137,6 +136,8 @@ pub struct OwnersPage {
     head: PageHead,
     /// What was published; none: the page was given up.
     published: Mutex<Option<[u64; CELLS]>>,
+    /// No reader goes by what it saw before data files could hold parts of commits up to this one.
+    passed: Mutex<u64>,
     /// How long leases are honoured.
     honoured: Duration,
     /// Since when nobody gets a lease any more.
@@ -149,7 +150,12 @@ impl OwnersPage {
     pub fn withdraw(storage: &dyn Storage, store_dir: &StoreDir, honoured: Duration) -> Result<()> {
         let path = store_dir.readers_page();
         let file = match storage.open(&path, Open::WRITE) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                if holds(invariant::MOMENT_PASSES_UNSEEN) {
+                    let_pass(storage, None);
+                }
+                return Ok(());
+            }
             done => done.context("open", &path)?,
         };
         if holds(invariant::NEXT_OWNER_WAITS) {
@@ -191,9 +197,9 @@ impl OwnersPage {
         fence(SeqCst);
         // Last: who sees this life sees its LSNs.
         write_all_at(&*file, &head.encode(), 0).context("write", &path)?;
-        let published = Mutex::new(Some([lsn; CELLS]));
+        let (published, passed) = (Mutex::new(Some([lsn; CELLS])), Mutex::new(lsn));
         let (storage, ends_since) = (storage.clone(), OnceLock::new());
-        Ok(Arc::new(OwnersPage { storage, file, path, head, published, honoured, ends_since }))
+        Ok(Arc::new(OwnersPage { storage, file, path, head, published, passed, honoured, ends_since }))
     }
 
     fn published(&self) -> MutexGuard<'_, Option<[u64; CELLS]>> {
@@ -226,8 +232,7 @@ impl OwnersPage {
     /// Copies what was written, and flushed, at this offset of its segment to where readers find it without the disk, if there are
     /// some. They take nothing of it on trust: it is what follows in the log, or it is nothing to them.
     pub(crate) fn show_log(&self, position: u64, group: &[u8]) {
-        let is_read = || matches!(self.file.leased(LOG_READ_AT..LOG_READ_AT + 1), Ok(Some(_)));
-        if group.len() > GROUP_SHOWN_MAX || self.published().is_none() || !is_read() {
+        if group.len() > GROUP_SHOWN_MAX || self.published().is_none() || !is_read(&*self.file) {
             return;
         }
         let mut left = group;
@@ -248,15 +253,26 @@ impl OwnersPage {
 
     /// Data files are about to hold parts of commits up to this one. Waits for who holds an older one.
     pub fn raise_applying(&self, lsn: u64) -> Result<()> {
-        let Some(applied) = self.told(Cell::ApplyingTo).filter(|applied| *applied < lsn) else { return Ok(()) };
-        if holds(invariant::WANTED_FIRST) {
+        let Some(applied) = self.told(Cell::ApplyingTo) else { return Ok(()) };
+        if applied < lsn {
+            if holds(invariant::WANTED_FIRST) {
+                self.raise(Cell::WantedTo, lsn)?;
+            }
+            if holds(invariant::LEASES_WAITED_FOR) {
+                self.wait_for_leases(applied, lsn);
+            }
             self.raise(Cell::WantedTo, lsn)?;
         }
-        if holds(invariant::LEASES_WAITED_FOR) {
-            self.wait_for_leases(applied, lsn);
+        // Another thread that applies as much goes on when readers have had their time, not when they were told.
+        let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *passed < lsn {
+            self.raise(Cell::ApplyingTo, lsn)?;
+            if holds(invariant::MOMENT_PASSES) {
+                let_pass(&*self.storage, Some(&*self.file));
+            }
+            *passed = lsn;
         }
-        self.raise(Cell::WantedTo, lsn)?;
-        self.raise(Cell::ApplyingTo, lsn)
+        Ok(())
     }
 
     /// Waits for leases of commits before this one that are not broken: nobody gets one any more.
@@ -332,6 +348,9 @@ fn end_life(storage: &dyn Storage, file: &dyn File, path: &std::path::Path, head
         removed.map_err(|_| e)
     });
     fence(SeqCst);
+    if holds(invariant::MOMENT_PASSES) {
+        let_pass(storage, Some(file));
+    }
     done
 }
 
@@ -363,10 +382,7 @@ impl ReadersPage {
     /// Opens the page, if there is one that somebody keeps, here and now.
     pub fn open(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<ReadersPage>> {
         let path = store_dir.readers_page();
-        let file = match storage.open(&path, Open::READ) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            done => done.context("open", &path)?,
-        };
+        let Some(file) = open_page(storage, store_dir)? else { return Ok(None) };
         let meta = file.meta().context("look at", &path)?;
         let Some((head, version)) = read_head(&*file).context("read", &path)? else { return Ok(None) };
         if version > PAGE_VERSION {
@@ -384,10 +400,10 @@ impl ReadersPage {
         Ok(PageNow { is_kept: is_named && head == Some(self.head), lsns })
     }
 
-    /// Has the owner copy what it writes to the log, for as long as this is there.
-    pub(crate) fn read_log(&self) {
-        // It may be refused: then the log itself is read.
-        let _ = self.file.lease(LOG_READ_AT);
+    /// Shows the owner that somebody reads, for as long as this is there: then it copies what it writes to the log, and gives
+    /// readers their time.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment::shown_in(Some(&*self.file))
     }
 
     /// What the owner may have copied of so many bytes of the log at this offset of a segment.
@@ -462,13 +478,18 @@ pub struct LeaseOfClosed {
     pub page: Arc<dyn File>,
 }
 
-/// The head of the page that a store has now; nothing: it has none.
-pub fn page_head_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> {
+/// The page that a store has now, whoever keeps it.
+pub fn open_page(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<Arc<dyn File>>> {
     let path = store_dir.readers_page();
     match storage.open(&path, Open::READ) {
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        done => head_bytes(&*done.context("open", &path)?).context("read", &path),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        done => done.context("open", &path).map(Some),
     }
+}
+
+/// The head of a page; nothing: there is none.
+pub fn page_head_of(page: Option<&dyn File>, store_dir: &StoreDir) -> Result<Vec<u8>> {
+    page.map_or(Ok(Vec::new()), |page| head_bytes(page).context("read", store_dir.readers_page()))
 }
 
 /// The head as it is; nothing: the page has no name any more.

@@ -113,8 +113,7 @@ enum Found {
 }
 
 impl Snapshot {
-    fn new(storage: &Arc<dyn Storage>, store_dir: &StoreDir, look: Look, view: View) -> Arc<Snapshot> {
-        let taken = Arc::new(view);
+    fn new(storage: &Arc<dyn Storage>, store_dir: &StoreDir, look: Look, taken: Arc<View>) -> Arc<Snapshot> {
         let (view, since) = (RwLock::new(taken.clone()), RwLock::new(Arc::new(NamesSince::new(look.lsn))));
         let (storage, store_dir) = (storage.clone(), store_dir.clone());
         Arc::new(Snapshot { storage, store_dir, look, view, taken, since, lease: Mutex::default() })
@@ -124,7 +123,7 @@ impl Snapshot {
     pub fn take(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Arc<Snapshot>> {
         let mut look = Look::take(storage, store_dir, at_least)?;
         let view = View::of(&mut look)?;
-        Ok(Snapshot::new(storage, store_dir, look, view))
+        Ok(Snapshot::new(storage, store_dir, look, Arc::new(view)))
     }
 
     /// A snapshot as of the last commit that the same owner has made durable, without what was read of the log already.
@@ -132,9 +131,12 @@ impl Snapshot {
     pub fn go_on(self: &Arc<Snapshot>, at_least: u64) -> Option<Arc<Snapshot>> {
         let (Watch::Owner(page), Some(tail)) = (&self.look.watch, &self.look.tail) else { return None };
         let (old, mut tail) = (self.view(), tail.clone());
+        let moment = page.moment();
         let lsn = page.look().ok()?.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
+        let is_newer = lsn > self.look.lsn;
         // What a checkpoint has applied is not carried along for ever.
-        if read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn != old.checkpoint_lsn {
+        if is_newer && read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn != old.checkpoint_lsn
+        {
             return None;
         }
         let accepted = tail.read_to(lsn, page, &self.storage, &self.store_dir.journal(), true)?;
@@ -150,16 +152,21 @@ impl Snapshot {
             store: old.store,
             quarantined: BTreeMap::new(),
             tail: Some(tail),
+            moment,
         };
-        let quarantined = quarantined_files(&*self.storage, &self.store_dir).ok()?;
+        let quarantined =
+            if is_newer { quarantined_files(&*self.storage, &self.store_dir).ok()? } else { BTreeMap::new() };
         let valid = look.is_valid(&*self.storage, &self.store_dir, None).ok()?;
         if valid != Valid::Yes {
             return None;
         }
+        if !is_newer {
+            return Some(Snapshot::new(&self.storage, &self.store_dir, look, old));
+        }
         let mut state = old.state.clone();
         accepted.iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn)).ok()?;
         let view = View { checkpoint_lsn: old.checkpoint_lsn, state, store: old.store, quarantined };
-        Some(Snapshot::new(&self.storage, &self.store_dir, look, view))
+        Some(Snapshot::new(&self.storage, &self.store_dir, look, Arc::new(view)))
     }
 
     /// The commit as of which it is.
@@ -217,6 +224,17 @@ impl Snapshot {
         match self.look.is_valid(&*self.storage, &self.store_dir, None)? {
             Valid::Yes | Valid::NewNames(_) => Ok(()),
             Valid::No => Err(self.expired()),
+        }
+    }
+
+    /// Whether what was read just now counts.
+    fn check_read(&self) -> Result<()> {
+        if !holds(invariant::LEASES_VALIDATED) && self.is_held() {
+            return Ok(());
+        }
+        match self.look.is_still_valid(&*self.storage, &self.store_dir)? {
+            true => Ok(()),
+            false => Err(self.expired()),
         }
     }
 
@@ -534,7 +552,7 @@ impl SnapshotFile {
     /// Length in bytes.
     pub fn len(&self) -> Result<u64> {
         let len = self.len_now()?;
-        self.snapshot.check()?;
+        self.snapshot.check_read()?;
         Ok(len)
     }
 
@@ -624,11 +642,23 @@ impl SnapshotFile {
     }
 
     fn read_now(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        // Where nothing lies over the data file, a read tells how much there is.
-        if let (None, Some(data)) = (self.overlay.size, &self.data)
-            && self.overlay.overlapping(&(offset..offset.saturating_add(buf.len() as u64))).next().is_none()
-        {
-            return read_full_at(&**data, buf, offset).context("read", &self.path);
+        let range = offset..offset.saturating_add(buf.len() as u64);
+        // Where the data file has its length, a read tells how much there is.
+        if let (None, Some(data)) = (self.overlay.size, &self.data) {
+            let mut over = self.overlay.overlapping(&range).peekable();
+            match read_full_at(&**data, buf, offset).context("read", &self.path) {
+                Ok(n) if n == buf.len() => {
+                    for (found, source) in over {
+                        let part = found.start.max(range.start)..found.end.min(range.end);
+                        let within = (part.start - offset) as usize..(part.end - offset) as usize;
+                        source.copy_to(&mut buf[within], part.start)?;
+                    }
+                    return Ok(n);
+                }
+                done if over.peek().is_none() => return done,
+                // At the end of the file, or where the disk cannot read what pieces lie over.
+                _ => {}
+            }
         }
         let left = self.len_now()?.saturating_sub(offset);
         let n = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -640,12 +670,17 @@ impl SnapshotFile {
     /// # Errors
     /// [`Error::SnapshotExpired`]: `buf` may hold anything.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let read = self.read_now(buf, offset);
-        self.snapshot.check()?;
-        read.map_err(|e| match e {
-            Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },
-            e => e,
-        })
+        match self.read_now(buf, offset) {
+            Ok(n) => self.snapshot.check_read().map(|()| n),
+            Err(e) => {
+                // What was read may have been taken away.
+                self.snapshot.check()?;
+                Err(match e {
+                    Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },
+                    e => e,
+                })
+            }
+        }
     }
 }
 

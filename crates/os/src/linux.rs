@@ -410,7 +410,11 @@ impl Storage for Linux {
     }
 
     fn pause(&self) {
-        std::thread::sleep(Duration::from_millis(5));
+        self.pause_for(Duration::from_millis(5));
+    }
+
+    fn pause_for(&self, time: Duration) {
+        std::thread::sleep(time);
     }
 
     fn uptime(&self) -> Duration {

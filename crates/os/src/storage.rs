@@ -192,6 +192,8 @@ pub trait Storage: Send + Sync {
     fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
     /// Waits for a few milliseconds.
     fn pause(&self);
+    /// Waits for at least so long, as [`Storage::uptime`] counts.
+    fn pause_for(&self, time: Duration);
     /// Time that has passed, since no matter when (`CLOCK_MONOTONIC`).
     fn uptime(&self) -> Duration;
     /// Whether this file system shows files of another one, with changes and locks that it does not see (overlay, FUSE).

@@ -53,6 +53,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("readers_see_one_moment", reader_scenarios::readers_see_one_moment),
     ("readers_see_what_waits", reader_scenarios::readers_see_what_waits),
     ("a_lease_comes_at_any_moment", reader_scenarios::a_lease_comes_at_any_moment),
+    ("what_was_seen_counts_for_a_moment", reader_scenarios::what_was_seen_counts_for_a_moment),
     ("leases_bound_the_wait", reader_scenarios::leases_bound_the_wait),
     ("two_owners_of_one_process_id_are_told_apart", reader_scenarios::two_owners_of_one_process_id_are_told_apart),
     (

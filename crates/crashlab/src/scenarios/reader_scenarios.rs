@@ -207,3 +207,70 @@ pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<
         seen => Err(format!("{seen:?}, and not what was committed")),
     }
 }
+
+/// What happens behind a reader's back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behind {
+    /// The owner applies what is newer.
+    Applied,
+    /// Of a store that nobody had open, the next owner does.
+    ClosedThenApplied,
+    /// Somebody takes the page away when its owner was killed, so that the next one cannot see who reads.
+    PageTaken,
+}
+
+/// A reader that looked just now goes by that for a moment. Nothing that is written behind its back is shown, however soon:
+/// here no time passes at all, unless the owner lets some pass.
+pub(crate) fn what_was_seen_counts_for_a_moment() -> Result<(), String> {
+    [Behind::Applied, Behind::ClosedThenApplied, Behind::PageTaken].into_iter().try_for_each(behind)
+}
+
+fn behind(what: Behind) -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    let write = |store: &Store, n: u8| {
+        let file = store.open_or_create("a").map_err(failed)?;
+        file.write_all_at(&[n; 100], 0).and_then(|()| file.commit()).map_err(failed)
+    };
+    let (store, process) = owner_on(&disk, LEASES_HONOURED)?;
+    write(&store, 1)?;
+    store.checkpoint().map_err(failed)?;
+    let owner = match what {
+        Behind::ClosedThenApplied => {
+            store.close().map_err(failed)?;
+            None
+        }
+        _ => Some((store, process)),
+    };
+    let (reader, _reading) = reader_on(&disk)?;
+    let snapshot = reader.snapshot().map_err(failed)?;
+    let file = snapshot.open("a").map_err(failed)?;
+    let read = || {
+        let mut bytes = [0; 100];
+        file.read_at(&mut bytes, 0).map(|_| bytes)
+    };
+    let calls = disk.calls();
+    (0..10).try_for_each(|_| read().map(drop)).map_err(failed)?;
+    let asked = disk.calls() - calls;
+    if asked > 10 {
+        return Err(format!("{what:?}: {asked} calls for 10 reads, right after a look"));
+    }
+    let (store, process) = match owner {
+        Some((store, process)) if what == Behind::PageTaken => {
+            process.0.kill();
+            drop((store, process));
+            disk.spawn().unlink(Path::new(".untorn/readers")).map_err(|e| e.to_string())?;
+            owner_on(&disk, LEASES_HONOURED)?
+        }
+        Some(owner) => owner,
+        None => owner_on(&disk, LEASES_HONOURED)?,
+    };
+    write(&store, 2)?;
+    store.checkpoint().map_err(failed)?;
+    let shown = read();
+    drop((store, process));
+    match shown {
+        Err(Error::SnapshotExpired { .. }) => Ok(()),
+        Ok(bytes) => Err(format!("{what:?}: {} after a checkpoint of what is newer", bytes[0])),
+        Err(e) => Err(e.to_string()),
+    }
+}

@@ -96,7 +96,7 @@ impl SimDisk {
     /// The machine as it is now.
     pub fn snapshot(&self) -> Snapshot {
         let machine = self.machine();
-        Snapshot::new(machine.state.clone(), machine.calls, machine.locked(), machine.leased())
+        machine.snapshot(machine.calls)
     }
 
     /// A second machine in the same state, without its processes.
@@ -256,6 +256,7 @@ impl Snapshot {
         let disk = SimDisk::boot(self.state_after_kill());
         // Those that others have outlive the processes.
         disk.machine().leases = self.leases.iter().map(|(slot, at)| (*slot, *at, None)).collect();
+        disk.machine().uptime = self.uptime();
         disk
     }
 

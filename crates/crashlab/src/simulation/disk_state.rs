@@ -281,6 +281,10 @@ impl State {
         if taken.is_some() {
             return Err(errno(libc::EEXIST));
         }
+        self.writable()?;
+        if self.inode(slot)?.is_directory() {
+            return Err(errno(libc::EPERM));
+        }
         self.push_applied(Effect::Link { directory, name, slot, created: false });
         if let Some(inode) = self.live.get_mut(slot) {
             inode.links += 1;

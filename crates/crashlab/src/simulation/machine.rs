@@ -101,7 +101,7 @@ impl Shared {
         machine.race(number);
         machine.let_others(false);
         if call.changes() && machine.snapshots.is_some() {
-            let snapshot = Snapshot::new(machine.state.clone(), number, machine.locked(), machine.leased());
+            let snapshot = machine.snapshot(number);
             machine.snapshots.iter_mut().for_each(|kept| kept.push(snapshot.clone()));
         }
         let result = match machine.fault(call) {
@@ -155,6 +155,11 @@ impl Machine {
             snapshots: None,
             trace: None,
         }
+    }
+
+    /// The machine before this call.
+    pub fn snapshot(&self, call: u64) -> Snapshot {
+        Snapshot::new(self.state.clone(), call, self.locked(), self.leased(), self.uptime)
     }
 
     /// Inodes whose whole-file lock somebody holds.

@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// One way in which a power cut can go. Its text form can be parsed again, to repeat a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,12 +104,25 @@ pub struct Snapshot {
     locked: Vec<Slot>,
     /// Bytes of which somebody has a lease.
     pub(super) leases: Vec<(Slot, u64)>,
+    /// As the machine counts.
+    uptime: Duration,
     plan: Arc<OnceLock<Plan>>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(state: State, call: u64, locked: Vec<Slot>, leases: Vec<(Slot, u64)>) -> Snapshot {
-        Snapshot { state, call, locked, leases, plan: Arc::default() }
+    pub(crate) fn new(
+        state: State,
+        call: u64,
+        locked: Vec<Slot>,
+        leases: Vec<(Slot, u64)>,
+        uptime: Duration,
+    ) -> Snapshot {
+        Snapshot { state, call, locked, leases, uptime, plan: Arc::default() }
+    }
+
+    /// Time that had passed.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.uptime
     }
 
     /// Bytes of which somebody had a lease.

@@ -66,6 +66,15 @@ impl SimProcess {
         self.shared.call(&self.life, call, describe, |machine, _| act(machine))
     }
 
+    /// Time passes, in which others may have a pause to act in. A process that was killed waits for nothing.
+    fn wait(&self, time: Duration, is_pause: bool) {
+        let mut machine = self.shared.machine();
+        if self.life.alive.load(SeqCst) {
+            machine.uptime += time;
+            machine.let_others(is_pause);
+        }
+    }
+
     /// Opens an inode, whatever its name, for reading.
     pub(crate) fn open_slot(&self, slot: Slot, how: Open) -> io::Result<Arc<dyn File>> {
         let (handle, direct) = self.call(
@@ -342,9 +351,11 @@ impl Storage for SimProcess {
     }
 
     fn pause(&self) {
-        let mut machine = self.shared.machine();
-        machine.uptime += PAUSE;
-        machine.let_others(true);
+        self.wait(PAUSE, true);
+    }
+
+    fn pause_for(&self, time: Duration) {
+        self.wait(time, false);
     }
 
     fn uptime(&self) -> Duration {

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use untorn_journal::moment::READ_AT;
 use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
 /// A machine in one of the recorded states, and a process on it that looks.
@@ -42,11 +43,12 @@ impl Recording {
         })
     }
 
-    /// When somebody had a lease: the first moment, and the last one.
+    /// When somebody had a lease of a commit: the first moment, and the last one.
     pub fn leases(&self) -> Vec<(usize, usize)> {
         let mut found: BTreeMap<(Slot, u64), (usize, usize)> = BTreeMap::new();
         for (at, moment) in self.moments.iter().enumerate() {
-            moment.leases().iter().for_each(|lease| found.entry(*lease).or_insert((at, at)).1 = at);
+            let of_commits = moment.leases().iter().filter(|(_, byte)| *byte != READ_AT);
+            of_commits.for_each(|lease| found.entry(*lease).or_insert((at, at)).1 = at);
         }
         found.into_values().collect()
     }
@@ -225,8 +227,11 @@ impl Storage for Handle {
         let moments = self.0.clock.lock().rng.usize(1..=most);
         self.0.pass(moments);
     }
+    fn pause_for(&self, _: Duration) {
+        self.pause();
+    }
     fn uptime(&self) -> Duration {
-        Duration::ZERO
+        self.0.recording.moments[self.0.now()].uptime()
     }
     fn counters(&self) -> Counters {
         Counters::default()
@@ -282,7 +287,7 @@ impl File for ReplayedFile {
         // The recorded owner cannot see this reader: it has a lease that somebody had then.
         let moment = self.replayed.call();
         let is_leased = self.replayed.recording.moments[moment].is_leased(self.slot, at);
-        if is_leased {
+        if is_leased && at != READ_AT {
             *self.replayed.leased.lock() = Some((self.slot, at, moment));
         }
         Ok(is_leased)

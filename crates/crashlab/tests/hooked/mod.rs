@@ -71,6 +71,7 @@ impl Storage for Hooked {
         fn file_size_limit(&self) -> u64;
         fn random(&self, bytes: &mut [u8]) -> Result<()>;
         fn pause(&self) -> ();
+        fn pause_for(&self, time: Duration) -> ();
         fn uptime(&self) -> Duration;
         fn counters(&self) -> Counters;
     }

@@ -20,6 +20,8 @@ rules! {
     leases_are_shared,
     leases_and_locks_keep_each_other_out,
     a_lease_ends_with_its_opening,
+    a_lease_follows_the_file,
+    a_lease_is_taken_where_nothing_can_be_written,
 }
 
 fn again(fixture: &Fixture) -> [Arc<dyn File>; 2] {
@@ -160,8 +162,52 @@ fn a_lease_ends_with_its_opening(fixture: &Fixture) {
     let file = fixture.file("f", b"");
     let [first, second] = again(fixture);
     holds(first.lease(7).unwrap() && second.lease(7).unwrap());
+    // Other openings end nothing, nor does a lease of another byte.
+    drop(fixture.open("f", Open::READ));
+    let other = fixture.open("f", Open::READ);
+    holds(other.lease(7).unwrap() && other.lease(8).unwrap());
+    drop(other);
+    holds(file.leased(8..100).unwrap().is_none());
     drop(first);
     same(file.leased(0..100).unwrap(), Some(7));
+    // The last handle of the opening ends it.
+    let handle = second.clone();
     drop(second);
+    same(file.leased(0..100).unwrap(), Some(7));
+    drop(handle);
     holds(file.leased(0..100).unwrap().is_none());
+}
+
+fn a_lease_follows_the_file(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    holds(fixture.open("f", Open::READ).lease(7).unwrap() && file.leased(0..100).unwrap().is_none());
+    let reader = fixture.open("f", Open::READ);
+    holds(reader.lease(7).unwrap());
+    fixture.storage.link(Path::new("f"), Path::new("g")).unwrap();
+    fixture.storage.rename(Path::new("f"), Path::new("h"), false).unwrap();
+    for name in ["g", "h"] {
+        same(fixture.open(name, Open::READ).leased(0..100).unwrap(), Some(7));
+    }
+    holds(fixture.file("f", b"").leased(0..100).unwrap().is_none());
+    // Also when no name is left.
+    fixture.storage.unlink(Path::new("g")).unwrap();
+    fixture.storage.unlink(Path::new("h")).unwrap();
+    same(file.leased(0..100).unwrap(), Some(7));
+    // The file need not be as long as it was.
+    file.set_len(0).unwrap();
+    same(file.leased(0..100).unwrap(), Some(7));
+    drop(reader);
+    holds(file.leased(0..100).unwrap().is_none());
+}
+
+fn a_lease_is_taken_where_nothing_can_be_written(fixture: &Fixture) {
+    let file = fixture.file("f", b"");
+    file.set_mode(0o400).unwrap();
+    fixture.while_read_only(|storage| {
+        let reader = storage.open(Path::new("f"), Open::READ).unwrap();
+        holds(reader.lease(7).unwrap());
+        same(file.leased(0..100).unwrap(), Some(7));
+        drop(reader);
+        holds(file.leased(0..100).unwrap().is_none());
+    });
 }

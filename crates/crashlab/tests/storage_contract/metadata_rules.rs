@@ -200,5 +200,8 @@ fn the_machine(fixture: &Fixture) {
     holds(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn.iter().all(|bytes| bytes != &[0; 19]));
     storage.random(&mut []).unwrap();
     storage.pause();
+    let before = storage.uptime();
+    storage.pause_for(Duration::from_millis(2));
+    holds(storage.uptime() >= before + Duration::from_millis(2));
     same(storage.sync_file_system_reports_errors(), other.sync_file_system_reports_errors());
 }

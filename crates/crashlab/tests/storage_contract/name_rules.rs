@@ -1,7 +1,7 @@
 //! Rules about names: opening, listing, renaming, removing, directories, and paths that would lead outside.
 
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
-use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EROFS, EXDEV};
+use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, EROFS, EXDEV};
 use std::path::Path;
 use untorn::sync_point;
 use untorn_os::{Kind, Open};
@@ -24,6 +24,7 @@ rules! {
     renaming_a_directory,
     renaming_one_file_of_two_names,
     linking_a_file,
+    linking_what_cannot_be_linked,
     renaming_a_link_moves_the_link,
     a_replaced_file_stays_readable,
     unlinking,
@@ -331,6 +332,29 @@ fn linking_a_file(fixture: &Fixture) {
     holds(storage.unlink(p("f")).is_ok());
     same(contents(&*fixture.open("d/g", Open::READ)), b"one".to_vec());
     same(storage.stat(p("d/g")).unwrap().links, 1);
+}
+
+fn linking_what_cannot_be_linked(fixture: &Fixture) {
+    fixture.directory("d");
+    fixture.file("f", b"one");
+    refused(fixture.storage.link(p("d"), p("e")), &[EPERM]);
+    for path in ["f", "d"] {
+        refused(fixture.storage.link(p("f"), p(path)), &[EEXIST]);
+    }
+    refused(fixture.storage.link(p("f"), p("f/g")), &[ENOTDIR]);
+    fixture.symbolic_link("l");
+    refused(fixture.storage.link(p("f"), p("l")), &[EEXIST]);
+    refused(fixture.storage.link(p("f"), p("l/g")), &[ELOOP, ENOTDIR]);
+    fixture.while_read_only(|storage| refused(storage.link(p("f"), p("g")), &[EROFS]));
+    // A second name has the same mode and attribute, and so has a file that is open without one.
+    let file = fixture.open("f", Open::WRITE);
+    file.set_attribute(b"value").unwrap();
+    file.set_mode(0o640).unwrap();
+    fixture.storage.link(p("f"), p("g")).unwrap();
+    fixture.storage.unlink(p("f")).unwrap();
+    let linked = fixture.open("g", Open::READ);
+    same((linked.meta().unwrap().mode, linked.attribute().unwrap()), (0o640, Some(b"value".to_vec())));
+    same(fixture.names(""), vec!["d".to_owned(), "g".to_owned(), "l".to_owned()]);
 }
 
 fn renaming_a_link_moves_the_link(fixture: &Fixture) {
