@@ -20,7 +20,7 @@ use crate::names_since::NamesSince;
 use crate::overlay::{Overlay, read_through};
 use crate::readers_page::Cell;
 use crate::record::check_path;
-use crate::scan::read_header;
+use crate::scan::{AcceptedRecord, read_header};
 use crate::store_dir::{STORE_DIR, StoreDir, parked_name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -41,6 +41,8 @@ const UNDONE_MAX: usize = 1000;
 /// What the log of a look amounts to.
 struct View {
     checkpoint_lsn: u64,
+    /// The commits behind the checkpoint, in order.
+    accepted: Vec<Arc<AcceptedRecord>>,
     state: FinalState,
     store: Option<StoreId>,
     quarantined: BTreeMap<u64, String>,
@@ -48,12 +50,27 @@ struct View {
 
 impl View {
     fn of(look: &mut Look) -> Result<View> {
+        let accepted: Vec<_> = std::mem::take(&mut look.accepted).into_iter().map(Arc::new).collect();
         let mut state = FinalState::default();
-        for accepted in std::mem::take(&mut look.accepted) {
-            state.add_record(&accepted.record, accepted.lsn)?;
-        }
+        accepted.iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn))?;
         let quarantined = std::mem::take(&mut look.quarantined);
-        Ok(View { checkpoint_lsn: look.checkpoint_lsn, state, store: look.store, quarantined })
+        Ok(View { checkpoint_lsn: look.checkpoint_lsn, accepted, state, store: look.store, quarantined })
+    }
+
+    /// The view after these commits, when the log is truncated behind this checkpoint: what was applied is not carried along.
+    fn go_on(
+        &self,
+        newer: Vec<AcceptedRecord>,
+        checkpoint_lsn: u64,
+        quarantined: BTreeMap<u64, String>,
+    ) -> Result<View> {
+        let is_same = checkpoint_lsn == self.checkpoint_lsn;
+        let mut state = if is_same { self.state.clone() } else { FinalState::default() };
+        let mut accepted: Vec<_> = self.accepted.iter().filter(|a| a.lsn > checkpoint_lsn).cloned().collect();
+        let known = if is_same { accepted.len() } else { 0 };
+        accepted.extend(newer.into_iter().filter(|a| a.lsn > checkpoint_lsn).map(Arc::new));
+        accepted[known..].iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn))?;
+        Ok(View { checkpoint_lsn, accepted, state, store: self.store, quarantined })
     }
 
     /// The log says that nothing has this name any more.
@@ -134,9 +151,11 @@ impl Snapshot {
         let moment = page.moment();
         let lsn = page.look().ok()?.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
         let is_newer = lsn > self.look.lsn;
-        // What a checkpoint has applied is not carried along for ever.
-        if is_newer && read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn != old.checkpoint_lsn
-        {
+        let checkpoint_lsn = match is_newer {
+            true => read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn,
+            false => old.checkpoint_lsn,
+        };
+        if checkpoint_lsn < old.checkpoint_lsn || checkpoint_lsn > lsn {
             return None;
         }
         let accepted = tail.read_to(lsn, page, &self.storage, &self.store_dir.journal(), true)?;
@@ -146,7 +165,7 @@ impl Snapshot {
         let look = Look {
             watch: Watch::Owner(page.clone()),
             lsn,
-            checkpoint_lsn: old.checkpoint_lsn,
+            checkpoint_lsn,
             accepted: Vec::new(),
             is_missing_some: false,
             store: old.store,
@@ -163,9 +182,7 @@ impl Snapshot {
         if !is_newer {
             return Some(Snapshot::new(&self.storage, &self.store_dir, look, old));
         }
-        let mut state = old.state.clone();
-        accepted.iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn)).ok()?;
-        let view = View { checkpoint_lsn: old.checkpoint_lsn, state, store: old.store, quarantined };
+        let view = old.go_on(accepted, checkpoint_lsn, quarantined).ok()?;
         Some(Snapshot::new(&self.storage, &self.store_dir, look, Arc::new(view)))
     }
 

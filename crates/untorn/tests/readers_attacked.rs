@@ -371,6 +371,57 @@ fn threads_share_a_reader() {
     store.close().unwrap();
 }
 
+/// Small reads, most of which ask nobody, beside checkpoints that come one after the other: each that is shown is of the
+/// commit of its snapshot.
+#[test]
+fn small_reads_beside_checkpoints_are_of_one_commit() {
+    const PAGES: u64 = 64;
+    let dir = directory();
+    let store = StoreOptions::default().background(false).leases(Duration::ZERO).open(dir.path()).unwrap();
+    let write = |n: u32| commit(&store, "a", &n.to_le_bytes().repeat(PAGES as usize * 1024));
+    write(0);
+    let (stop, shown) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (dir, stop, shown) = (dir.path(), &stop, &shown);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread);
+                let reader = Store::open_read_only(dir).unwrap();
+                while !stop.load(SeqCst) {
+                    let mut first = None;
+                    let mut read = |file: &untorn::reader::SnapshotFile| {
+                        let mut page = [0; 4096];
+                        file.read_at(&mut page, random.u64(..PAGES) * 4096)?;
+                        Ok::<_, Error>(page)
+                    };
+                    let mut all = || {
+                        let file = reader.snapshot()?.open("a")?;
+                        for _ in 0..100_000 {
+                            let page = read(&file)?;
+                            let number = &*first.get_or_insert_with(|| page[..4].to_vec());
+                            assert!(page.chunks(4).all(|four| four == number), "a mixture");
+                            shown.fetch_add(1, SeqCst);
+                        }
+                        Ok::<_, Error>(())
+                    };
+                    match all() {
+                        Ok(()) | Err(Error::SnapshotExpired { .. }) => {}
+                        // Names are looked for while the owner goes on.
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+            });
+        }
+        for n in 1..300 {
+            write(n);
+            store.checkpoint().unwrap();
+        }
+        stop.store(true, SeqCst);
+    });
+    assert!(shown.load(SeqCst) > 0);
+    store.close().unwrap();
+}
+
 /// On a file system that is mounted read-only, what a killed owner left is shown, and nothing is written.
 #[test]
 fn a_read_only_mount_shows_what_a_killed_owner_left() {
