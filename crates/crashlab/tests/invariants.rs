@@ -122,7 +122,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LIVE_CHECKED => Some("a_live_heap_goes_on_from_its_own_memory"),
         invariant::LIVE_NOT_IN_A_CHANGE => Some("a_live_heap_goes_back_behind_a_change"),
         invariant::CUT_RECOVERS | invariant::CUT_CARRIES => Some("a_cut_undoes_what_has_not_ended"),
-        invariant::CUT_STOPS => Some("a_cut_is_of_one_moment"),
+        invariant::CUT_STOPS | invariant::CUT_COPIES_ANEW => Some("a_cut_is_of_one_moment"),
         invariant::SECTION_UNDONE
         | invariant::SECTION_LOGGED_FIRST
         | invariant::SECTION_FILTER_FORGETS

@@ -126,14 +126,15 @@ impl ChunkScan {
     }
 
     /// As [`ChunkScan::changed`], of shared memory, where a page may have left the page table after a store: holes count as
-    /// stored to, once, and are protected. Allocates nothing, and takes no lock.
+    /// stored to, once, and are protected. Ends behind so many pages. Allocates nothing, and takes no lock.
     pub fn changed_or_absent(
         &self,
         pagemap: &PageMap,
         addresses: Range<u64>,
+        most: u64,
         each: &mut dyn FnMut(Range<u64>),
     ) -> io::Result<()> {
-        self.scan.stored_or_absent(pagemap, addresses, each)
+        self.scan.stored_or_absent(pagemap, addresses, most, each)
     }
 
     /// Watches the chunks that have small pages. Returns what of them was not watched before.

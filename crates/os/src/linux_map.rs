@@ -133,9 +133,14 @@ impl LinuxMapping {
         self.watch(&range)
     }
 
-    /// As [`Mapping::changed`], of shared pages: those that are not in the page table may have been stored to. Where stores
-    /// cannot be found, every page. Allocates nothing, and takes no lock.
-    pub(crate) fn changed_or_absent(&self, within: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
+    /// As [`Mapping::changed`], of shared pages: those that are not in the page table may have been stored to. Ends behind so
+    /// many pages. Where stores cannot be found, every page. Allocates nothing, and takes no lock.
+    pub(crate) fn changed_or_absent(
+        &self,
+        within: Range<u64>,
+        most: u64,
+        each: &mut dyn FnMut(Range<u64>),
+    ) -> io::Result<()> {
         if within.is_empty() {
             return Ok(());
         }
@@ -145,7 +150,7 @@ impl LinuxMapping {
         };
         let base = self.base as u64;
         let mut offsets = |found: Range<u64>| each(found.start - base..found.end - base);
-        scan.changed_or_absent(self.pagemap()?, self.addresses(&within), &mut offsets)
+        scan.changed_or_absent(self.pagemap()?, self.addresses(&within), most, &mut offsets)
     }
 
     /// Appends ranges of addresses as ranges of offsets.

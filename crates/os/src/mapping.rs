@@ -90,18 +90,22 @@ pub trait Mapping: Send + Sync {
     /// Copies bytes out of ranges that are shown or blank. `EFAULT` if some of their pages are gone. Hidden pages
     /// are `EFAULT`, too, but Linux without `process_vm_writev` may return zeros.
     fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()>;
-    /// Finds the pages as [`Mapping::changed`] does, and copies them. Of memory that outlives its process, this allocates
-    /// nothing and takes no lock: the other threads may stand still meanwhile. After an error, what was found is told.
-    fn copy_changed(&self, within: Range<u64>, into: &mut StillCopy) -> io::Result<()> {
+    /// Finds the pages as [`Mapping::changed`] does, and copies them if there are no more than `most`. Of memory that outlives
+    /// its process, this allocates nothing and takes no lock: the other threads may stand still meanwhile. After an error, and
+    /// if there are more (false), what was found is told, and nothing was copied.
+    fn copy_changed(&self, within: Range<u64>, most: u64, into: &mut StillCopy) -> io::Result<bool> {
         let mut found = Vec::new();
         let asked = self.changed(within, &mut found);
         found.iter().for_each(|range| into.push(range.clone()));
         asked?;
+        if into.pages() > most && self.tracker() == Tracker::Scan {
+            return Ok(false);
+        }
         for range in found {
             let room = into.room((range.end - range.start) as usize);
             self.copy_out(&mut [Piece { offset: range.start, into: room }])?;
         }
-        Ok(())
+        Ok(true)
     }
     /// Stores bytes in a range that is shown or blank. `EFAULT` if some of its pages are gone: those before
     /// them were stored. Linux may take a store to a hidden page, which nobody sees.

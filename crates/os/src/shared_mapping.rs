@@ -183,17 +183,22 @@ impl Mapping for SharedMapping {
     }
 
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        self.inner.changed_or_absent(within, &mut |range| match into.last_mut() {
+        self.inner.changed_or_absent(within, u64::MAX, &mut |range| match into.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
             _ => into.push(range),
         })
     }
 
-    fn copy_changed(&self, within: Range<u64>, into: &mut StillCopy) -> io::Result<()> {
-        self.inner.changed_or_absent(within, &mut |range| into.push(range))?;
+    fn copy_changed(&self, within: Range<u64>, most: u64, into: &mut StillCopy) -> io::Result<bool> {
+        // One more tells that there are more.
+        self.inner.changed_or_absent(within, most.saturating_add(1), &mut |range| into.push(range))?;
+        // Where stores cannot be found, another look finds no less.
+        if into.pages() > most && self.tracker() == Tracker::Scan {
+            return Ok(false);
+        }
         // SAFETY: accessible, as all that is asked about; whoever stopped the threads sees to it that nobody stores.
         unsafe { into.copy_from(self.inner.address()) };
-        Ok(())
+        Ok(true)
     }
 
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {

@@ -65,6 +65,7 @@ pub struct StillCopy {
     ranges: Scratch,
     bytes: Scratch,
     found: usize,
+    found_bytes: u64,
     copied: usize,
 }
 
@@ -73,7 +74,7 @@ impl StillCopy {
     pub fn new(bytes: u64) -> io::Result<StillCopy> {
         let pages = bytes as usize / rustix::param::page_size() + 2;
         let ranges = Scratch::new(pages * size_of::<Range<u64>>())?;
-        Ok(StillCopy { ranges, bytes: Scratch::new(bytes as usize)?, found: 0, copied: 0 })
+        Ok(StillCopy { ranges, bytes: Scratch::new(bytes as usize)?, found: 0, found_bytes: 0, copied: 0 })
     }
 
     /// Whether there is room for a mapping of so many bytes.
@@ -81,20 +82,21 @@ impl StillCopy {
         bytes as usize <= self.bytes.bytes
     }
 
-    /// So many bytes will be copied, as far as one can tell.
+    /// So many bytes will be copied at most, as far as one can tell.
     pub fn expect(&self, bytes: usize) {
         self.bytes.populate(bytes.clamp(1 << 20, KEPT_BYTES));
-        self.ranges.populate(64 << 10);
+        self.ranges.populate(bytes / rustix::param::page_size() * size_of::<Range<u64>>());
     }
 
     /// Nothing is in it. Ranges come behind each other, and do not overlap.
     pub fn clear(&mut self) {
         self.bytes.shrink(self.copied);
-        (self.found, self.copied) = (0, 0);
+        (self.found, self.found_bytes, self.copied) = (0, 0, 0);
     }
 
     /// Adds a range of offsets, to be copied by [`StillCopy::copy_from`]. Allocates nothing.
     pub(crate) fn push(&mut self, range: Range<u64>) {
+        self.found_bytes += range.end - range.start;
         let all = self.ranges.at.cast::<Range<u64>>();
         // SAFETY: ranges that were written before.
         let found = unsafe { std::slice::from_raw_parts_mut(all.as_ptr(), self.found) };
@@ -129,16 +131,26 @@ impl StillCopy {
         }
     }
 
+    /// Pages that were found.
+    pub(crate) fn pages(&self) -> u64 {
+        self.found_bytes / rustix::param::page_size() as u64
+    }
+
     /// What was found.
     pub fn ranges(&self) -> &[Range<u64>] {
         // SAFETY: as in `push`.
         unsafe { std::slice::from_raw_parts(self.ranges.at.cast().as_ptr(), self.found) }
     }
 
-    /// What was in the ranges, one behind the other. Less than they have: they were not all copied.
+    /// What was in the ranges, one behind the other. Less than they have: nothing was copied, or not all.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: so many bytes are there.
         unsafe { std::slice::from_raw_parts(self.bytes.at.as_ptr(), self.copied) }
+    }
+
+    /// Whether everything that was found was copied.
+    pub fn is_whole(&self) -> bool {
+        self.copied as u64 == self.found_bytes
     }
 
     /// Adds bytes at the end of a range, where copying is somebody else's.

@@ -109,24 +109,34 @@ impl PageMap {
 
     /// Appends the addresses of pages that a question is about. Holes cost nothing.
     fn scan_all(&self, addresses: Range<u64>, question: ScanArg, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        self.scan_each(addresses, question, &mut |range| push(into, range))
+        self.scan_each(addresses, question, u64::MAX, &mut |range| push(into, range))
     }
 
-    /// As [`PageMap::scan_all`]; allocates nothing.
-    fn scan_each(&self, addresses: Range<u64>, question: ScanArg, each: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
+    /// As [`PageMap::scan_all`], and ends behind so many pages; allocates nothing.
+    fn scan_each(
+        &self,
+        addresses: Range<u64>,
+        question: ScanArg,
+        most: u64,
+        each: &mut dyn FnMut(Range<u64>),
+    ) -> io::Result<()> {
         let mut found = [Region::default(); REGIONS];
-        let mut start = addresses.start;
-        while start < addresses.end {
+        let (mut start, mut left) = (addresses.start, most);
+        while start < addresses.end && left > 0 {
             let mut arg = ScanArg {
                 size: size_of::<ScanArg>() as u64,
                 start,
                 end: addresses.end,
                 vec: found.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
+                max_pages: left,
                 ..question
             };
             let n = self.scan(&mut arg)?;
-            found[..n].iter().for_each(|r| each(r.start..r.end));
+            for r in &found[..n] {
+                left -= ((r.end - r.start) / rustix::param::page_size() as u64).min(left);
+                each(r.start..r.end);
+            }
             // The kernel stops where its vector was full.
             if arg.walk_end <= start {
                 break;
@@ -259,11 +269,12 @@ impl Scan {
     }
 
     /// As [`Scan::stored`], of shared memory, where a page may have left the page table after a store: holes count as
-    /// stored to, once, and are protected. Allocates nothing.
+    /// stored to, once, and are protected. Ends behind so many pages; what is behind them is as it was. Allocates nothing.
     pub fn stored_or_absent(
         &self,
         pagemap: &PageMap,
         addresses: Range<u64>,
+        most: u64,
         each: &mut dyn FnMut(Range<u64>),
     ) -> io::Result<()> {
         let stored = ScanArg {
@@ -272,7 +283,7 @@ impl Scan {
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
         };
-        pagemap.scan_each(addresses, stored, each)
+        pagemap.scan_each(addresses, stored, most, each)
     }
 }
 

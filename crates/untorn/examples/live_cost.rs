@@ -34,14 +34,14 @@ fn store(block: usize, bytes: usize, lines: usize, paced: bool, stop: &AtomicBoo
     done
 }
 
-/// Stores for so long beside cuts, or without; lines in a second.
+/// Stores for so long beside cuts, or without; lines in a second. Tells `stops` how long each cut stopped the thread.
 fn run(
     heap: &Heap,
     block: usize,
     (bytes, lines): (usize, usize),
     seconds: u64,
     paced: bool,
-    cuts: bool,
+    mut stops: Option<&mut Vec<Duration>>,
 ) -> untorn::Result<f64> {
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
@@ -51,8 +51,9 @@ fn run(
         let mut cut = Ok(());
         while begun.elapsed() < until && cut.is_ok() {
             let next = Instant::now() + EVERY;
-            if cuts {
+            if let Some(stops) = &mut stops {
                 cut = heap.commit();
+                stops.push(heap.live().expect("a live heap").stops.last);
             }
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
         }
@@ -77,16 +78,21 @@ fn main() -> untorn::Result<()> {
     heap.commit()?;
     let block = block.as_ptr().expose_provenance();
     let what = (bytes, lines);
-    run(&heap, block, what, seconds as u64, true, true)?;
-    let stops = heap.live().expect("a live heap").stops;
+    let mut stops = Vec::new();
+    run(&heap, block, what, seconds as u64, true, Some(&mut stops))?;
+    stops.sort_unstable();
+    let longest = heap.live().expect("a live heap").stops.longest;
     println!(
-        "{lines} lines in each {EVERY:?}, heap of {mib} MiB: {} cuts stopped the thread, the longest {:?}",
-        stops.count, stops.longest
+        "{lines} lines in each {EVERY:?}, heap of {mib} MiB: {} cuts stopped the thread, half of them for no more than {:?}, nine \
+         in ten for no more than {:?}; the longest stop was {longest:?}",
+        stops.len(),
+        stops[stops.len() / 2],
+        stops[stops.len() * 9 / 10],
     );
     for lines in [20_000 / 64, lines] {
         let small = (lines * LINE * 4, lines);
-        let without = run(&heap, block, small, seconds as u64, false, false)?;
-        let with = run(&heap, block, small, seconds as u64, false, true)?;
+        let without = run(&heap, block, small, seconds as u64, false, None)?;
+        let with = run(&heap, block, small, seconds as u64, false, Some(&mut Vec::new()))?;
         println!("stores to {} KiB, cuts each {EVERY:?}: {:.2} of without cuts", small.0 >> 10, with / without);
     }
     drop(heap);

@@ -6,15 +6,22 @@ use crate::engine::Engine;
 use crate::file_state::{FileState, SharedFile};
 use crate::region::Region;
 use std::ops::Range;
-use untorn_journal::Result;
+use untorn_journal::{Error, Result};
 
 /// Has the program stand still at any instruction.
 pub(crate) trait Stop {
-    /// Calls `copy`, which allocates nothing and takes no lock, while the program's threads stand.
+    /// Pages that are copied at most while the threads stand.
+    fn pages_most(&self) -> u64;
+
+    /// The error for threads that store to more than that.
+    fn too_many(&mut self) -> Error;
+
+    /// Calls `copy`, which allocates nothing and takes no lock, while the program's threads stand. False: there was more to be
+    /// copied than may be.
     ///
     /// # Errors
     /// They do not stand, or not at a moment at which that helps: nothing is committed.
-    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<()>) -> Result<()>;
+    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<bool>) -> Result<()>;
 
     /// Makes what was copied whole, and looks at it.
     fn mend(&mut self, staged: Staged<'_>) -> Result<()>;
@@ -28,11 +35,21 @@ impl Engine {
         stop: &mut dyn Stop,
         copied: &mut dyn FnMut(),
     ) -> Result<()> {
+        let most = stop.pages_most();
         for state in &mut *states {
             state.check_commit(None)?;
-            state.prepare_copy(self)?;
+            if !state.prepare_copy(most)? {
+                return Err(stop.too_many());
+            }
         }
-        let rested = stop.at_rest(&mut || states.iter_mut().try_for_each(|state| state.copy_now()));
+        let rested = stop.at_rest(&mut || {
+            for state in &mut *states {
+                if !state.copy_now(most)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        });
         copied();
         for state in &mut *states {
             let staged = state.stage_copied(self);
@@ -42,7 +59,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Stages what was stored to a file so far, for a commit that comes soon.
+    /// Copies what was stored to a file so far, for a commit that comes soon.
     pub(crate) fn stage_ahead(&self, file: &SharedFile) -> Result<()> {
         let mut state = file.write();
         state.check_commit(None)?;
@@ -51,7 +68,7 @@ impl Engine {
 }
 
 impl FileState {
-    /// Stages what was stored to the file's mapping so far, while threads store.
+    /// Copies what was stored to the file's mapping so far, while threads store.
     pub(crate) fn stage_ahead(&mut self, sink: &dyn SpillSink) -> Result<()> {
         let unit = self.unit();
         match &mut self.region {
@@ -60,18 +77,18 @@ impl FileState {
         }
     }
 
-    /// Stages what was stored so far, and makes room for what [`Self::copy_now`] copies.
-    pub(crate) fn prepare_copy(&mut self, sink: &dyn SpillSink) -> Result<()> {
-        let unit = self.unit();
+    /// Copies what was stored so far, and makes room for what [`Self::copy_now`] copies. False: see [`Region::prepare_copy`].
+    fn prepare_copy(&mut self, most: u64) -> Result<bool> {
         match &mut self.region {
-            Some(region) => region.prepare_copy(&mut self.content, sink, unit),
-            None => Ok(()),
+            Some(region) => region.prepare_copy(&mut self.content, most),
+            None => Ok(true),
         }
     }
 
-    /// Copies what was stored since, while the program's threads stand still. Allocates nothing, and takes no lock.
-    pub(crate) fn copy_now(&mut self) -> std::io::Result<()> {
-        self.region.as_mut().map_or(Ok(()), Region::copy_now)
+    /// Copies what was stored since, while the program's threads stand still, if that is no more than so many pages. Allocates
+    /// nothing, and takes no lock.
+    fn copy_now(&mut self, most: u64) -> std::io::Result<bool> {
+        self.region.as_mut().map_or(Ok(true), |region| region.copy_now(most))
     }
 
     /// Stages what was copied; also after an error.

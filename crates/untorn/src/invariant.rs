@@ -88,6 +88,8 @@ untorn_os::invariants! {
     LIVE_BROUGHT_IN,
     /// While a cut of a live heap copies what was stored, the program's threads stand still.
     CUT_STOPS,
+    /// What is stored to behind the copy of its page that a cut has made ahead is copied once more.
+    CUT_COPIES_ANEW,
     /// A cut undoes sections that have not ended, in its copy.
     CUT_RECOVERS,
     /// What a cut has otherwise than memory, the next one looks at again, although nobody stored to it.

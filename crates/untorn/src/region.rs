@@ -13,19 +13,22 @@
 //! reclaim        drop copies that no overlay knows: the file shows through again (only while nobody stores)
 //! ```
 //!
-//! With the tracker `told` the program says what it changes. Exactly these bytes are copied and staged, whatever the
+//! With the tracker `told` the program says what it changes, or its hooks do. Exactly these bytes are copied and staged, whatever the
 //! content is there, and no page is looked at. A range that was told of and not stored to is staged as the page shows it,
 //! which is the content: the page need not be private for that.
 
+mod ahead;
 mod changes;
 mod stopped;
 mod told;
 mod told_changes;
 mod told_check;
+mod told_hooks;
 mod undo;
 
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
+use ahead::Ahead;
 pub(crate) use changes::{Copies, Race};
 use rangemap::RangeSet;
 use rustix::io::Errno;
@@ -33,6 +36,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 pub(crate) use told::{Told, ToldCheck};
+pub use told_hooks::{ToldTable, set_told_table};
 use untorn_journal::begun_reads::{begin_file_reads, begin_log_reads};
 use untorn_journal::overlay::read_through;
 use untorn_journal::{Error, Result};
@@ -80,8 +84,10 @@ pub(crate) struct Region {
     copies_at_once: Vec<u8>,
     /// For copies that are made while the program's threads stand still.
     still_copy: Option<StillCopy>,
+    /// Of pages in `found`.
+    ahead: Ahead,
     /// What such a commit has staged, or one that failed.
-    touched: Option<RangeSet<u64>>,
+    touched: Option<Vec<Range<u64>>>,
     /// The program can store to it: the file could be written when it was mapped.
     pub writable: bool,
     /// Maps that the program holds.
@@ -105,14 +111,19 @@ impl Region {
         writable: bool,
         is_told: bool,
     ) -> Result<Region> {
-        let mut region = Region::of(mapping, data, writable, is_told);
+        let mut told = Told::new(is_told);
+        if is_told {
+            let hooked = told.hear_hooks(mapping.address() as usize, mapping.address_space());
+            hooked.map_err(|e| Error::io("have the hooks tell of", &content.path, e))?;
+        }
+        let mut region = Region::of(mapping, data, writable, told);
         region.reach(content, content.size())?;
         Ok(region)
     }
 
     /// As [`Region::new`], of live memory that has a copy of the file, made by the mapping.
     pub(crate) fn new_live(mapping: Box<dyn Mapping>, data: Arc<dyn File>, content: &Content) -> Result<Region> {
-        let mut region = Region { live: true, ..Region::of(mapping, data, true, false) };
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
         region.reach(content, content.size())?;
         // What was copied is no store.
         region.find_stores(content)?;
@@ -122,7 +133,7 @@ impl Region {
 
     /// The region of live memory as a process left it that is gone: any of its pages may have been stored to.
     pub(crate) fn resumed(mapping: Box<dyn Mapping>, data: Arc<dyn File>, bytes: u64) -> Region {
-        let mut region = Region { live: true, ..Region::of(mapping, data, true, false) };
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
         region.set_accessible(bytes);
         if holds(invariant::LIVE_ALL_COMPARED) {
             region.found.insert(0..bytes);
@@ -130,7 +141,7 @@ impl Region {
         region
     }
 
-    fn of(mapping: Box<dyn Mapping>, data: Arc<dyn File>, writable: bool, is_told: bool) -> Region {
+    fn of(mapping: Box<dyn Mapping>, data: Arc<dyn File>, writable: bool, told: Told) -> Region {
         let mut region = Region {
             mapping,
             data: Some(data),
@@ -139,13 +150,14 @@ impl Region {
             pages: HashMap::new(),
             copies_bytes: 0,
             found: RangeSet::new(),
-            told: Arc::new(Told::new(is_told)),
+            told: Arc::new(told),
             taken: Vec::new(),
             checked: None,
             owed: None,
             copies: Vec::new(),
             copies_at_once: Vec::new(),
             still_copy: None,
+            ahead: Ahead::default(),
             touched: None,
             writable,
             maps: 0,
@@ -319,6 +331,7 @@ impl Region {
     fn forget(&mut self, range: Range<u64>) {
         self.shown.remove(range.clone());
         self.found.remove(range.clone());
+        self.ahead.forget(&range, self.page());
         told::remove(&mut self.taken, &range);
         self.drop_pages(&range);
     }
@@ -470,7 +483,7 @@ impl Region {
         }
         let pages = self.pages_of(&range);
         if pages.start < pages.end.min(end) {
-            self.found.insert(pages.start..pages.end.min(end));
+            self.is_stored_to(pages.start..pages.end.min(end));
         }
     }
 

@@ -19,6 +19,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::store_dir::STORE_DIR;
 use untorn_journal::{Context, Error, Result};
@@ -62,6 +64,7 @@ pub(super) struct Working {
     /// Sections that were undone, and those with them.
     undone: (usize, usize),
     stops: Mutex<StopTimes>,
+    copied_pages: AtomicU64,
 }
 
 /// What there is of the working memory that a heap's file names.
@@ -167,6 +170,7 @@ pub(super) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
                     unfreed: recovery.free,
                     undone: (recovery.incomplete, recovery.cascaded),
                     stops: Mutex::default(),
+                    copied_pages: AtomicU64::new(0),
                 },
                 bytes,
             ))
@@ -263,7 +267,16 @@ impl Working {
         head.init(owner);
         note_place(&head, file);
         let (memory, stops) = (Arc::new(memory), Mutex::default());
-        Ok(Working { memory, head, uid, start, unfreed: Vec::new(), undone: (0, 0), stops })
+        Ok(Working {
+            memory,
+            head,
+            uid,
+            start,
+            unfreed: Vec::new(),
+            undone: (0, 0),
+            stops,
+            copied_pages: AtomicU64::new(0),
+        })
     }
 
     pub(super) fn memory(&self) -> &Arc<LiveMemory> {
@@ -285,10 +298,21 @@ impl Working {
         unsafe { SectionLogs::at(self.memory.head()) }
     }
 
-    /// A cut stopped the threads for so long.
-    pub(super) fn note_stop(&self, took: Duration) {
+    /// The threads stood for so long, for a cut, or for an attempt that is followed by another one.
+    pub(super) fn note_stop(&self, took: Duration, is_cut: bool) {
         let mut stops = self.stops.lock();
-        *stops = StopTimes { count: stops.count + 1, last: took, longest: stops.longest.max(took) };
+        let (count, longest) = (stops.count + u64::from(is_cut), stops.longest.max(took));
+        let last = if is_cut { took } else { stops.last };
+        *stops = StopTimes { count, last, longest };
+    }
+
+    /// Pages that the last cut allowed to be copied while the threads stood, or fewer.
+    pub(super) fn copied_pages(&self) -> u64 {
+        self.copied_pages.load(Relaxed)
+    }
+
+    pub(super) fn note_copied_pages(&self, pages: u64) {
+        self.copied_pages.store(pages, Relaxed);
     }
 
     pub(super) fn report(&self) -> LiveReport {

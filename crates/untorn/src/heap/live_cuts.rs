@@ -29,7 +29,7 @@ pub struct StopTimes {
     pub count: u64,
     /// How long in the last one.
     pub last: Duration,
-    /// How long in that which took longest.
+    /// How long in that which took longest, attempts that were followed by another one among them.
     pub longest: Duration,
 }
 

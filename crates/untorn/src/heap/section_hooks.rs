@@ -7,6 +7,7 @@ use super::section_run;
 use super::section_stability::Then;
 use super::section_thread::open_section;
 pub use super::section_thread::{has_hooks, log, set_hooks};
+pub use crate::region::{ToldTable, set_told_table};
 use untorn_journal::Result;
 
 /// [`SectionLock::lock`], as most calls of it are. False: nothing was done.

@@ -2,7 +2,7 @@
 //! would make it whole.
 //!
 //! ```text
-//! stage ahead   what was stored so far, while the threads run
+//! copy ahead    what was stored so far, while the threads run
 //! lock          the allocator, so that no thread is within it; guards are waited for
 //! stop          all threads, wherever they are
 //! copy          the logs of sections, and the pages that were stored to since
@@ -37,6 +37,11 @@ const QUIET_MOST: Duration = Duration::from_millis(20);
 /// Threads stand no longer than this at first, if one of them does not stop; then twice as long, and so on up to the most.
 const STOP_FIRST: Duration = Duration::from_millis(5);
 const STOP_MOST: Duration = Duration::from_millis(160);
+/// Pages that are copied at most while threads stand, if so few are left to be copied at all.
+const PAGES_FIRST: u64 = 256;
+/// So often what the threads have stored to meanwhile is copied, and they are stopped once more; then with twice as many pages,
+/// and so on.
+const SAME_PAGES: usize = 3;
 /// A thread that does not stop for so long is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -47,7 +52,16 @@ const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had chang
 enum Again {
     /// Something is being changed without a log.
     Changing,
+    /// Threads store to more than is to be copied while they stand.
+    TooMany,
     NotStopped(NotStopped),
+}
+
+/// What came of a moment in which the threads stood.
+enum Moment {
+    Copied,
+    Changing,
+    TooMany,
 }
 
 /// One attempt.
@@ -59,7 +73,7 @@ struct Attempt<'h> {
     /// Copies of the logs, laid out as the head of the memory.
     copy: Scratch,
     most: Duration,
-    took: Duration,
+    pages_most: u64,
     again: Option<Again>,
 }
 
@@ -86,29 +100,41 @@ impl Attempt<'_> {
 }
 
 impl Stop for Attempt<'_> {
-    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<()>) -> Result<()> {
+    fn pages_most(&self) -> u64 {
+        self.pages_most
+    }
+
+    fn too_many(&mut self) -> Error {
+        self.later(Again::TooMany)
+    }
+
+    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<bool>) -> Result<()> {
         let (head, logs) = (self.working.head, self.working.logs());
         let copied = self.logs();
         let mut work = || {
             if head.is_changing() {
-                return Ok(false);
+                return Ok(Moment::Changing);
             }
             // SAFETY: the threads stand, and the memory is this attempt's.
             unsafe { logs.copy_to(&copied) };
-            copy().map(|()| true)
+            copy().map(|all| if all { Moment::Copied } else { Moment::TooMany })
         };
         let done = match holds(invariant::CUT_STOPS) {
             true => with_threads_stopped(self.most, work),
             false => Ok((work(), Duration::ZERO)),
         };
-        match done {
-            Ok((Ok(true), took)) => {
-                self.took = took;
-                Ok(())
+        let moment = match done {
+            Ok((moment, took)) => {
+                self.working.note_stop(took, matches!(moment, Ok(Moment::Copied)));
+                moment
             }
-            Ok((Ok(false), _)) => Err(self.later(Again::Changing)),
-            Ok((Err(e), _)) => Err(Error::io("copy the memory of", &self.path, e)),
-            Err(why) => Err(self.later(Again::NotStopped(why))),
+            Err(why) => return Err(self.later(Again::NotStopped(why))),
+        };
+        match moment {
+            Ok(Moment::Copied) => Ok(()),
+            Ok(Moment::Changing) => Err(self.later(Again::Changing)),
+            Ok(Moment::TooMany) => Err(self.too_many()),
+            Err(e) => Err(Error::io("copy the memory of", &self.path, e)),
         }
     }
 
@@ -207,7 +233,11 @@ impl Heap {
     pub(super) fn submit_stopped(&self, working: &Working) -> Result<(Arc<Completion>, u64)> {
         let body = self.body();
         body.file.store.stage_ahead(&body.file.shared)?;
-        let (mut most, mut pause, begun) = (STOP_FIRST, Duration::from_micros(100), Instant::now());
+        let (mut most, mut pause) = (STOP_FIRST, Duration::from_micros(100));
+        // Threads that stored to many pages the last time are likely to do so now.
+        let mut pages_most = working.copied_pages().max(PAGES_FIRST);
+        let mut tries = 0;
+        let mut stubborn_since = None;
         loop {
             let Some(still) = self.still_for(QUIET_MOST)? else {
                 std::thread::sleep(Duration::from_millis(1));
@@ -218,7 +248,7 @@ impl Heap {
             let (base, bytes) = self.memory();
             let (path, base) = (body.file.path(), base.as_ptr() as usize);
             let addresses = base..base + bytes;
-            let mut attempt = Attempt { working, path, addresses, copy, most, took: Duration::ZERO, again: None };
+            let mut attempt = Attempt { working, path, addresses, copy, most, pages_most, again: None };
             let mut still = Some(still);
             let mut copied = || still = None;
             let moment = commit::Still { looked: None, copied: &mut copied, stop: Some(&mut attempt) };
@@ -226,7 +256,7 @@ impl Heap {
             drop(still);
             match (done, attempt.again) {
                 (Ok(completion), _) => {
-                    working.note_stop(attempt.took);
+                    working.note_copied_pages(pages_most / 2);
                     return Ok((completion, cut));
                 }
                 (Err(e), None) => return Err(e),
@@ -234,9 +264,18 @@ impl Heap {
                     return Err(Error::invalid(ABANDONED_UNLOGGED));
                 }
                 (Err(_), Some(Again::Changing)) => {}
+                (Err(_), Some(Again::TooMany)) => {
+                    tries += 1;
+                    stubborn_since = None;
+                    if tries >= SAME_PAGES {
+                        pages_most = pages_most.saturating_mul(2);
+                    }
+                    body.file.store.stage_ahead(&body.file.shared)?;
+                    continue;
+                }
                 (Err(_), Some(Again::NotStopped(why))) => {
                     let may_stop = matches!(why, NotStopped::Thread { .. } | NotStopped::List(_));
-                    if !may_stop || begun.elapsed() > PATIENCE {
+                    if !may_stop || stubborn_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
                         let detail = format!(
                             "a cut stops all threads of the program, and {why}. Nothing was committed. A heap that is opened \
                              with cuts that wait for guards (Cuts::Wait, UNTORN_HEAP_CUTS_WAIT) stops none"

@@ -53,8 +53,14 @@ impl Region {
                 found = stored;
             }
         }
-        found.into_iter().for_each(|range| self.found.insert(range));
+        found.into_iter().for_each(|range| self.is_stored_to(range));
         asked.map_err(|e| self.fail(content, "look for changed pages of", e))
+    }
+
+    /// The tracker has told of these pages.
+    pub(super) fn is_stored_to(&mut self, range: Range<u64>) {
+        self.ahead.forget(&range, self.page());
+        self.found.insert(range);
     }
 
     /// Pages that were stored to and are not staged yet.
@@ -134,7 +140,7 @@ impl Region {
         if !looked {
             let mut found = Vec::new();
             let asked = self.mapping.changed(0..self.accessible, &mut found);
-            found.iter().for_each(|range| self.found.insert(range.clone()));
+            found.iter().for_each(|range| self.is_stored_to(range.clone()));
             asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
         }
         let page = self.page();
@@ -247,7 +253,7 @@ impl Region {
         self.copies = copies;
         stage.into(&mut content.write_set);
         if let Some(touched) = &mut self.touched {
-            pages.iter().for_each(|at| touched.insert(*at..at + page));
+            touched.extend(pages.iter().map(|at| *at..at + page));
         }
         self.found.remove(done);
         content.bound_memory(sink)
@@ -383,11 +389,12 @@ impl Stage {
     fn into(self, write_set: &mut Overlay) {
         let bytes = Bytes::from(self.bytes);
         let mut at = 0;
-        for range in self.ranges {
+        let with_bytes = |range: Range<u64>| {
             let len = (range.end - range.start) as usize;
             let source = Source::Bytes { bytes: bytes.slice(at..at + len), origin: range.start };
-            write_set.insert(range, source);
             at += len;
-        }
+            (range, source)
+        };
+        write_set.insert_all(self.ranges.into_iter().map(with_bytes).collect());
     }
 }

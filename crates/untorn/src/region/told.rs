@@ -4,6 +4,7 @@
 //! other threads rarely want. A list that has grown is sorted and joined, so that its length follows the ranges, not the
 //! calls.
 
+use super::told_hooks::Hooked;
 use crate::concurrency::{AtomicU64, Mutex};
 use rangemap::RangeSet;
 use std::cell::Cell;
@@ -21,6 +22,8 @@ pub(crate) struct Told {
     lists: Box<[List]>,
     /// Bytes that can be accessed, from the first one of the file on.
     end: AtomicU64,
+    /// What the program's hooks tell, if it has any.
+    hooked: Option<Hooked>,
 }
 
 /// On cache lines of its own.
@@ -52,7 +55,13 @@ impl Told {
     /// Without `on`, what is told is not noted: another tracker finds it.
     pub(super) fn new(on: bool) -> Told {
         let lists = if on { LISTS } else { 0 };
-        Told { lists: (0..lists).map(|_| List::default()).collect(), end: AtomicU64::new(0) }
+        Told { lists: (0..lists).map(|_| List::default()).collect(), end: AtomicU64::new(0), hooked: None }
+    }
+
+    /// What the program's hooks see of a mapping at this address counts as told, if it has hooks.
+    pub(super) fn hear_hooks(&mut self, base: usize, address_space: u64) -> std::io::Result<()> {
+        self.hooked = Hooked::new(base, address_space)?;
+        Ok(())
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -97,6 +106,9 @@ impl Told {
             into.append(&mut list.ranges);
             list.tidy_at = TIDY_AT;
             list.ranges.shrink_to(4 * TIDY_AT);
+        }
+        if let Some(hooked) = &self.hooked {
+            hooked.take(end, into);
         }
         if into.len() > taken {
             tidy(into);

@@ -164,7 +164,7 @@ impl Region {
         for near in pages.chunk_by(|one, other| one / NEAR_BYTES == other / NEAR_BYTES) {
             let mut told = Vec::new();
             let asked = self.mapping.changed(near[0]..near[near.len() - 1] + page, &mut told);
-            told.into_iter().for_each(|range| self.found.insert(range));
+            told.into_iter().for_each(|range| self.is_stored_to(range));
             asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
         }
         // Looked at after that: what is stored from now on is found the next time.
