@@ -119,7 +119,8 @@ fn what_is_no_file_is_told_and_nobody_waits() {
         for name in ["readers", "lock", "owner", "journal/header", "journal/segment.0", "journal", "../a"] {
             let path = dir.path().join(".untorn").join(name);
             std::fs::rename(&path, &away).unwrap();
-            let planted: [(&str, fn(&Path, &Path)); 4] = [
+            type Plant = fn(&Path, &Path);
+            let planted: [(&str, Plant); 4] = [
                 ("a directory", |path, _| std::fs::create_dir(path).unwrap()),
                 ("a link", |path, away| symlink(away, path).unwrap()),
                 ("a pipe", |path, _| pipe(path)),
