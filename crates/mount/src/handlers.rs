@@ -9,6 +9,7 @@ use crate::mount_control;
 use crate::mount_status;
 use crate::privileges::Privileges;
 use crate::supervised;
+use crate::waiting_call::{AllSent, WaitingCalls};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -30,31 +31,47 @@ pub struct Handlers {
     tree: Arc<dyn FileTree>,
     pull: Arc<KernelPull>,
     privileges: Privileges,
+    calls: WaitingCalls,
     commit: CommitMode,
     /// The next opening's number, but for its lowest bit.
     openings: AtomicU64,
 }
 
-/// Whether a handler may wait for other requests to be answered: for what is dirty of a file, or for a commit.
-fn may_wait(opcode: u32, commit: CommitMode) -> bool {
-    if matches!(opcode, opcode::WRITE | opcode::OPEN) {
-        return commit == CommitMode::Write;
-    }
-    !matches!(
-        opcode,
+/// Whether a handler waits for other requests to be answered, or for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    No,
+    /// Where what is dirty of a file has to be pulled: the pull tells.
+    InPulls,
+    /// Most of the time it takes.
+    Always,
+}
+
+fn waits(opcode: u32, commit: CommitMode) -> Waits {
+    match opcode {
         opcode::READ
-            | opcode::FORGET
-            | opcode::BATCH_FORGET
-            | opcode::GETATTR
-            | opcode::GETXATTR
-            | opcode::LISTXATTR
-            | opcode::LOOKUP
-            | opcode::RELEASE
-            | opcode::READDIR
-            | opcode::READDIRPLUS
-            | opcode::READLINK
-            | opcode::STATFS
-    )
+        | opcode::FSYNC
+        | opcode::FSYNCDIR
+        | opcode::SYNCFS
+        | opcode::FALLOCATE
+        | opcode::LSEEK
+        | opcode::IOCTL => Waits::Always,
+        opcode::FORGET
+        | opcode::BATCH_FORGET
+        | opcode::GETATTR
+        | opcode::GETXATTR
+        | opcode::LISTXATTR
+        | opcode::LOOKUP
+        | opcode::RELEASE
+        | opcode::READDIR
+        | opcode::READDIRPLUS
+        | opcode::READLINK
+        | opcode::STATFS => Waits::No,
+        // All changes.
+        _ if commit == CommitMode::Write => Waits::Always,
+        opcode::RENAME | opcode::RENAME2 | opcode::LINK => Waits::InPulls,
+        _ => Waits::No,
+    }
 }
 
 fn errno<T>(error: i32) -> Result<T> {
@@ -70,12 +87,19 @@ impl Handlers {
     pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
         // Another process may have named openings that go on: a number is not given twice.
         let openings = AtomicU64::new(rand_u128() as u64);
-        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull, commit, openings }
+        Handlers {
+            privileges: Privileges::new(Arc::clone(&tree)),
+            tree,
+            pull,
+            calls: WaitingCalls::new(),
+            commit,
+            openings,
+        }
     }
 
-    /// Whether the answer to a request may wait for other requests to be answered.
-    pub fn may_wait(&self, opcode: u32) -> bool {
-        may_wait(opcode, self.commit)
+    /// Whether the handler of a request waits.
+    pub fn waits(&self, opcode: u32) -> Waits {
+        waits(opcode, self.commit)
     }
 
     /// A number for an opening, which says whether it can write.
@@ -164,7 +188,7 @@ impl Handlers {
                 }
                 Ok(Answer::default())
             }
-            opcode::FSYNC => done(self.tree.sync(ino, &*self.pull)),
+            opcode::FSYNC => done(self.sync(header)),
             opcode::FSYNCDIR => done(self.tree.sync_names(&*self.pull)),
             opcode::SYNCFS => done(self.tree.sync_all(&*self.pull)),
             opcode::DESTROY => Ok(Answer::default()),
@@ -208,6 +232,13 @@ impl Handlers {
             }
             opcode::IOCTL => self.control(header, fields),
             _ => errno(libc::ENOSYS),
+        }
+    }
+
+    fn sync(&self, header: &Header) -> Result<()> {
+        match self.calls.have_sent_all(header.thread) {
+            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, pull: &*self.pull }),
+            false => self.tree.sync(header.ino, &*self.pull),
         }
     }
 
