@@ -376,7 +376,10 @@ impl Handlers {
     fn begin(&self, ino: Ino, flags: u32) -> Result<()> {
         self.tree.open(ino, writable(flags))?;
         if writable(flags) {
-            self.pull.opened(ino, 1);
+            // One that had happened when the last process was killed is among those that were taken over.
+            if !untorn_tree::is_repeated() {
+                self.pull.opened(ino, 1);
+            }
             self.privileges.opened(ino);
         }
         Ok(())
@@ -553,5 +556,92 @@ fn hidden_attributes(root: &Attributes) -> Attributes {
         gid: rustix::process::getegid().as_raw(),
         nlink: 2,
         ..*root
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuse_device::Device;
+    use std::io;
+    use std::sync::Mutex;
+    use untorn_tree::{Kept, StoreTree, TreeOptions};
+
+    /// A log that is being written, and the one before it.
+    #[derive(Default)]
+    struct Log(Mutex<(Vec<u8>, Vec<u8>)>);
+
+    impl Kept for Log {
+        fn len(&self) -> io::Result<u64> {
+            Ok(self.0.lock().unwrap().0.len() as u64)
+        }
+
+        fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+            bytes.copy_from_slice(&self.0.lock().unwrap().0[at as usize..][..bytes.len()]);
+            Ok(())
+        }
+
+        fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
+            self.0.lock().unwrap().1.extend(parts.concat());
+            Ok(())
+        }
+
+        fn cut(&self, len: u64) -> io::Result<()> {
+            self.0.lock().unwrap().0.truncate(len as usize);
+            Ok(())
+        }
+
+        fn begin(&self, _: u64) -> io::Result<()> {
+            self.0.lock().unwrap().1.clear();
+            Ok(())
+        }
+
+        fn finish(&self) -> io::Result<()> {
+            self.kill();
+            Ok(())
+        }
+
+        fn give_up(&self) {
+            panic!("the log is given up");
+        }
+    }
+
+    impl Log {
+        /// What is written by now is what the next process finds.
+        fn kill(&self) {
+            let mut logs = self.0.lock().unwrap();
+            logs.0 = logs.1.clone();
+        }
+    }
+
+    /// The process is killed before it answers: the next one has taken the opening over when the kernel asks again.
+    #[test]
+    fn an_opening_that_is_asked_for_again_is_counted_once() {
+        let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(Log::default()));
+        let start = || {
+            let store = StoreTree::store_options().open(dir.path()).unwrap();
+            let options = TreeOptions { kept: Some(log.clone()), ..TreeOptions::default() };
+            let pull =
+                Arc::new(KernelPull::new(Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into()))));
+            let tree = Arc::new(StoreTree::open(store, options).unwrap());
+            let handlers = Handlers::new(tree, Arc::clone(&pull), CommitMode::Sync);
+            handlers.take_over();
+            (handlers, pull)
+        };
+        let create = [0, opcode::CREATE, 7, 0, 1, 0, 0, 0, 0, 0, libc::O_WRONLY.cast_unsigned(), 0o644, 0, 0];
+        let message: Vec<u8> = create.into_iter().flat_map(u32::to_ne_bytes).chain(*b"f\0").collect();
+        let ask = |handlers: &Handlers| {
+            untorn_tree::answering(7);
+            let (header, fields) = Fields::of(&message).unwrap();
+            assert!(handlers.answer(&header, fields).unwrap().is_ok());
+        };
+        let (killed, pull) = start();
+        ask(&killed);
+        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
+        drop(killed);
+        log.kill();
+        let (handlers, pull) = start();
+        ask(&handlers);
+        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
     }
 }
