@@ -136,6 +136,8 @@ pub struct Header {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
+    /// The thread that asks; 0 if it has no number here.
+    pub thread: u32,
 }
 
 /// Fields of a request, one after the other. What is missing is `EINVAL`.
@@ -154,8 +156,9 @@ impl<'a> Fields<'a> {
             ino: fields.u64()?,
             uid: fields.u32()?,
             gid: fields.u32()?,
+            thread: fields.u32()?,
         };
-        fields.skip(8)?;
+        fields.skip(4)?;
         Ok((header, fields))
     }
 

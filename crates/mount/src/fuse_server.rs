@@ -1,32 +1,66 @@
 //! Threads that answer the kernel's requests.
 //!
-//! Each thread receives a request and answers it. Before a handler that may wait, the thread makes sure that enough
-//! others receive: what the handler waits for is answered by them.
+//! One thread receives, and answers what it receives. A second one would only be in its way: the kernel wakes the one that
+//! waits the longest, so that each request would find a thread that sleeps, on another processor. A thread whose handler
+//! waits, for what is dirty of a file or for a commit, calls another one to receive before it does: what it waits for is
+//! answered by that one.
 
-use crate::fuse_device::{Device, End};
+use crate::fuse_device::{Device, End, Look};
 use crate::fuse_protocol::{
-    ASKED_AGAIN, Answer, BUFFER, Fields, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode,
+    ASKED_AGAIN, Answer, BUFFER, Fields, Header, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode,
 };
-use crate::handlers::Handlers;
+use crate::handlers::{Handlers, Waits};
 use crate::kernel_pull::KernelPull;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::OwnedFd;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
-/// Threads that never wait in a handler.
-const RECEIVING: usize = 2;
-/// Threads that receive, when many handlers have ended: those beyond end.
-const RECEIVING_MOST: usize = 6;
+/// Threads that receive at a time, at most.
+const RECEIVING_MOST: usize = 3;
+/// Threads that are kept to be called; those beyond end.
+const RESERVE_MOST: usize = 4;
+
+thread_local! {
+    static PART: Cell<Part> = const { Cell::new(Part::Other) };
+}
+
+/// What a thread does for a server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Nothing.
+    Other,
+    /// It receives, and answers without waiting.
+    Receives,
+    /// Its handler waits.
+    Waits,
+}
 
 #[derive(Default)]
 struct Threads {
     all: usize,
-    /// Those in a handler that may wait.
+    /// Those that receive. There is always one, until the end.
+    receiving: usize,
+    /// Those whose handlers wait.
     waiting: usize,
+    /// Those that sleep until they are called.
+    reserve: usize,
+    /// Calls that none of them has heard yet.
+    calls: usize,
     end: Option<End>,
+}
+
+/// A thread that is one of all until it ends, however it does.
+struct Counted(Arc<Server>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.threads().all -= 1;
+        self.0.ended.notify_all();
+    }
 }
 
 /// A mount that is served.
@@ -35,6 +69,7 @@ pub struct Server {
     handlers: Handlers,
     pull: Arc<KernelPull>,
     threads: Mutex<Threads>,
+    called: Condvar,
     ended: Condvar,
 }
 
@@ -61,11 +96,18 @@ impl Server {
         let pull = Arc::new(KernelPull::new(Arc::clone(&device)));
         let handlers = Handlers::new(tree, Arc::clone(&pull), commit);
         handlers.take_over();
-        let (threads, ended) = Default::default();
-        let server = Arc::new(Server { device, handlers, pull, threads, ended });
-        for _ in 0..RECEIVING {
-            server.add_thread(&mut server.threads())?;
-        }
+        let (threads, called, ended) = Default::default();
+        let server = Arc::new(Server { device, handlers, pull, threads, called, ended });
+        let of_pulls = Arc::downgrade(&server);
+        server.pull.before_waiting(move || {
+            if let Some(server) = of_pulls.upgrade() {
+                server.begin_waiting();
+            }
+        });
+        let mut threads = server.threads();
+        server.add_reserve(&mut threads)?;
+        server.add_reserve(&mut threads)?;
+        server.call(threads);
         Ok(server)
     }
 
@@ -94,42 +136,76 @@ impl Server {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_thread(self: &Arc<Server>, threads: &mut Threads) -> Result<()> {
+    fn add_reserve(self: &Arc<Server>, threads: &mut Threads) -> Result<()> {
         let server = Arc::clone(self);
         spawn(move || server.serve())?;
         threads.all += 1;
+        threads.reserve += 1;
         Ok(())
     }
 
+    /// One of the reserve receives from now on.
+    fn call(&self, mut threads: MutexGuard<'_, Threads>) {
+        threads.reserve -= 1;
+        threads.receiving += 1;
+        threads.calls += 1;
+        // It is to find the lock free.
+        drop(threads);
+        self.called.notify_one();
+    }
+
+    /// Sleeps until this thread is called; false at the end.
+    fn wait_for_call(&self, mut threads: MutexGuard<'_, Threads>) -> bool {
+        while threads.calls == 0 && threads.end.is_none() {
+            threads = self.called.wait(threads).unwrap_or_else(PoisonError::into_inner);
+        }
+        if threads.end.is_some() {
+            return false;
+        }
+        threads.calls -= 1;
+        PART.set(Part::Receives);
+        true
+    }
+
     fn serve(self: Arc<Server>) {
+        let counted = Counted(self);
         let mut buffer = resident();
+        if counted.0.wait_for_call(counted.0.threads()) {
+            counted.0.receive_all(&mut buffer);
+        }
+    }
+
+    fn receive_all(self: &Arc<Server>, buffer: &mut [u8]) {
+        let mut look = Look::default();
         loop {
-            let len = match self.device.receive(&mut buffer) {
+            let is_alone = self.threads().receiving == 1;
+            let len = match self.device.receive(buffer, is_alone.then_some(&mut look)) {
                 Ok(len) => len,
                 Err(end) => {
                     self.threads().end.get_or_insert(end);
-                    break;
+                    self.called.notify_all();
+                    return;
                 }
             };
             let Ok((header, fields)) = Fields::of(&buffer[..len]) else { continue };
-            if !self.handlers.may_wait(header.opcode) {
-                self.answer(&header, fields);
-                continue;
-            }
-            if let Err(e) = self.begin_waiting() {
+            let waits = self.handlers.waits(header.opcode);
+            if waits != Waits::No
+                && let Err(e) = self.prepare_waiting()
+            {
                 self.device.answer(header.unique, Err(e));
                 continue;
             }
+            if waits == Waits::Always {
+                self.begin_waiting();
+            }
             self.answer(&header, fields);
-            if !self.end_waiting() {
+            if !self.goes_on(header.opcode == opcode::READ) {
                 return;
             }
         }
-        self.threads().all -= 1;
-        self.ended.notify_all();
     }
 
-    fn answer(&self, header: &crate::fuse_protocol::Header, fields: Fields<'_>) {
+    fn answer(&self, header: &Header, fields: Fields<'_>) {
         let unique = header.unique & !ASKED_AGAIN;
         untorn_tree::answering(unique);
         // A program would wait for ever for what a panic leaves unanswered.
@@ -142,32 +218,56 @@ impl Server {
         }
     }
 
-    /// Before a handler that may wait. `ENOMEM` if there is no thread for what it waits for.
-    fn begin_waiting(self: &Arc<Server>) -> Result<(), Errno> {
+    /// Before a handler that may wait: there is a thread that can be called. `ENOMEM` if none can be had.
+    ///
+    /// It is there until this thread calls it: only the last that receives calls one, and this thread receives.
+    fn prepare_waiting(self: &Arc<Server>) -> Result<(), Errno> {
         let mut threads = self.threads();
-        threads.waiting += 1;
-        while threads.all - threads.waiting < RECEIVING {
-            if self.add_thread(&mut threads).is_err() {
-                if threads.all > threads.waiting {
-                    return Ok(());
-                }
-                threads.waiting -= 1;
-                return Err(Errno(libc::ENOMEM));
-            }
+        match threads.reserve {
+            0 => self.add_reserve(&mut threads).map_err(|_| Errno(libc::ENOMEM)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// After it. Whether this thread goes on.
-    fn end_waiting(&self) -> bool {
+    /// In a handler, before it waits; other threads than those that receive are none of it.
+    fn begin_waiting(&self) {
+        if PART.get() != Part::Receives {
+            return;
+        }
+        PART.set(Part::Waits);
         let mut threads = self.threads();
-        threads.waiting -= 1;
-        if threads.all - threads.waiting <= RECEIVING_MOST {
+        threads.receiving -= 1;
+        threads.waiting += 1;
+        if threads.receiving == 0 {
+            self.call(threads);
+        }
+    }
+
+    /// After a handler: whether this thread receives again, perhaps when it has been called.
+    ///
+    /// Several receive while several programs wait for their syncs, and while a file is read, as the kernel asks for several
+    /// parts of it at a time: to call a thread each time would cost as much as what one alone saves.
+    fn goes_on(&self, reads: bool) -> bool {
+        let has_waited = PART.replace(Part::Receives) == Part::Waits;
+        let mut threads = self.threads();
+        threads.waiting -= usize::from(has_waited);
+        let several = reads || threads.waiting > 0;
+        if has_waited && several && threads.receiving < RECEIVING_MOST {
+            threads.receiving += 1;
             return true;
         }
-        threads.all -= 1;
-        self.ended.notify_all();
-        false
+        if !has_waited {
+            if several || threads.receiving == 1 {
+                return true;
+            }
+            threads.receiving -= 1;
+        }
+        PART.set(Part::Other);
+        if threads.reserve >= RESERVE_MOST {
+            return false;
+        }
+        threads.reserve += 1;
+        self.wait_for_call(threads)
     }
 }
 
@@ -188,7 +288,7 @@ fn resident() -> Vec<u8> {
 fn agree(device: &Device, commit: CommitMode) -> Result<()> {
     let mut buffer = vec![0; BUFFER];
     loop {
-        let Ok(len) = device.receive(&mut buffer) else { bail!("the mount was gone before it was served") };
+        let Ok(len) = device.receive(&mut buffer, None) else { bail!("the mount was gone before it was served") };
         let (header, mut fields) =
             Fields::of(&buffer[..len]).map_err(|_| anyhow::anyhow!("the kernel sent nothing"))?;
         ensure!(header.opcode == opcode::INIT && len > REQUEST_HEADER, "the descriptor is no fresh mount");

@@ -9,6 +9,7 @@ use crate::mount_control;
 use crate::mount_status;
 use crate::privileges::Privileges;
 use crate::supervised;
+use crate::waiting_call::{AllSent, WaitingCalls};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -30,31 +31,47 @@ pub struct Handlers {
     tree: Arc<dyn FileTree>,
     pull: Arc<KernelPull>,
     privileges: Privileges,
+    calls: WaitingCalls,
     commit: CommitMode,
     /// The next opening's number, but for its lowest bit.
     openings: AtomicU64,
 }
 
-/// Whether a handler may wait for other requests to be answered: for what is dirty of a file, or for a commit.
-fn may_wait(opcode: u32, commit: CommitMode) -> bool {
-    if matches!(opcode, opcode::WRITE | opcode::OPEN) {
-        return commit == CommitMode::Write;
-    }
-    !matches!(
-        opcode,
+/// Whether a handler waits for other requests to be answered, or for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    No,
+    /// Where what is dirty of a file has to be pulled: the pull tells.
+    InPulls,
+    /// Most of the time it takes.
+    Always,
+}
+
+fn waits(opcode: u32, commit: CommitMode) -> Waits {
+    match opcode {
         opcode::READ
-            | opcode::FORGET
-            | opcode::BATCH_FORGET
-            | opcode::GETATTR
-            | opcode::GETXATTR
-            | opcode::LISTXATTR
-            | opcode::LOOKUP
-            | opcode::RELEASE
-            | opcode::READDIR
-            | opcode::READDIRPLUS
-            | opcode::READLINK
-            | opcode::STATFS
-    )
+        | opcode::FSYNC
+        | opcode::FSYNCDIR
+        | opcode::SYNCFS
+        | opcode::FALLOCATE
+        | opcode::LSEEK
+        | opcode::IOCTL => Waits::Always,
+        opcode::FORGET
+        | opcode::BATCH_FORGET
+        | opcode::GETATTR
+        | opcode::GETXATTR
+        | opcode::LISTXATTR
+        | opcode::LOOKUP
+        | opcode::RELEASE
+        | opcode::READDIR
+        | opcode::READDIRPLUS
+        | opcode::READLINK
+        | opcode::STATFS => Waits::No,
+        // All changes.
+        _ if commit == CommitMode::Write => Waits::Always,
+        opcode::RENAME | opcode::RENAME2 | opcode::LINK => Waits::InPulls,
+        _ => Waits::No,
+    }
 }
 
 fn errno<T>(error: i32) -> Result<T> {
@@ -70,12 +87,19 @@ impl Handlers {
     pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
         // Another process may have named openings that go on: a number is not given twice.
         let openings = AtomicU64::new(rand_u128() as u64);
-        Handlers { privileges: Privileges::new(Arc::clone(&tree)), tree, pull, commit, openings }
+        Handlers {
+            privileges: Privileges::new(Arc::clone(&tree)),
+            tree,
+            pull,
+            calls: WaitingCalls::new(),
+            commit,
+            openings,
+        }
     }
 
-    /// Whether the answer to a request may wait for other requests to be answered.
-    pub fn may_wait(&self, opcode: u32) -> bool {
-        may_wait(opcode, self.commit)
+    /// Whether the handler of a request waits.
+    pub fn waits(&self, opcode: u32) -> Waits {
+        waits(opcode, self.commit)
     }
 
     /// A number for an opening, which says whether it can write.
@@ -164,7 +188,7 @@ impl Handlers {
                 }
                 Ok(Answer::default())
             }
-            opcode::FSYNC => done(self.tree.sync(ino, &*self.pull)),
+            opcode::FSYNC => done(self.sync(header)),
             opcode::FSYNCDIR => done(self.tree.sync_names(&*self.pull)),
             opcode::SYNCFS => done(self.tree.sync_all(&*self.pull)),
             opcode::DESTROY => Ok(Answer::default()),
@@ -208,6 +232,13 @@ impl Handlers {
             }
             opcode::IOCTL => self.control(header, fields),
             _ => errno(libc::ENOSYS),
+        }
+    }
+
+    fn sync(&self, header: &Header) -> Result<()> {
+        match self.calls.have_sent_all(header.thread) {
+            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, pull: &*self.pull }),
+            false => self.tree.sync(header.ino, &*self.pull),
         }
     }
 
@@ -345,7 +376,10 @@ impl Handlers {
     fn begin(&self, ino: Ino, flags: u32) -> Result<()> {
         self.tree.open(ino, writable(flags))?;
         if writable(flags) {
-            self.pull.opened(ino, 1);
+            // One that had happened when the last process was killed is among those that were taken over.
+            if !untorn_tree::is_repeated() {
+                self.pull.opened(ino, 1);
+            }
             self.privileges.opened(ino);
         }
         Ok(())
@@ -522,5 +556,92 @@ fn hidden_attributes(root: &Attributes) -> Attributes {
         gid: rustix::process::getegid().as_raw(),
         nlink: 2,
         ..*root
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuse_device::Device;
+    use std::io;
+    use std::sync::Mutex;
+    use untorn_tree::{Kept, StoreTree, TreeOptions};
+
+    /// A log that is being written, and the one before it.
+    #[derive(Default)]
+    struct Log(Mutex<(Vec<u8>, Vec<u8>)>);
+
+    impl Kept for Log {
+        fn len(&self) -> io::Result<u64> {
+            Ok(self.0.lock().unwrap().0.len() as u64)
+        }
+
+        fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+            bytes.copy_from_slice(&self.0.lock().unwrap().0[at as usize..][..bytes.len()]);
+            Ok(())
+        }
+
+        fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
+            self.0.lock().unwrap().1.extend(parts.concat());
+            Ok(())
+        }
+
+        fn cut(&self, len: u64) -> io::Result<()> {
+            self.0.lock().unwrap().0.truncate(len as usize);
+            Ok(())
+        }
+
+        fn begin(&self, _: u64) -> io::Result<()> {
+            self.0.lock().unwrap().1.clear();
+            Ok(())
+        }
+
+        fn finish(&self) -> io::Result<()> {
+            self.kill();
+            Ok(())
+        }
+
+        fn give_up(&self) {
+            panic!("the log is given up");
+        }
+    }
+
+    impl Log {
+        /// What is written by now is what the next process finds.
+        fn kill(&self) {
+            let mut logs = self.0.lock().unwrap();
+            logs.0 = logs.1.clone();
+        }
+    }
+
+    /// The process is killed before it answers: the next one has taken the opening over when the kernel asks again.
+    #[test]
+    fn an_opening_that_is_asked_for_again_is_counted_once() {
+        let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(Log::default()));
+        let start = || {
+            let store = StoreTree::store_options().open(dir.path()).unwrap();
+            let options = TreeOptions { kept: Some(log.clone()), ..TreeOptions::default() };
+            let pull =
+                Arc::new(KernelPull::new(Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into()))));
+            let tree = Arc::new(StoreTree::open(store, options).unwrap());
+            let handlers = Handlers::new(tree, Arc::clone(&pull), CommitMode::Sync);
+            handlers.take_over();
+            (handlers, pull)
+        };
+        let create = [0, opcode::CREATE, 7, 0, 1, 0, 0, 0, 0, 0, libc::O_WRONLY.cast_unsigned(), 0o644, 0, 0];
+        let message: Vec<u8> = create.into_iter().flat_map(u32::to_ne_bytes).chain(*b"f\0").collect();
+        let ask = |handlers: &Handlers| {
+            untorn_tree::answering(7);
+            let (header, fields) = Fields::of(&message).unwrap();
+            assert!(handlers.answer(&header, fields).unwrap().is_ok());
+        };
+        let (killed, pull) = start();
+        ask(&killed);
+        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
+        drop(killed);
+        log.kill();
+        let (handlers, pull) = start();
+        ask(&handlers);
+        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
     }
 }

@@ -14,6 +14,8 @@ use untorn_tree::Kept;
 
 /// A log that begins longer than this goes to the file system.
 const IN_MEMORY: u64 = 32 << 20;
+/// Bytes that are read at a time.
+const PIECE: usize = 256 << 10;
 /// Before a log: which of the logs it is, counted from 1; 0 as long as it is not whole.
 const HEAD: u64 = 8;
 /// Under which names the supervisor keeps the files: two in memory, two on the disk.
@@ -28,10 +30,18 @@ struct State {
     next: Option<usize>,
 }
 
+/// What was read last.
+#[derive(Default)]
+struct Piece {
+    bytes: Vec<u8>,
+    at: u64,
+}
+
 /// The log.
 pub struct KeptLog {
     files: Vec<File>,
     state: Mutex<State>,
+    piece: Mutex<Piece>,
 }
 
 impl KeptLog {
@@ -56,11 +66,19 @@ impl KeptLog {
         let current = (0..files.len()).max_by_key(|n| numbers[*n]).unwrap_or(0);
         let end = files[current].metadata().context("the log")?.len();
         let state = State { current, number: numbers[current], end, next: None };
-        Ok(Arc::new(KeptLog { files, state: Mutex::new(state) }))
+        Ok(Arc::new(KeptLog { files, state: Mutex::new(state), piece: Mutex::default() }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn piece(&self) -> MutexGuard<'_, Piece> {
+        self.piece.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_piece(&self) {
+        *self.piece() = Piece::default();
     }
 }
 
@@ -94,8 +112,26 @@ impl Kept for KeptLog {
     }
 
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        let current = self.state().current;
-        self.files[current].read_exact_at(bytes, HEAD + at)
+        let (file, end) = {
+            let state = self.state();
+            (&self.files[state.current], state.end)
+        };
+        let at = HEAD + at;
+        // Frames are short, and are read one after the other while programs wait.
+        let mut piece = self.piece();
+        let covers = |piece: &Piece| piece.at <= at && at + bytes.len() as u64 <= piece.at + piece.bytes.len() as u64;
+        if !covers(&piece) {
+            let len = (end.saturating_sub(at) as usize).min(PIECE.max(bytes.len()));
+            let mut read = vec![0; len];
+            file.read_exact_at(&mut read, at)?;
+            *piece = Piece { bytes: read, at };
+        }
+        if !covers(&piece) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let from = (at - piece.at) as usize;
+        bytes.copy_from_slice(&piece.bytes[from..from + bytes.len()]);
+        Ok(())
     }
 
     fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
@@ -116,6 +152,7 @@ impl Kept for KeptLog {
     }
 
     fn cut(&self, len: u64) -> io::Result<()> {
+        self.forget_piece();
         let mut state = self.state();
         ftruncate(&self.files[state.current], HEAD + len)?;
         state.end = HEAD + len;
@@ -123,6 +160,7 @@ impl Kept for KeptLog {
     }
 
     fn begin(&self, bytes: u64) -> io::Result<()> {
+        self.forget_piece();
         let mut state = self.state();
         let first = if bytes > IN_MEMORY { 2 } else { 0 };
         let next = if state.current == first { first + 1 } else { first };

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use untorn_tree::{Errno, Ino, Pull, Result};
 
@@ -76,6 +76,7 @@ pub struct KernelPull {
     given: Mutex<HashMap<Ino, u64>>,
     when_closed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     ended: AtomicBool,
+    before_waiting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -148,6 +149,18 @@ impl KernelPull {
             given: Mutex::default(),
             when_closed: Mutex::default(),
             ended: AtomicBool::new(false),
+            before_waiting: OnceLock::new(),
+        }
+    }
+
+    /// What a thread is to do before it waits for a pull.
+    pub fn before_waiting(&self, first: impl Fn() + Send + Sync + 'static) {
+        let _ = self.before_waiting.set(Box::new(first));
+    }
+
+    fn begin_waiting(&self) {
+        if let Some(first) = self.before_waiting.get() {
+            first();
         }
     }
 
@@ -378,10 +391,12 @@ impl Pull for KernelPull {
         if self.ended.load(Ordering::Acquire) || !locked(&self.files).writers.contains_key(&ino) {
             return Ok(());
         }
+        self.begin_waiting();
         self.by_puller(ino).unwrap_or_else(|| self.device.drop_cache(ino))
     }
 
     fn rolled_back(&self, ino: Ino, size: u64) {
+        self.begin_waiting();
         let _ = self.device.drop_cache(ino);
         // The kernel goes by its own size of a file, unless a program sets it.
         let Ok(puller) = self.start_again() else { return };

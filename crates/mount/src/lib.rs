@@ -35,5 +35,6 @@ mod session_dir;
 mod session_mount;
 mod supervised;
 mod sync_paths;
+mod waiting_call;
 
 pub use fuse_device::End;

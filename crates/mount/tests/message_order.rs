@@ -7,8 +7,9 @@ mod common;
 use common::Mount;
 use common::memory_tree::Asked;
 use rustix::fs::FallocateFlags;
+use rustix::io::ReadWriteFlags;
 use std::fs::{self, File, OpenOptions};
-use std::io::{IoSlice, Seek, SeekFrom, Write};
+use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr;
@@ -47,6 +48,14 @@ impl Map {
         assert!(at < self.len);
         // SAFETY: it is in the mapping, which nobody else has.
         unsafe { self.address.add(at).write_volatile(byte) };
+    }
+
+    /// Whether the kernel has a page in its cache.
+    fn is_cached(&self, page: usize) -> bool {
+        let mut found = 0;
+        // SAFETY: the page is in the mapping, and one byte is written for it.
+        assert_eq!(unsafe { libc::mincore(self.address.add(page * PAGE).cast(), PAGE, &raw mut found) }, 0);
+        found & 1 != 0
     }
 
     fn sync(&self, at: usize, len: usize) {
@@ -94,6 +103,42 @@ fn msync_sends_its_range_alone_and_a_pull_the_rest() {
         let writes = asked.iter().filter(|asked| matches!(asked, Asked::Write(..))).count();
         let (sync, last_write) = places(&asked, |asked| matches!(asked, Asked::Sync(_)));
         assert_eq!((writes, last_write.unwrap() < sync), (if lazy { 1 } else { 2 }, true), "lazy {lazy}: {asked:?}");
+    }
+}
+
+/// Writes that are to be durable are synced like files, by the same question, and send their range alone.
+#[test]
+fn durable_writes_send_their_range_alone_and_a_pull_the_rest() {
+    for flags in [ReadWriteFlags::SYNC, ReadWriteFlags::DSYNC] {
+        let Some(mount) = Mount::new() else { return };
+        let file = new_file(&mount, "f");
+        file.write_all_at(&[1; PAGE], 0).unwrap();
+        rustix::io::pwritev2(&file, &[IoSlice::new(&[2; PAGE])], 5 * PAGE as u64, flags).unwrap();
+        let asked = mount.tree.asked();
+        let before_sync = asked.iter().take_while(|asked| !matches!(asked, Asked::Sync(_)));
+        let writes = before_sync.filter(|asked| matches!(asked, Asked::Write(..))).count();
+        assert_eq!(writes, 2, "{flags:?}: {asked:?}");
+    }
+}
+
+/// What has sent the whole file is seen by the call that the program waits in. Without the process that pulls, a pull drops
+/// what is cached.
+#[test]
+fn what_has_sent_the_whole_file_is_not_pulled() {
+    type Sync = fn(&File) -> io::Result<()>;
+    let by_write: Sync = |file| {
+        rustix::io::pwritev2(file, &[IoSlice::new(&[2; PAGE])], 0, ReadWriteFlags::SYNC)?;
+        Ok(())
+    };
+    let Some(mount) = Mount::new() else { return };
+    let file = new_file(&mount, "f");
+    mount.pull().close_all();
+    for (name, sync, stays) in
+        [("fsync", File::sync_all as Sync, true), ("fdatasync", File::sync_data, true), ("write", by_write, false)]
+    {
+        file.write_all_at(&[1; PAGE], 0).unwrap();
+        sync(&file).unwrap();
+        assert_eq!(Map::of(&file, PAGE).is_cached(0), stays, "{name}");
     }
 }
 

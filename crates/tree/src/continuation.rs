@@ -18,7 +18,7 @@ const PIECE: usize = 1 << 20;
 
 thread_local! {
     /// The question that this thread answers.
-    static ASKED: Cell<Asked> = const { Cell::new(Asked { unique: 0, steps: 0, is_noted: false }) };
+    static ASKED: Cell<Asked> = const { Cell::new(Asked { unique: 0, steps: 0, is_noted: false, is_repeated: false }) };
 }
 
 #[derive(Clone, Copy)]
@@ -28,11 +28,18 @@ struct Asked {
     steps: usize,
     /// Whether something is kept in memory about it until it is answered.
     is_noted: bool,
+    /// Whether the last step had happened when the last process was killed.
+    is_repeated: bool,
 }
 
 /// From here on this thread answers a question, which the kernel may ask again if the process is killed.
 pub fn answering(unique: u64) {
-    ASKED.set(Asked { unique, steps: 0, is_noted: false });
+    ASKED.set(Asked { unique, steps: 0, is_noted: false, is_repeated: false });
+}
+
+/// Whether the last step of the question that this thread answers had happened before, in another process that was killed.
+pub fn is_repeated() -> bool {
+    ASKED.get().is_repeated
 }
 
 /// Whether the tree has to be told when the question is answered that this thread answers: something that must not happen
@@ -47,7 +54,7 @@ pub(crate) fn happened(core: &Core) -> Option<Ino> {
     let before = &core.continuation.as_ref()?.happened_before;
     let Asked { unique, steps, .. } = ASKED.get();
     let ino = *before.get(&unique)?.get(steps)?;
-    ASKED.set(Asked { unique, steps: steps + 1, is_noted: true });
+    ASKED.set(Asked { unique, steps: steps + 1, is_noted: true, is_repeated: true });
     Some(ino)
 }
 
@@ -77,7 +84,7 @@ impl Core {
         {
             Item::Happened { unique, ino }.write(&mut continuation.items);
             continuation.happened.entry(unique).or_default().push(ino);
-            ASKED.set(Asked { unique, steps: steps + 1, is_noted: true });
+            ASKED.set(Asked { unique, steps: steps + 1, is_noted: true, is_repeated: false });
         }
     }
 
@@ -89,7 +96,7 @@ impl Core {
         {
             Item::Given { unique, ino }.write(&mut continuation.items);
             continuation.given.entry(unique).or_default().push(ino);
-            ASKED.set(Asked { unique, steps, is_noted: true });
+            ASKED.set(Asked { unique, steps, is_noted: true, is_repeated: false });
         }
     }
 

@@ -29,7 +29,7 @@ mod tree_status;
 mod verification;
 
 pub use clock::{Clock, SystemClock};
-pub use continuation::{answering, has_happened};
+pub use continuation::{answering, has_happened, is_repeated};
 pub use file_tree::{
     Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
     Time, Transaction, TreeStatus,
