@@ -128,6 +128,12 @@
 /** Options flag: as UNTORN_READERS_GROUP, and everybody may read it. */
 #define UNTORN_READERS_ALL 32
 
+/**
+ * Options flag: refused with EINVAL. untorn_reader_open() opens a store only to read it, beside its owner or
+ * without one; its handles are of another kind.
+ */
+#define UNTORN_READ_ONLY 64
+
 /** Bytes of `untorn_status.store_id`, NUL included. */
 #define UNTORN_STORE_ID_BYTES 48
 
@@ -773,7 +779,8 @@ int untorn_options_init(struct untorn_options *options, size_t size);
  * Opens the directory `path` as a store. The store's own files are in the directory `.untorn` in it.
  * A missing store is created, durably, unless UNTORN_MUST_EXIST is set; so is the directory itself (mode
  * 0777 less the umask) if its parent exists. Recovery after a crash happens here: on return every file
- * holds its last committed contents. `options` NULL: defaults.
+ * holds its last committed contents. `options` NULL: defaults. To read a store beside its owner there is
+ * untorn_reader_open(): UNTORN_READ_ONLY is EINVAL here.
  *
  * Returns a handle, or NULL: EBUSY, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT, ENOTRECOVERABLE, EPERM,
  * ENOSPC, ENOENT, ENOTDIR, EACCES …; see untorn_error.

@@ -32,6 +32,9 @@ pub const UNTORN_ACCEPT_UNKNOWN: u32 = 8;
 pub const UNTORN_READERS_GROUP: u32 = 16;
 /// Options flag: as UNTORN_READERS_GROUP, and everybody may read it.
 pub const UNTORN_READERS_ALL: u32 = 32;
+/// Options flag: refused with EINVAL. untorn_reader_open() opens a store only to read it, beside its owner or
+/// without one; its handles are of another kind.
+pub const UNTORN_READ_ONLY: u32 = 64;
 
 const ALL_FLAGS: u32 = UNTORN_MUST_EXIST
     | UNTORN_WAIT
@@ -103,6 +106,11 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
         other => return Err(Failure::invalid(format!("there is no failure class {other}"))),
     };
     let flags = options.flags;
+    if flags & UNTORN_READ_ONLY != 0 {
+        let why = "UNTORN_READ_ONLY: whoever opens a store this way owns it, and writes to it; untorn_reader_open() opens \
+                   one only to read it, also while another process owns it";
+        return Err(Failure::invalid(why.to_owned()));
+    }
     if flags & !ALL_FLAGS != 0 {
         return Err(Failure::invalid(format!("unknown bits in the options' flags {flags:#x}")));
     }

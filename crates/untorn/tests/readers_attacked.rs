@@ -40,6 +40,9 @@ fn read(path: &Path) -> untorn::Result<Vec<u8>> {
     within(LONG, "reading", move || Store::open_read_only(path)?.read("a"))
 }
 
+/// Puts something in the place of a file, which was moved away.
+type Plant = fn(&Path, &Path);
+
 fn pipe(path: &Path) {
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -119,7 +122,6 @@ fn what_is_no_file_is_told_and_nobody_waits() {
         for name in ["readers", "lock", "owner", "journal/header", "journal/segment.0", "journal", "../a"] {
             let path = dir.path().join(".untorn").join(name);
             std::fs::rename(&path, &away).unwrap();
-            type Plant = fn(&Path, &Path);
             let planted: [(&str, Plant); 4] = [
                 ("a directory", |path, _| std::fs::create_dir(path).unwrap()),
                 ("a link", |path, away| symlink(away, path).unwrap()),

@@ -320,6 +320,11 @@ static void as_another_user(void) {
 }
 
 static void refused(void) {
+    /* Who opens a store as its owner writes to it. */
+    untorn_options read_only = {.size = sizeof read_only, .flags = UNTORN_READ_ONLY | UNTORN_MUST_EXIST};
+    FAILS(untorn_store_open("missing", &read_only), EINVAL, UNTORN_E_INVALID);
+    CHECK(strstr(untorn_error_message(), "untorn_reader_open()"));
+    FAILS(untorn_open("missing", UNTORN_RDONLY, 0, &read_only), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_reader_open("missing"), ENOENT, UNTORN_E_IO);
     CHECK(mkdir("empty", 0755) == 0);
     FAILS(untorn_reader_open("empty"), ENOENT, UNTORN_E_IO);
