@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, the compilers untorn-cc and untorn-c++ with
-# their libuntorn-live.a, pkg-config files, CMake package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
+# their libuntorn-live.a and libuntorn-pthread.a, pkg-config files, CMake package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
 # untorn-bench with their man pages and shell
 # completions. The program `untorn` needs neither of the others.
 #
