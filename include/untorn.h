@@ -1657,10 +1657,12 @@ struct untorn_ticket *untorn_heap_cut(struct untorn_heap *heap);
 
 /**
  * For the hooks that untorn-cc links into programs, and nobody else: they write to the log that `writer` returns, of the
- * calling thread. `version` is that of the log's layout. Returns 0, or -1 with EINVAL: libuntorn has another one.
+ * calling thread, and into the table `told` of what they tell of mappings with UNTORN_TRACKER_TOLD. `version` is that of
+ * both layouts. Returns 0, or -1 with EINVAL: libuntorn has another one.
  */
 int untorn_live_hooks(uint32_t version,
-                      void *(*writer)(void));
+                      void *(*writer)(void),
+                      void *told);
 
 /**
  * For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, which need

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, the compilers untorn-cc and untorn-c++ with
-# their libuntorn-live.a, pkg-config files, CMake package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
+# their libuntorn-live.a and libuntorn-pthread.a, pkg-config files, CMake package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount and
 # untorn-bench with their man pages and shell
 # completions. The program `untorn` needs neither of the others.
 #
@@ -96,6 +96,10 @@ link_flags=
 for name in $LIVE_WRAPS; do
     link_flags="$link_flags -Wl,--wrap=$name"
 done
+pthread_flags=
+for name in $PTHREAD_WRAPS; do
+    pthread_flags="$pthread_flags -Wl,--wrap=$name"
+done
 
 # fill TEMPLATE TO [MODE]
 fill() {
@@ -104,6 +108,7 @@ fill() {
         -e "s:@PREFIX_FROM_PC@:$(up "$LIBDIR/pkgconfig"):g" \
         -e "s:@PREFIX_FROM_CMAKE@:$(up "$LIBDIR/cmake/Untorn"):g" -e "s:@PREFIX_FROM_BIN@:..:g" \
         -e "s#@GCC_FLAGS@#$LIVE_GCC_FLAGS $LIVE_COMMON_FLAGS#g" -e "s#@LINK_FLAGS@#${link_flags# }#g" \
+        -e "s#@PTHREAD_FLAGS@#${pthread_flags# }#g" \
         -e "s#@CLANG_FLAGS@#$LIVE_CLANG_FLAGS $LIVE_COMMON_FLAGS#g" "crates/capi/package/$1" >"$work/$1"
     put "${3:-644}" "$work/$1" "$2"
 }
@@ -139,6 +144,12 @@ if "${CXX:-c++}" -dM -E -x c++ /dev/null | grep -q __clang__; then live_flags=$L
 "${CXX:-c++}" -std=c++17 -O2 -fPIC -Wall -Wextra $live_flags -Iinclude -c crates/capi/live/libstdcxx.cpp -o "$work/libstdcxx.o"
 ar rcs "$work/libuntorn-live.a" "$work/hooks.o" "$work/libstdcxx.o"
 put 644 "$work/libuntorn-live.a" "$LIBDIR/libuntorn-live.a"
+# For programs that ask for it.
+for part in pthread pthread_cxx; do
+    "${CC:-cc}" -O2 -fPIC -fno-plt -Wall -Wextra -Iinclude -c "crates/capi/live/$part.c" -o "$work/$part.o"
+done
+ar rcs "$work/libuntorn-pthread.a" "$work/pthread.o" "$work/pthread_cxx.o"
+put 644 "$work/libuntorn-pthread.a" "$LIBDIR/libuntorn-pthread.a"
 
 # A page for each function, from the comments of the header.
 mkdir "$work/man3"

@@ -41,6 +41,8 @@ pub enum Job {
     Follow { store: PathBuf },
     /// Reads single bytes from its input.
     BeTold,
+    /// Stores to a live heap with a block of so many bytes, and is killed.
+    StoreToLive { path: PathBuf, bytes: usize },
     /// Many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }

@@ -2,6 +2,7 @@
 
 use crate::child::{JOB_VARIABLE, Job};
 use crate::kv;
+use crate::live;
 use crate::peers::replace_file;
 use crate::reader_costs;
 use crate::slow_disk;
@@ -34,6 +35,7 @@ fn run(job: Job) -> Result<()> {
         Job::KvCrash { dir, name, bytes, from, commits } => {
             return say_and_die(kv::first::leave_unapplied(&dir, &name, bytes, from, commits)?);
         }
+        Job::StoreToLive { path, bytes } => return say_and_die(live::store_before_kill(&path, bytes)?),
         Job::Session(session) => return xsync::session::run(session),
         Job::Serve { port, log, flush } => return xsync::guest::serve(port, &log, flush),
         Job::SlowDisk { image, at, flush_us } => {

@@ -1,4 +1,4 @@
-# Compiles live_map.cpp: build_live.sh LIBUNTORN, in a directory with the sources. Prints the compilers that are here.
+# Compiles live_map.cpp and live_list.cpp: build_live.sh LIBUNTORN, in a directory with the sources. Prints the compilers that are here.
 set -eu
 . ./live_flags.sh
 link=
@@ -11,6 +11,9 @@ for compiler in g++ clang++; do
     $compiler --version >/dev/null 2>&1 || continue
     case $compiler in clang*) flags=$LIVE_CLANG_FLAGS ;; *) flags=$LIVE_GCC_FLAGS ;; esac
     flags="$flags $LIVE_COMMON_FLAGS"
+    $compiler -std=c++17 -O2 -I. -DPLAIN live_list.cpp -pthread -o "plain-list-$compiler"
+    # A lock-free program has no hooks.
+    $compiler -std=c++17 -O2 -I. live_list.cpp "$1" -pthread -o "list-$compiler"
     $compiler -std=c++17 -O2 -I. $flags -c libstdcxx.cpp -o libstdcxx.o
     $compiler -std=c++17 -O2 -I. -DPLAIN live_map.cpp -pthread -o "plain-$compiler"
     $compiler -std=c++17 -O2 -I. $flags live_map.cpp hooks.o libstdcxx.o $link "$1" -pthread -o "log-$compiler"

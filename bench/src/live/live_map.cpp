@@ -2,9 +2,10 @@
  * The hash map of Procrastination Beats Prevention (HPL-2014-70), with a lock for each 1,000 buckets. With -DPLAIN in ordinary
  * memory under std::mutex, else in a live heap under untorn::mutex.
  *
- *     live_map HEAP WORK KEYS THREADS MILLISECONDS     prints operations per second
+ *     live_map HEAP WORK KEYS THREADS MILLISECONDS [CUT_EVERY_MS]     prints operations per second
  *
- * WORK: update (of a random key), lookup, churn (removes a random key and puts it in again).
+ * WORK: update (of a random key), lookup, churn (removes a random key and puts it in again), inside and outside (of a section of
+ * 16 such operations: allocates a block, stores to it, and frees the one before).
  */
 
 #include <atomic>
@@ -84,8 +85,22 @@ static void remove_key(long key) {
     }
 }
 
+constexpr int blocks_of_a_section = 16;
+
+/* Allocates and frees some blocks; `blocks` is this thread's own. */
+static void allocate_some(void **blocks, mutex *lock) {
+    if (lock) lock->lock();
+    for (int n = 0; n < blocks_of_a_section; n++) {
+        void *made = allocate(64);
+        std::memset(made, n, 8);
+        if (blocks[n]) release(blocks[n]);
+        blocks[n] = made;
+    }
+    if (lock) lock->unlock();
+}
+
 int main(int argc, char **arguments) {
-    if (argc != 6) return 2;
+    if (argc != 6 && argc != 7) return 2;
     const char *work = arguments[2];
     const long keys = std::atol(arguments[3]), threads = std::atol(arguments[4]), time = std::atol(arguments[5]);
     bucket_count = 2 * keys;
@@ -94,6 +109,7 @@ int main(int argc, char **arguments) {
 #else
     untorn::heap_options how;
     how.flags = UNTORN_HEAP_LIVE;
+    how.cut_every_ms = argc == 7 ? std::atoi(arguments[6]) : 0;
     untorn::heap opened(arguments[1], how);
     heap = opened.handle();
     buckets = static_cast<entry **>(untorn_heap_calloc(heap, bucket_count, sizeof(entry *)));
@@ -101,14 +117,24 @@ int main(int argc, char **arguments) {
     std::vector<mutex> all((bucket_count + buckets_of_a_lock - 1) / buckets_of_a_lock);
     locks = &all;
     for (long key = 0; key < keys; key++) put(key);
+#ifndef PLAIN
+    if (untorn_heap_commit(heap)) std::abort();
+#endif
     std::atomic<bool> go(false), stop(false);
     std::atomic<long> sum(0), seen(0);
     std::vector<std::thread> workers;
     for (long thread = 0; thread < threads; thread++) {
         workers.emplace_back([&, thread] {
             unsigned long random = 88172645463325252ul + thread * 7919;
+            void *blocks[blocks_of_a_section] = {};
+            mutex own;
+            mutex *const lock = work[0] == 'i' ? &own : nullptr;
             long done = 0, found = 0;
             while (!go) std::this_thread::yield();
+            while (!stop && (work[0] == 'i' || work[0] == 'o')) {
+                allocate_some(blocks, lock);
+                done += blocks_of_a_section;
+            }
             while (!stop) {
                 for (int n = 0; n < 64; n++, done++) {
                     random ^= random << 13, random ^= random >> 7, random ^= random << 17;

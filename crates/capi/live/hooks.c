@@ -1,6 +1,7 @@
 /*
  * The hooks of untorn-cc and untorn-c++: what a compiler calls before each store, and what it links instead of functions of
- * the C library that store. In a section of a live heap they log what is overwritten; see docs/LIVE_HEAPS.md.
+ * the C library that store. In a section of a live heap they log what is overwritten; see docs/LIVE_HEAPS.md. Of mappings and
+ * heaps with the tracker told they tell what is stored to.
  *
  * Compiled once, without hooks of its own, into libuntorn-live.a, which is linked into the program: a call through a shared
  * library would cost more than the rest.
@@ -13,12 +14,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "untorn.h"
 
-#define VERSION 2
+#define VERSION 3
 #define FILTER 128
 #define RECORD 16
 #define KIND_STORE (1ull << 48)
@@ -38,10 +44,22 @@ struct writer {
 
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
 
+/* Mappings with the tracker told, as in crates/untorn/src/region/told_hooks.rs: a byte for each line of 64 bytes that was stored
+ * to, and for each page with such a line. */
+#define MAPPINGS 64
+static struct {
+    size_t used;
+    struct {
+        uintptr_t base;
+        size_t bytes;
+        unsigned char *lines, *pages;
+    } all[MAPPINGS];
+} told;
+
 static void *writer_of_this_thread(void) { return &this_threads; }
 
 __attribute__((constructor)) static void tell(void) {
-    if (untorn_live_hooks(VERSION, writer_of_this_thread)) {
+    if (untorn_live_hooks(VERSION, writer_of_this_thread, &told)) {
         fprintf(stderr, "untorn: %s\n", untorn_error_message());
         abort();
     }
@@ -92,16 +110,46 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
     barrier();
 }
 
+static inline __attribute__((always_inline)) void set(unsigned char *flag) {
+    /* Most are set already, and a cache line that is only read is everybody's. */
+    if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+}
+
+/* Bytes that may be in a mapping with the tracker told. */
+static __attribute__((noinline)) void tell_of(uintptr_t at, size_t size) {
+    size_t used = __atomic_load_n(&told.used, __ATOMIC_ACQUIRE), n;
+    for (n = 0; n < used; n++) {
+        size_t bytes = __atomic_load_n(&told.all[n].bytes, __ATOMIC_ACQUIRE);
+        uintptr_t base = __atomic_load_n(&told.all[n].base, __ATOMIC_RELAXED);
+        size_t from = at - base, to = from + size, line;
+        /* It may begin before the mapping, and end behind it. */
+        if (from >= bytes) {
+            if (to == 0 || from < to) continue;
+            from = 0;
+        }
+        if (to > bytes) to = bytes;
+        for (line = from >> 6; line <= (to - 1) >> 6; line++) {
+            set(&told.all[n].lines[line]);
+            /* Behind the line's: who clears it takes the lines after that. */
+            set(&told.all[n].pages[line >> 6]);
+        }
+    }
+}
+
 static inline __attribute__((always_inline)) void before_word(uintptr_t at, size_t size) {
     struct writer *w = &this_threads;
-    if (__builtin_expect(at - w->base >= w->bytes, 1)) return;
-    log_word(w, at, size);
+    if (__builtin_expect(at - w->base < w->bytes, 0)) {
+        log_word(w, at, size);
+    } else if (__builtin_expect(__atomic_load_n(&told.used, __ATOMIC_RELAXED) != 0, 0)) {
+        tell_of(at, size);
+    }
 }
 
 /* Any bytes; those that are not in the heap are nothing to it. */
 static void before(const void *address, size_t size) {
     struct writer *w = &this_threads;
     uintptr_t at = (uintptr_t)address;
+    if (told.used && size) tell_of(at, size);
     if (__builtin_expect(!w->bytes || at >= w->base + w->bytes || at + size <= w->base, 1)) return;
     if (size > 64 || at < w->base || at + size > w->base + w->bytes) {
         untorn_section_log(address, size);
@@ -225,13 +273,84 @@ WRAP(char *, fgets, (char *to, int n, FILE *from)) {
     before(to, n > 0 ? (size_t)n : 0);
     return __real_fgets(to, n, from);
 }
+WRAP(ssize_t, pread64, (int fd, void *to, size_t n, off64_t at)) {
+    before(to, n);
+    return __real_pread64(fd, to, n, at);
+}
+static void before_each(const struct iovec *to, int n) {
+    for (int i = 0; i < n; i++) before(to[i].iov_base, to[i].iov_len);
+}
+WRAP(ssize_t, readv, (int fd, const struct iovec *to, int n)) {
+    before_each(to, n);
+    return __real_readv(fd, to, n);
+}
+WRAP(ssize_t, preadv, (int fd, const struct iovec *to, int n, off_t at)) {
+    before_each(to, n);
+    return __real_preadv(fd, to, n, at);
+}
+WRAP(ssize_t, recvfrom, (int fd, void *to, size_t n, int flags, __SOCKADDR_ARG from, socklen_t *from_bytes)) {
+    before(to, n);
+    if (from_bytes) {
+        before(*(void *const *)&from, *from_bytes);
+        before(from_bytes, sizeof *from_bytes);
+    }
+    return __real_recvfrom(fd, to, n, flags, from, from_bytes);
+}
+WRAP(ssize_t, getrandom, (void *to, size_t n, unsigned flags)) {
+    before(to, n);
+    return __real_getrandom(to, n, flags);
+}
+WRAP(void, qsort, (void *all, size_t n, size_t size, int (*compare)(const void *, const void *))) {
+    before(all, n * size);
+    __real_qsort(all, n, size, compare);
+}
+WRAP(void *, memccpy, (void *to, const void *from, int end, size_t n)) {
+    const unsigned char *found = memchr(from, end, n);
+    before(to, found ? (size_t)(found - (const unsigned char *)from) + 1 : n);
+    return __real_memccpy(to, from, end, n);
+}
+WRAP(void, explicit_bzero, (void *to, size_t n)) {
+    before(to, n);
+    __real_explicit_bzero(to, n);
+}
+WRAP(void, bzero, (void *to, size_t n)) {
+    before(to, n);
+    __real_bzero(to, n);
+}
+WRAP(void, bcopy, (const void *from, void *to, size_t n)) {
+    before(to, n);
+    __real_bcopy(from, to, n);
+}
+/* Where a token ends, a byte is stored; what is behind it is kept for the next call. */
+WRAP(char *, strtok_r, (char *text, const char *ends, char **rest)) {
+    char *from = text ? text : *rest;
+    before(rest, sizeof *rest);
+    if (from) before(from, strlen(from));
+    return __real_strtok_r(text, ends, rest);
+}
+WRAP(size_t, strftime, (char *to, size_t n, const char *format, const struct tm *when)) {
+    before(to, n);
+    return __real_strftime(to, n, format, when);
+}
+WRAP(int, clock_gettime, (clockid_t clock, struct timespec *now)) {
+    before(now, sizeof *now);
+    return __real_clock_gettime(clock, now);
+}
+WRAP(struct tm *, localtime_r, (const time_t *when, struct tm *to)) {
+    before(to, sizeof *to);
+    return __real_localtime_r(when, to);
+}
+WRAP(struct tm *, gmtime_r, (const time_t *when, struct tm *to)) {
+    before(to, sizeof *to);
+    return __real_gmtime_r(when, to);
+}
 
 /* How much is printed is known before it is: the text is made twice. */
 WRAP(int, vsnprintf, (char *to, size_t n, const char *format, va_list arguments)) {
     va_list again;
     int length;
     va_copy(again, arguments);
-    length = this_threads.bytes ? __real_vsnprintf(NULL, 0, format, again) : 0;
+    length = this_threads.bytes || told.used ? __real_vsnprintf(NULL, 0, format, again) : 0;
     va_end(again);
     if (length >= 0 && n) before(to, (size_t)length + 1 < n ? (size_t)length + 1 : n);
     return __real_vsnprintf(to, n, format, arguments);

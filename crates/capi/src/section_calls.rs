@@ -236,14 +236,22 @@ pub extern "C" fn untorn_heap_cut(heap: *mut untorn_heap) -> *mut untorn_ticket 
 }
 
 /// For the hooks that untorn-cc links into programs, and nobody else: they write to the log that `writer` returns, of the
-/// calling thread. `version` is that of the log's layout. Returns 0, or -1 with EINVAL: libuntorn has another one.
+/// calling thread, and into the table `told` of what they tell of mappings with UNTORN_TRACKER_TOLD. `version` is that of
+/// both layouts. Returns 0, or -1 with EINVAL: libuntorn has another one.
 ///
 /// # Safety
-/// What `writer` returns is the memory of a log, and lives as long as its thread.
+/// What `writer` returns is the memory of a log, and lives as long as its thread; `told` is a table of zeros, and lives as long
+/// as the process.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn untorn_live_hooks(version: u32, writer: Option<extern "C" fn() -> *mut c_void>) -> c_int {
+pub unsafe extern "C" fn untorn_live_hooks(
+    version: u32,
+    writer: Option<extern "C" fn() -> *mut c_void>,
+    told: *mut c_void,
+) -> c_int {
     guard_status(|| {
-        let (HOOKS_VERSION, Some(writer)) = (version, writer) else {
+        // SAFETY: the caller's promise.
+        let told = unsafe { told.cast::<section_hooks::ToldTable>().as_ref() };
+        let (HOOKS_VERSION, Some(writer), Some(told)) = (version, writer, told) else {
             return Err(Failure::invalid(format!(
                 "the program has hooks of version {version}, and libuntorn those of version {HOOKS_VERSION}: link it anew"
             )));
@@ -255,6 +263,7 @@ pub unsafe extern "C" fn untorn_live_hooks(version: u32, writer: Option<extern "
             )
         };
         section_hooks::set_hooks(writer);
+        section_hooks::set_told_table(told);
         Ok(())
     })
 }
@@ -303,5 +312,5 @@ pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut unt
     otherwise(mutex)
 }
 
-/// Of the layout of `LogWriter`, as `live/hooks.c` has it.
-const HOOKS_VERSION: u32 = 2;
+/// Of the layouts of `LogWriter` and `ToldTable`, as `live/hooks.c` has it.
+const HOOKS_VERSION: u32 = 3;

@@ -198,6 +198,7 @@ fn destdir_stages_and_everybody_may_read() {
         ("include/untorn_members.hpp".to_owned(), 0o644),
         ("include/untorn_section.hpp".to_owned(), 0o644),
         ("lib/libuntorn-live.a".to_owned(), 0o644),
+        ("lib/libuntorn-pthread.a".to_owned(), 0o644),
         ("lib/pkgconfig/untorn-live.pc".to_owned(), 0o644),
         ("bin/untorn-cc".to_owned(), 0o755),
         ("include/untorn_posix.h".to_owned(), 0o644),

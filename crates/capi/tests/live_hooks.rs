@@ -85,6 +85,13 @@ fn hooks_see_every_store() {
             assert!(nothing.is_empty(), "{compiler} {flags:?}: these change nothing: {nothing:?}");
             assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}");
             println!("{compiler} {flags:?}: {all} kinds of stores, {found:?} not seen");
+            // And of an ordinary heap whose tracker is told.
+            let text = output_of(program(&binary).arg("told").arg(dir.path().join("told")));
+            let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
+            let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
+            assert!(nothing.is_empty() && text.lines().last() == Some(&all.to_string()), "{text}");
+            assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}, told");
+            fs::remove_file(dir.path().join("told")).expect("a heap");
         }
     }
 }
@@ -230,5 +237,53 @@ fn a_ledger_is_whole_after_every_kill() {
     }
     if compilers().is_empty() {
         skipped("no compiler has hooks here");
+    }
+}
+
+/// A program with locks of pthread alone, which are not changed, killed again and again.
+#[test]
+fn locks_of_pthread_make_sections() {
+    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    println!("UNTORN_TEST_SEED={seed}");
+    let mut random: u64 = seed;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let kills = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);
+    for (compiler, _) in compilers() {
+        let (binary, heap) = (dir.path().join(compiler), dir.path().join(format!("{compiler}.heap")));
+        let mut command = wrapper("untorn-cc", compiler);
+        command.env("UNTORN_PTHREAD", "1").args(["-std=gnu11", "-O2"]);
+        run(command.arg(source("pthread_bank.c")).arg("-o").arg(&binary));
+        let mut done = [0u64; 16];
+        for round in 0..kills {
+            let what = format!("{compiler}, seed {seed}, round {round}");
+            let threads = if round % 2 == 0 { "2" } else { "4" };
+            let mut child = program(&binary).arg(&heap).arg(threads).stdout(Stdio::piped()).spawn().expect("a program");
+            let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+            let mut line = String::new();
+            loop {
+                line.clear();
+                // It looks at the bank itself, and says what is wrong.
+                assert_ne!(out.read_line(&mut line).expect("a line"), 0, "{what}: it ended by itself");
+                match line.split_whitespace().collect::<Vec<_>>()[..] {
+                    ["begun", how] => assert_eq!(how, if round == 0 { "1" } else { "2" }, "{what}"),
+                    // A section that has ended need not be stable where locks are given back early, and who prints does not
+                    // wait for that: it may be less than what was printed.
+                    ["has", thread, last] => {
+                        done[thread.parse::<usize>().expect("a thread")] = last.parse().expect("a number");
+                    }
+                    ["ready"] => {}
+                    // The first sections of a process take longer.
+                    ["did", ..] => break,
+                    _ => panic!("{what}: {line}"),
+                }
+            }
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            std::thread::sleep(Duration::from_micros((random >> 33) % 8000));
+            child.kill().expect("a child to kill");
+            child.wait().expect("its end");
+        }
+        println!("{compiler}: {kills} kills, {done:?} transfers");
+        assert!(done.iter().sum::<u64>() > 100);
+        untorn::offline::eject(&heap, &|_, _| {}).expect("an end");
     }
 }

@@ -3,12 +3,18 @@
  * not announced by a hook. Prints "missed NAME" for each kind; the last line is the number of kinds.
  */
 
+#define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "untorn.h"
@@ -30,6 +36,8 @@ struct packed { char a; long b; } __attribute__((packed));
 
 static volatile long one = 1;
 static int pipe_ends[2];
+
+static int compare_ints(const void *one, const void *other) { return *(const int *)one - *(const int *)other; }
 
 __attribute__((noinline)) static struct large make_large(long n) {
     struct large made;
@@ -102,6 +110,20 @@ KIND(print_list, format((char *)p, 20, "%s", "much more than fits into it"))
 KIND(read_bytes, if (write(pipe_ends[1], "0123456789", 10) != 10 || read(pipe_ends[0], p, 10) != 10) abort())
 KIND(stream_bytes, FILE *f = fopen("/proc/self/stat", "r"); if (fread(p, 1, 50, f) != 50) abort(); fclose(f))
 KIND(stream_line, FILE *f = fopen("/proc/self/status", "r"); if (!fgets((char *)p, 50, f)) abort(); fclose(f))
+KIND(read_at, FILE *f = tmpfile(); if (!f || fwrite("0123456789", 1, 10, f) != 10 || fflush(f) || pread64(fileno(f), p, 10, 0) != 10) abort(); fclose(f))
+KIND(read_parts, struct iovec parts[2] = {{p, 5}, {p + 100, 5}}; if (write(pipe_ends[1], "0123456789", 10) != 10 || readv(pipe_ends[0], parts, 2) != 10) abort())
+KIND(receive_from, int s[2]; if (socketpair(AF_UNIX, SOCK_DGRAM, 0, s) || write(s[0], "01234", 5) != 5 || recvfrom(s[1], p, 5, 0, NULL, NULL) != 5) abort(); close(s[0]); close(s[1]))
+KIND(random_bytes, if (getrandom(p, 40, 0) != 40) abort())
+KIND(sort_numbers, qsort(p, 40, 4, compare_ints))
+KIND(copy_up_to, memccpy(p, "01234;6789", ';', 10))
+KIND(zero_explicitly, explicit_bzero(p, 33))
+KIND(zero_bytes, bzero(p, (size_t)one * 30))
+KIND(copy_back, bcopy(p, p + 1, (size_t)one * 30))
+KIND(token, p[9] = ' '; p[20] = 0; p[0] = 'x'; p[1] = 'y'; char *rest; if (!strtok_r((char *)p, " ", &rest)) abort())
+KIND(time_text, struct tm when = {0}; strftime((char *)p, 40, "%Y-%m-%d", &when))
+KIND(clock_time, clock_gettime(CLOCK_MONOTONIC, (struct timespec *)p))
+KIND(local_time, time_t when = one; localtime_r(&when, (struct tm *)p))
+KIND(world_time, time_t when = one; gmtime_r(&when, (struct tm *)p))
 KIND(atomic_store_8, atomic_store((_Atomic long *)p, one))
 KIND(atomic_relaxed_4, atomic_store_explicit((_Atomic int *)p, (int)one, memory_order_relaxed))
 KIND(atomic_add_8, atomic_fetch_add((_Atomic long *)p, 5))
@@ -132,7 +154,9 @@ static const struct { const char *name; void (*store)(unsigned char *); } kinds[
     ROW(loop_bytes), ROW(loop_longs), ROW(loop_doubles), ROW(loop_zero), ROW(loop_copy), ROW(loop_strided), ROW(memset_8),
     ROW(memset_64), ROW(memset_n), ROW(memcpy_16), ROW(memcpy_100), ROW(memcpy_n), ROW(memmove_n), ROW(memmove_12),
     ROW(strcpy_literal), ROW(strcpy_n), ROW(strncpy_n), ROW(strcat_n), ROW(stpcpy_n), ROW(print_n), ROW(print_literal),
-    ROW(print_list), ROW(read_bytes), ROW(stream_bytes), ROW(stream_line), ROW(atomic_store_8), ROW(atomic_relaxed_4),
+    ROW(print_list), ROW(read_bytes), ROW(stream_bytes), ROW(stream_line), ROW(read_at), ROW(read_parts), ROW(receive_from), ROW(random_bytes),
+    ROW(sort_numbers), ROW(copy_up_to), ROW(zero_explicitly), ROW(zero_bytes), ROW(copy_back), ROW(token), ROW(time_text),
+    ROW(clock_time), ROW(local_time), ROW(world_time), ROW(atomic_store_8), ROW(atomic_relaxed_4),
     ROW(atomic_add_8), ROW(atomic_exchange_1), ROW(atomic_compare), ROW(through_volatile), ROW(through_function),
     ROW(complex_number), ROW(restrict_arrays), ROW(conditional), ROW(array_of_structs),
 #if defined(__x86_64__)
@@ -147,7 +171,41 @@ static void check(int result) {
     }
 }
 
+/* An ordinary heap whose tracker is told: a commit is refused if a byte was stored to and not told of. */
+static int told(const char *file) {
+    const size_t count = sizeof kinds / sizeof *kinds;
+    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_DEBUG_TOLD, .tracker = UNTORN_TRACKER_TOLD};
+    untorn_heap *heap = untorn_heap_open(file, &options, NULL);
+    unsigned char *block, before[SIZE], expected[SIZE];
+    if (!heap) check(-1);
+    if (pipe(pipe_ends)) return 2;
+    block = untorn_heap_aligned_alloc(heap, 64, SIZE);
+    check(untorn_heap_set_root(heap, "block", block, "block", SIZE, 64, 1));
+    for (size_t kind = 0; kind < count; kind++) {
+        for (int i = 0; i < SIZE; i++) block[i] = (unsigned char)(0x5a + i * 7);
+        check(untorn_heap_commit(heap));
+        memcpy(before, block, SIZE);
+        kinds[kind].store(block);
+        if (!memcmp(before, block, SIZE)) printf("nothing %s\n", kinds[kind].name);
+        if (untorn_heap_commit(heap)) {
+            printf("missed %s\n", kinds[kind].name);
+            check(untorn_heap_touch(heap, block, SIZE));
+            check(untorn_heap_commit(heap));
+        }
+        memcpy(expected, block, SIZE);
+    }
+    printf("%zu\n", count);
+    check(untorn_heap_close(heap));
+    /* What was committed is there, without a store of its own. */
+    heap = untorn_heap_open(file, &options, NULL);
+    if (!heap || untorn_heap_root(heap, "block", "block", SIZE, 64, 1, (void **)&block) != 1) check(-1);
+    if (memcmp(expected, block, SIZE)) printf("missed the last one\n");
+    check(untorn_heap_close(heap));
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    if (argc == 3) return told(argv[2]);
     const size_t count = sizeof kinds / sizeof *kinds;
     untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_LIVE};
     untorn_heap *heap = untorn_heap_open(argv[argc - 1], &options, NULL);
