@@ -96,13 +96,13 @@ impl Files {
                     Err(e) => (e.raw_os_error(), true),
                 },
             };
+            if is_new {
+                // The daemon gives a file once. Else the name would keep the inode when all its other names and openings are
+                // gone. Before the answer, after which the daemon may give the file for something else.
+                let _ = rustix::fs::statat(&self.hidden, name(number), AtFlags::SYMLINK_NOFOLLOW);
+            }
             if send(line, &answer.to_ne_bytes(), None).is_err() {
                 return;
-            }
-            if is_new {
-                // The daemon says by now that there is no such name. Else the name would keep the inode when all its other
-                // names and openings are gone.
-                let _ = rustix::fs::statat(&self.hidden, name(number), AtFlags::SYMLINK_NOFOLLOW);
             }
         }
     }

@@ -25,9 +25,6 @@ const CHANGED_MAX: usize = 512;
 /// Objects that are to be removed, before a commit does it early: it holds up whoever comes meanwhile.
 const DOOMED_MAX: usize = 512;
 
-/// The length of the log. (What it takes inline follows from that: 4 MiB of pages do.)
-const JOURNAL_BYTES: u64 = 40 << 20;
-
 /// What commits a file but a sync of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CommitMode {
@@ -118,10 +115,9 @@ pub struct StoreTree {
 }
 
 impl StoreTree {
-    /// How the store of a tree is opened: names and contents that are committed as one must not come apart. Its log is
-    /// shorter than others, as all of it is read by a process that takes over from a killed one, while programs wait.
+    /// How the store of a tree is opened: names and contents that are committed as one must not come apart.
     pub fn store_options() -> untorn::StoreOptions {
-        untorn::StoreOptions::default().in_order(true).journal_bytes(JOURNAL_BYTES)
+        untorn::StoreOptions::default().in_order(true)
     }
 
     /// The tree in a store; a new one if the store has none.
