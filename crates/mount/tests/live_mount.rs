@@ -120,7 +120,10 @@ fn a_dead_mount_says_so_and_its_store_is_checked() {
 fn a_damaged_tree_is_not_sound() {
     let place = Place::of(rustix::process::geteuid().as_raw());
     fs::create_dir_all(place.at("tree/d")).unwrap();
-    fs::write(place.at("tree/d/f"), "some").unwrap();
+    // Two small ones, and one that has an object.
+    for (called, len) in [("f", 4), ("g", 70_000), ("h", 100)] {
+        fs::write(place.at("tree/d").join(called), vec![b'x'; len]).unwrap();
+    }
     place.give("tree");
     let anew = || {
         let _ = fs::remove_dir_all(place.at("store"));
@@ -137,10 +140,13 @@ fn a_damaged_tree_is_not_sound() {
     anew();
     let objects = fs::read_dir(place.at("store/obj/0")).unwrap();
     objects.for_each(|object| fs::remove_file(object.unwrap().path()).unwrap());
-    found("the contents of d/f (inode 3) are missing: obj/0/3");
+    found("the contents of d/g (inode 4) are missing: obj/0/4");
     anew();
-    fs::write(place.at("store/obj/0/3"), "too long").unwrap();
-    found("d/f (inode 3) has 4 bytes, and contents of 8");
+    fs::write(place.at("store/obj/0/4"), vec![b'x'; 70_001]).unwrap();
+    found("d/g (inode 4) has 70000 bytes, and contents of 70001");
+    anew();
+    OpenOptions::new().write(true).open(place.at("store/pack")).unwrap().set_len(3).unwrap();
+    found("the contents of d/f (inode 3) are missing: pack, byte 0");
     // Rows: where a number of an inode stands, another one.
     let rows = || {
         let (mut bytes, mut at, mut rows) = (fs::read(place.at("store/table")).unwrap(), 64, Vec::new());
@@ -151,17 +157,18 @@ fn a_damaged_tree_is_not_sound() {
         bytes.clear();
         rows
     };
-    for (sort, offset, words) in [
-        (1, 8, "names no inode"),
-        (1, 8 + 14, "links, and has"),
-        (2, 8, "which is no directory"),
-        (2, 8 + 16, "cannot be reached from the root"),
+    for (sort, of, offset, value, words) in [
+        (1, 2, 8, 99, "names no inode"),
+        (1, 2, 8 + 14, 9, "links, and has"),
+        (2, 2, 8, 99, "which is no directory"),
+        (2, 1, 8 + 16, 99, "cannot be reached from the root"),
+        (1, 3, 8 + 30, 3, "d/f (inode 3) has 3 bytes, and contents of 4"),
+        (1, 5, 8 + 74, 0, "the contents of d/f (inode 3) and of d/h (inode 5) overlap"),
+        (1, 5, 8 + 74, 64, "no row of a tree at byte"),
     ] {
         anew();
-        let of = if sort == 2 && offset == 8 + 16 { 1 } else { 2 };
         let (at, ..) = rows().into_iter().find(|row| row.1 == sort && row.2 == of).unwrap();
-        let value: &[u8] = if offset == 8 + 14 { &[9] } else { &[99] };
-        table().write_all_at(value, at + offset).unwrap();
+        table().write_all_at(&[value], at + offset).unwrap();
         found(words);
     }
     anew();

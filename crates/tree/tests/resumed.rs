@@ -161,6 +161,9 @@ fn resume(program: &Program, disk: SimDisk, moment: (usize, Vec<u8>), rng: &mut 
     disk.record();
     answering(0);
     let tree = open_kept(&disk, &clock, program.mode, kept).map_err(|e| format!("it cannot go on: {e}"))?;
+    if !tree.pack_is_as_rows_say().unwrap() {
+        return Err("the room in the pack is not what the rows have".into());
+    }
     let found = shown(&tree);
     if !step.op.sends() && found != program.lives[n] && found != program.lives[n + 1] {
         return Err(format!("programs see {found:?}, and saw {:?}", program.lives[n]));
@@ -467,6 +470,35 @@ fn what_was_made_before_the_disk_was_full_is_made() {
     answering(6);
     let other = at.tree().make(ME, ROOT, name("other"), Kind::File, 0o644, 0);
     assert_eq!(other.map(drop), Err(Errno(libc::ENOSPC)));
+}
+
+/// Removed files whose removal no commit has: their room is free once, and not given to two.
+#[test]
+fn room_of_removed_files_is_free_once() {
+    let mut at = Killed::new();
+    for called in ["a", "b", "c"] {
+        let ino = synced(at.tree(), called, called.repeat(5000).as_bytes());
+        at.tree().release(ino, true);
+    }
+    for called in ["a", "b"] {
+        let ino = at.tree().lookup(ROOT, name(called)).unwrap().ino;
+        at.tree().unlink(ROOT, name(called)).unwrap();
+        at.tree().forget(ino, 2);
+    }
+    for _ in 0..2 {
+        at.kill(MUCH);
+        assert!(at.tree().pack_is_as_rows_say().unwrap());
+    }
+    let new = ["d", "e", "f"].map(|called| (called, synced(at.tree(), called, called.repeat(5000).as_bytes())));
+    for (called, ino) in new {
+        assert_eq!(contents(at.tree(), ino), called.repeat(5000).as_bytes());
+    }
+    at.kill(MUCH);
+    assert!(at.tree().pack_is_as_rows_say().unwrap());
+    let found = at.cut();
+    ["c", "d", "e", "f"]
+        .iter()
+        .for_each(|called| assert_eq!(contents_of(&found, called), called.repeat(5000).as_bytes()));
 }
 
 /// The kernel knows an inode as often as it has had an answer.

@@ -119,6 +119,14 @@ fn contents_change_in_their_place_and_move() {
     tree.sync(a, &Clean).unwrap();
     let expected = [&[7; 10][..], &[0; 30], &[8; 2], &[0; 8]].concat();
     assert_eq!(contents_of(&killed(&disk, &clock), "a"), expected);
+    // What was cut off lies in the extent yet, and is zeros when the file is longer again.
+    let b = synced(&tree, "b", &[1; 3000]);
+    tree.set_attributes(b, &sized(2500)).unwrap();
+    tree.sync(b, &Clean).unwrap();
+    tree.write(b, 2900, &[2; 10]).unwrap();
+    tree.sync(b, &Clean).unwrap();
+    let expected = [&[1; 2500][..], &[0; 400], &[2; 10]].concat();
+    assert_eq!(contents_of(&killed(&disk, &clock), "b"), expected);
     assert_eq!(objects(&disk), 0);
 }
 
@@ -196,13 +204,15 @@ fn a_file_that_cannot_grow_keeps_what_it_has() {
 #[test]
 fn room_is_given_again_in_the_same_commit() {
     let (disk, clock, tree) = new_tree();
-    let first = synced(&tree, "a", &[1; 5000]);
+    // Each has its length: bytes in the place of another file's would show.
+    let version = |n: u8| vec![n; 5000 + 10 * usize::from(n)];
+    let first = synced(&tree, "a", &version(1));
     tree.release(first, true);
     tree.forget(first, 1);
     disk.record();
     for n in 2..20 {
         let new = file(&tree, "new");
-        tree.write(new, 0, &[n; 5000]).unwrap();
+        tree.write(new, 0, &version(n)).unwrap();
         tree.rename((ROOT, name("new")), (ROOT, name("a")), RenameFlags::Replace, &Clean).unwrap();
         tree.forget(new, 1);
         // Some are on their way one behind the other.
@@ -214,7 +224,7 @@ fn room_is_given_again_in_the_same_commit() {
         for cut in [Cut::Nothing, Cut::Everything, Cut::Seed(n as u64), Cut::Seed(n as u64 + 1)] {
             let found = open(&snapshot.power_cut(cut).disk, &clock);
             let bytes = contents_of(&found, "a");
-            assert!(bytes.len() == 5000 && bytes.iter().all(|byte| *byte == bytes[0]), "crash {n}, {cut}");
+            assert!(bytes == version(bytes[0]), "crash {n}, {cut}: {} bytes of version {}", bytes.len(), bytes[0]);
         }
     }
     tree.close(&Clean).unwrap();
@@ -267,35 +277,72 @@ fn room_without_files_is_given_back_to_the_file_system() {
     assert_eq!(contents_of(&open(), "0"), [1; 40_000]);
 }
 
+/// Faults of which some have a commit of 20 KB refused: it is written beside the log.
+fn faults() -> impl Iterator<Item = Fault> {
+    let calls = [On::Write, On::Size, On::Name, On::Attribute].into_iter();
+    let of = |on| (0..4).map(move |after| Fault { on, after, times: 1, what: What::Errno(libc::ENOSPC) });
+    calls.flat_map(of)
+}
+
 /// A seal could not be asked for. What is made in the store next, in a commit of its own, brings neither half of it.
 #[test]
 fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
     let mut refused = 0;
-    for (on, after) in
-        [On::Write, On::Size, On::Name, On::Attribute].into_iter().flat_map(|on| [(on, 0), (on, 1), (on, 2)])
-    {
+    for (n, fault) in faults().enumerate() {
         let (disk, clock, tree) = new_tree();
-        synced(&tree, "a", b"old");
         let z = synced(&tree, "z", b"z");
-        let new = file(&tree, "new");
-        tree.write(new, 0, &[7; 40_000]).unwrap();
-        disk.fail(Fault { on, after, times: 1, what: What::Errno(libc::ENOSPC) });
-        tree.rename((ROOT, name("new")), (ROOT, name("a")), RenameFlags::Replace, &Clean).unwrap();
+        // Both move.
+        let [a, b] = ["a", "b"].map(|called| synced(&tree, called, b"old"));
+        tree.write(a, 0, &[7; 10_000]).unwrap();
+        tree.write(b, 0, &[8; 10_000]).unwrap();
+        disk.fail(fault);
+        tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Exchange, &Clean).unwrap();
         disk.clear_faults();
         refused += tree.status().unwrap().owed;
+        assert!(tree.pack_is_as_rows_say().unwrap());
         // An object, and a directory for objects.
         tree.write(z, LIMIT as u64, b"z").unwrap();
-        for n in 0..if after == 1 { 4200 } else { 0 } {
-            file(&tree, &format!("{n}"));
+        for k in 0..if n == 0 { 4200 } else { 0 } {
+            file(&tree, &format!("{k}"));
         }
         tree.write_back().unwrap();
-        let found = contents_of(&killed(&disk, &clock), "a");
-        assert!(found == b"old" || found == [7; 40_000], "{on:?} after {after}: {} bytes", found.len());
-        assert!(tree.pack_is_as_rows_say().unwrap());
+        let found = killed(&disk, &clock);
+        let found = ["a", "b"].map(|called| contents_of(&found, called));
+        let (old, new) = ([b"old"; 2].map(|bytes| bytes.to_vec()), [vec![8; 10_000], vec![7; 10_000]]);
+        assert!(found == old || found == new, "fault {n}: {} and {} bytes", found[0].len(), found[1].len());
         tree.sync(z, &Clean).unwrap();
-        assert_eq!(contents_of(&killed(&disk, &clock), "a"), [7; 40_000]);
+        let found = killed(&disk, &clock);
+        assert_eq!(["a", "b"].map(|called| contents_of(&found, called)), new);
     }
     assert!(refused > 0, "no seal was refused");
+}
+
+/// A sync was refused: what it was to have is uncommitted, and in no commit of another file.
+#[test]
+fn nothing_of_a_refused_sync_is_in_another_commit() {
+    let mut refused = 0;
+    for fault in faults() {
+        let (disk, clock, tree) = new_tree();
+        let [a, b] = ["a", "b"].map(|called| synced(&tree, called, &[1; 10_000]));
+        let before = [a, b].iter().all(|ino| tree.write(*ino, 0, &[2; 10_000]).is_ok());
+        disk.fail(fault);
+        let done = tree.sync_files(&[a, b], &Clean);
+        let was_asked_for = tree.status().unwrap().uncommitted == 0;
+        disk.clear_faults();
+        if tree.status().unwrap().failed {
+            // A write of the log itself that failed is for good.
+            continue;
+        }
+        synced(&tree, "c", b"c");
+        let found = killed(&disk, &clock);
+        let expected = if was_asked_for { [2; 10_000] } else { [1; 10_000] };
+        refused += usize::from(!was_asked_for);
+        assert!(before && (done.is_ok() || !was_asked_for || done == Err(Errno(libc::ENOSPC))));
+        ["a", "b"].iter().for_each(|called| assert!(contents_of(&found, called) == expected, "{called}"));
+        tree.sync_files(&[a, b], &Clean).unwrap();
+        assert!(contents_of(&killed(&disk, &clock), "b") == [2; 10_000]);
+    }
+    assert!(refused > 0, "no sync was refused");
 }
 
 /// Readers that are not under the lock, while extents are given to others.
