@@ -5,7 +5,7 @@ mod common;
 use common::{json, run};
 use std::alloc::Layout;
 use std::path::Path;
-use untorn::heap::Heap;
+use untorn::heap::{Heap, HeapOptions};
 
 /// A heap with a root to one block of three, the others lost, and one large and one huge allocation, lost, too.
 fn make(path: &Path) -> Heap {
@@ -108,4 +108,21 @@ fn pointers_out_of_a_heap_are_looked_for_on_request() {
     heap.close().unwrap();
     assert!(run(&["check", "heap", "--pointers"], &path).ok().contains("no pointers out of the heap"));
     assert_eq!(run(&["check", "--pointers"], dir.path()).code, Some(2));
+}
+
+#[test]
+fn what_a_killed_live_heap_has_in_memory_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("heap");
+    let heap = HeapOptions::new().live(true).open(&path).unwrap();
+    let memory = heap.live().unwrap().memory;
+    // As if its process had been killed.
+    drop(heap);
+    let text = run(&["check", "heap"], &path).ok();
+    assert!(text.contains("this is the last cut") && text.contains(memory.to_str().unwrap()), "{text}");
+    let found = json(&run(&["check", "heap", "--json"], &path).ok());
+    assert_eq!(found["live_memory"][0]["memory"], memory.to_str().unwrap(), "{found}");
+    run(&["eject"], &path).ok();
+    let found = json(&run(&["check", "heap", "--json"], &path).ok());
+    assert_eq!(found["live_memory"].as_array().map(Vec::len), Some(0), "{found}");
 }

@@ -8,6 +8,7 @@ use crate::progress_bar::Progress;
 use crate::siblings;
 use clap::Args;
 use std::path::Path;
+use untorn::heap::LiveMemoryFound;
 use untorn::offline::{self, Inspection};
 use untorn_terminal::{Failure, Output};
 
@@ -92,15 +93,30 @@ fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Outpu
         }
         Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
     };
+    // Of a heap in a store of several files, `status` of that store names it.
+    let live = offline::inspect(path).map(|store| store.live_memory).unwrap_or_default();
     let output = if json {
         let mut value = heap::json(&found)?;
         value["reclaimed"] = reclaimed.into();
+        value["live_memory"] = json::value(&live)?;
         json::output(&value)?
     } else {
-        Output::text(heap::check_text(&found, reclaimed))
+        Output::text(heap::check_text(&found, reclaimed, &live_text(&live)))
     };
     let leads_out = found.pointers.as_ref().is_some_and(|pointers| pointers.count > 0);
     Ok(output.code(if found.is_sound() && !leads_out { 0 } else { PROBLEMS }))
+}
+
+/// What a process that has ended left in memory.
+fn live_text(live: &[LiveMemoryFound]) -> String {
+    let line = |one: &LiveMemoryFound| {
+        format!(
+            "note     this is the last cut; a process that has ended left more in {}. The next opening goes on from that; \
+             `--gc`, `untorn rescue` and `untorn eject` bring it into the file\n",
+            one.memory.display()
+        )
+    };
+    live.iter().map(line).collect()
 }
 
 fn text(found: &Inspection, sound: bool) -> String {

@@ -39,8 +39,8 @@ pub fn json(found: &HeapReport) -> Result<serde_json::Value, Failure> {
 }
 
 /// What `untorn check heap` says.
-pub fn check_text(found: &HeapReport, collected: bool) -> String {
-    let mut text = head(found);
+pub fn check_text(found: &HeapReport, collected: bool, note: &str) -> String {
+    let mut text = head(found) + note;
     for problem in &found.problems {
         text += &format!("PROBLEM  {problem}\n");
     }

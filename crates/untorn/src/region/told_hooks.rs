@@ -55,7 +55,7 @@ impl Hooked {
     /// The hooks know the mapping from now on. None: the program has no hooks.
     pub(super) fn new(base: usize, bytes: u64) -> io::Result<Option<Hooked>> {
         let Some(table) = TABLE.get() else { return Ok(None) };
-        let taken = TAKEN.fetch_update(Relaxed, Relaxed, |taken| (taken != u64::MAX).then(|| taken | taken + 1));
+        let taken = TAKEN.fetch_update(Relaxed, Relaxed, |taken| (taken != u64::MAX).then(|| taken | (taken + 1)));
         let Ok(taken) = taken else {
             return Err(io::Error::other(format!(
                 "the program's hooks know {MAPPINGS_MOST} mappings with the tracker `told` already; unmap one first"
