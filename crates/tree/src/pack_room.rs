@@ -172,7 +172,7 @@ mod tests {
         let mut rng = Rng::with_seed(1);
         let (mut extents, mut used) = (Extents::around(Vec::new()).unwrap(), Vec::<Extent>::new());
         for step in 0..4000 {
-            let len = 1 + rng.usize(..EXTENT_MAX) >> rng.u8(..16);
+            let len = (1 + rng.usize(..EXTENT_MAX)) >> rng.u8(..16);
             match rng.u8(..4) {
                 0 | 1 if used.len() < 300 => used.push(extents.give(len.max(1)).unwrap()),
                 2 if !used.is_empty() => {
