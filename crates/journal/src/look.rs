@@ -367,7 +367,7 @@ fn look_at_page(
     after: Option<u64>,
 ) -> Result<Attempt> {
     let pid = Some(page.head.pid);
-    let moment = page.moment();
+    let moment = page.moment(&**storage);
     let Some(lsn) = page.look()?.lsn(Cell::Durable) else { return Ok(Attempt::Disturbed(changing(store_dir, pid))) };
     if lsn < at_least {
         return Ok(Attempt::Disturbed(went_back(store_dir, at_least, lsn)));
@@ -459,7 +459,7 @@ fn look_at_closed(
     let disk = &**storage;
     // First: whoever comes from now on makes it another one.
     let page = open_page(disk, store_dir)?;
-    let moment = Moment::shown_in(page.as_deref());
+    let moment = Moment::shown_in(disk, page.as_deref());
     let page_head = page_head_of(page.as_deref(), store_dir)?;
     let (lock, note) = match lock_note(disk, store_dir)? {
         Some((lock, note)) => (Some(lock), note),

@@ -11,7 +11,11 @@
 //! of one clock of the kernel, which never goes back; `WAITED` is longer by far than clocks of two processors differ.
 //! Where there is no page, nobody can see who reads: so who opens such a store waits all the same.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+    fence,
+};
 use std::time::Duration;
 use untorn_os::{File, Storage};
 
@@ -34,8 +38,10 @@ pub(crate) struct Moment {
 
 impl Moment {
     /// Locks the byte of the page, if there is one: before anything is looked at.
-    pub(crate) fn shown_in(page: Option<&dyn File>) -> Moment {
-        let is_shown = page.is_none_or(|page| page.lease(READ_AT).unwrap_or(false));
+    pub(crate) fn shown_in(storage: &dyn Storage, page: Option<&dyn File>) -> Moment {
+        // Through an overlay or FUSE, others may not see the lock.
+        let is_shown = !storage.shows_another() && page.is_none_or(|page| page.lease(READ_AT).unwrap_or(false));
+        fence(SeqCst);
         Moment { is_shown, until: AtomicU64::new(0) }
     }
 

@@ -402,8 +402,8 @@ impl ReadersPage {
 
     /// Shows the owner that somebody reads, for as long as this is there: then it copies what it writes to the log, and gives
     /// readers their time.
-    pub(crate) fn moment(&self) -> Moment {
-        Moment::shown_in(Some(&*self.file))
+    pub(crate) fn moment(&self, storage: &dyn Storage) -> Moment {
+        Moment::shown_in(storage, Some(&*self.file))
     }
 
     /// What the owner may have copied of so many bytes of the log at this offset of a segment.

@@ -148,9 +148,12 @@ impl Snapshot {
     pub fn go_on(self: &Arc<Snapshot>, at_least: u64) -> Option<Arc<Snapshot>> {
         let (Watch::Owner(page), Some(tail)) = (&self.look.watch, &self.look.tail) else { return None };
         let (old, mut tail) = (self.view(), tail.clone());
-        let moment = page.moment();
-        let lsn = page.look().ok()?.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
-        let is_newer = lsn > self.look.lsn;
+        let moment = page.moment(&*self.storage);
+        let now = page.look().ok()?;
+        let lsn = now.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
+        // What was applied meanwhile may have become plain files again.
+        let is_applied = now.lsn(Cell::ApplyingTo).is_none_or(|to| to > old.checkpoint_lsn);
+        let is_newer = lsn > self.look.lsn || is_applied;
         let checkpoint_lsn = match is_newer {
             true => read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn,
             false => old.checkpoint_lsn,

@@ -236,7 +236,8 @@ impl Handlers {
     }
 
     fn sync(&self, header: &Header) -> Result<()> {
-        match self.calls.have_sent_all(header.thread) {
+        // With `--commit=store` calls share a commit, in which others want what came after this one's.
+        match self.commit != CommitMode::Store && self.calls.have_sent_all(header.thread) {
             true => self.tree.sync(header.ino, &AllSent { ino: header.ino, pull: &*self.pull }),
             false => self.tree.sync(header.ino, &*self.pull),
         }

@@ -34,6 +34,9 @@ const OVERLAYFS_MAGIC: u32 = 0x794c_7630;
 /// What it calls FUSE.
 const FUSE_MAGIC: u32 = 0x6573_5546;
 
+/// What the kernel reads ahead, as far as nobody has set it to less.
+const READ_AHEAD_BYTES: u64 = 128 << 10;
+
 const ATTRIBUTE: &str = "user.untorn";
 
 #[derive(Default)]
@@ -593,9 +596,12 @@ impl File for LinuxFile {
     }
 
     fn begin_read(&self, range: Range<u64>) {
-        if let (Ok(fd), Some(len)) = (self.fd.get(), NonZeroU64::new(range.end.saturating_sub(range.start))) {
-            // Whoever needs the bytes reads them, whatever becomes of this.
-            let _ = fs::fadvise(fd, range.start, Some(len), fs::Advice::WillNeed);
+        let Ok(fd) = self.fd.get() else { return };
+        // Of one call the kernel takes no more than what it reads ahead. Whoever needs the bytes reads them, whatever becomes
+        // of this.
+        for at in range.clone().step_by(READ_AHEAD_BYTES as usize) {
+            let len = NonZeroU64::new((range.end - at).min(READ_AHEAD_BYTES));
+            let _ = fs::fadvise(fd, at, len, fs::Advice::WillNeed);
         }
     }
 

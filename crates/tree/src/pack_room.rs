@@ -35,6 +35,11 @@ impl Extent {
         exponent_for(self.len())
     }
 
+    /// Where its room ends, which may be larger.
+    pub fn room_end(self) -> u64 {
+        self.offset.saturating_add(UNIT << self.exponent())
+    }
+
     /// Whether it can be one.
     pub fn is_possible(self) -> bool {
         self.len() <= EXTENT_MAX
@@ -76,7 +81,7 @@ impl Extents {
                 return None;
             }
             extents.fill(at, extent.offset);
-            at = extent.offset + (UNIT << extent.exponent());
+            at = extent.room_end();
         }
         extents.end = at.next_multiple_of(BLOCK);
         extents.fill(at, extents.end);

@@ -160,6 +160,8 @@ impl Core {
     fn follow(&mut self, kept: &dyn Kept, included: &Included) -> untorn::Result<Unanswered> {
         let mut unanswered = Unanswered::default();
         let mut last = self.numbers.commit;
+        // Objects of inodes that no commit knew of were removed by the opening.
+        let known = self.numbers.next;
         let (mut frames, mut n) = (Frames::of(kept)?, 0);
         while let Some(frame) = frames.next()? {
             n += 1;
@@ -172,7 +174,7 @@ impl Core {
                     Item::Numbers { next, .. } => self.make_room_for(next.saturating_sub(1)).map_err(failed)?,
                     Item::Row(row) if rows => self.follow_row(row).map_err(failed)?,
                     Item::Gone(key) if rows => self.follow_removal(key),
-                    Item::Doomed(ino) if rows => {
+                    Item::Doomed(ino) if rows && ino < known => {
                         self.doomed.insert(ino);
                     }
                     Item::State(state) => {

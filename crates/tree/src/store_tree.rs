@@ -206,10 +206,9 @@ impl StoreTree {
 
     /// As [`commit_round`](Self::commit_round), with a transaction, which goes on if that fails.
     pub(crate) fn commit_round_with(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
-        let mut last = self.rounds.last.lock();
+        // Nobody shares it: whoever waits meanwhile may have written behind its pulls.
+        let last = self.rounds.last.lock();
         self.submit_round(Some(txn), pull)?;
-        self.rounds.begun.fetch_add(1, Ordering::SeqCst);
-        *last = None;
         drop(last);
         self.wait(self.core()?)
     }
@@ -258,7 +257,8 @@ impl StoreTree {
     pub(crate) fn mark_synced(core: &mut Core, inos: &[Ino]) -> Result<()> {
         for ino in inos {
             let inode = core.inode_mut(*ino)?;
-            if inode.is_file() && !inode.row.synced {
+            // A commit leaves a file out that has no name: when it gets one, its contents come with that.
+            if inode.is_file() && !inode.row.synced && inode.row.nlink > 0 {
                 inode.row.synced = true;
                 core.mark(crate::row::Key::Inode(*ino));
             }

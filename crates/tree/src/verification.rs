@@ -6,7 +6,7 @@ use crate::core::object_path;
 use crate::file_tree::{Ino, Kind, ROOT};
 use crate::inode_table::{TABLE, read_slots};
 use crate::pack::PACK;
-use crate::pack_room::{Extent, Extents};
+use crate::pack_room::Extent;
 use crate::row::{InodeRow, Key, Row};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
@@ -176,7 +176,7 @@ impl Found {
                 ));
             }
         }
-        let both = packed.windows(2).filter(|pair| Extents::around(vec![pair[0].0, pair[1].0]).is_none());
+        let both = packed.windows(2).filter(|pair| pair[0].0.room_end() > pair[1].0.offset);
         for pair in both {
             let what = format!("the contents of {} and of {} overlap", self.shown(pair[0].1), self.shown(pair[1].1));
             self.problem(what);

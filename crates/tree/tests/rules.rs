@@ -24,6 +24,20 @@ fn a_link_of_a_synced_file_never_commits_half_a_transaction() {
     assert_eq!(contents_of(&tree, "db.bak"), b"whole");
 }
 
+/// A commit leaves out what has no name, also if a program asks for it.
+#[test]
+fn a_file_that_was_synced_without_a_name_comes_whole_with_its_name() {
+    let (disk, clock, tree) = new_tree();
+    let unnamed = tree.make_unnamed(ME, ROOT, 0o600).unwrap().ino;
+    tree.open(unnamed, true).unwrap();
+    tree.write(unnamed, 0, b"whole").unwrap();
+    tree.sync(unnamed, &Clean).unwrap();
+    tree.link(unnamed, ROOT, name("a"), &Clean).unwrap();
+    tree.sync_names(&Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "a"), b"whole");
+}
+
 #[test]
 fn a_commit_by_the_timer_is_no_sync() {
     let (disk, clock, tree) = new_tree();

@@ -63,6 +63,22 @@ fn a_reader_sees_what_is_committed_and_nothing_else() {
     refused(reader.read("b"), &["io"]);
 }
 
+/// A file that was applied and that nobody uses is a plain file, which other programs may edit; no commit tells of it.
+#[test]
+fn a_refresh_does_not_show_what_was_applied_over_a_file_that_is_plain_again() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let mut snapshot = reader.snapshot().unwrap();
+    store.checkpoint().unwrap();
+    std::fs::write(dir.path().join("a"), b"edited").unwrap();
+    snapshot.refresh().unwrap();
+    let mut bytes = [0; 6];
+    assert_eq!(snapshot.open("a").unwrap().read_at(&mut bytes, 0).unwrap(), 6);
+    assert_eq!((&bytes, reader.read("a").unwrap()), (b"edited", b"edited".to_vec()));
+}
+
 #[test]
 fn a_snapshot_stays_as_it_is_or_says_that_it_has_expired() {
     let dir = directory();

@@ -41,6 +41,14 @@ impl Original {
             // SAFETY: a name that ends in NUL.
             found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
             if found.is_null() {
+                // A program that loaded this library by `dlopen`, and the C++ library by another one, has no order of the two.
+                // SAFETY: names that end in NUL; nothing is loaded, and what calls this stays loaded.
+                found = unsafe {
+                    let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+                    if library.is_null() { library } else { libc::dlsym(library, self.name.as_ptr()) }
+                };
+            }
+            if found.is_null() {
                 tell(&format!("{}: the C++ library does not have it", self.name.to_string_lossy()));
                 std::process::abort();
             }
