@@ -1255,6 +1255,24 @@ int untorn_follow_next(struct untorn_follow *follow,
                        int timeout_ms,
                        struct untorn_followed **followed);
 
+/**
+ * Reads up to `len` bytes at `offset` in the file of those that a commit wrote there, whatever later commits did. The
+ * commit is the one that untorn_follow_next() gave out last with this handle, `lsn` its number, `change` the index of
+ * one of its changes: UNTORN_CHANGE_WRITTEN, or UNTORN_CHANGE_ZEROED. untorn_free() of the commit takes nothing away.
+ *
+ * Returns how many were read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit was given
+ * out last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT, EUCLEAN (the
+ * bytes of a large commit are not what was committed), EIO … The bytes stay where they are until the next commit is
+ * given out or the handle is closed: in memory, those of a large commit in a file of the journal.
+ */
+UNTORN_MUST_USE
+ssize_t untorn_follow_pread(const struct untorn_follow *follow,
+                            uint64_t lsn,
+                            size_t change,
+                            void *buf,
+                            size_t len,
+                            uint64_t offset);
+
 /** Ends following. A call that waits in another thread ends with EBADF. Returns 0, or -1 with EBADF. */
 int untorn_follow_close(struct untorn_follow *follow);
 

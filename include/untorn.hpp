@@ -401,6 +401,23 @@ public:
         detail::check(untorn_follow_next(handle(), timeout_ms, &next));
         return followed(next);
     }
+    /**
+     * Reads up to `len` of the bytes that a change of a commit wrote, fewer only at the end of the change: those of
+     * this commit, whatever later ones did. It is the one that next() gave out last: untorn_follow_pread().
+     */
+    std::size_t read(const untorn_followed &commit, std::size_t change, void *buf, std::size_t len,
+                     std::uint64_t offset) const {
+        return static_cast<std::size_t>(
+            detail::check(untorn_follow_pread(handle(), commit.last_lsn, change, buf, len, offset)));
+    }
+    /** All bytes that a change of that commit wrote. */
+    std::string read(const untorn_followed &commit, std::size_t change) const {
+        const untorn_change *of = change < commit.changes_len ? commit.changes[change] : nullptr;
+        const bool has_bytes = of && (of->what == UNTORN_CHANGE_WRITTEN || of->what == UNTORN_CHANGE_ZEROED);
+        std::string bytes(has_bytes ? of->len : 0, '\0');
+        bytes.resize(read(commit, change, bytes.data(), bytes.size(), has_bytes ? of->offset : 0));
+        return bytes;
+    }
 };
 
 /** A file's bytes in memory, all of one commit: untorn_read_map. They are good until refresh() or the end. */

@@ -1,7 +1,7 @@
 //! Exported functions: commits as they become durable.
 
 use parking_lot::Mutex;
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::{align_of, size_of};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -9,8 +9,9 @@ use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use untorn::Reader;
-use untorn::reader::{Change, Follow, Followed, What};
+use untorn::reader::{Change, Commit, Follow, Followed, What};
 
+use crate::arguments;
 use crate::error::{Failure, Result, guard};
 use crate::handle::{self, Handle, Handles, Kind};
 use crate::reader::{untorn_reader, wait};
@@ -91,7 +92,11 @@ const _: () =
     assert!(align_of::<untorn_followed>() == 8 && align_of::<untorn_change>() == 8, "one block holds them all");
 
 /// What a handle stands for.
-struct OpenFollow(Mutex<State>);
+struct OpenFollow {
+    state: Mutex<State>,
+    /// The commit that was handed over last; apart from the state, which is locked by whoever waits for the next one.
+    last: Mutex<Option<Commit>>,
+}
 
 struct State {
     follow: Follow,
@@ -113,7 +118,7 @@ impl Handle for OpenFollow {
 pub extern "C" fn untorn_follow_open(reader: *const untorn_reader) -> *mut untorn_follow {
     guard(null_mut(), || {
         let follow = handle::get::<Reader, _>(reader)?.follow()?;
-        handle::insert(OpenFollow(Mutex::new(State { follow, ready: None })))
+        handle::insert(OpenFollow { state: Mutex::new(State { follow, ready: None }), last: Mutex::new(None) })
     })
 }
 
@@ -146,15 +151,61 @@ pub unsafe extern "C" fn untorn_follow_next(
 
 impl OpenFollow {
     fn next_within(&self, at_most: Duration) -> Result<Option<*mut untorn_followed>> {
-        let State { follow, ready } = &mut *self.0.lock();
+        let State { follow, ready } = &mut *self.state.lock();
         if ready.is_none() {
             *ready = follow.next_within(at_most)?;
         }
         let Some(next) = ready else { return Ok(None) };
         let for_caller = to_caller(next)?;
-        *ready = None;
+        *self.last.lock() = match ready.take() {
+            Some(Followed::Commit(commit)) => Some(commit),
+            _ => None,
+        };
         Ok(Some(for_caller))
     }
+
+    /// A change of the commit that was handed over last, if that is the one that is meant.
+    fn change(&self, lsn: u64, change: usize) -> Result<Change> {
+        let last = self.last.lock();
+        let Some(commit) = &*last else {
+            return Err(Failure::invalid("no commit was given out last: its bytes are read before the next call"));
+        };
+        if commit.lsn != lsn {
+            let detail = format!("commit {} was given out last, not {lsn}: its bytes can be read no more", commit.lsn);
+            return Err(Failure::invalid(detail));
+        }
+        let found = commit.changes.get(change).cloned();
+        found.ok_or_else(|| Failure::invalid(format!("commit {lsn} has no change with index {change}")))
+    }
+}
+
+/// Reads up to `len` bytes at `offset` in the file of those that a commit wrote there, whatever later commits did. The
+/// commit is the one that untorn_follow_next() gave out last with this handle, `lsn` its number, `change` the index of
+/// one of its changes: UNTORN_CHANGE_WRITTEN, or UNTORN_CHANGE_ZEROED. untorn_free() of the commit takes nothing away.
+///
+/// Returns how many were read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit was given
+/// out last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT, EUCLEAN (the
+/// bytes of a large commit are not what was committed), EIO … The bytes stay where they are until the next commit is
+/// given out or the handle is closed: in memory, those of a large commit in a file of the journal.
+///
+/// # Safety
+/// `buf` has room for `len` bytes.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_follow_pread(
+    follow: *const untorn_follow,
+    lsn: u64,
+    change: usize,
+    buf: *mut c_void,
+    len: usize,
+    offset: u64,
+) -> libc::ssize_t {
+    guard(-1, || {
+        let change = handle::get::<OpenFollow, _>(follow)?.change(lsn, change)?;
+        // SAFETY: the caller's promise.
+        let buf = unsafe { arguments::bytes_mut(buf, len)? };
+        Ok(change.read_at(buf, offset)? as libc::ssize_t)
+    })
 }
 
 /// Ends following. A call that waits in another thread ends with EBADF. Returns 0, or -1 with EBADF.

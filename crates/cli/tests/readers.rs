@@ -83,14 +83,12 @@ fn an_ordinary_user_reads_its_own_and_nobody_elses() {
     assert_eq!(as_nobody(&dir.path().join("a")).ok(), "one");
 }
 
-#[test]
-fn tail_follows_commits() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path());
-    commit(&store, "a", b"one");
+/// The lines of `untorn tail` with these arguments, over what somebody commits while it follows.
+fn lines_of_tail(arguments: &[&str], dir: &Path, commits: impl FnOnce()) -> Vec<String> {
     let mut child = untorn()
-        .args(["tail", "-n", "3"])
-        .arg(dir.path())
+        .arg("tail")
+        .args(arguments)
+        .arg(dir)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -99,14 +97,73 @@ fn tail_follows_commits() {
     let mut ready = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut ready).unwrap();
     assert!(ready.starts_with("following "), "{ready}");
-    let file = store.open_file("a").unwrap();
-    file.write_all_at(b"two", 3).and_then(|()| file.commit()).unwrap();
-    store.rename("a", "b").unwrap();
-    commit(&store, "c", b"");
-    let lines: Vec<String> = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
+    commits();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
     assert!(child.wait().unwrap().success());
-    let said: Vec<&str> = lines.iter().map(|line| line.split_once("  ").unwrap().1).collect();
-    assert_eq!(said, ["a  wrote 3 bytes at 3", "a  has 6 bytes", "a  renamed to b", "c  created"], "{lines:?}");
+    lines
+}
+
+/// What lines say, without the number of the commit.
+fn said(lines: &[String]) -> Vec<&str> {
+    lines.iter().map(|line| line.split_once("  ").unwrap().1).collect()
+}
+
+#[test]
+fn tail_follows_commits() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let lines = lines_of_tail(&["-n", "3"], dir.path(), || {
+        let file = store.open_file("a").unwrap();
+        file.write_all_at(b"two", 3).and_then(|()| file.commit()).unwrap();
+        store.rename("a", "b").unwrap();
+        commit(&store, "c", b"");
+    });
+    assert_eq!(said(&lines), ["a  wrote 3 bytes at 3", "a  has 6 bytes", "a  renamed to b", "c  created"], "{lines:?}");
+    store.close().unwrap();
+}
+
+#[test]
+fn tail_prints_the_bytes_of_each_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", &[b'.'; 200_000]);
+    let file = store.open_file("a").unwrap();
+    let every: Vec<u8> = (0..100_000u32).map(|n| (n % 256) as u8).collect();
+    let commits = || {
+        for bytes in [&b"one"[..], b"#9  a  \"removed\"\n\\\x1b[2J\xff", &every] {
+            file.write_all_at(bytes, 4).and_then(|()| file.commit()).unwrap();
+        }
+        file.zero(4, 3).and_then(|()| file.commit()).unwrap();
+    };
+    let lines = lines_of_tail(&["-n", "4", "--bytes"], dir.path(), commits);
+    let lines = said(&lines);
+    assert_eq!(lines[0], "a  wrote 3 bytes at 4: one");
+    assert_eq!(lines[1], r##"a  wrote 23 bytes at 4: #9  a  \"removed\"\n\\\x1b[2J\xff"##);
+    assert_eq!(lines[2], format!("a  wrote 100000 bytes at 4: {}", every.escape_ascii()));
+    assert_eq!(lines[3..], ["a  zeroed 3 bytes at 4"]);
+    let lines = lines_of_tail(&["-n", "4", "--bytes", "--json"], dir.path(), commits);
+    let [first, second, third, fourth] = &lines[..] else { panic!("{} lines", lines.len()) };
+    assert_eq!(
+        json(first)["changes"][0],
+        serde_json::json!({
+            "path": "a", "what": "written", "offset": 4, "bytes": 3, "hex": "6f6e65"
+        })
+    );
+    assert!(json(first)["lsn"].as_u64() < json(second)["lsn"].as_u64());
+    assert_eq!(json(second)["changes"][0]["hex"], "233920206120202272656d6f766564220a5c1b5b324aff");
+    let hex: String = every.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(json(third)["changes"][0]["hex"], *hex);
+    assert_eq!(
+        json(fourth)["changes"][0],
+        serde_json::json!({ "path": "a", "what": "zeroed", "offset": 4, "bytes": 3 })
+    );
+    // Without being asked for they are not printed; several changes of a commit are one line.
+    let lines = lines_of_tail(&["-n", "2", "--json"], dir.path(), || commit(&store, "b", b"made"));
+    let changes = json(&lines[1])["changes"].clone();
+    let whats: Vec<&str> = changes.as_array().unwrap().iter().map(|change| change["what"].as_str().unwrap()).collect();
+    assert_eq!(whats, ["written", "resized"]);
+    assert_eq!(changes[0].get("hex"), None);
     store.close().unwrap();
 }
 

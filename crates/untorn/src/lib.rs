@@ -39,6 +39,7 @@ mod error_paths;
 mod file;
 mod file_state;
 mod file_table;
+mod followed;
 mod forget;
 pub mod heap;
 mod inspection;

@@ -1,20 +1,18 @@
 //! Reading a store that another process may have open: as of one commit, and without a write.
 
 use crate::error_paths::{check_outside, error_in_store};
+pub use crate::followed::{Change, Commit, Followed, What};
 use crate::inspection::locate;
 use crate::store::Store;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use untorn_journal::look::Look;
-use untorn_journal::overlay::{NO_END, Source};
-use untorn_journal::record::{Op, Record};
 use untorn_journal::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
 use untorn_journal::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::{Context, Error, Result};
@@ -373,64 +371,6 @@ pub struct Follow {
     ready: VecDeque<Followed>,
 }
 
-/// What [`Follow`] gives out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Followed {
-    /// A commit.
-    Commit(Commit),
-    /// Commits among these were applied by a checkpoint, and their place in the journal was used again, before they were
-    /// read: their changes are in the files, and nothing tells which they were.
-    Missed {
-        /// The first that may be missing.
-        first_lsn: u64,
-        /// The last one.
-        last_lsn: u64,
-    },
-}
-
-/// A commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commit {
-    /// Its number. Numbers grow; some belong to no commit.
-    pub lsn: u64,
-    /// What it changes: what happens to one file is in order.
-    pub changes: Vec<Change>,
-}
-
-/// A change of one file or directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// The name before this commit.
-    pub path: PathBuf,
-    /// What happened to it.
-    pub what: What,
-}
-
-/// What a commit does to a file or directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum What {
-    /// Bytes were written.
-    Written(Range<u64>),
-    /// Bytes became zeros.
-    Zeroed(Range<u64>),
-    /// The file has this length now.
-    Resized(u64),
-    /// A new file.
-    Created,
-    /// The file has another name now.
-    Renamed(PathBuf),
-    /// The file is gone.
-    Removed,
-    /// Other permission bits.
-    Mode(u32),
-    /// A new directory.
-    DirectoryMade,
-    /// The directory is gone.
-    DirectoryRemoved,
-}
-
 impl Follow {
     /// The number of the last commit before the next one.
     pub fn lsn(&self) -> u64 {
@@ -452,8 +392,9 @@ impl Follow {
             if self.look.is_missing_some {
                 self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
             }
+            let store: Arc<Path> = self.reader.path().into();
             let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
-            self.ready.extend(commits.map(|a| Followed::Commit(Commit { lsn: a.lsn, changes: changes(&a.record) })));
+            self.ready.extend(commits.map(|a| Followed::Commit(Commit::of(a.lsn, &a.record, &store))));
         }
     }
 
@@ -503,36 +444,4 @@ fn whole_path(path: &Path) -> Result<PathBuf> {
     let whole = std::path::absolute(path).context("look at", path)?;
     let there = whole.ancestors().find_map(|dir| Some((dir, dir.canonicalize().ok()?)));
     Ok(there.map_or(whole.clone(), |(dir, real)| real.join(whole.strip_prefix(dir).expect("an ancestor"))))
-}
-
-fn changes(record: &Record) -> Vec<Change> {
-    let file = |index: u32| record.files[index as usize].path.clone();
-    let size = |index: u32| {
-        record.ops.iter().find_map(|op| match op {
-            Op::Truncate { file, size } if *file == index => Some(*size),
-            _ => None,
-        })
-    };
-    let change = |op: &Op| {
-        let (path, what) = match op {
-            // What a truncation cuts off, and zeros in front of it: up to the new length.
-            Op::Write { file: index, range, .. } if range.end == NO_END => {
-                let end = size(*index).filter(|size| *size > range.start)?;
-                (file(*index), What::Zeroed(range.start..end))
-            }
-            Op::Write { file: index, range, source: Source::Zero } => (file(*index), What::Zeroed(range.clone())),
-            Op::Write { file: index, range, .. } => (file(*index), What::Written(range.clone())),
-            Op::Truncate { file: index, size } => (file(*index), What::Resized(*size)),
-            Op::Create { file: index, .. } => (file(*index), What::Created),
-            Op::Rename { file: index, to } => (file(*index), What::Renamed(to.clone())),
-            Op::Unlink { file: index } => (file(*index), What::Removed),
-            Op::Mode { file: index, mode } => (file(*index), What::Mode(*mode)),
-            Op::Mkdir { path, .. } => (path.clone(), What::DirectoryMade),
-            Op::Rmdir { path } => (path.clone(), What::DirectoryRemoved),
-            Op::DirMode { path, mode } => (path.clone(), What::Mode(*mode)),
-            Op::Restate => return None,
-        };
-        Some(Change { path, what })
-    };
-    record.ops.iter().filter_map(change).collect()
 }

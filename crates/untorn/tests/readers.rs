@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, path_text};
+use common::child_process::{ChildProcess, close_clean_with, path_text};
 use common::*;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
-use untorn::reader::{Followed, What};
+use untorn::reader::{Change, Commit, Follow, Followed, What};
 use untorn::{Error, FailureClass, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -252,6 +252,7 @@ fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
         }
         let Some(Followed::Commit(commit)) = follow.next_within(LIMIT).unwrap() else { panic!("commit {n}") };
         assert_eq!(commit.changes[0].what, What::Written(0..contents.len() as u64), "commit {n}");
+        assert_same(&written(&commit, "a").1, contents.as_bytes(), "what was followed");
         snapshot.refresh().unwrap();
         let mut read = vec![0; contents.len()];
         assert_eq!(snapshot.open("a").unwrap().read_at(&mut read, 0).unwrap(), contents.len());
@@ -292,10 +293,7 @@ fn commits_are_followed_in_order() {
     let file = store.open_file("a").unwrap();
     file.write_all_at(b"two", 3).and_then(|()| file.commit()).unwrap();
     store.rename("a", "b").unwrap();
-    let mut next = || match follow.next_within(LIMIT).unwrap() {
-        Some(Followed::Commit(commit)) => commit,
-        other => panic!("{other:?}"),
-    };
+    let mut next = || next_commit(&mut follow);
     let first = next();
     assert_eq!(first.changes.len(), 2, "{first:?}");
     assert!(first.changes.iter().all(|change| change.path == Path::new("a")));
@@ -335,6 +333,126 @@ fn commits_are_followed_in_order() {
         Some(Followed::Missed { first_lsn, last_lsn }) => assert!(first_lsn == first && last_lsn > first + 99),
         other => panic!("{other:?}"),
     }
+}
+
+fn next_commit(follow: &mut Follow) -> Commit {
+    match follow.next_within(LIMIT).unwrap() {
+        Some(Followed::Commit(commit)) => commit,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// All bytes of the one range that a commit wrote to this file.
+#[track_caller]
+fn written<'a>(commit: &'a Commit, name: &str) -> (&'a Change, Vec<u8>) {
+    let is_it = |change: &&Change| change.path == Path::new(name) && matches!(change.what, What::Written(_));
+    let found: Vec<&Change> = commit.changes.iter().filter(is_it).collect();
+    let [change] = found[..] else { panic!("{commit:?}") };
+    let What::Written(range) = &change.what else { unreachable!() };
+    let mut bytes = vec![0xaa; (range.end - range.start) as usize];
+    assert_eq!(change.read_at(&mut bytes, range.start).unwrap(), bytes.len());
+    (change, bytes)
+}
+
+#[test]
+fn the_bytes_of_a_commit_are_read_after_later_ones() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"0123456789");
+    let mut follow = Store::open_read_only(dir.path()).unwrap().follow().unwrap();
+    let file = store.open_file("a").unwrap();
+    for bytes in [b"one", b"two"] {
+        file.write_all_at(bytes, 4).and_then(|()| file.commit()).unwrap();
+    }
+    file.set_len(0).and_then(|()| file.set_len(9)).and_then(|()| file.commit()).unwrap();
+    let [first, second, cut] = std::array::from_fn(|_| next_commit(&mut follow));
+    for n in 0..50u8 {
+        commit(&store, "a", &[n; 4000]);
+        store.checkpoint().unwrap();
+    }
+    let (change, one) = written(&first, "a");
+    assert_eq!(one, b"one");
+    assert_eq!(written(&second, "a").1, b"two");
+    assert_eq!(change, written(&second, "a").0, "they say the same, whatever the bytes");
+    // A part; as many as there are; none at the end; nothing elsewhere.
+    let mut buf = [b'?'; 8];
+    assert_eq!(change.read_at(&mut buf[..1], 5).unwrap(), 1);
+    assert_eq!(change.read_at(&mut buf[1..], 6).unwrap(), 1);
+    assert_eq!(&buf[..3], b"ne?");
+    assert_eq!(change.read_at(&mut buf, 7).unwrap(), 0);
+    for offset in [0, 3, 8, u64::MAX] {
+        refused(change.read_at(&mut buf, offset), &["invalid"]);
+    }
+    // Zeros are read as such; a length is no bytes.
+    let (zeros, length) = (&cut.changes[0], &cut.changes[1]);
+    assert_eq!((&zeros.what, &length.what), (&What::Zeroed(0..9), &What::Resized(9)));
+    assert_eq!(zeros.read_at(&mut buf, 2).unwrap(), 7);
+    assert_eq!(buf[..7], [0; 7]);
+    refused(length.read_at(&mut buf, 0), &["invalid"]);
+    store.close().unwrap();
+}
+
+/// The bytes of a large commit are in a file of the journal, which a checkpoint removes.
+#[test]
+fn the_bytes_of_a_large_commit_outlast_their_file() {
+    let dir = directory();
+    let store = open(dir.path());
+    let file = store.open_or_create("a").unwrap();
+    file.commit().unwrap();
+    let spills = || {
+        let entries = std::fs::read_dir(dir.path().join(".untorn/journal")).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.to_str().unwrap().contains("/spill.")).collect::<Vec<_>>()
+    };
+    let contents = |seed: u64| {
+        let mut bytes = vec![0; 20 << 20];
+        fastrand::Rng::with_seed(seed).fill(&mut bytes);
+        bytes
+    };
+    let mut follow = Store::open_read_only(dir.path()).unwrap().follow().unwrap();
+    let mut commit_large = |seed| {
+        file.write_all_at(&contents(seed), 5).and_then(|()| file.commit()).unwrap();
+        next_commit(&mut follow)
+    };
+    let first = commit_large(1);
+    assert_eq!(spills().len(), 1, "it is beside the log");
+    let second = commit_large(2);
+    store.checkpoint().unwrap();
+    assert_eq!(spills().len(), 0, "the checkpoint removed it");
+    let third = commit_large(3);
+    let (change, bytes) = written(&first, "a");
+    assert!(bytes == contents(1));
+    let mut part = [0; 1000];
+    assert_eq!(change.read_at(&mut part, 5 + 12_345).unwrap(), 1000);
+    assert!(part == contents(1)[12_345..][..1000]);
+    assert!(written(&second, "a").1 == contents(2));
+    // Bytes that are not those of the commit are not given out, nor others beside them.
+    let spill = std::fs::OpenOptions::new().read(true).write(true).open(&spills()[0]).unwrap();
+    let mut byte = [0];
+    spill.read_exact_at(&mut byte, 9_000_000).unwrap();
+    spill.write_all_at(&[!byte[0]], 9_000_000).unwrap();
+    let is_written = |change: &&Change| matches!(change.what, What::Written(_));
+    let why = refused(third.changes.iter().find(is_written).unwrap().read_at(&mut part, 5), &["corrupt"]);
+    assert!(why.to_string().contains(dir.path().to_str().unwrap()), "{why}");
+    spill.write_all_at(&byte, 9_000_000).unwrap();
+    assert!(written(&third, "a").1 == contents(3));
+    store.close().unwrap();
+}
+
+#[test]
+fn the_bytes_of_another_process_are_read_after_its_end() {
+    let dir = directory();
+    let mut process = ChildProcess::owning(dir.path());
+    process.ok(&["create", "a"]);
+    let mut follow = Store::open_read_only(dir.path()).unwrap().follow().unwrap();
+    process.commit("a", "one");
+    process.commit("a", "two");
+    let first = next_commit(&mut follow);
+    assert_same(&written(&first, "a").1, &text("one", "a"), "beside the owner");
+    process.kill();
+    let second = next_commit(&mut follow);
+    assert_same(&written(&second, "a").1, &text("two", "a"), "after it was killed");
+    close_clean_with(dir.path(), &["a"], "three");
+    assert_same(&written(&first, "a").1, &text("one", "a"), "after the next one");
 }
 
 #[test]

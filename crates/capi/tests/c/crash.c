@@ -55,6 +55,7 @@ static void use_parents_handles(void *argument) {
     FORKED(untorn_snapshot_pread(p->snapshot_file, &byte, 1, 0));
     untorn_followed *followed;
     FORKED(untorn_follow_next(p->follow, -1, &followed));
+    FORKED(untorn_follow_pread(p->follow, 1, 0, &byte, 1, 0));
     BAD_HANDLE(untorn_size(NULL));
     /* The child may read the parent's store by handles of its own. */
     untorn_reader *reader = untorn_reader_open("store");

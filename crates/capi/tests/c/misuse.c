@@ -156,6 +156,7 @@ static void try_everything(void *bad, int kinds) {
         untorn_followed *followed;
         BAD_HANDLE(untorn_follow_next(f, -1, &followed));
         BAD_HANDLE(untorn_follow_next(f, 0, NULL));
+        BAD_HANDLE(untorn_follow_pread(f, 1, 0, buf, 1, 0));
         BAD_HANDLE(untorn_follow_close(f));
     }
 }
@@ -222,6 +223,8 @@ static void of_readers(untorn_store *store) {
     CHECK(untorn_snapshot_pread(file, NULL, 0, 0) == 0);
     FAILS(untorn_snapshot_pread(file, buf, 1, UINT64_MAX), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_follow_next(follow, 0, NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_follow_pread(follow, 0, 0, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
+    CHECK(strstr(untorn_error_message(), "no commit was given out last"));
     CHECK(untorn_snapshot_pread(file, buf, sizeof buf, INT64_MAX) == 0);
 
     CHECK(untorn_reader_close(reader) == 0 && untorn_snapshot_close(snapshot) == 0);

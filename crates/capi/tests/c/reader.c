@@ -43,6 +43,25 @@ static void change_names(untorn_store *store) {
     CHECK(untorn_close(file) == 0);
 }
 
+/* More than goes into a record: it goes to a file beside the log. */
+enum { LARGE_BYTES = 3 << 20 };
+
+static char large_byte(uint64_t at) { return (char)(at * 7 % 251); }
+
+static void write_large(untorn_store *store) {
+    static char bytes[LARGE_BYTES];
+    for (uint64_t at = 0; at < LARGE_BYTES; at++) bytes[at] = large_byte(at);
+    untorn_file *file = untorn_open_at(store, "large", UNTORN_CREATE, 0640);
+    CHECK(file);
+    CHECK(untorn_pwrite(file, bytes, LARGE_BYTES, 100) == LARGE_BYTES && untorn_commit(file) == 0);
+    CHECK(untorn_close(file) == 0);
+}
+
+static void remove_large(untorn_store *store) {
+    untorn_txn *txn = untorn_txn_begin(store);
+    CHECK(txn && untorn_txn_unlink(txn, "large") == 0 && untorn_txn_commit(txn) == 0);
+}
+
 static void own(void) {
     /* So that the owner ends with its parent. */
     close(orders[1]);
@@ -54,6 +73,8 @@ static void own(void) {
         char text[4] = {order, order, order, 0};
         switch (order) {
         case 'n': change_names(store); break;
+        case 'l': write_large(store); break;
+        case 'u': remove_large(store); break;
         case '#': CHECK(untorn_store_checkpoint(store) == 0); break;
         case '*': /* more than the journal holds */
             for (int i = 0; i < 100; i++) {
@@ -204,6 +225,66 @@ static const untorn_change *change(const untorn_followed *followed, untorn_chang
     return found;
 }
 
+/* The index of the commit's one change of this kind to this name. */
+static size_t index_of(const untorn_followed *followed, untorn_change_kind what, const char *path) {
+    const untorn_change *of = change(followed, what, path);
+    for (size_t n = 0;; n++) {
+        if (followed->changes[n] == of) return n;
+    }
+}
+
+/* The bytes of a commit, once the one after it has overwritten them. */
+static void bytes_of_commits(const untorn_reader *reader) {
+    untorn_follow *follow = untorn_follow_open(reader);
+    CHECK(follow);
+    char buf[8];
+    FAILS(untorn_follow_pread(follow, 1, 0, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
+    order('6');
+    order('7');
+    uint64_t before = 0;
+    for (int n = 6; n <= 7; n++) {
+        untorn_followed *commit = next(follow, 2);
+        uint64_t lsn = commit->last_lsn;
+        size_t of_b = index_of(commit, UNTORN_CHANGE_WRITTEN, "b");
+        untorn_free(commit);
+        const char text[3] = {(char)('0' + n), (char)('0' + n), (char)('0' + n)};
+        CHECK(untorn_follow_pread(follow, lsn, of_b, buf, sizeof buf, 0) == 3 && memcmp(buf, text, 3) == 0);
+        CHECK(untorn_follow_pread(follow, lsn, of_b, buf, 1, 2) == 1 && untorn_follow_pread(follow, lsn, of_b, buf, 1, 3) == 0);
+        CHECK(untorn_follow_pread(follow, lsn, of_b, NULL, 0, 0) == 0);
+        FAILS(untorn_follow_pread(follow, lsn, of_b, NULL, 1, 0), EFAULT, UNTORN_E_NULL);
+        FAILS(untorn_follow_pread(follow, lsn, of_b, buf, SIZE_MAX, 0), EINVAL, UNTORN_E_INVALID);
+        FAILS(untorn_follow_pread(follow, lsn, of_b, buf, 1, 4), EINVAL, UNTORN_E_INVALID);
+        FAILS(untorn_follow_pread(follow, lsn, of_b, buf, 1, UINT64_MAX), EINVAL, UNTORN_E_INVALID);
+        FAILS(untorn_follow_pread(follow, lsn, 2, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
+        FAILS(untorn_follow_pread(follow, lsn, SIZE_MAX, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
+        FAILS(untorn_follow_pread(follow, before, of_b, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
+        before = lsn;
+    }
+    CHECK(strstr(untorn_error_message(), "was given out last"));
+
+    /* Those of a large commit, also when it was applied and its file is gone. */
+    order('l');
+    untorn_followed *made = next(follow, 1);
+    size_t created = index_of(made, UNTORN_CHANGE_CREATED, "large");
+    FAILS(untorn_follow_pread(follow, made->last_lsn, created, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
+    CHECK(strstr(untorn_error_message(), "wrote no bytes"));
+    untorn_free(made);
+    untorn_followed *large = next(follow, 3); /* zeros in front of it, and the length */
+    const untorn_change *written = change(large, UNTORN_CHANGE_WRITTEN, "large");
+    CHECK(written->offset == 100 && written->len == LARGE_BYTES);
+    order('#');
+    size_t of_large = index_of(large, UNTORN_CHANGE_WRITTEN, "large");
+    static char bytes[LARGE_BYTES + 1];
+    CHECK(untorn_follow_pread(follow, large->last_lsn, of_large, bytes, sizeof bytes, 100) == LARGE_BYTES);
+    for (uint64_t at = 0; at < LARGE_BYTES; at++) CHECK(bytes[at] == large_byte(at));
+    FAILS(untorn_follow_pread(follow, large->last_lsn, of_large, bytes, 1, 99), EINVAL, UNTORN_E_INVALID);
+    order('u');
+    uint64_t lsn = large->last_lsn;
+    untorn_free(large);
+    CHECK(untorn_follow_close(follow) == 0);
+    BAD_HANDLE(untorn_follow_pread(follow, lsn, of_large, bytes, 1, 100));
+}
+
 static void following(const untorn_reader *reader) {
     untorn_follow *follow = untorn_follow_open(reader);
     CHECK(follow);
@@ -228,6 +309,9 @@ static void following(const untorn_reader *reader) {
     CHECK(change(commit, UNTORN_CHANGE_RESIZED, "a")->len == 2);
     const untorn_change *zeroed = change(commit, UNTORN_CHANGE_ZEROED, "a");
     CHECK(zeroed->offset == 1 && zeroed->len == 1);
+    char zero = 'x';
+    size_t of_zeros = index_of(commit, UNTORN_CHANGE_ZEROED, "a");
+    CHECK(untorn_follow_pread(follow, names, of_zeros, &zero, 1, 1) == 1 && zero == 0);
     untorn_free(commit);
 
     untorn_snapshot *snapshot = take(reader);
@@ -245,6 +329,7 @@ static void following(const untorn_reader *reader) {
     CHECK(untorn_follow_next(follow, LIMIT_MS, &commit) == 1);
     CHECK(commit->missed == 1 && commit->first_lsn == names + 1 && commit->last_lsn > names + 50);
     CHECK(commit->changes_len == 0);
+    FAILS(untorn_follow_pread(follow, commit->last_lsn, 0, &zero, 1, 0), EINVAL, UNTORN_E_INVALID);
     untorn_free(commit);
     CHECK(untorn_follow_close(follow) == 0);
 }
@@ -365,6 +450,7 @@ int main(int argc, char **argv) {
     untorn_reader *reader = untorn_reader_open("store");
     CHECK(reader);
     snapshots(reader);
+    bytes_of_commits(reader);
     following(reader);
     closed_by_another_thread();
     if (getuid() == 0) as_another_user();

@@ -159,6 +159,17 @@ static void readers() {
     const untorn::followed commit = follow.next();
     CHECK(commit && !commit->missed && commit->changes_len == 1 && commit->last_lsn > snapshot.lsn());
     CHECK(commit->changes[0]->what == UNTORN_CHANGE_WRITTEN && std::strcmp(commit->changes[0]->path, "a") == 0);
+    a.write("later", 0);
+    a.sync();
+    char last[2];
+    CHECK(follow.read(*commit, 0) == "ONE" && follow.read(*commit, 0, last, 2, 2) == 1 && last[0] == 'E');
+    fails(EINVAL, UNTORN_E_INVALID, [&] { follow.read(*commit, 1); });
+    const untorn::followed later = follow.next();
+    fails(EINVAL, UNTORN_E_INVALID, [&] { follow.read(*commit, 0); });
+    a.write("ONE", 0);
+    a.truncate(3);
+    a.sync();
+    CHECK(follow.read(*later, 0) == "later");
     CHECK(file.read(9, 2) == "e" && file.size() == 3 && reader.read("a") == "ONE");
     snapshot.check();
     store.checkpoint();

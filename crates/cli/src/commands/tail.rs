@@ -1,15 +1,17 @@
 //! `untorn tail`.
 
 use clap::{Args, ValueHint};
+use std::fmt::Write;
 use std::path::PathBuf;
 use untorn::Store;
-use untorn::reader::{Change, Followed, What};
+use untorn::reader::{Change, Commit, Followed, What};
 use untorn_terminal::{Failure, Output, shown, write};
 
 /// Follow the commits of a store as they become durable, while a program has it open.
 ///
-/// Prints a line for each change: the number of the commit, the name, what happened. Ends when it is interrupted, or
-/// after as many commits as were asked for. Changes nothing, and waits for nobody but the next commit.
+/// Prints a line for each change: the number of the commit, the name, what happened; with --bytes also what was written.
+/// Ends when it is interrupted, or after as many commits as were asked for. Changes nothing, and waits for nobody but the
+/// next commit.
 #[derive(Args)]
 pub struct Tail {
     /// A store's directory, or a file with its own store.
@@ -18,10 +20,17 @@ pub struct Tail {
     /// End after so many commits.
     #[arg(short = 'n', long)]
     commits: Option<u64>,
+    /// Print the bytes that each commit wrote, whatever later ones did: at the end of the line, printable ASCII as it is,
+    /// everything else, quotes and backslashes as \n, \", \\ or \x1b. With --json: as `hex`, two digits for a byte.
+    #[arg(long)]
+    bytes: bool,
     /// For programs: a line of JSON for each commit.
     #[arg(long)]
     json: bool,
 }
+
+/// So many bytes of a commit are in memory at once, besides those that the log has.
+const PIECE_BYTES: usize = 64 << 10;
 
 impl Tail {
     pub fn run(self) -> Result<Output, Failure> {
@@ -30,26 +39,78 @@ impl Tail {
         let mut left = self.commits.unwrap_or(u64::MAX);
         while left > 0 {
             let Some(next) = follow.next().transpose()? else { break };
-            let line = if self.json { json_line(&next) } else { text(&next) };
-            if !write(line.as_bytes())? {
+            let goes_on = match &next {
+                Followed::Commit(commit) => self.print(commit)?,
+                Followed::Missed { first_lsn, last_lsn } => write(self.missed(*first_lsn, *last_lsn).as_bytes())?,
+                _ => true,
+            };
+            if !goes_on {
                 break;
             }
             left -= u64::from(matches!(next, Followed::Commit(_)));
         }
         Ok(Output::default())
     }
-}
 
-fn text(next: &Followed) -> String {
-    match next {
-        Followed::Commit(commit) => {
-            let line = |change: &Change| format!("#{}  {}  {}\n", commit.lsn, shown(&change.path), said(&change.what));
-            commit.changes.iter().map(line).collect()
+    /// Prints a commit. False: whoever reads it has seen enough.
+    fn print(&self, commit: &Commit) -> Result<bool, Failure> {
+        let mut line = String::new();
+        if self.json {
+            let _ = write!(line, "{{\"lsn\":{},\"changes\":[", commit.lsn);
         }
-        Followed::Missed { first_lsn, last_lsn } => {
-            format!("commits #{first_lsn} to #{last_lsn} were applied before they were read; the files hold them\n")
+        for (n, change) in commit.changes.iter().enumerate() {
+            let is_bytes = self.bytes && matches!(change.what, What::Written(_));
+            let (before, end) = match (self.json, is_bytes) {
+                (false, false) => ("", "\n"),
+                (false, true) => (": ", "\n"),
+                (true, false) => ("", "}"),
+                (true, true) => (",\"hex\":\"", "\"}"),
+            };
+            if self.json {
+                let object = json_of(change).to_string();
+                line += if n > 0 { "," } else { "" };
+                line += object.strip_suffix('}').unwrap_or(&object);
+            } else {
+                let _ = write!(line, "#{}  {}  {}", commit.lsn, shown(&change.path), said(&change.what));
+            }
+            line += before;
+            if is_bytes && !self.print_bytes(change, &mut line)? {
+                return Ok(false);
+            }
+            line += end;
         }
-        _ => String::new(),
+        line += if self.json { "]}\n" } else { "" };
+        write(line.as_bytes())
+    }
+
+    /// Prints the line so far and the bytes that a change wrote, in pieces: of a large commit memory holds no more.
+    fn print_bytes(&self, change: &Change, line: &mut String) -> Result<bool, Failure> {
+        let What::Written(range) = &change.what else { return Ok(true) };
+        let (mut buf, mut at) = (vec![0; PIECE_BYTES], range.start);
+        loop {
+            let n = change.read_at(&mut buf, at)?;
+            if n == 0 {
+                return Ok(true);
+            }
+            if self.json {
+                buf[..n].iter().for_each(|byte| _ = write!(line, "{byte:02x}"));
+            } else {
+                let _ = write!(line, "{}", buf[..n].escape_ascii());
+            }
+            if !write(line.as_bytes())? {
+                return Ok(false);
+            }
+            line.clear();
+            at += n as u64;
+        }
+    }
+
+    fn missed(&self, first_lsn: u64, last_lsn: u64) -> String {
+        if self.json {
+            let value = serde_json::json!({ "missed": { "first_lsn": first_lsn, "last_lsn": last_lsn } });
+            return format!("{value}\n");
+        }
+        format!("commits #{first_lsn} to #{last_lsn} were applied before they were read; the files hold them\n")
     }
 }
 
@@ -68,28 +129,9 @@ fn said(what: &What) -> String {
     }
 }
 
-fn json_line(next: &Followed) -> String {
-    let value = match next {
-        Followed::Commit(commit) => {
-            let change = |change: &Change| {
-                let mut value = json_of(&change.what);
-                value["path"] = change.path.to_string_lossy().into();
-                value
-            };
-            let changes: Vec<_> = commit.changes.iter().map(change).collect();
-            serde_json::json!({ "lsn": commit.lsn, "changes": changes })
-        }
-        Followed::Missed { first_lsn, last_lsn } => {
-            serde_json::json!({ "missed": { "first_lsn": first_lsn, "last_lsn": last_lsn } })
-        }
-        _ => serde_json::json!({}),
-    };
-    format!("{value}\n")
-}
-
-fn json_of(what: &What) -> serde_json::Value {
+fn json_of(change: &Change) -> serde_json::Value {
     use serde_json::json;
-    match what {
+    let mut value = match &change.what {
         What::Written(range) => json!({ "what": "written", "offset": range.start, "bytes": range.end - range.start }),
         What::Zeroed(range) => json!({ "what": "zeroed", "offset": range.start, "bytes": range.end - range.start }),
         What::Resized(size) => json!({ "what": "resized", "bytes": size }),
@@ -100,5 +142,7 @@ fn json_of(what: &What) -> serde_json::Value {
         What::DirectoryMade => json!({ "what": "directory-made" }),
         What::DirectoryRemoved => json!({ "what": "directory-removed" }),
         _ => json!({ "what": "changed" }),
-    }
+    };
+    value["path"] = change.path.to_string_lossy().into();
+    value
 }
