@@ -313,4 +313,4 @@ pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut unt
 }
 
 /// Of the layouts of `LogWriter` and `ToldTable`, as `live/hooks.c` has it.
-const HOOKS_VERSION: u32 = 3;
+const HOOKS_VERSION: u32 = 4;
