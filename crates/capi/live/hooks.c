@@ -175,6 +175,10 @@ int __wrap_untorn_mutex_unlock(untorn_mutex *mutex);
 int __wrap_untorn_mutex_lock(untorn_mutex *mutex) { return untorn_live_lock(&this_threads, mutex); }
 int __wrap_untorn_mutex_unlock(untorn_mutex *mutex) { return untorn_live_unlock(&this_threads, mutex); }
 
+/* For pthread.c. */
+int untorn_hooks_lock_at_once(untorn_mutex *mutex);
+int untorn_hooks_lock_at_once(untorn_mutex *mutex) { return untorn_live_lock_at_once(&this_threads, mutex); }
+
 /* What compilers call with -fsanitize=kernel-address. */
 void __asan_store1_noabort(uintptr_t at);
 void __asan_store2_noabort(uintptr_t at);

@@ -62,6 +62,9 @@ static struct beside *all;
 unsigned untorn_pthread_wait_begins(void *mutex);
 void untorn_pthread_wait_ended(void *mutex, unsigned depth, int result);
 
+/* Of hooks.c: begins a section with a mutex, if that need not wait. */
+int untorn_hooks_lock_at_once(untorn_mutex *mutex);
+
 static __attribute__((noreturn)) void give_up(const char *why) {
     fprintf(stderr, "untorn: locks of pthread: %s\n", why);
     abort();
@@ -168,13 +171,40 @@ static int has_mutex(void *mutex, int begun, int result) {
     result __wrap_##name parameters;                                                                                       \
     result __wrap_##name parameters
 
-WRAP(int, pthread_mutex_lock, (pthread_mutex_t * mutex)) {
-    int begun = begins();
-    return has_mutex(mutex, begun, __real_pthread_mutex_lock(mutex));
-}
 WRAP(int, pthread_mutex_trylock, (pthread_mutex_t * mutex)) {
     int begun = begins();
     return has_mutex(mutex, begun, __real_pthread_mutex_trylock(mutex));
+}
+int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
+
+/* A section of nothing, behind which the thread's next one can begin at once, unless it must wait again. */
+static int can_begin(void) {
+    int before = errno, can = !untorn_mutex_lock(&thread.own);
+    if (can && untorn_mutex_unlock(&thread.own)) give_up(untorn_error_message());
+    errno = before;
+    return can;
+}
+
+/* Most often a mutex is free, and a section can begin at once: then it does behind the mutex. Otherwise that is given back. */
+WRAP(int, pthread_mutex_lock, (pthread_mutex_t * mutex)) {
+    int begun, result, tries;
+    for (tries = 0; tries < 2 && !thread.locks && !thread.forked; tries++) {
+        struct beside *lock;
+        if ((result = __real_pthread_mutex_trylock(mutex)) == EBUSY) break;
+        /* One whose owner has died must not be given back. */
+        if (result) return has_mutex(mutex, begins(), result);
+        lock = beside(mutex);
+        if (lock->depth == 0 && untorn_hooks_lock_at_once(&lock->mutex)) {
+            lock->depth = 1;
+            lock->marked = generation;
+            thread.locks = 1;
+            return 0;
+        }
+        __real_pthread_mutex_unlock(mutex);
+        if (!can_begin()) break;
+    }
+    begun = begins();
+    return has_mutex(mutex, begun, __real_pthread_mutex_lock(mutex));
 }
 WRAP(int, pthread_mutex_timedlock, (pthread_mutex_t * mutex, const struct timespec *until)) {
     int begun = begins();

@@ -198,6 +198,14 @@ static void forked(const char *file) {
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(is_in_section() && !pthread_rwlock_unlock(&rwlock) && !pthread_mutex_unlock(&mutex) && !is_in_section());
+    for (int n = 0; n < 3; n++) CHECK(!pthread_mutex_lock(&mutex) && is_in_section() && !pthread_mutex_unlock(&mutex));
+    child = fork();
+    if (child == 0) {
+        CHECK(!pthread_mutex_lock(&mutex) && !is_in_section() && !pthread_mutex_unlock(&mutex));
+        CHECK(!pthread_rwlock_rdlock(&rwlock) && !is_in_section() && !pthread_rwlock_unlock(&rwlock));
+        _Exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(!untorn_heap_close(heap));
 }
 
