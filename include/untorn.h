@@ -1690,6 +1690,14 @@ UNTORN_MUST_USE
 int untorn_live_lock(void *writer,
                      struct untorn_mutex *mutex);
 
+/**
+ * For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, if a section
+ * begins with it that need not wait for anything. Returns 1; 0: nothing was done.
+ */
+UNTORN_MUST_USE
+int untorn_live_lock_at_once(void *writer,
+                             struct untorn_mutex *mutex);
+
 /** For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_unlock() in a thread with this log. */
 int untorn_live_unlock(void *writer,
                        struct untorn_mutex *mutex);

@@ -24,7 +24,7 @@
 
 #include "untorn.h"
 
-#define VERSION 3
+#define VERSION 4
 #define FILTER 128
 #define RECORD 16
 #define KIND_STORE (1ull << 48)
@@ -45,20 +45,22 @@ struct writer {
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
 
 /* Mappings with the tracker told, as in crates/untorn/src/region/told_hooks.rs: a byte for each line of 64 bytes that was stored
- * to, and for each page with such a line. */
+ * to, and for each page with such a line. What the table points to never changes, and is never freed. */
 #define MAPPINGS 64
+struct mapping {
+    uintptr_t base;
+    size_t bytes;
+    unsigned char *lines, *pages;
+};
 static struct {
     size_t used;
-    struct {
-        uintptr_t base;
-        size_t bytes;
-        unsigned char *lines, *pages;
-    } all[MAPPINGS];
+    const struct mapping *all[MAPPINGS];
 } told;
 
 static void *writer_of_this_thread(void) { return &this_threads; }
 
-__attribute__((constructor)) static void tell(void) {
+/* Before constructors of static objects, which may open a heap or take locks: those have no priority. */
+__attribute__((constructor(101))) static void tell(void) {
     if (untorn_live_hooks(VERSION, writer_of_this_thread, &told)) {
         fprintf(stderr, "untorn: %s\n", untorn_error_message());
         abort();
@@ -119,19 +121,22 @@ static inline __attribute__((always_inline)) void set(unsigned char *flag) {
 static __attribute__((noinline)) void tell_of(uintptr_t at, size_t size) {
     size_t used = __atomic_load_n(&told.used, __ATOMIC_ACQUIRE), n;
     for (n = 0; n < used; n++) {
-        size_t bytes = __atomic_load_n(&told.all[n].bytes, __ATOMIC_ACQUIRE);
-        uintptr_t base = __atomic_load_n(&told.all[n].base, __ATOMIC_RELAXED);
-        size_t from = at - base, to = from + size, line;
+        const struct mapping *one = __atomic_load_n(&told.all[n], __ATOMIC_ACQUIRE);
+        size_t from, most = size, line, last;
+        if (!one) continue;
+        from = at - one->base;
         /* It may begin before the mapping, and end behind it. */
-        if (from >= bytes) {
-            if (to == 0 || from < to) continue;
+        if (from >= one->bytes) {
+            if (at >= one->base || size <= one->base - at) continue;
             from = 0;
+            most = size - (one->base - at);
         }
-        if (to > bytes) to = bytes;
-        for (line = from >> 6; line <= (to - 1) >> 6; line++) {
-            set(&told.all[n].lines[line]);
+        if (most > one->bytes - from) most = one->bytes - from;
+        last = (from + most - 1) >> 6;
+        for (line = from >> 6; line <= last; line++) {
+            set(&one->lines[line]);
             /* Behind the line's: who clears it takes the lines after that. */
-            set(&told.all[n].pages[line >> 6]);
+            set(&one->pages[line >> 6]);
         }
     }
 }
@@ -149,7 +154,7 @@ static inline __attribute__((always_inline)) void before_word(uintptr_t at, size
 static void before(const void *address, size_t size) {
     struct writer *w = &this_threads;
     uintptr_t at = (uintptr_t)address;
-    if (told.used && size) tell_of(at, size);
+    if (__atomic_load_n(&told.used, __ATOMIC_RELAXED) && size) tell_of(at, size);
     if (__builtin_expect(!w->bytes || at >= w->base + w->bytes || at + size <= w->base, 1)) return;
     if (size > 64 || at < w->base || at + size > w->base + w->bytes) {
         untorn_section_log(address, size);
@@ -159,11 +164,20 @@ static void before(const void *address, size_t size) {
     if (size) log_word(w, at, size);
 }
 
+/* Behind a call that may have waited. A commit of another thread may have taken meanwhile what was told before it. */
+static void after(const void *address, size_t size) {
+    if (__atomic_load_n(&told.used, __ATOMIC_RELAXED) && size) tell_of((uintptr_t)address, size);
+}
+
 /* The library finds what the thread has by the address of its log, which only the program knows without a call. */
 int __wrap_untorn_mutex_lock(untorn_mutex *mutex);
 int __wrap_untorn_mutex_unlock(untorn_mutex *mutex);
 int __wrap_untorn_mutex_lock(untorn_mutex *mutex) { return untorn_live_lock(&this_threads, mutex); }
 int __wrap_untorn_mutex_unlock(untorn_mutex *mutex) { return untorn_live_unlock(&this_threads, mutex); }
+
+/* For pthread.c. */
+int untorn_hooks_lock_at_once(untorn_mutex *mutex);
+int untorn_hooks_lock_at_once(untorn_mutex *mutex) { return untorn_live_lock_at_once(&this_threads, mutex); }
 
 /* What compilers call with -fsanitize=kernel-address. */
 void __asan_store1_noabort(uintptr_t at);
@@ -255,54 +269,84 @@ WRAP(char *, strncat, (char *to, const char *from, size_t n)) {
 }
 WRAP(ssize_t, read, (int fd, void *to, size_t n)) {
     before(to, n);
-    return __real_read(fd, to, n);
+    ssize_t result = __real_read(fd, to, n);
+    after(to, n);
+    return result;
 }
 WRAP(ssize_t, pread, (int fd, void *to, size_t n, off_t at)) {
     before(to, n);
-    return __real_pread(fd, to, n, at);
+    ssize_t result = __real_pread(fd, to, n, at);
+    after(to, n);
+    return result;
 }
 WRAP(ssize_t, recv, (int fd, void *to, size_t n, int flags)) {
     before(to, n);
-    return __real_recv(fd, to, n, flags);
+    ssize_t result = __real_recv(fd, to, n, flags);
+    after(to, n);
+    return result;
 }
 WRAP(size_t, fread, (void *to, size_t size, size_t n, FILE *from)) {
     before(to, size * n);
-    return __real_fread(to, size, n, from);
+    size_t result = __real_fread(to, size, n, from);
+    after(to, size * n);
+    return result;
 }
 WRAP(char *, fgets, (char *to, int n, FILE *from)) {
     before(to, n > 0 ? (size_t)n : 0);
-    return __real_fgets(to, n, from);
+    char * result = __real_fgets(to, n, from);
+    after(to, n > 0 ? (size_t)n : 0);
+    return result;
 }
 WRAP(ssize_t, pread64, (int fd, void *to, size_t n, off64_t at)) {
     before(to, n);
-    return __real_pread64(fd, to, n, at);
+    ssize_t result = __real_pread64(fd, to, n, at);
+    after(to, n);
+    return result;
 }
 static void before_each(const struct iovec *to, int n) {
     for (int i = 0; i < n; i++) before(to[i].iov_base, to[i].iov_len);
 }
+static void after_each(const struct iovec *to, int n) {
+    for (int i = 0; i < n; i++) after(to[i].iov_base, to[i].iov_len);
+}
 WRAP(ssize_t, readv, (int fd, const struct iovec *to, int n)) {
     before_each(to, n);
-    return __real_readv(fd, to, n);
+    ssize_t result = __real_readv(fd, to, n);
+    after_each(to, n);
+    return result;
 }
 WRAP(ssize_t, preadv, (int fd, const struct iovec *to, int n, off_t at)) {
     before_each(to, n);
-    return __real_preadv(fd, to, n, at);
+    ssize_t result = __real_preadv(fd, to, n, at);
+    after_each(to, n);
+    return result;
 }
 WRAP(ssize_t, recvfrom, (int fd, void *to, size_t n, int flags, __SOCKADDR_ARG from, socklen_t *from_bytes)) {
+    socklen_t room = from_bytes ? *from_bytes : 0;
+    ssize_t result;
     before(to, n);
     if (from_bytes) {
-        before(*(void *const *)&from, *from_bytes);
+        before(*(void *const *)&from, room);
         before(from_bytes, sizeof *from_bytes);
     }
-    return __real_recvfrom(fd, to, n, flags, from, from_bytes);
+    result = __real_recvfrom(fd, to, n, flags, from, from_bytes);
+    after(to, n);
+    if (from_bytes) {
+        after(*(void *const *)&from, room);
+        after(from_bytes, sizeof *from_bytes);
+    }
+    return result;
 }
 WRAP(ssize_t, getrandom, (void *to, size_t n, unsigned flags)) {
     before(to, n);
-    return __real_getrandom(to, n, flags);
+    ssize_t result = __real_getrandom(to, n, flags);
+    after(to, n);
+    return result;
 }
 WRAP(void, qsort, (void *all, size_t n, size_t size, int (*compare)(const void *, const void *))) {
     before(all, n * size);
     __real_qsort(all, n, size, compare);
+    after(all, n * size);
 }
 WRAP(void *, memccpy, (void *to, const void *from, int end, size_t n)) {
     const unsigned char *found = memchr(from, end, n);

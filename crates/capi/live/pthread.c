@@ -5,6 +5,9 @@
  *
  * Each lock that the program has ever taken has a mutex of the library's beside it, which is taken behind it and given back
  * before it, so that nobody ever waits for that one. It says who had the lock last.
+ *
+ * The section begins before the thread waits for its first lock, as with locks of the library's. To begin one it may have to
+ * wait for a commit, which may wait for a thread that waits for that lock: so nobody has the lock who waits to begin.
  */
 
 #define _GNU_SOURCE
@@ -21,23 +24,46 @@
 /* Locks of a program, at most; memory is taken by those that there are. */
 #define LOCKS ((size_t)1 << 20)
 
+/* Read-write locks that a thread has at the same time, at most. */
+#define RWLOCKS 256
+
 /* What is beside a lock. But for the address, whoever has the lock has it. */
 struct beside {
     uintptr_t address;
     /* How often a recursive mutex is taken. */
     unsigned depth;
-    /* The mutex is held: a live heap was open when the lock was taken. */
-    int marked;
-    /* A read-write lock is held by a writer. */
-    int writing;
+    /* The mutex below is held, by a process of this generation: a live heap was open when the lock was taken. 0: it is not. */
+    unsigned marked;
     untorn_mutex mutex;
 };
+
+/* What this thread has. */
+static __thread struct {
+    /* Locks that it has through its section. */
+    unsigned locks;
+    /* It was in a section when it became the thread of a forked child, which has no part in that. */
+    int forked;
+    /* Its own mutex, which begins a section. */
+    untorn_mutex own;
+    /* Read-write locks that it has through its section; each once for each time. */
+    unsigned rwlocks;
+    struct {
+        struct beside *lock;
+        int shared;
+    } rwlock[RWLOCKS];
+} thread;
+
+/* Counts forks: what a parent has taken is not the child's to give back. */
+static unsigned generation = 1;
 
 static struct beside *all;
 
 /* For pthread_cxx.c. */
 unsigned untorn_pthread_wait_begins(void *mutex);
-void untorn_pthread_wait_ended(void *mutex, unsigned depth);
+void untorn_pthread_wait_ended(void *mutex, unsigned depth, int result);
+
+/* Of hooks.c: begins a section with a mutex, if that need not wait. */
+int untorn_hooks_lock_at_once(untorn_mutex *mutex);
 
 static __attribute__((noreturn)) void give_up(const char *why) {
     fprintf(stderr, "untorn: locks of pthread: %s\n", why);
@@ -69,30 +95,74 @@ static struct beside *beside(const void *lock) {
     give_up("too many");
 }
 
-/* The thread has just taken the lock. */
-static void taken(struct beside *lock) {
-    int before = errno;
-    lock->marked = !untorn_mutex_lock(&lock->mutex);
-    if (!lock->marked && untorn_last_error() == UNTORN_E_UNSUPPORTED) give_up(untorn_error_message());
+static void in_child(void) {
+    generation++;
+    if (thread.locks) thread.forked = 1;
+    thread.locks = thread.rwlocks = 0;
+}
+
+__attribute__((constructor(101))) static void watch_forks(void) {
+    if (pthread_atfork(NULL, NULL, in_child)) give_up("no memory");
+}
+
+/* The thread is about to wait for a lock. Whether it has begun a section for it; within one there is nothing to do. */
+static int begins(void) {
+    int before = errno, begun;
+    if (thread.locks || thread.forked) return 0;
+    /* No live heap is open, or several are, or the thread ends, which the library's log tells: the lock is a lock alone. A shared
+     * hold leaves no mark when it is given back. */
+    begun = !untorn_mutex_lock_shared(&thread.own);
     errno = before;
+    return begun;
+}
+
+/* Behind it, whether it has got the lock or not. A section without a lock ends here. */
+static void has_begun(int begun) {
+    int before = errno;
+    if (begun && untorn_mutex_unlock_shared(&thread.own)) give_up(untorn_error_message());
+    errno = before;
+}
+
+/* The thread has just taken the lock: it is a part of its section, if it has one. */
+static int joins(struct beside *lock, int shared, int begun) {
+    int before = errno, joined = 0;
+    if (begun || thread.locks) {
+        joined = !(shared ? untorn_mutex_lock_shared(&lock->mutex) : untorn_mutex_lock(&lock->mutex));
+        if (joined) thread.locks++;
+    }
+    errno = before;
+    return joined;
 }
 
 /* The thread is about to give it back. */
-static void gives_back(struct beside *lock) {
+static void leaves(struct beside *lock, int shared) {
     int before = errno;
-    if (lock->marked) {
-        lock->marked = 0;
-        if (untorn_mutex_unlock(&lock->mutex)) give_up(untorn_error_message());
-    }
+    if (shared ? untorn_mutex_unlock_shared(&lock->mutex) : untorn_mutex_unlock(&lock->mutex)) give_up(untorn_error_message());
+    thread.locks--;
     errno = before;
 }
 
-/* As above, of a mutex, which may be recursive. */
-static int has_mutex(void *mutex, int result) {
+/* As above, of a mutex. */
+static void taken(struct beside *lock, int begun) { lock->marked = joins(lock, 0, begun) ? generation : 0; }
+
+static void gives_back(struct beside *lock) {
+    unsigned marked = lock->marked;
+    lock->marked = 0;
+    if (marked == generation) leaves(lock, 0);
+}
+
+/* A mutex may be recursive. */
+static int has_mutex(void *mutex, int begun, int result) {
     if (result == 0 || result == EOWNERDEAD) {
         struct beside *lock = beside(mutex);
-        if (lock->depth++ == 0) taken(lock);
+        /* Whoever had it is gone, with all that it had. */
+        if (result == EOWNERDEAD) {
+            lock->depth = 0;
+            lock->mutex = (untorn_mutex){{0}};
+        }
+        if (lock->depth++ == 0) taken(lock, begun);
     }
+    has_begun(begun);
     return result;
 }
 
@@ -101,15 +171,48 @@ static int has_mutex(void *mutex, int result) {
     result __wrap_##name parameters;                                                                                       \
     result __wrap_##name parameters
 
-WRAP(int, pthread_mutex_lock, (pthread_mutex_t * mutex)) { return has_mutex(mutex, __real_pthread_mutex_lock(mutex)); }
 WRAP(int, pthread_mutex_trylock, (pthread_mutex_t * mutex)) {
-    return has_mutex(mutex, __real_pthread_mutex_trylock(mutex));
+    int begun = begins();
+    return has_mutex(mutex, begun, __real_pthread_mutex_trylock(mutex));
+}
+int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
+
+/* A section of nothing, behind which the thread's next one can begin at once, unless it must wait again. */
+static int can_begin(void) {
+    int before = errno, can = !untorn_mutex_lock(&thread.own);
+    if (can && untorn_mutex_unlock(&thread.own)) give_up(untorn_error_message());
+    errno = before;
+    return can;
+}
+
+/* Most often a mutex is free, and a section can begin at once: then it does behind the mutex. Otherwise that is given back. */
+WRAP(int, pthread_mutex_lock, (pthread_mutex_t * mutex)) {
+    int begun, result, tries;
+    for (tries = 0; tries < 2 && !thread.locks && !thread.forked; tries++) {
+        struct beside *lock;
+        if ((result = __real_pthread_mutex_trylock(mutex)) == EBUSY) break;
+        /* One whose owner has died must not be given back. */
+        if (result) return has_mutex(mutex, begins(), result);
+        lock = beside(mutex);
+        if (lock->depth == 0 && untorn_hooks_lock_at_once(&lock->mutex)) {
+            lock->depth = 1;
+            lock->marked = generation;
+            thread.locks = 1;
+            return 0;
+        }
+        __real_pthread_mutex_unlock(mutex);
+        if (!can_begin()) break;
+    }
+    begun = begins();
+    return has_mutex(mutex, begun, __real_pthread_mutex_lock(mutex));
 }
 WRAP(int, pthread_mutex_timedlock, (pthread_mutex_t * mutex, const struct timespec *until)) {
-    return has_mutex(mutex, __real_pthread_mutex_timedlock(mutex, until));
+    int begun = begins();
+    return has_mutex(mutex, begun, __real_pthread_mutex_timedlock(mutex, until));
 }
 WRAP(int, pthread_mutex_clocklock, (pthread_mutex_t * mutex, clockid_t clock, const struct timespec *until)) {
-    return has_mutex(mutex, __real_pthread_mutex_clocklock(mutex, clock, until));
+    int begun = begins();
+    return has_mutex(mutex, begun, __real_pthread_mutex_clocklock(mutex, clock, until));
 }
 WRAP(int, pthread_mutex_unlock, (pthread_mutex_t * mutex)) {
     struct beside *lock = beside(mutex);
@@ -127,16 +230,31 @@ unsigned untorn_pthread_wait_begins(void *mutex) {
     return depth;
 }
 
-void untorn_pthread_wait_ended(void *mutex, unsigned depth) {
-    struct beside *lock = beside(mutex);
+/* The wait has taken the mutex. It is given back once more, so that the thread does not have it while it waits to begin a section:
+ * whoever waits for a condition looks at what it has waited for. One whose owner has died must not be given back. */
+void untorn_pthread_wait_ended(void *mutex, unsigned depth, int result) {
+    struct beside *lock;
+    int begun = 0;
+    if (!depth || result == ENOTRECOVERABLE) return;
+    if (!thread.locks && !thread.forked && result != EOWNERDEAD && depth == 1) {
+        int again;
+        if (__real_pthread_mutex_unlock(mutex)) give_up("a mutex that was waited with cannot be given back");
+        begun = begins();
+        again = __real_pthread_mutex_lock(mutex);
+        if (again) give_up("a mutex that was waited with cannot be taken again");
+    } else {
+        begun = begins();
+    }
+    lock = beside(mutex);
     lock->depth = depth;
-    if (depth) taken(lock);
+    taken(lock, begun);
+    has_begun(begun);
 }
 
 #define WAIT(mutex, call)                                                                                                  \
     unsigned depth = untorn_pthread_wait_begins(mutex);                                                                    \
     int result = call;                                                                                                     \
-    untorn_pthread_wait_ended(mutex, depth);                                                                               \
+    untorn_pthread_wait_ended(mutex, depth, result);                                                                               \
     return result
 
 WRAP(int, pthread_cond_wait, (pthread_cond_t * condition, pthread_mutex_t *mutex)) {
@@ -149,47 +267,45 @@ WRAP(int, pthread_cond_clockwait,
      (pthread_cond_t * condition, pthread_mutex_t *mutex, clockid_t clock, const struct timespec *until)) {
     WAIT(mutex, __real_pthread_cond_clockwait(condition, mutex, clock, until));
 }
-static int has_written(void *rwlock, int result) {
+
+/* Readers share what is beside the lock: each has its mutex together with the others. */
+static int has_rwlock(void *rwlock, int shared, int begun, int result) {
     if (result == 0) {
         struct beside *lock = beside(rwlock);
-        lock->writing = 1;
-        taken(lock);
+        if (joins(lock, shared, begun)) {
+            if (thread.rwlocks == RWLOCKS) give_up("a thread has more than 256 read-write locks at the same time");
+            thread.rwlock[thread.rwlocks].lock = lock;
+            thread.rwlock[thread.rwlocks++].shared = shared;
+        }
     }
-    return result;
-}
-/* Readers share what is beside the lock: each of them has the mutex together with the others, or, as no live heap was open, none
- * of them knows of it. */
-static int has_read(void *rwlock, int result) {
-    int before = errno;
-    if (result == 0 && untorn_mutex_lock_shared(&beside(rwlock)->mutex) && untorn_last_error() == UNTORN_E_UNSUPPORTED)
-        give_up(untorn_error_message());
-    errno = before;
+    has_begun(begun);
     return result;
 }
 
-WRAP(int, pthread_rwlock_wrlock, (pthread_rwlock_t * lock)) { return has_written(lock, __real_pthread_rwlock_wrlock(lock)); }
-WRAP(int, pthread_rwlock_trywrlock, (pthread_rwlock_t * lock)) {
-    return has_written(lock, __real_pthread_rwlock_trywrlock(lock));
-}
-WRAP(int, pthread_rwlock_timedwrlock, (pthread_rwlock_t * lock, const struct timespec *until)) {
-    return has_written(lock, __real_pthread_rwlock_timedwrlock(lock, until));
-}
-WRAP(int, pthread_rwlock_rdlock, (pthread_rwlock_t * lock)) { return has_read(lock, __real_pthread_rwlock_rdlock(lock)); }
-WRAP(int, pthread_rwlock_tryrdlock, (pthread_rwlock_t * lock)) {
-    return has_read(lock, __real_pthread_rwlock_tryrdlock(lock));
-}
-WRAP(int, pthread_rwlock_timedrdlock, (pthread_rwlock_t * lock, const struct timespec *until)) {
-    return has_read(lock, __real_pthread_rwlock_timedrdlock(lock, until));
-}
+#define RWLOCK(name, shared, parameters, arguments)                                                                        \
+    WRAP(int, pthread_rwlock_##name, parameters) {                                                                         \
+        int begun = begins();                                                                                              \
+        return has_rwlock(lock, shared, begun, __real_pthread_rwlock_##name arguments);                                    \
+    }
+
+RWLOCK(wrlock, 0, (pthread_rwlock_t * lock), (lock))
+RWLOCK(trywrlock, 0, (pthread_rwlock_t * lock), (lock))
+RWLOCK(timedwrlock, 0, (pthread_rwlock_t * lock, const struct timespec *until), (lock, until))
+RWLOCK(clockwrlock, 0, (pthread_rwlock_t * lock, clockid_t clock, const struct timespec *until), (lock, clock, until))
+RWLOCK(rdlock, 1, (pthread_rwlock_t * lock), (lock))
+RWLOCK(tryrdlock, 1, (pthread_rwlock_t * lock), (lock))
+RWLOCK(timedrdlock, 1, (pthread_rwlock_t * lock, const struct timespec *until), (lock, until))
+RWLOCK(clockrdlock, 1, (pthread_rwlock_t * lock, clockid_t clock, const struct timespec *until), (lock, clock, until))
+
 WRAP(int, pthread_rwlock_unlock, (pthread_rwlock_t * rwlock)) {
     struct beside *lock = beside(rwlock);
-    int before = errno;
-    if (lock->writing) {
-        lock->writing = 0;
-        gives_back(lock);
-    } else {
-        untorn_mutex_unlock_shared(&lock->mutex);
+    unsigned n = thread.rwlocks;
+    /* One that the thread has otherwise is nothing to its section. */
+    while (n > 0 && thread.rwlock[n - 1].lock != lock) n--;
+    if (n > 0) {
+        int shared = thread.rwlock[n - 1].shared;
+        thread.rwlock[n - 1] = thread.rwlock[--thread.rwlocks];
+        leaves(lock, shared);
     }
-    errno = before;
     return __real_pthread_rwlock_unlock(rwlock);
 }

@@ -4,7 +4,7 @@
  */
 
 unsigned untorn_pthread_wait_begins(void *mutex);
-void untorn_pthread_wait_ended(void *mutex, unsigned depth);
+void untorn_pthread_wait_ended(void *mutex, unsigned depth, int result);
 
 /* A std::unique_lock begins with the address of its mutex, and a std::mutex is one of pthread. */
 void __real__ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE(void *condition, void **guard);
@@ -12,5 +12,5 @@ void __wrap__ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE(void *cond
 void __wrap__ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE(void *condition, void **guard) {
     unsigned depth = untorn_pthread_wait_begins(*guard);
     __real__ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE(condition, guard);
-    untorn_pthread_wait_ended(*guard, depth);
+    untorn_pthread_wait_ended(*guard, depth, 0);
 }

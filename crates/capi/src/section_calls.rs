@@ -291,6 +291,20 @@ pub unsafe extern "C" fn untorn_live_lock(writer: *mut c_void, mutex: *mut untor
     otherwise(mutex)
 }
 
+/// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, if a section
+/// begins with it that need not wait for anything. Returns 1; 0: nothing was done.
+///
+/// # Safety
+/// The log is that of this thread's hooks; `mutex` is NULL or a mutex that nobody has.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_live_lock_at_once(writer: *mut c_void, mutex: *mut untorn_mutex) -> c_int {
+    // SAFETY: the caller's promise; zeros are a lock.
+    let at_once = |lock| unsafe { section_hooks::lock_at_once(writer.cast(), lock) };
+    // SAFETY: a mutex of the caller's, which is large enough.
+    c_int::from(unsafe { mutex.cast::<SectionLock>().as_ref() }.is_some_and(at_once))
+}
+
 /// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_unlock() in a thread with this log.
 ///
 /// # Safety
@@ -313,4 +327,4 @@ pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut unt
 }
 
 /// Of the layouts of `LogWriter` and `ToldTable`, as `live/hooks.c` has it.
-const HOOKS_VERSION: u32 = 3;
+const HOOKS_VERSION: u32 = 4;

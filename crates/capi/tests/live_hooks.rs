@@ -288,3 +288,38 @@ fn locks_of_pthread_make_sections() {
         untorn::offline::eject(&heap, &|_, _| {}).expect("an end");
     }
 }
+
+/// Constructors before `main`, calls that wait, forks, locks from before the heap was open: each as `corners.c` says.
+#[test]
+fn corners_of_hooks_and_locks() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for (compiler, _) in compilers() {
+        let binary = dir.path().join(compiler);
+        let mut command = wrapper("untorn-cc", compiler);
+        command.env("UNTORN_PTHREAD", "1").args(["-std=gnu11", "-O2"]);
+        run(command.arg(source("corners.c")).arg("-o").arg(&binary));
+        for (which, is_early) in [
+            ("early_told", true),
+            ("blocked_read", true),
+            ("one_after_the_other", true),
+            ("commit_that_waits", false),
+            ("early_reader", false),
+            ("clocks", false),
+            ("forked", false),
+            ("owner_died", false),
+        ] {
+            let heap = dir.path().join(format!("{compiler}.{which}"));
+            let mut command = program(&binary);
+            if is_early {
+                command.env("EARLY", &heap);
+            }
+            let out = command.arg(which).arg(&heap).output().expect("a program");
+            assert!(
+                out.status.success(),
+                "{compiler}, {which}: {}\n{}",
+                out.status,
+                String::from_utf8_lossy(&out.stderr)
+            );
+        }
+    }
+}

@@ -35,6 +35,12 @@ impl Scratch {
         self.at
     }
 
+    /// All of it is zeros again, and its memory is given back.
+    pub fn clear(&self) {
+        // SAFETY: the mapping that `new` made; whoever uses it meanwhile does so by atomics, and finds zeros.
+        let _ = unsafe { mm::madvise(self.at.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed) };
+    }
+
     /// Has memory for the first bytes now, and not when they are stored to.
     fn populate(&self, bytes: usize) {
         if bytes > 0 {

@@ -249,7 +249,11 @@ pub(super) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
             made
         })
     });
-    let Ok(found) = found else { return Err(Error::invalid("a thread that is ending can begin no section")) };
+    let Ok(found) = found else {
+        // Locks of pthread are taken all the same, and their callers do not look.
+        tracing::warn!("a thread that is ending can begin no section: what it does under a lock is not all or nothing");
+        return Err(Error::invalid("a thread that is ending can begin no section"));
+    };
     set_current(found);
     // SAFETY: as in `current`.
     let found = unsafe { &mut *found };
