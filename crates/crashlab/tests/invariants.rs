@@ -100,6 +100,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::LOCKED_FIRST
         | invariant::PARKED
         | invariant::PARKED_AFTER_NAMES => Some("a_lease_comes_at_any_moment"),
+        invariant::MOMENT_PASSES | invariant::MOMENT_PASSES_UNSEEN => Some("what_was_seen_counts_for_a_moment"),
         invariant::ONE_TIMER | invariant::BROKEN_LEASES_FORGOTTEN => Some("leases_bound_the_wait"),
         invariant::CLOSED_VALIDATED | invariant::PAGE_HEAD_COMPARED => {
             Some("two_owners_of_one_process_id_are_told_apart")
