@@ -2,7 +2,7 @@
 //! piece after the other.
 
 use crate::log_reader::LogSegment;
-use crate::overlay::{Overlay, Source};
+use crate::overlay::{Overlay, Source, joined};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub fn begin_log_reads<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &
         }
     }
     for (segment, pieces) in places.into_values() {
-        each_block(pieces, |blocks| segment.begin_read(blocks));
+        blocks_of(pieces).into_iter().for_each(|blocks| segment.begin_read(blocks));
     }
 }
 
@@ -32,24 +32,17 @@ pub fn begin_log_reads<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &
 pub fn begin_file_reads<'a>(file: &dyn File, end: u64, ranges: impl Iterator<Item = &'a Range<u64>>) {
     let short = ranges.filter(|range| range.end - range.start <= LONG_BYTES);
     let within = short.map(|range| range.start..range.end.min(end)).filter(|range| !range.is_empty());
-    each_block(within.collect(), |blocks| file.begin_read(blocks));
+    blocks_of(within.collect()).into_iter().for_each(|blocks| file.begin_read(blocks));
 }
 
 /// The whole blocks that these ranges touch, with small gaps closed.
-fn each_block(mut ranges: Vec<Range<u64>>, mut found: impl FnMut(Range<u64>)) {
+fn blocks_of(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let block = BLOCK_BYTES as u64;
-    ranges.sort_by_key(|range| range.start);
-    let mut blocks =
-        ranges.into_iter().map(|range| range.start - range.start % block..range.end.next_multiple_of(block));
-    let Some(mut open) = blocks.next() else { return };
-    for next in blocks {
-        if next.start <= open.end + GAP_BYTES {
-            open.end = open.end.max(next.end);
-        } else {
-            found(std::mem::replace(&mut open, next));
-        }
+    for range in &mut ranges {
+        *range = range.start - range.start % block..range.end.next_multiple_of(block);
     }
-    found(open);
+    ranges.sort_by_key(|range| range.start);
+    joined(&ranges, GAP_BYTES)
 }
 
 #[cfg(test)]
@@ -59,9 +52,7 @@ mod tests {
     #[test]
     fn neighbours_are_one_read_and_what_is_far_apart_is_two() {
         let far = GAP_BYTES + 3 * BLOCK_BYTES as u64;
-        let mut reads = Vec::new();
-        each_block(vec![far + 5..far + 6, 10..20, 4095..4097], |read| reads.push(read));
-        assert_eq!(reads, [0..8192, far..far + 4096]);
-        each_block(vec![], |read| panic!("nothing is to be read, and {read:?} is"));
+        assert_eq!(blocks_of(vec![far + 5..far + 6, 10..20, 4095..4097]), [0..8192, far..far + 4096]);
+        assert_eq!(blocks_of(vec![]), []);
     }
 }

@@ -411,19 +411,19 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
     let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
         ranges.iter().try_for_each(|range| read_base(base, &mut buf[within(range)], range.start))
     };
-    match read(&joined(&missing), buf) {
+    match read(&joined(&missing, GAP_BYTES), buf) {
         Err(_) if !pieces.is_empty() => read(&missing, buf)?,
         done => done?,
     }
     pieces.into_iter().try_for_each(|(part, source)| source.copy_to(&mut buf[within(&part)], part.start))
 }
 
-/// Ranges, which are in order, with small gaps between them closed.
-fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+/// Ranges, which are in the order of their starts, with gaps of at most so many bytes between them closed.
+pub(crate) fn joined(ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
         match joined.last_mut() {
-            Some(last) if range.start - last.end <= GAP_BYTES => last.end = range.end,
+            Some(last) if range.start <= last.end + gap_bytes => last.end = last.end.max(range.end),
             _ => joined.push(range.clone()),
         }
     }

@@ -501,6 +501,22 @@ fn room_of_removed_files_is_free_once() {
         .for_each(|called| assert_eq!(contents_of(&found, called), called.repeat(5000).as_bytes()));
 }
 
+/// An object that no commit knew of is removed by the opening, and not once more by what the log says.
+#[test]
+fn an_object_that_goes_before_any_commit_goes_once() {
+    for kills in 1..4 {
+        let mut at = Killed::on(Options { seed: 8, ..Options::default() });
+        let a = file(at.tree(), "a");
+        at.tree().write(a, 0, &[7; 100_000]).unwrap();
+        at.tree().unlink(ROOT, name("a")).unwrap();
+        at.tree().forget(a, 1);
+        (0..kills).for_each(|_| at.kill(MUCH));
+        synced(at.tree(), "b", b"b");
+        at.tree().sync_names(&Clean).unwrap();
+        assert_eq!(at.objects(), 1, "{kills} kills");
+    }
+}
+
 /// The kernel knows an inode as often as it has had an answer.
 #[test]
 fn what_was_given_in_no_answer_is_not_counted() {
