@@ -18,6 +18,11 @@ pub fn path<S: serde::Serializer>(path: &std::path::Path, serializer: S) -> Resu
     path.to_string_lossy().serialize(serializer)
 }
 
+/// As [`path`], of what may have none.
+pub fn maybe_path<S: serde::Serializer>(path: &Option<std::path::PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
+
 fn failure(e: serde_json::Error) -> Failure {
     Failure::new(format!("cannot write JSON: {e}"))
 }

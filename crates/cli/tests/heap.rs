@@ -110,6 +110,21 @@ fn pointers_out_of_a_heap_are_looked_for_on_request() {
     assert_eq!(run(&["check", "--pointers"], dir.path()).code, Some(2));
 }
 
+/// Whoever looks at a heap for a program is told of it, whatever its name.
+#[test]
+fn a_live_heap_whose_name_is_no_text_is_named_to_programs() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(std::ffi::OsStr::from_bytes(b"heap\xff"));
+    drop(HeapOptions::new().live(true).open(&path).unwrap());
+    for command in [&["status"][..], &["check", "heap"]] {
+        let found = json(&run(&[command, &["--json"]].concat(), &path).ok());
+        let named = found["live_memory"][0]["path"].as_str().unwrap();
+        assert!(named.ends_with("heap\u{fffd}"), "{command:?}: {found}");
+    }
+    run(&["eject"], &path).ok();
+}
+
 #[test]
 fn what_a_killed_live_heap_has_in_memory_is_named() {
     let dir = tempfile::tempdir().unwrap();

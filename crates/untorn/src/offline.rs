@@ -300,6 +300,7 @@ pub struct Report {
     /// Files that wait for commits in journals which are not here.
     pub lost_files: Vec<LostFile>,
     /// Directories that [`eject`] could not look into: files in them keep the attribute, which is harmless.
+    #[serde(serialize_with = "crate::path_text::paths")]
     pub closed_dirs: Vec<PathBuf>,
 }
 

@@ -37,8 +37,9 @@ pub struct Rescue {
 /// What became of one heap.
 #[derive(Serialize, Deserialize)]
 struct Line {
+    #[serde(serialize_with = "json::path")]
     memory: PathBuf,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "json::maybe_path", default)]
     heap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Rescued>,

@@ -13,6 +13,7 @@ const PROBLEMS_MOST: usize = 100;
 #[non_exhaustive]
 pub struct HeapReport {
     /// The heap's file.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// Where the heap is mapped.
     pub address: u64,

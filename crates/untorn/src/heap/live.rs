@@ -361,8 +361,10 @@ pub(super) fn set_stamp(map: &Map, stamp: Stamp) -> Result<()> {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LiveMemoryFound {
     /// The file, as it was asked for, or its name in the store.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
     /// The memory.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub memory: PathBuf,
     /// Bytes that the memory takes.
     pub bytes: u64,
