@@ -4,12 +4,13 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use common::killed_programs::{Moments, kill, kills};
 use common::{build_library, cc, crate_dir, have, link_with, output_of, profile, run, skipped, target_dir};
 
 /// An installation, for all tests of this program.
@@ -186,17 +187,15 @@ fn the_wrapper_refuses_what_would_not_work() {
 /// `std::map` and `std::unordered_map` under locks, killed again and again.
 #[test]
 fn a_ledger_is_whole_after_every_kill() {
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
-    let mut random: u64 = seed;
+    let mut random = Moments::of_test();
+    let (seed, kills) = (random.seed, kills(20));
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let kills = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
     for (_, compiler) in compilers() {
         let (binary, heap) = (dir.path().join(compiler), dir.path().join(format!("{compiler}.heap")));
         let mut command = wrapper("untorn-c++", compiler);
         let file = crate_dir().join("../../examples/heap/ledger/ledger.cpp");
         run(command.args(["-std=c++17", "-O2"]).arg(file).arg("-o").arg(&binary));
-        let mut done = [0; 16];
+        let mut done = [0u64; 16];
         let mut last = 0;
         for round in 0..kills {
             let threads = if round % 2 == 0 { "2" } else { "4" };
@@ -209,17 +208,11 @@ fn a_ledger_is_whole_after_every_kill() {
                 panic!("{compiler}, seed {seed}, round {round}: {line:?}, {:?}", child.wait());
             });
             assert!(next >= last, "{compiler}, seed {seed}, round {round}: {next} after {last}");
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            std::thread::sleep(Duration::from_micros((random >> 33) % 8000));
-            child.kill().expect("a child to kill");
-            let mut rest = String::new();
-            out.read_to_string(&mut rest).expect("text");
-            child.wait().expect("its end");
-            for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-                let words: Vec<usize> = line.split_whitespace().skip(1).map(|word| word.parse().expect("n")).collect();
-                done[words[0]] = words[1];
+            std::thread::sleep(Duration::from_micros(random.below(8000)));
+            for (thread, n) in kill(child, out) {
+                done[thread] = n;
             }
-            last = done.iter().sum::<usize>() as u64;
+            last = done.iter().sum();
         }
         println!("{compiler}: {kills} kills, at least {last} transfers");
         // All of its stores are seen.
@@ -244,11 +237,9 @@ fn a_ledger_is_whole_after_every_kill() {
 /// A program with locks of pthread alone, which are not changed, killed again and again.
 #[test]
 fn locks_of_pthread_make_sections() {
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
-    let mut random: u64 = seed;
+    let mut random = Moments::of_test();
+    let (seed, kills) = (random.seed, kills(30));
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let kills = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);
     for (compiler, _) in compilers() {
         let (binary, heap) = (dir.path().join(compiler), dir.path().join(format!("{compiler}.heap")));
         let mut command = wrapper("untorn-cc", compiler);
@@ -278,8 +269,7 @@ fn locks_of_pthread_make_sections() {
                     _ => panic!("{what}: {line}"),
                 }
             }
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            std::thread::sleep(Duration::from_micros((random >> 33) % 8000));
+            std::thread::sleep(Duration::from_micros(random.below(8000)));
             child.kill().expect("a child to kill");
             child.wait().expect("its end");
         }

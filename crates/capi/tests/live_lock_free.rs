@@ -3,24 +3,19 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use common::killed_programs::{Moments, kill, kills};
 use common::{build_library, crate_dir, cxx, link_with, run};
 
 const THREADS: usize = 16;
 
 #[test]
 fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
-    let mut random: u64 = seed;
-    let mut below = |n: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % n
-    };
-    let kills = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    let mut random = Moments::of_test();
+    let (seed, kills) = (random.seed, kills(40));
     let dir = tempfile::tempdir().expect("a temporary directory");
     build_library();
     let (binary, heap) = (dir.path().join("skip_list"), dir.path().join("heap"));
@@ -31,7 +26,7 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
         let mut command = Command::new(&binary);
         command.arg(&heap).arg(if round % 2 == 0 { "2" } else { "4" }).stdout(Stdio::piped());
         // A cut in the background every other time.
-        if below(2) == 0 {
+        if random.below(2) == 0 {
             command.arg("3");
         }
         let mut child = command.spawn().expect("the example");
@@ -52,15 +47,9 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
                 _ => panic!("{what}: {line}"),
             }
         }
-        std::thread::sleep(Duration::from_micros(below(10_000)));
-        child.kill().expect("a child to kill");
-        let mut rest = String::new();
-        out.read_to_string(&mut rest).expect("text");
-        child.wait().expect("its end");
-        // The last line may be torn.
-        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-            let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().expect("a number")).collect();
-            acknowledged[words[0] as usize] = words[1];
+        std::thread::sleep(Duration::from_micros(random.below(10_000)));
+        for (thread, last) in kill(child, out) {
+            acknowledged[thread] = last;
         }
     }
     println!("{kills} kills, put in at least {acknowledged:?}");

@@ -153,8 +153,8 @@ impl Snapshot {
         let lsn = now.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
         // What was applied meanwhile may have become plain files again.
         let is_applied = now.lsn(Cell::ApplyingTo).is_none_or(|to| to > old.checkpoint_lsn);
-        let is_newer = lsn > self.look.lsn || is_applied;
-        let checkpoint_lsn = match is_newer {
+        let has_changed = lsn > self.look.lsn || is_applied;
+        let checkpoint_lsn = match has_changed {
             true => read_header(&*self.storage, &self.store_dir.journal()).ok()?.checkpoint_lsn,
             false => old.checkpoint_lsn,
         };
@@ -177,12 +177,12 @@ impl Snapshot {
             moment,
         };
         let quarantined =
-            if is_newer { quarantined_files(&*self.storage, &self.store_dir).ok()? } else { BTreeMap::new() };
+            if has_changed { quarantined_files(&*self.storage, &self.store_dir).ok()? } else { BTreeMap::new() };
         let valid = look.is_valid(&*self.storage, &self.store_dir, None).ok()?;
         if valid != Valid::Yes {
             return None;
         }
-        if !is_newer {
+        if !has_changed {
             return Some(Snapshot::new(&self.storage, &self.store_dir, look, old));
         }
         let view = old.go_on(accepted, checkpoint_lsn, quarantined).ok()?;

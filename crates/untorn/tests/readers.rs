@@ -3,6 +3,7 @@
 mod common;
 
 use common::child_process::{ChildProcess, close_clean_with, path_text};
+use common::shown_files::*;
 use common::*;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -14,16 +15,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 fn open(path: &Path) -> Store {
     StoreOptions::default().background(false).open(path).expect("open")
-}
-
-fn commit(store: &Store, name: &str, contents: &[u8]) {
-    let file = store.open_or_create(name).unwrap();
-    file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
-}
-
-#[track_caller]
-fn expired<T>(result: untorn::Result<T>) {
-    refused(result, &["snapshot-expired"]);
 }
 
 /// Names, kinds, sizes, modes, times of change of everything below a directory.

@@ -4,13 +4,13 @@
 mod common;
 
 use common::child_process::{ChildProcess, again, path_text};
+use common::shown_files::*;
 use common::*;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-use untorn::reader::Snapshot;
 use untorn::{Error, Store, StoreOptions};
 use untorn_journal::readers_page::{Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT, PAGE_HEAD_BYTES, PageHead, encode_cell};
 
@@ -20,18 +20,6 @@ const CELLS: [Cell; 4] = [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::Ap
 
 fn open(path: &Path) -> Store {
     StoreOptions::default().background(false).leases(LONG).open(path).expect("open")
-}
-
-fn commit(store: &Store, name: &str, contents: &[u8]) {
-    let file = store.open_or_create(name).unwrap();
-    file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
-}
-
-fn shown(snapshot: &Snapshot, name: &str) -> untorn::Result<Vec<u8>> {
-    let file = snapshot.open(name)?;
-    let mut bytes = vec![0; file.len()? as usize];
-    file.read_at(&mut bytes, 0)?;
-    Ok(bytes)
 }
 
 /// Opens a reader and reads a file, whatever lies there.

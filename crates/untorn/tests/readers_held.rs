@@ -3,6 +3,7 @@
 mod common;
 
 use common::child_process::{ChildProcess, again, path_text};
+use common::shown_files::*;
 use common::*;
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +17,6 @@ use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapVec};
 use untorn::offline::{self, RecoverOptions};
-use untorn::reader::Snapshot;
 use untorn::{Error, File, Readers, Store, StoreOptions};
 
 /// Longer than any test takes: only a broken program waits so long.
@@ -24,23 +24,6 @@ const LONG: Duration = Duration::from_secs(120);
 
 fn open(path: &Path, leases: Duration) -> Store {
     StoreOptions::default().background(false).leases(leases).open(path).expect("open")
-}
-
-fn commit(store: &Store, name: &str, contents: &[u8]) {
-    let file = store.open_or_create(name).unwrap();
-    file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
-}
-
-fn shown(snapshot: &Snapshot, name: &str) -> untorn::Result<Vec<u8>> {
-    let file = snapshot.open(name)?;
-    let mut bytes = vec![0; file.len()? as usize];
-    file.read_at(&mut bytes, 0)?;
-    Ok(bytes)
-}
-
-#[track_caller]
-fn expired<T>(result: untorn::Result<T>) {
-    refused(result, &["snapshot-expired"]);
 }
 
 /// Something that is to wait until a lease ends.

@@ -1,6 +1,8 @@
 //! Building the libraries and C programs against them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod killed_programs;
+
 use std::env;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@
 pub mod child_process;
 pub mod kill;
 pub mod mapping;
+pub mod shown_files;
 pub mod stepping;
 
 use std::ffi::OsStr;

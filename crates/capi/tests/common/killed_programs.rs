@@ -1,0 +1,45 @@
+//! Programs that are killed at random moments, and what they had said by then.
+
+use std::io::Read;
+use std::process::Child;
+
+/// Random numbers of a test.
+pub struct Moments {
+    /// Printed, and given by `UNTORN_TEST_SEED`.
+    pub seed: u64,
+    random: u64,
+}
+
+impl Moments {
+    pub fn of_test() -> Moments {
+        let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        println!("UNTORN_TEST_SEED={seed}");
+        Moments { seed, random: seed }
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % n
+    }
+}
+
+/// How often to kill, if `UNTORN_LIVE_KILLS` does not say.
+pub fn kills(usual: u64) -> u64 {
+    std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
+
+/// Kills a program, and returns the two numbers of each line that it had printed since, as of `has 1 20`. The last line may
+/// be torn.
+pub fn kill(mut child: Child, mut out: impl Read) -> Vec<(usize, u64)> {
+    child.kill().expect("a child to kill");
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("text");
+    child.wait().expect("its end");
+    let whole = rest.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole
+        .map(|line| {
+            let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().expect("a number")).collect();
+            (words[0] as usize, words[1])
+        })
+        .collect()
+}
