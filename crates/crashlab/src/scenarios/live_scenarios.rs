@@ -5,8 +5,8 @@ use std::alloc::Layout;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use tempfile::TempDir;
 use untorn::heap::{Heap, HeapOptions, LiveStart, SectionLock, section_hooks};
 
@@ -232,11 +232,13 @@ pub(crate) fn a_cut_undoes_what_has_not_ended() -> Result<(), String> {
                 let _ = goes_on.recv();
                 Ok::<(), String>(())
             });
+            // It ends with this closure, after a panic, too, and then so does the section.
+            let go_on = go_on;
             let cut = is_reached
                 .recv()
                 .map_err(|e| e.to_string())
                 .and_then(|()| (0..2).try_for_each(|_| heap.commit()).map_err(failed));
-            let _ = go_on.send(());
+            drop(go_on);
             in_section.join().map_err(|_| "a thread panicked".to_owned())??;
             cut
         })?;
@@ -248,6 +250,15 @@ pub(crate) fn a_cut_undoes_what_has_not_ended() -> Result<(), String> {
         heap.close().map_err(failed)?;
     }
     Ok(())
+}
+
+/// Sets what ends other threads, after a panic, too.
+struct Set<'a>(&'a AtomicBool);
+
+impl Drop for Set<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// Two numbers far from each other: at each moment the first is as the second, or one more.
@@ -266,7 +277,7 @@ pub(crate) fn a_cut_is_of_one_moment() -> Result<(), String> {
     (0..BYTES / 4096).for_each(|page| at(page * 4096).store(0, Relaxed));
     at(BYTES - 8).store(0, Relaxed);
     for _ in 0..20 {
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         let (first, last) = (at(0), at(BYTES - 8));
         let cut = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -283,10 +294,9 @@ pub(crate) fn a_cut_is_of_one_moment() -> Result<(), String> {
                     at(page * 4096).fetch_add(1, Relaxed);
                 }
             });
+            let _stop = Set(&stop);
             std::thread::sleep(std::time::Duration::from_millis(2));
-            let cut = heap.commit();
-            stop.store(true, Relaxed);
-            cut
+            heap.commit()
         });
         cut.map_err(failed)?;
         heap = after_a_power_cut(heap, &path)?;

@@ -185,7 +185,7 @@ pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<
         let checkpoint = scope.spawn(|| store.checkpoint());
         let removed = loop {
             match wanted_to(&*reading.0) {
-                Ok(to) if to < held.lsn() => std::thread::yield_now(),
+                Ok(to) if to < held.lsn() && !checkpoint.is_finished() => std::thread::yield_now(),
                 told => break told,
             }
         }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 use untorn_crashlab::enumerate::{NO_SUCH_CALL, again};
 use untorn_crashlab::program::Case;
 use untorn_crashlab::scenarios::SCENARIOS;
@@ -61,14 +62,19 @@ pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     well && missed
 }
 
-/// Whether the scenario ends well, and does not with the mutant.
-fn scenario_shows(scenario: &str, take: &dyn Fn(bool)) -> bool {
+/// Whether the scenario ends well: with the mutant that is taken away, if any is.
+fn goes_well(scenario: &str) -> bool {
     let play = SCENARIOS.iter().find(|(name, _)| *name == scenario).expect("a scenario of that name").1;
-    let goes_well = || matches!(catch_unwind(AssertUnwindSafe(play)), Ok(Ok(())));
+    matches!(catch_unwind(AssertUnwindSafe(play)), Ok(Ok(())))
+}
+
+/// Whether the scenario ends well, and does not with the mutant. What has ended well once is not played again: several
+/// mutants share a scenario.
+fn scenario_shows(scenario: &'static str, well: &mut BTreeMap<&'static str, bool>, take: &dyn Fn(bool)) -> bool {
     take(true);
-    let missed = !goes_well();
+    let missed = !goes_well(scenario);
     take(false);
-    missed && goes_well()
+    missed && *well.entry(scenario).or_insert_with(|| goes_well(scenario))
 }
 
 /// Breaks each mutant's invariant or sync point and checks the section of the table. `take` switches it, `search`
@@ -79,13 +85,15 @@ pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), sea
     let listed = listed(section);
     let mut text = format!("\n| {} | what it is about | without it |\n|---|---|---|\n", section.to_lowercase());
     let mut survived = Vec::new();
+    let mut well = BTreeMap::new();
     for mutant in mutants {
+        let started = Instant::now();
         let take = |away| take(mutant, away);
         let old = listed.get(&mutant.name);
         let case = old.and_then(|shown| case_of(shown)).filter(|case| shows(case, mutant.skipped, &take));
         let scenario = mutant
             .scenario
-            .filter(|scenario| scenario_shows(scenario, &take))
+            .filter(|scenario| scenario_shows(scenario, &mut well, &take))
             .map(|scenario| format!("scenario `{scenario}`"));
         let searched = || if checking { None } else { search(mutant) };
         let shown = match mutant.why_not {
@@ -98,7 +106,7 @@ pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), sea
             survived.push(&mutant.name);
             "SURVIVES".to_owned()
         });
-        println!("{}: {shown}", mutant.name);
+        println!("{}: {shown} ({:.1} s)", mutant.name, started.elapsed().as_secs_f32());
         text += &format!("| `{}` | {} | {shown} |\n", mutant.name, mutant.about);
     }
     let document = std::fs::read_to_string(DOCUMENT).unwrap_or_default();
