@@ -13,9 +13,9 @@ fail() {
 }
 
 command -v cargo >/dev/null && command -v rustc >/dev/null ||
-    fail "no Rust toolchain found. Install Rust 1.88 or newer (https://rustup.rs, or your distribution's package) and try again"
+    fail "no Rust toolchain found. Install Rust 1.89 or newer (https://rustup.rs, or your distribution's package) and try again"
 version=$(rustc --version | cut -d' ' -f2)
-printf '1.88.0\n%s\n' "${version%%-*}" | sort -VC || fail "Rust $version is too old: 1.88 or newer is needed (rustup update)"
+printf '1.89.0\n%s\n' "${version%%-*}" | sort -VC || fail "Rust $version is too old: 1.89 or newer is needed (rustup update)"
 
 # What the tests run by name, and the packages that bring it.
 packages=(build-essential pkg-config cmake clang valgrind acl attr xfsprogs btrfs-progs e2fsprogs rsync git sqlite3 redis-server fuse3)

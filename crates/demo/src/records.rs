@@ -22,9 +22,7 @@ pub const RECORDS_PER_UPDATE: usize = 64;
 const MOVES_ONE_IN: u32 = 8;
 
 fn checksum(bytes: &[u8]) -> u64 {
-    let mut digest = crc64fast_nvme::Digest::new();
-    digest.write(bytes);
-    digest.sum64()
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
 fn words(values: &[u64]) -> Vec<u8> {

@@ -19,13 +19,15 @@ use crate::scan::Scan;
 use crate::store_dir::segment_name;
 use bytes::Bytes;
 use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Meta, Open, Storage};
 
 /// In so many portions, at most, what is carried over is applied.
 const PORTIONS_MAX: u64 = 16;
+
+/// With so many pieces two threads sum them up.
+const ALONGSIDE_PIECES: usize = 1024;
 
 /// What was read of a segment, and through which it is read from now on.
 type Log = (Bytes, Arc<LogSegment>);
@@ -49,6 +51,9 @@ pub struct Carried {
     pub dirs: BTreeSet<PathBuf>,
     /// LSNs behind which the log can be truncated before all of it is applied, in order: each frees a segment.
     pub portions: VecDeque<u64>,
+    /// The segments as they were read, which nobody needs any more. To give back that much memory takes its time: whoever has
+    /// some may do it.
+    pub read: Vec<Bytes>,
 }
 
 /// Takes the files of a final state, whose names are applied, as they are. None: one of them is not where it should be.
@@ -60,7 +65,9 @@ pub fn carry(
     journal: &Path,
     in_memory_max: u64,
 ) -> Result<Option<Carried>> {
-    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
+    let (dirs, portions) = (state.touched_dirs(), portions(scan));
+    let read = scan.segments.iter().map(|segment| segment.contents.clone()).collect();
+    let mut carried = Carried { files: Vec::new(), dirs, portions, read };
     let mut metas = Vec::new();
     for file in state.files.values() {
         match locations.get(&file.id) {
@@ -85,7 +92,7 @@ pub fn carry(
     let mut metas = metas.into_iter();
     for mut file in state.files.into_values().filter(|file| file.name.is_some()) {
         let (meta, writable) = metas.next().expect("one for each file with a name");
-        file.overlay = refer(&file.overlay, &logs, in_memory_max);
+        file.overlay = refer(storage, &file.overlay, &logs, in_memory_max);
         carried.files.push(CarriedFile { state: file, meta, writable });
     }
     Ok(Some(carried))
@@ -112,34 +119,43 @@ fn portions(scan: &Scan) -> VecDeque<u64> {
 
 /// The overlay with its bytes where they lie in the segments. Short ranges, and those of a record that is in a spill
 /// file, are copied: a reference is no smaller.
-fn refer(overlay: &Overlay, logs: &[Log], in_memory_max: u64) -> Overlay {
-    let mut referring = Overlay::default();
-    referring.size = overlay.size;
+fn refer(storage: &dyn Storage, overlay: &Overlay, logs: &[Log], in_memory_max: u64) -> Overlay {
+    let (mut ranges, mut pieces) = (Vec::new(), Vec::new());
     for (range, source) in overlay.ranges() {
         let Some(bytes) = source.slice(range) else {
-            referring.insert(range.clone(), source.clone());
+            ranges.push((range.clone(), source.clone()));
             continue;
         };
         match position(&bytes, logs) {
             Some((segment, at)) if bytes.len() as u64 > in_memory_max => {
-                insert_pieces(&mut referring, range, &bytes, segment, at);
+                for from in (0..bytes.len() as u64).step_by(PIECE_BYTES_MAX as usize) {
+                    let len = PIECE_BYTES_MAX.min(bytes.len() as u64 - from);
+                    let (segment, at, origin) = (segment.clone(), at + from, range.start + from);
+                    ranges.push((origin..origin + len, Source::Log { segment, at, origin, len, crc: 0 }));
+                    pieces.push((ranges.len() - 1, bytes.slice(from as usize..(from + len) as usize), 0));
+                }
             }
             _ => {
                 let copy = Source::Bytes { bytes: Bytes::copy_from_slice(&bytes), origin: range.start };
-                referring.insert(range.clone(), copy);
+                ranges.push((range.clone(), copy));
             }
         }
     }
-    referring
-}
-
-fn insert_pieces(overlay: &mut Overlay, range: &Range<u64>, bytes: &Bytes, segment: &Arc<LogSegment>, at: u64) {
-    for (n, piece) in bytes.chunks(PIECE_BYTES_MAX as usize).enumerate() {
-        let from = n as u64 * PIECE_BYTES_MAX;
-        let (origin, len) = (range.start + from, piece.len() as u64);
-        let (segment, at, crc) = (segment.clone(), at + from, crc64(piece));
-        overlay.insert(origin..origin + len, Source::Log { segment, at, origin, len, crc });
+    let sum = |pieces: &mut [(usize, Bytes, u64)]| pieces.iter_mut().for_each(|(_, bytes, crc)| *crc = crc64(bytes));
+    let half = if pieces.len() < ALONGSIDE_PIECES { 0 } else { pieces.len() / 2 };
+    match pieces.split_at_mut(half) {
+        ([], all) => sum(all),
+        (one, other) => storage.at_once(&mut || sum(one), &mut || sum(other)),
     }
+    for (n, _, sum) in &pieces {
+        if let Source::Log { crc, .. } = &mut ranges[*n].1 {
+            *crc = *sum;
+        }
+    }
+    let mut referring = Overlay::default();
+    referring.size = overlay.size;
+    referring.insert_all(ranges);
+    referring
 }
 
 /// The segment that bytes are a part of as it was read, and their offset in it.

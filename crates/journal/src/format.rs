@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::invariant;
+use crc_fast::{CrcAlgorithm, Digest};
 use std::path::Path;
 use untorn_os::holds;
 
@@ -51,9 +52,33 @@ pub const ATTRIBUTE_BYTES: usize = 64;
 
 /// CRC-64/NVME of the bytes.
 pub fn crc64(bytes: &[u8]) -> u64 {
-    let mut digest = crc64fast_nvme::Digest::new();
-    digest.write(bytes);
-    digest.sum64()
+    crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
+}
+
+/// [`crc64`] of bytes that come piece by piece.
+pub struct Crc64(Digest);
+
+impl Crc64 {
+    /// Of nothing yet.
+    pub fn new() -> Crc64 {
+        Crc64(Digest::new(CrcAlgorithm::Crc64Nvme))
+    }
+
+    /// Behind what came before.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Of all that came.
+    pub fn sum(&self) -> u64 {
+        self.0.finalize()
+    }
+}
+
+impl Default for Crc64 {
+    fn default() -> Crc64 {
+        Crc64::new()
+    }
 }
 
 /// The secret of a journal: its records' checksums begin with it. It is random, and only in the header, which nobody reads
@@ -70,10 +95,10 @@ impl std::fmt::Debug for Key {
 impl Key {
     /// CRC-64/NVME of the key and then of the parts.
     pub fn crc64(self, parts: &[&[u8]]) -> u64 {
-        let mut digest = crc64fast_nvme::Digest::new();
-        digest.write(&self.0.to_le_bytes());
-        parts.iter().for_each(|part| digest.write(part));
-        digest.sum64()
+        let mut sum = Crc64::new();
+        sum.add(&self.0.to_le_bytes());
+        parts.iter().for_each(|part| sum.add(part));
+        sum.sum()
     }
 }
 

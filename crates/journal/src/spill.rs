@@ -6,7 +6,7 @@
 //! be committed by another. Names are random and never reused.
 
 use crate::error::{Context, Error, Result};
-use crate::format::crc64;
+use crate::format::{Crc64, crc64};
 use crate::sync_point;
 use rangemap::RangeSet;
 use std::collections::BTreeSet;
@@ -135,16 +135,16 @@ impl Spill {
 
     /// The checksum of a range.
     pub fn crc(&self, mut at: u64, mut len: u64) -> Result<u64> {
-        let mut digest = crc64fast_nvme::Digest::new();
+        let mut sum = Crc64::new();
         let mut buf = vec![0; CHUNK_BYTES.min(len as usize)];
         while len > 0 {
             let n = buf.len().min(len as usize);
             self.read(&mut buf[..n], at)?;
-            digest.write(&buf[..n]);
+            sum.add(&buf[..n]);
             at += n as u64;
             len -= n as u64;
         }
-        Ok(digest.sum64())
+        Ok(sum.sum())
     }
 
     /// Makes the contents durable. Returns whether there was anything to do, in which case the
@@ -198,15 +198,15 @@ pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result
         return Ok((spill.append(bytes, origin)?, crc64(bytes)));
     }
     let start = spill.take_room(bytes.len() as u64, origin);
-    let mut digest = crc64fast_nvme::Digest::new();
+    let mut sum = Crc64::new();
     let mut at = start;
     for chunk in bytes.chunks(CHUNK_BYTES) {
         write_all_at(&*spill.file, chunk, at).context("write", spill.path())?;
         spill.file.begin_write_out(at, chunk.len() as u64);
-        digest.write(chunk);
+        sum.add(chunk);
         at += chunk.len() as u64;
     }
-    Ok((start, digest.sum64()))
+    Ok((start, sum.sum()))
 }
 
 /// The first offset from `at` that lies in a block where `origin` does, or any.
