@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, path_text, signal_process};
+use common::child_process::{ChildProcess, block, block_offset, path_text, signal_process};
 use common::*;
 use rustix::process::Signal;
 use std::time::Duration;
@@ -44,6 +44,30 @@ fn a_killed_owner_frees_the_store() {
         assert!(store.status().recovered.commits >= 1);
         assert_same(&stored(&store, "a"), &text(version, "a"), "the last commit");
     }
+}
+
+/// So many that two threads sum them up: each block has its own checksum, by which it is read, and applied.
+#[test]
+fn thousands_of_blocks_of_a_killed_owner_are_read_from_the_log() {
+    const BLOCKS: usize = 3000;
+    let dir = directory();
+    let mut process = ChildProcess::start();
+    process.ok(&["open", path_text(&dir), &format!("journal={}", 128 << 20)]);
+    process.ok(&["create", "a"]);
+    process.ok(&["blocks", "a", &BLOCKS.to_string()]);
+    process.kill();
+    let store = Store::open(dir.path()).unwrap();
+    let file = store.open_file("a").unwrap();
+    let check = |found: &[u8]| {
+        for n in 0..BLOCKS {
+            assert_same(&found[block_offset(n) as usize..][..8192], &block(n), &format!("block {n}"));
+        }
+    };
+    check(&contents(&file));
+    store.checkpoint().unwrap();
+    check(&contents(&file));
+    store.close().unwrap();
+    check(&plain(dir.path().join("a")));
 }
 
 #[test]

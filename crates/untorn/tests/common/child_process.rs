@@ -226,6 +226,16 @@ fn obey() {
     }
 }
 
+/// The contents of the block of that number.
+pub fn block(n: usize) -> Vec<u8> {
+    (n * 8192..(n + 1) * 8192).map(|at| (at / 7) as u8).collect()
+}
+
+/// Where it is written.
+pub fn block_offset(n: usize) -> u64 {
+    n as u64 * 12_000
+}
+
 impl Handles {
     fn perform(&mut self, words: &[&str]) -> Result<String, Error> {
         match words {
@@ -255,6 +265,7 @@ impl Handles {
                 return Ok(all.iter().map(|q| q.path.display().to_string()).collect::<Vec<_>>().join(" "));
             }
             ["fill", name, version] => self.files[*name].write_all_at(&text(version, name), 0)?,
+            ["blocks", name, count] => self.commit_blocks(name, count.parse().expect("a number"))?,
             ["commit", name] => self.files[*name].commit()?,
             ["store-mapped", name] => {
                 let map = self.files[*name].map()?;
@@ -323,6 +334,17 @@ impl Handles {
 
     fn keep(&mut self, name: &str, file: File) {
         self.files.insert(name.to_owned(), file);
+    }
+
+    /// Blocks with gaps between them, several in a commit.
+    fn commit_blocks(&self, name: &str, count: usize) -> Result<(), Error> {
+        for n in 0..count {
+            self.files[name].write_all_at(&block(n), block_offset(n))?;
+            if n % 50 == 49 || n + 1 == count {
+                self.files[name].commit()?;
+            }
+        }
+        Ok(())
     }
 
     /// One commit of steps, each an operation and its arguments with colons between.
