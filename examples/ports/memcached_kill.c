@@ -19,7 +19,7 @@
 
 #define CLIENTS 4
 #define KEYS 3000    /* of each client; nobody else changes them */
-#define FEW 150      /* of them are used in every other heap: values are replaced more often than made */
+#define FEW 50       /* of them are used in every other heap: values are replaced more often than made */
 #define COUNTERS 8   /* of all clients */
 #define BATCH 8      /* commands that are on their way at once */
 #define APPENDS 6    /* to one value, at most */
