@@ -208,14 +208,17 @@ static void *work(void *argument) {
     struct client *c = argument;
     static __thread char out[BATCH * (ROOM / 2)], got[ROOM];
     for (;;) {
-        enum { SET, DELETE, APPEND, GET, COUNT } kinds[BATCH];
+        enum { SET, DELETE, APPEND, GET, COUNT };
+        int kinds[BATCH];
         unsigned keys[BATCH], n, batch = 1 + (unsigned)(next(&c->chance) % BATCH);
         size_t len = 0;
         for (n = 0; n < batch; n++) {
             uint64_t chance = next(&c->chance);
             unsigned at = keys[n] = (unsigned)(chance >> 16) % used;
             struct key *key = &c->keys[at];
-            kinds[n] = chance % 16 < 7 ? SET : chance % 16 < 8 ? DELETE : chance % 16 < 10 ? APPEND : chance % 16 < 14 ? GET : COUNT;
+            static const int often[16] = {SET,    SET,    SET, SET, SET, SET, SET,   DELETE,
+                                          APPEND, APPEND, GET, GET, GET, GET, COUNT, COUNT};
+            kinds[n] = often[chance % 16];
             if (key->pending) kinds[n] = COUNT;
             else key->next = key->now;
             switch (kinds[n]) {
@@ -475,9 +478,9 @@ static int kills(int rounds, uint64_t seed) {
             }
             break;
         }
-        /* Half of the kills come while the hash table may grow. */
         all(work);
         if (chance >> 60 & 1) say(&control, "lru_crawler crawl all\r\n", 23);
+        /* Half of the kills come soon, when the hash table may grow; some behind the second in which it does otherwise. */
         usleep((useconds_t)((chance >> 8) % (chance & 1 ? 5000 : 150000)));
         if ((chance >> 4 & 15) == 0) usleep(1200000);
         if (evicts) evicted += stat_of(&control, "evictions");
