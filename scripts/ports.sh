@@ -280,7 +280,7 @@ END
     chmod +x "$at/memcached-debug"
     memory=$(mktemp -d /dev/shm/untorn-ports.XXXXXX)
     # Not those of what a live heap has not: pages that go to another class, or back, and their lines in `stats`.
-    mapfile -t tests < <(cd "$at" && ls t/*.t | grep -Ev 'slabs.reassign|dyn-maxbytes|t/stats.t')
+    mapfile -t tests < <(cd "$at" && printf '%s\n' t/*.t | grep -Ev 'slabs.reassign|dyn-maxbytes|t/stats.t')
     UNTORN_LIVE_DIR=$memory own_suite "memcached, each start with a live heap" "$at" prove -j4 "${tests[@]}"
     rm -rf "$memory"
 }
