@@ -52,7 +52,7 @@ crash-soak: ## Crash states with new seeds, simulated and on real file systems (
 crash-totals: ## The sums of everything that `make crash-soak` has tried
 	@scripts/crash-soak.sh totals
 
-ports: setup ## Port four programs to Untorn, test, kill and measure them (needs the network)
+ports: setup ## Port five programs to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh
 
 xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, builds, packages (root; needs the network)

@@ -8,8 +8,8 @@
 #
 # PORTS_KILLS (1000) kills each, if started by root also as an ordinary user, PORTS_SEED (1), PORTS_STEPS (1000)
 # operations measured, PORTS_TIMES (3) times; 0 kills,
-# 0 times: not at all. PORTS_ONLY ("gdbm qdbm tinycdb kyotocabinet"): which. PORTS_PREFIX: an installed Untorn to use,
-# instead of building one.
+# 0 times: not at all. PORTS_ONLY ("gdbm qdbm tinycdb kyotocabinet memcached"): which. PORTS_PREFIX: an installed Untorn to
+# use, instead of building one. PORTS_KEYS ("20000 1000000"): keys of the measurements of memcached.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
@@ -17,7 +17,7 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 work=$(realpath -m "${1:-$target/ports}")
 kills=${PORTS_KILLS:-1000} seed=${PORTS_SEED:-1} steps=${PORTS_STEPS:-1000} times=${PORTS_TIMES:-3}
 prefix=${PORTS_PREFIX:-$work/prefix}
-programs=${PORTS_ONLY:-kyotocabinet gdbm qdbm tinycdb}
+programs=${PORTS_ONLY:-kyotocabinet gdbm qdbm tinycdb memcached}
 # Which files the ported programs have managed: everything in the directory of the test.
 export UNTORN_MANAGE="$work/files/*:$work/files/*/*"
 linked=(-L"$prefix/lib" -Wl,-rpath,"$prefix/lib" -Wl,--no-as-needed -luntorn)
@@ -35,17 +35,23 @@ fail() {
     exit 1
 }
 
-# fetch PACKAGE: its source, unpacked into a directory of that name.
-fetch() {
-    [ ! -d "$work/$1" ] || return 0
+# from_debian PACKAGE: Debian's lists of packages, and a directory to fetch it into; sets `options` of apt-get.
+from_debian() {
     step "fetching $1"
     mkdir -p "$work/apt/lists/partial" "$work/apt/$1"
-    local options=(-qq -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    options=(-qq -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$work/apt/lists" -o APT::Sandbox::User="$(id -un)")
     local suite keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     suite=$(. /etc/os-release && [ "$ID" = debian ] && echo "$VERSION_CODENAME") || fail "this needs Debian's source packages"
-    echo "deb-src [signed-by=$keyring] http://deb.debian.org/debian $suite main" >"$work/apt/sources.list"
+    printf "%s [signed-by=$keyring] http://deb.debian.org/debian $suite main\n" deb-src deb >"$work/apt/sources.list"
     apt-get "${options[@]}" update || fail "cannot reach Debian's package lists"
+}
+
+# fetch PACKAGE: its source, unpacked into a directory of that name.
+fetch() {
+    [ ! -d "$work/$1" ] || return 0
+    local options
+    from_debian "$1"
     if (cd "$work/apt/$1" && apt-get "${options[@]}" source "$1" >/dev/null); then
         mv "$work/apt/$1/$1"-*/ "$work/$1"
     else
@@ -140,6 +146,32 @@ build_tinycdb() {
     cd "$source"
 }
 
+# memcached is compiled with hooks, and needs libevent: Debian's, linked statically. Its page mover and its storage on disks
+# are not ported.
+build_memcached() {
+    local kind options at=$work/libevent/usr compiler=()
+    if [ ! -d "$work/libevent" ]; then
+        from_debian libevent-dev
+        (cd "$work/apt/libevent-dev" && apt-get "${options[@]}" download libevent-dev) || fail "cannot fetch libevent-dev"
+        dpkg-deb -x "$work/apt/libevent-dev"/*.deb "$work/libevent"
+    fi
+    options=(--disable-extstore --disable-docs --disable-coverage CFLAGS=-O2 CPPFLAGS="-I$at/include" LIBS=-lpthread)
+    for kind in plain port; do
+        begin_build memcached $kind || continue
+        if [ $kind = port ]; then
+            patch -p1 -s <"$source/examples/ports/memcached.patch"
+            compiler=(CC="$prefix/bin/untorn-cc")
+        fi
+        # Nobody has to have autoconf.
+        touch aclocal.m4 configure Makefile.in config.h.in
+        kept "memcached.$kind" ./configure "${options[@]}" "${compiler[@]}" \
+            LDFLAGS="$(printf -- '-L%s ' "$at"/lib/*/) -Wl,-rpath,$prefix/lib"
+        kept "memcached.$kind" make -j"$(nproc)" memcached memcached-debug sizes testapp timedrun
+        touch built
+    done
+    cd "$source"
+}
+
 # The programs that are killed.
 build_kills() {
     local kind at name
@@ -166,6 +198,7 @@ build_kills() {
                 kept tinycdb_kill cc -O2 -Wall "${flags[@]}" -I "$at" examples/ports/tinycdb_kill.c -o "$at/kill" \
                     "$at/libcdb.a" "${linked[@]}"
                 ;;
+            memcached) kept memcached_kill cc -O2 -Wall examples/ports/memcached_kill.c -o "$at/kill" -lpthread ;;
             esac
         done
     done
@@ -223,8 +256,33 @@ suites() {
                     <(sh ../tinycdb.port/tests.sh ../tinycdb.port/cdb 2>&1 | grep -Ev "$limit")'
             ;;
         kyotocabinet) own_tests ;;
+        memcached) memcached_tests ;;
         esac
     done
+}
+
+# Its tests start it many times: each time with a heap of its own, in memory of theirs.
+memcached_tests() {
+    if ! command -v prove >/dev/null; then
+        rows+=("memcached|not run: there is no prove here")
+        return
+    fi
+    local at=$work/memcached.tests memory tests
+    rm -rf "$at" "$work/files" && mkdir "$work/files"
+    cp -a "$work/memcached.port" "$at"
+    own_suite "memcached, all, without a heap" "$at" prove -j4 t
+    mv "$at/memcached-debug" "$at/memcached-plain"
+    cat >"$at/memcached-debug" <<END
+#!/bin/sh
+case " \$* " in *" -e "* | *" -L "* | *" -h "* | *" -V "*) exec $at/memcached-plain "\$@" ;; esac
+exec $at/memcached-plain "\$@" -o live_heap=$work/files/heap.\$\$
+END
+    chmod +x "$at/memcached-debug"
+    memory=$(mktemp -d /dev/shm/untorn-ports.XXXXXX)
+    # Not those of what a live heap has not: pages that go to another class, or back, and their lines in `stats`.
+    mapfile -t tests < <(cd "$at" && printf '%s\n' t/*.t | grep -Ev 'slabs.reassign|dyn-maxbytes|t/stats.t')
+    UNTORN_LIVE_DIR=$memory own_suite "memcached, each start with a live heap" "$at" prove -j4 "${tests[@]}"
+    rm -rf "$memory"
 }
 
 own_tests() {
@@ -264,18 +322,24 @@ kill_tests() {
         kinds=(port user plain)
     fi
     step "killing each $kills times"
-    for name in hash tree gdbm qdbm tinycdb; do
+    for name in hash tree gdbm qdbm tinycdb memcached evicting; do
         case $name in
+        evicting) [[ " $programs " == *" memcached "* ]] || continue ;;
         hash | tree) [[ " $programs " == *" kyotocabinet "* ]] || continue ;;
         *) [[ " $programs " == *" $name "* ]] || continue ;;
         esac
         for who in "${kinds[@]}"; do
             kind=${who/user/port}
             case $name in
+            memcached) program=("$work/memcached.$kind/kill" live "$work/memcached.$kind/memcached" FILE) ;;
+            evicting) program=("$work/memcached.$kind/kill" evict "$work/memcached.$kind/memcached" FILE) ;;
             hash | tree) program=("$work/kyotocabinet.$kind/kill" "$name" FILE) ;;
             tinycdb) program=(env UNTORN_COMMIT_ON_CLOSE=1 "$work/tinycdb.$kind/kill" FILE) ;;
             *) program=("$work/$name.$kind/kill" FILE) ;;
             esac
+            # Without a heap it has nothing after a kill.
+            [ "$kind:${program[1]}" != plain:live ] || program[1]=plain
+            [ "$kind:${program[1]}" != plain:evict ] || continue
             case $who in
             port) title=ported ;;
             user) title="ported, ordinary user" program=("${as_user[@]}" "${program[@]}") ;;
@@ -316,6 +380,33 @@ measure() {
     done
 }
 
+# Pairs as above: memcached with a live heap beside the same without.
+measure_memcached() {
+    local keys a b n ratios what
+    for keys in ${PORTS_KEYS:-20000 1000000}; do
+        step "measuring memcached, $keys keys, $times times"
+        ratios=()
+        for ((n = 0; n < times; n++)); do
+            rm -rf "$work/files" && mkdir "$work/files"
+            a=$("$work/memcached.port/kill" load "$work/memcached.port/memcached" "$work/files/db" "$keys" 3)
+            b=$("$work/memcached.port/kill" load "$work/memcached.plain/memcached" - "$keys" 3)
+            ratios+=("$a $b")
+        done
+        for what in sets gets start; do
+            rows+=("$(printf '%s\n' "${ratios[@]}" | awk -v what=$what '
+                what == "sets" { print $1 / $4, $1, $4 }
+                what == "gets" { print $2 / $5, $2, $5 }
+                what == "start" { print $3, $3 " ms", "" }' | sort -n | awk -v name="$keys keys, $what" '
+                { line[NR] = $0 }
+                END {
+                    split(line[int((NR + 1) / 2)], f, " ")
+                    if (f[3] == "ms") printf "%s|%s ms", name, f[2]
+                    else printf "%s|%d|%d|%.2f", name, f[2], f[3], f[1]
+                }')")
+        done
+    done
+}
+
 # table HEADING: prints the rows, and forgets them.
 table() {
     printf '%s\n' "$1" "${rows[@]}" | column -t -s '|' | sed 's/^/  /'
@@ -343,6 +434,10 @@ fi
 if [ "$times" != 0 ] && [[ " $programs " == *" kyotocabinet "* ]]; then
     measure
     table "Seconds for $steps records, each durable|ported, without transactions|as it is, with transactions|times"
+fi
+if [ "$times" != 0 ] && [[ " $programs " == *" memcached "* ]]; then
+    measure_memcached
+    table "memcached, commands per second; start behind a kill|in a live heap|as it is|ratio"
 fi
 [ $failed = 0 ] || fail "something failed"
 step "all passed"
