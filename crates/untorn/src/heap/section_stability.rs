@@ -52,29 +52,31 @@ impl Stability {
 
     /// Takes out what becomes stable, each with its place, in order. `is_stable`: of what is not here.
     pub(super) fn settle(&mut self, is_stable: impl Fn(&SectionId) -> bool) -> Vec<(Option<Place>, Complete)> {
-        let mut limits: Vec<usize> = self.waiting.iter().map(VecDeque::len).collect();
+        let mut limits: [usize; PLACES + 1] = std::array::from_fn(|place| self.waiting[place].len());
         loop {
-            let is_there = |on: &SectionId| {
-                let place = on.place as usize;
-                let last = limits[place].checked_sub(1).map(|last| self.waiting[place][last].number);
-                last.is_some_and(|last| last >= on.number) || is_stable(on)
-            };
-            let all_there = |section: &Complete| section.depends.iter().all(is_there);
-            let next: Vec<usize> = self
-                .waiting
-                .iter()
-                .zip(&limits)
-                .map(|(all, limit)| all.iter().take(*limit).take_while(|section| all_there(section)).count())
-                .collect();
-            if next == limits {
+            let mut is_final = true;
+            for place in 0..limits.len() {
+                if limits[place] == 0 {
+                    continue;
+                }
+                let is_there = |on: &SectionId| {
+                    let place = on.place as usize;
+                    let last = limits[place].checked_sub(1).map(|last| self.waiting[place][last].number);
+                    last.is_some_and(|last| last >= on.number) || is_stable(on)
+                };
+                let all_there = |section: &&Complete| section.depends.iter().all(is_there);
+                let limit = self.waiting[place].iter().take(limits[place]).take_while(all_there).count();
+                is_final &= limit == limits[place];
+                limits[place] = limit;
+            }
+            if is_final {
                 break;
             }
-            limits = next;
         }
         let mut settled = Vec::new();
-        for (place, (all, limit)) in self.waiting.iter_mut().zip(limits).enumerate() {
+        for (place, limit) in limits.into_iter().enumerate().filter(|(_, limit)| *limit > 0) {
             let name = (place != NO_PLACE).then_some(place as Place);
-            settled.extend(all.drain(..limit).map(|section| (name, section)));
+            settled.extend(self.waiting[place].drain(..limit).map(|section| (name, section)));
         }
         settled
     }
