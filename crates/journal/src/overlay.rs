@@ -6,6 +6,7 @@
 //! whatever the data file still holds.
 
 use crate::error::{Context, Error, Result};
+use crate::format::crc64;
 use crate::invariant;
 use crate::log_reader::LogSegment;
 use crate::spill::{Spill, SpillSpace};
@@ -133,6 +134,10 @@ impl Source {
     }
 }
 
+/// Ranges of fewer bytes go to a spill file together, so many bytes at once: less than what a data file may share blocks of.
+const SMALL_BYTES: u64 = 4096;
+const TOGETHER_BYTES: u64 = 60 << 10;
+
 /// Changes of one file that lie over its older contents.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
@@ -255,6 +260,7 @@ impl Overlay {
         let candidates: RangeSet<u64> = self.in_memory.drain(..).collect();
         self.in_memory.extend(candidates.iter().cloned());
         let (mut stay, mut memory_bytes) = (Vec::new(), 0);
+        let (mut small, mut small_bytes) = (Vec::new(), 0);
         for within in candidates {
             let pieces = self.ranges.overlapping(&within);
             let pieces: Vec<_> =
@@ -264,14 +270,45 @@ impl Overlay {
                 if len < least_bytes {
                     memory_bytes += len;
                     stay.push(range);
-                    continue;
+                } else if len < SMALL_BYTES {
+                    small_bytes += len;
+                    small.push((range, bytes));
+                    if small_bytes >= TOGETHER_BYTES {
+                        self.spill_together(space, std::mem::take(&mut small))?;
+                        small_bytes = 0;
+                    }
+                } else {
+                    let (at, crc) = space.put(&bytes, origin)?;
+                    self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
                 }
-                let (at, crc) = space.put(&bytes, origin)?;
-                self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
             }
         }
+        self.spill_together(space, small)?;
         self.in_memory = stay;
         self.memory_bytes = memory_bytes;
+        Ok(())
+    }
+
+    /// Moves ranges side by side, with one write: a write for each of very many small ones would take long. Where gaps have as
+    /// much room, but apart from each other, the ranges go there.
+    fn spill_together(&mut self, space: &mut SpillSpace, ranges: Vec<(Range<u64>, Bytes)>) -> Result<()> {
+        let Some((first, _)) = ranges.first() else { return Ok(()) };
+        let total = ranges.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let mut next = match space.has_gaps_apart(total) {
+            true => None,
+            false => {
+                let all: Vec<u8> = ranges.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+                Some(space.put(&all, first.start)?.0)
+            }
+        };
+        for (range, bytes) in ranges {
+            let (origin, len) = (range.start, bytes.len() as u64);
+            let (at, crc) = match &mut next {
+                Some(next) => (std::mem::replace(next, *next + len), crc64(&bytes)),
+                None => space.put(&bytes, origin)?,
+            };
+            self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
+        }
         Ok(())
     }
 
@@ -495,6 +532,35 @@ mod tests {
             assert_eq!(text(&newest_first, 101), "x.".repeat(50) + ".");
         });
         work.unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn very_many_small_ranges_are_spilled_by_few_writes_and_gaps_are_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        let mut space =
+            SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 64, BLOCK_BYTES as u64);
+        let mut overlay = Overlay::default();
+        let fill = |overlay: &mut Overlay, step: usize, byte: u8| {
+            for at in (0..160_000u64).step_by(step) {
+                let source = Source::Bytes { bytes: vec![byte; 8].into(), origin: at };
+                overlay.insert(at..at + 8, source);
+            }
+        };
+        fill(&mut overlay, 16, b'a');
+        let before = storage.counters().writes;
+        overlay.spill(&mut space, 1).unwrap();
+        let writes = storage.counters().writes - before;
+        assert!(writes <= 3, "{writes} writes of 10,000 ranges");
+        // Every second one is changed again and again: first behind the others, then where it was before.
+        for round in 0..6 {
+            fill(&mut overlay, 32, b'b' + round);
+            let used = overlay.used_of(space.spill());
+            space.set_used(&used);
+            overlay.spill(&mut space, 1).unwrap();
+        }
+        assert!(space.spill().len() <= 160_000, "{} bytes for 80,000", space.spill().len());
+        assert_eq!(text(&[&overlay], 48), "gggggggg........aaaaaaaa........gggggggg........");
     }
 
     #[test]

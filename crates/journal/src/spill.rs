@@ -221,6 +221,7 @@ pub struct SpillSpace {
     spill: Arc<Spill>,
     /// Gaps that nothing refers to: length and offset.
     free: BTreeSet<(u64, u64)>,
+    free_bytes: u64,
     /// Bytes that were written since the gaps were looked for.
     written: u64,
     /// So many make it worthwhile to look again.
@@ -234,7 +235,7 @@ impl SpillSpace {
     /// `clone_bytes_least` bytes lie where a data file can share their blocks.
     pub fn new(spill: Arc<Spill>, look_after_min: u64, clone_bytes_least: u64) -> SpillSpace {
         let (free, look_after) = (BTreeSet::new(), look_after_min);
-        SpillSpace { spill, free, written: 0, look_after, look_after_min, clone_bytes_least }
+        SpillSpace { spill, free, free_bytes: 0, written: 0, look_after, look_after_min, clone_bytes_least }
     }
 
     /// The spill file.
@@ -254,6 +255,12 @@ impl SpillSpace {
         // Looking costs as much as there is in use; the file is at most twice as long, and a little more.
         self.look_after = bytes.max(self.look_after_min);
         self.free = used.gaps(&(0..self.spill.len())).map(|gap| (gap.end - gap.start, gap.start)).collect();
+        self.free_bytes = self.free.iter().map(|(len, _)| len).sum();
+    }
+
+    /// Whether several gaps have room for so many bytes, and none has it for all.
+    pub fn has_gaps_apart(&self, bytes: u64) -> bool {
+        self.free_bytes >= bytes && self.free.last().is_some_and(|(len, _)| *len < bytes)
     }
 
     /// Writes bytes that are for the offset `origin` of a data file, into a gap if they fit into one; returns their
@@ -272,6 +279,7 @@ impl SpillSpace {
         let at = congruent(gap_at, origin);
         self.spill.write_again(bytes, at)?;
         self.free.remove(&gap);
+        self.free_bytes -= len;
         for rest in [gap_at..at, at + len..gap_at + gap_len] {
             if !rest.is_empty() {
                 self.free.insert((rest.end - rest.start, rest.start));
