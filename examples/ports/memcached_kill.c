@@ -203,6 +203,14 @@ static int is_value(const char *got, size_t n, unsigned client, unsigned key, st
     return v.set && n == render(expected, client, key, v) && memcmp(got, expected, n) == 0;
 }
 
+/* A command with a value; its length. */
+static size_t command(char *out, const char *verb, const struct client *c, unsigned key, const char *value, size_t size) {
+    size_t len = (size_t)sprintf(out, "%s %u.%u 0 0 %zu\r\n", verb, c->number, key, size);
+    memcpy(out + len, value, size);
+    memcpy(out + len + size, "\r\n", 2);
+    return len + size + 2;
+}
+
 /* Commands of a client, until the server is gone. */
 static void *work(void *argument) {
     struct client *c = argument;
@@ -226,10 +234,7 @@ static void *work(void *argument) {
                 char value[ROOM];
                 key->next = (struct value){++c->sets * CLIENTS + c->number, 0};
                 size_t size = render(value, c->number, at, key->next);
-                len += (size_t)sprintf(out + len, "set %u.%u 0 0 %zu\r\n", c->number, at, size);
-                memcpy(out + len, value, size);
-                len += size;
-                len += (size_t)sprintf(out + len, "\r\n");
+                len += command(out + len, "set", c, at, value, size);
                 break;
             }
             case DELETE:
@@ -245,10 +250,7 @@ static void *work(void *argument) {
                 }
                 key->next.appends++;
                 size_t size = appended(piece, c->number, at, key->next);
-                len += (size_t)sprintf(out + len, "append %u.%u 0 0 %zu\r\n", c->number, at, size);
-                memcpy(out + len, piece, size);
-                len += size;
-                len += (size_t)sprintf(out + len, "\r\n");
+                len += command(out + len, "append", c, at, piece, size);
                 break;
             }
             case GET: len += (size_t)sprintf(out + len, "get %u.%u\r\n", c->number, at); break;

@@ -19,6 +19,7 @@ use crate::scan::Scan;
 use crate::store_dir::segment_name;
 use bytes::Bytes;
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Meta, Open, Storage};
@@ -28,6 +29,9 @@ const PORTIONS_MAX: u64 = 16;
 
 /// With so many pieces two threads sum them up.
 const ALONGSIDE_PIECES: usize = 1024;
+
+/// A range of an overlay, where its bytes come from, and these themselves if they lie in the log.
+type Piece = (Range<u64>, Source, Bytes);
 
 /// What was read of a segment, and through which it is read from now on.
 type Log = (Bytes, Arc<LogSegment>);
@@ -120,42 +124,48 @@ fn portions(scan: &Scan) -> VecDeque<u64> {
 /// The overlay with its bytes where they lie in the segments. Short ranges, and those of a record that is in a spill
 /// file, are copied: a reference is no smaller.
 fn refer(storage: &dyn Storage, overlay: &Overlay, logs: &[Log], in_memory_max: u64) -> Overlay {
-    let (mut ranges, mut pieces) = (Vec::new(), Vec::new());
+    let mut pieces = Vec::new();
     for (range, source) in overlay.ranges() {
         let Some(bytes) = source.slice(range) else {
-            ranges.push((range.clone(), source.clone()));
+            pieces.push((range.clone(), source.clone(), Bytes::new()));
             continue;
         };
         match position(&bytes, logs) {
             Some((segment, at)) if bytes.len() as u64 > in_memory_max => {
-                for from in (0..bytes.len() as u64).step_by(PIECE_BYTES_MAX as usize) {
-                    let len = PIECE_BYTES_MAX.min(bytes.len() as u64 - from);
-                    let (segment, at, origin) = (segment.clone(), at + from, range.start + from);
-                    ranges.push((origin..origin + len, Source::Log { segment, at, origin, len, crc: 0 }));
-                    pieces.push((ranges.len() - 1, bytes.slice(from as usize..(from + len) as usize), 0));
-                }
+                pieces.extend(pieces_in_log(range, &bytes, segment, at));
             }
             _ => {
                 let copy = Source::Bytes { bytes: Bytes::copy_from_slice(&bytes), origin: range.start };
-                ranges.push((range.clone(), copy));
+                pieces.push((range.clone(), copy, Bytes::new()));
             }
         }
     }
-    let sum = |pieces: &mut [(usize, Bytes, u64)]| pieces.iter_mut().for_each(|(_, bytes, crc)| *crc = crc64(bytes));
     let half = if pieces.len() < ALONGSIDE_PIECES { 0 } else { pieces.len() / 2 };
     match pieces.split_at_mut(half) {
-        ([], all) => sum(all),
-        (one, other) => storage.at_once(&mut || sum(one), &mut || sum(other)),
-    }
-    for (n, _, sum) in &pieces {
-        if let Source::Log { crc, .. } = &mut ranges[*n].1 {
-            *crc = *sum;
-        }
+        ([], all) => sum_up(all),
+        (one, other) => storage.at_once(&mut || sum_up(one), &mut || sum_up(other)),
     }
     let mut referring = Overlay::default();
     referring.size = overlay.size;
-    referring.insert_all(ranges);
+    referring.insert_all(pieces.into_iter().map(|(range, source, _)| (range, source)).collect());
     referring
+}
+
+/// References to a range that lies in a segment from an offset on, not summed up yet.
+fn pieces_in_log(range: &Range<u64>, bytes: &Bytes, segment: &Arc<LogSegment>, at: u64) -> impl Iterator<Item = Piece> {
+    (0..bytes.len() as u64).step_by(PIECE_BYTES_MAX as usize).map(move |from| {
+        let (origin, len) = (range.start + from, PIECE_BYTES_MAX.min(bytes.len() as u64 - from));
+        let source = Source::Log { segment: segment.clone(), at: at + from, origin, len, crc: 0 };
+        (origin..origin + len, source, bytes.slice(from as usize..(from + len) as usize))
+    })
+}
+
+fn sum_up(pieces: &mut [Piece]) {
+    for (_, source, bytes) in pieces {
+        if let Source::Log { crc, .. } = source {
+            *crc = crc64(bytes);
+        }
+    }
 }
 
 /// The segment that bytes are a part of as it was read, and their offset in it.

@@ -6,7 +6,6 @@
 //! whatever the data file still holds.
 
 use crate::error::{Context, Error, Result};
-use crate::format::crc64;
 use crate::invariant;
 use crate::log_reader::LogSegment;
 use crate::spill::{Spill, SpillSpace};
@@ -134,7 +133,7 @@ impl Source {
     }
 }
 
-/// Ranges of fewer bytes go to a spill file together, so many bytes at once: less than what a data file may share blocks of.
+/// Ranges of fewer bytes go to a spill file together, so many bytes at once.
 const SMALL_BYTES: u64 = 4096;
 const TOGETHER_BYTES: u64 = 60 << 10;
 
@@ -266,7 +265,7 @@ impl Overlay {
             let pieces: Vec<_> =
                 pieces.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
             for (range, bytes) in pieces {
-                let (origin, len) = (range.start, bytes.len() as u64);
+                let len = bytes.len() as u64;
                 if len < least_bytes {
                     memory_bytes += len;
                     stay.push(range);
@@ -274,42 +273,37 @@ impl Overlay {
                     small_bytes += len;
                     small.push((range, bytes));
                     if small_bytes >= TOGETHER_BYTES {
-                        self.spill_together(space, std::mem::take(&mut small))?;
+                        self.spill_together(space, &mut small)?;
                         small_bytes = 0;
                     }
                 } else {
-                    let (at, crc) = space.put(&bytes, origin)?;
-                    self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
+                    let (at, crc) = space.put(&bytes, range.start)?;
+                    self.insert_spilled(space, range, at, crc);
                 }
             }
         }
-        self.spill_together(space, small)?;
+        self.spill_together(space, &mut small)?;
         self.in_memory = stay;
         self.memory_bytes = memory_bytes;
         Ok(())
     }
 
-    /// Moves ranges side by side, with one write: a write for each of very many small ones would take long. Where gaps have as
-    /// much room, but apart from each other, the ranges go there.
-    fn spill_together(&mut self, space: &mut SpillSpace, ranges: Vec<(Range<u64>, Bytes)>) -> Result<()> {
-        let Some((first, _)) = ranges.first() else { return Ok(()) };
-        let total = ranges.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        let mut next = match space.has_gaps_apart(total) {
-            true => None,
-            false => {
-                let all: Vec<u8> = ranges.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-                Some(space.put(&all, first.start)?.0)
-            }
-        };
-        for (range, bytes) in ranges {
-            let (origin, len) = (range.start, bytes.len() as u64);
-            let (at, crc) = match &mut next {
-                Some(next) => (std::mem::replace(next, *next + len), crc64(&bytes)),
-                None => space.put(&bytes, origin)?,
-            };
-            self.ranges.insert(range, Source::Spill { spill: space.spill().clone(), at, origin, len, crc });
+    /// Moves ranges side by side: a write for each of very many small ones would take long.
+    fn spill_together(&mut self, space: &mut SpillSpace, ranges: &mut Vec<(Range<u64>, Bytes)>) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<&[u8]> = ranges.iter().map(|(_, bytes)| &bytes[..]).collect();
+        let places = space.put_together(&pieces)?;
+        for ((range, _), (at, crc)) in ranges.drain(..).zip(places) {
+            self.insert_spilled(space, range, at, crc);
         }
         Ok(())
+    }
+
+    fn insert_spilled(&mut self, space: &SpillSpace, range: Range<u64>, at: u64, crc: u64) {
+        let (spill, origin, len) = (space.spill().clone(), range.start, range.end - range.start);
+        self.ranges.insert(range, Source::Spill { spill, at, origin, len, crc });
     }
 
     /// Bytes of ranges that are in memory.
@@ -552,12 +546,25 @@ mod tests {
         overlay.spill(&mut space, 1).unwrap();
         let writes = storage.counters().writes - before;
         assert!(writes <= 3, "{writes} writes of 10,000 ranges");
-        // Every second one is changed again and again: first behind the others, then where it was before.
-        for round in 0..6 {
-            fill(&mut overlay, 32, b'b' + round);
+        let again = |overlay: &mut Overlay, space: &mut SpillSpace| {
             let used = overlay.used_of(space.spill());
             space.set_used(&used);
-            overlay.spill(&mut space, 1).unwrap();
+            overlay.spill(space, 1).unwrap();
+        };
+        // Some are changed again and again: what is free lies in small gaps everywhere.
+        let rng = &mut fastrand::Rng::with_seed(1);
+        for _ in 0..60 {
+            for at in (0..160_000u64).step_by(16).filter(|_| rng.u8(..10) == 0) {
+                overlay.insert(at..at + 8, Source::Bytes { bytes: vec![b'b'; 8].into(), origin: at });
+            }
+            again(&mut overlay, &mut space);
+        }
+        assert!(space.spill().len() <= 160_000, "{} bytes for 80,000", space.spill().len());
+        fill(&mut overlay, 16, b'a');
+        // Every second one.
+        for round in 0..6 {
+            fill(&mut overlay, 32, b'b' + round);
+            again(&mut overlay, &mut space);
         }
         assert!(space.spill().len() <= 160_000, "{} bytes for 80,000", space.spill().len());
         assert_eq!(text(&[&overlay], 48), "gggggggg........aaaaaaaa........gggggggg........");

@@ -221,6 +221,7 @@ pub struct SpillSpace {
     spill: Arc<Spill>,
     /// Gaps that nothing refers to: length and offset.
     free: BTreeSet<(u64, u64)>,
+    /// Of all gaps together.
     free_bytes: u64,
     /// Bytes that were written since the gaps were looked for.
     written: u64,
@@ -258,23 +259,44 @@ impl SpillSpace {
         self.free_bytes = self.free.iter().map(|(len, _)| len).sum();
     }
 
-    /// Whether several gaps have room for so many bytes, and none has it for all.
-    pub fn has_gaps_apart(&self, bytes: u64) -> bool {
-        self.free_bytes >= bytes && self.free.last().is_some_and(|(len, _)| *len < bytes)
-    }
-
     /// Writes bytes that are for the offset `origin` of a data file, into a gap if they fit into one; returns their
     /// offset and their checksum.
     pub fn put(&mut self, bytes: &[u8], origin: u64) -> Result<(u64, u64)> {
-        let len = bytes.len() as u64;
         // Small pieces lie side by side.
-        let origin = (len >= self.clone_bytes_least).then_some(origin);
+        let origin = (bytes.len() as u64 >= self.clone_bytes_least).then_some(origin);
+        match self.put_into_gap(bytes, origin)? {
+            Some(at) => Ok((at, crc64(bytes))),
+            None => append_summed(&self.spill, bytes, origin),
+        }
+    }
+
+    /// Writes pieces side by side with one call; returns the offset and the checksum of each. Where gaps have as much room,
+    /// but apart from each other, the pieces go there.
+    pub fn put_together(&mut self, pieces: &[&[u8]]) -> Result<Vec<(u64, u64)>> {
+        let all = pieces.concat();
+        let len = all.len() as u64;
+        if self.free_bytes >= len && self.free.last().is_some_and(|(gap_len, _)| *gap_len < len) {
+            return pieces.iter().map(|piece| self.put(piece, 0)).collect();
+        }
+        let mut at = match self.put_into_gap(&all, None)? {
+            Some(at) => at,
+            None => self.spill.append(&all, None)?,
+        };
+        let place = |piece: &&[u8]| {
+            let start = at;
+            at += piece.len() as u64;
+            (start, crc64(piece))
+        };
+        Ok(pieces.iter().map(place).collect())
+    }
+
+    /// Writes bytes into a gap if they fit into one; returns their offset.
+    fn put_into_gap(&mut self, bytes: &[u8], origin: Option<u64>) -> Result<Option<u64>> {
+        let len = bytes.len() as u64;
         self.written += len;
         let fits = |(gap_len, gap_at): &(u64, u64)| congruent(*gap_at, origin) + len <= gap_at + gap_len;
         let mut candidates = self.free.range((len, 0)..).take(GAPS_TRIED);
-        let Some(gap) = candidates.find(|gap| fits(gap)).copied() else {
-            return append_summed(&self.spill, bytes, origin);
-        };
+        let Some(gap) = candidates.find(|gap| fits(gap)).copied() else { return Ok(None) };
         let (gap_len, gap_at) = gap;
         let at = congruent(gap_at, origin);
         self.spill.write_again(bytes, at)?;
@@ -285,6 +307,6 @@ impl SpillSpace {
                 self.free.insert((rest.end - rest.start, rest.start));
             }
         }
-        Ok((at, crc64(bytes)))
+        Ok(Some(at))
     }
 }

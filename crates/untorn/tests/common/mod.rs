@@ -15,6 +15,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -28,6 +29,15 @@ pub const TEXT_BYTES: usize = 10_000;
 pub fn directory() -> TempDir {
     let base = std::env::var_os("UNTORN_TEST_DIR").map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     tempfile::Builder::new().prefix("untorn-test-").tempdir_in(base).expect("a directory for tests")
+}
+
+/// Ends threads that look at it: after a panic, too, as a scope waits for them.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// Contents that tell version and file in every line, a little over two pages of them.
