@@ -62,6 +62,11 @@ if ! have_sanitizers; then
 fi
 # LLVM's C++ library, of the same version as clang.
 have_libcxx || install libc++-dev libc++abi-dev
+# The newest compiler that the distribution has besides, to try its stores, too. The tests go without it.
+newest=$(apt-cache --names-only search '^clang-[0-9]+$' 2>/dev/null | cut -d' ' -f1 | sort -V | tail -1)
+if [ -n "$newest" ] && [ "${newest#clang-}" != "$(clang -dumpversion | cut -d. -f1)" ]; then
+    command -v "$newest" >/dev/null || install "$newest"
+fi
 if [ "${1:-}" = bench ]; then
     # RocksDB's package is named after its version.
     rocksdb=$(apt-cache --names-only search '^librocksdb[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -1)

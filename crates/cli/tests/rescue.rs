@@ -59,11 +59,22 @@ struct Machine {
 impl Machine {
     fn new() -> Machine {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        for name in ["", "memory", "heaps"] {
-            let _ = fs::create_dir(dir.path().join(name));
-            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(0o777)).unwrap();
-        }
-        Machine { dir }
+        let machine = Machine { dir };
+        ["", "memory", "heaps"].iter().for_each(|name| machine.make(name));
+        machine
+    }
+
+    /// A directory for everybody.
+    fn make(&self, name: &str) {
+        let path = self.dir.path().join(name);
+        let _ = fs::create_dir(&path);
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+
+    /// All that is left of live heaps in memory.
+    fn memories(&self) -> Vec<PathBuf> {
+        let users = fs::read_dir(self.memory()).unwrap().flatten();
+        users.flat_map(|user| fs::read_dir(user.path()).unwrap().flatten()).map(|one| one.path()).collect()
     }
 
     fn memory(&self) -> PathBuf {
@@ -116,11 +127,14 @@ fn heaps_of_programs_that_are_gone_are_committed() {
     kill(machine.start("store", &in_store, None));
     kill(machine.start("alone", &moved, None));
     fs::rename(&moved, machine.heap("elsewhere")).unwrap();
-    let said = machine.rescue(&[]).ok();
+    let run = machine.rescue(&[]);
     for heap in [&alone, &in_store] {
-        assert!(said.contains(&format!("{}: committed (", heap.display())), "{said}");
+        assert!(run.out.contains(&format!("{}: committed (", heap.display())), "{}", run.out);
     }
-    assert!(said.contains("/moved: nothing to be made of it: its file is not there any more"), "{said}");
+    // It needs its journal, which was not moved with it.
+    assert!(run.out.contains("NOT committed: ") && run.code == Some(1), "{}", run.out);
+    fs::rename(machine.heap("elsewhere"), &moved).unwrap();
+    assert!(machine.rescue(&[]).ok().contains(&format!("{}: committed (", moved.display())));
     // The memory stays; another time nothing is lost by it.
     assert!(machine.memory().read_dir().unwrap().count() > 0);
     let again = json(&machine.rescue(&["--json"]).out);
@@ -128,6 +142,84 @@ fn heaps_of_programs_that_are_gone_are_committed() {
     assert_eq!(machine.number_after_a_power_cut(&alone), 2);
     let store = Store::open(machine.heap("store")).unwrap();
     assert_eq!(number(&HeapOptions::new().open_in(&store, "heap").unwrap()).load(Relaxed), 2);
+}
+
+/// The memory of a heap whose file is not found: root is told by the kernel whether it was removed, as far as the kernel can.
+#[test]
+fn memory_of_removed_heaps_is_removed() {
+    const USER: u32 = 65534;
+    let machine = Machine::new();
+    let users: &[Option<u32>] = if root() { &[None, Some(USER)] } else { &[None] };
+    for user in users {
+        let dir = machine.heap("theirs");
+        machine.make("heaps/theirs");
+        let (moved, removed) = (dir.join("moved"), dir.join("removed"));
+        kill(machine.start("alone", &moved, *user));
+        kill(machine.start("alone", &removed, *user));
+        let away = machine.heap("away");
+        fs::rename(&dir, &away).unwrap();
+        fs::remove_file(away.join("removed")).unwrap();
+        // As the user alone.
+        let as_user = |arguments: &[&str]| {
+            let mut command = untorn();
+            command.arg("rescue").args(arguments).env("UNTORN_LIVE_DIR", machine.memory()).stdin(Stdio::null());
+            user.map(|user| command.uid(user).gid(user));
+            common::Run::from(command.output().unwrap())
+        };
+        let told = as_user(&[]);
+        assert_eq!(told.code, Some(1), "{}{}", told.out, told.err);
+        assert!(told.out.contains("/theirs/moved: NOT committed: the heap's file "), "{}", told.out);
+        if !told.out.contains("/theirs/removed: the heap's file was removed") {
+            assert!(told.out.contains("--remove-lost"), "{}", told.out);
+        }
+        if root() {
+            let said = machine.rescue(&[]);
+            assert_eq!(said.code, Some(1), "{}", said.out);
+            if !said.out.contains("--remove-lost") {
+                assert!(!said.out.contains("/removed: NOT"), "{}", said.out);
+            }
+        }
+        // Moved back, it is found.
+        fs::rename(&away, &dir).unwrap();
+        let said = as_user(&["--remove-lost"]).ok();
+        assert!(said.contains(&format!("{}: committed (", moved.display())) && !said.contains("NOT"), "{said}");
+        assert_eq!(machine.memories().len(), 1, "that of the heap that is there");
+        fs::remove_dir_all(machine.memory()).unwrap();
+        machine.make("memory");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+/// A heap that is renamed within its store is found there.
+#[test]
+fn a_heap_that_was_renamed_is_found_in_its_store() {
+    let machine = Machine::new();
+    fs::create_dir(machine.heap("store")).unwrap();
+    let (before, after) = (machine.heap("store/before"), machine.heap("store/after"));
+    kill(machine.start("store", &before, None));
+    let store = Store::open(machine.heap("store")).unwrap();
+    store.rename("before", "after").unwrap();
+    store.close().unwrap();
+    let said = machine.rescue(&[]).ok();
+    assert!(said.contains(&format!("{}: committed (", after.display())), "{said}");
+    let _ = fs::remove_dir_all(machine.memory());
+    let store = Store::open(machine.heap("store")).unwrap();
+    assert_eq!(number(&HeapOptions::new().open_in(&store, "after").unwrap()).load(Relaxed), 2);
+}
+
+/// A program goes on, whose heap's file was removed.
+#[test]
+fn memory_that_a_program_has_is_left_to_it() {
+    let machine = Machine::new();
+    let heap = machine.heap("heap");
+    let running = machine.start("alone", &heap, None);
+    fs::remove_file(&heap).unwrap();
+    let said = machine.rescue(&["--remove-lost"]);
+    assert!(!said.out.contains("so was its memory"), "{}", said.out);
+    assert_eq!(machine.memories().len(), 1);
+    kill(running);
+    assert!(machine.rescue(&["--remove-lost"]).ok().contains("so was its memory"));
+    assert_eq!(machine.memories().len(), 0);
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod buffer;
 mod chunk_scan;
 mod clone_range;
 mod descriptor;
+mod file_handle;
 mod fork;
 mod futex;
 mod invariant;
@@ -47,6 +48,7 @@ mod write_out;
 
 pub use asymmetric_barrier::{heavy_barrier, is_asymmetric, light_barrier};
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
+pub use file_handle::FileHandle;
 pub use fork::{is_own_descriptor, process_generation};
 pub use futex::{wait_shared, wake_shared};
 #[cfg(feature = "mutants")]
@@ -54,7 +56,7 @@ pub use invariant::disable;
 pub use invariant::{Invariant, holds, value_if_holds};
 pub use linux::{FileSystemInfo, Linux, file_system_info, umask};
 pub use listener::{Listener, Pauses};
-pub use live_memory::{LIVE_OWN_BYTES, LiveMemory, live_memory_path};
+pub use live_memory::{FoundMemory, LIVE_OWN_BYTES, LiveMemory, live_memory_path, live_memory_top};
 pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
 pub use memory_limit::memory_limit;
 pub use page_memory::PageMemory;

@@ -12,9 +12,10 @@ use crate::descriptor::Fd;
 use crate::mapping::{MapRequest, Mapping};
 use crate::shared_mapping::{LIVE_HEAD_BYTES, SharedMapping, allocate, write_all};
 use crate::storage::File;
-use rustix::fs::{self, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -39,11 +40,15 @@ unsafe impl Send for LiveMemory {}
 // SAFETY: as above.
 unsafe impl Sync for LiveMemory {}
 
+/// Where all users have their directories.
+pub fn live_memory_top() -> PathBuf {
+    let top = std::env::var_os("UNTORN_LIVE_DIR").filter(|dir| !dir.is_empty());
+    top.map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from)
+}
+
 /// Where the live memory of a file is, if it is a user's.
 pub fn live_memory_path(uid: u32, device: u64, inode: u64) -> PathBuf {
-    let top = std::env::var_os("UNTORN_LIVE_DIR").filter(|dir| !dir.is_empty());
-    let top = top.map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from);
-    top.join(format!("untorn-{uid}")).join(format!("heap-{device:x}-{inode:x}"))
+    live_memory_top().join(format!("untorn-{uid}")).join(format!("heap-{device:x}-{inode:x}"))
 }
 
 /// Makes the user's directory, or sees that it is nobody else's.
@@ -80,6 +85,15 @@ fn grow(file: &OwnedFd) -> io::Result<()> {
     Ok(fs::ftruncate(file, LIVE_HEAD_BYTES as u64)?)
 }
 
+/// Whoever uses a memory has a shared lock of it. Nothing of this relies on it, but that nobody removes the memory.
+fn lock(file: &OwnedFd, operation: FlockOperation) -> io::Result<()> {
+    match rustix::io::retry_on_intr(|| fs::flock(file, operation)) {
+        // Such a directory was chosen by hand.
+        Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
 impl LiveMemory {
     /// A new file of that name, of this user's, without a body. What had the name before loses it.
     pub fn create(path: &Path) -> io::Result<LiveMemory> {
@@ -100,7 +114,8 @@ impl LiveMemory {
                 done => break done?,
             }
         };
-        let made = allocate(&file, 0, LIVE_OWN_BYTES as u64)
+        let made = lock(&file, FlockOperation::LockShared)
+            .and_then(|()| allocate(&file, 0, LIVE_OWN_BYTES as u64))
             .and_then(|()| grow(&file))
             .and_then(|()| LiveMemory::of(path, file));
         made.inspect_err(|_| {
@@ -112,6 +127,7 @@ impl LiveMemory {
     pub fn open(path: &Path, uid: u32) -> io::Result<LiveMemory> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = fs::open(path, flags, Mode::empty())?;
+        lock(&file, FlockOperation::LockShared)?;
         let stat = fs::fstat(&file)?;
         let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
             && stat.st_uid == uid
@@ -201,6 +217,67 @@ impl LiveMemory {
                 Ok(())
             }
             Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// A file that may be live memory, of whichever user. It is read and never mapped, and no link is followed: its user may do
+/// with it what they want.
+pub struct FoundMemory {
+    directory: OwnedFd,
+    name: OsString,
+    file: OwnedFd,
+}
+
+impl FoundMemory {
+    /// The file of that name in a directory of memories. `InvalidData`: it is no such file.
+    pub fn open(path: &Path) -> io::Result<FoundMemory> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(ErrorKind::InvalidData.into());
+        };
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let directory = fs::open(parent, flags | OFlags::DIRECTORY, Mode::empty())?;
+        let file = fs::openat(&directory, name, flags, Mode::empty())?;
+        match fs::fstat(&file)?.st_mode & libc::S_IFMT {
+            libc::S_IFREG => Ok(FoundMemory { directory, name: name.to_owned(), file }),
+            _ => Err(ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Reads bytes of the head; false: it is shorter.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        let mut done = 0;
+        while done < buf.len() {
+            match rustix::io::retry_on_intr(|| {
+                rustix::io::pread(&self.file, &mut buf[done..], offset + done as u64)
+            })? {
+                0 => return Ok(false),
+                n => done += n,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> io::Result<u64> {
+        Ok(fs::fstat(&self.file)?.st_blocks as u64 * 512)
+    }
+
+    /// Removes it, unless somebody uses it. True: it is gone.
+    pub fn remove_unused(&self) -> io::Result<bool> {
+        match rustix::io::retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            Err(e) => return Err(e.into()),
+        }
+        let (own, named) = (fs::fstat(&self.file)?, fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW));
+        match named {
+            Ok(named) if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino) => {
+                fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?;
+                Ok(true)
+            }
+            Ok(_) | Err(Errno::NOENT) => Ok(true),
             Err(e) => Err(e.into()),
         }
     }

@@ -57,9 +57,14 @@ pub fn output_of(command: &mut Command) -> String {
     out.into_owned()
 }
 
+/// Whether a tool is installed.
+pub fn is_here(tool: &str) -> bool {
+    Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
 /// Whether a tool is installed; prints a warning if not.
 pub fn have(tool: &str) -> bool {
-    let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
+    let there = is_here(tool);
     if !there {
         skipped(&format!("there is no `{tool}` here"));
     }

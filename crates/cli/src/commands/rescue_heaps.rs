@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use untorn::offline::{self, Candidate, Rescued};
@@ -23,12 +23,18 @@ const SOME_LEFT: u8 = 1;
 /// it if the machine does not go down. An ordinary user rescues the user's own heaps; root those of all users, as each of
 /// them.
 ///
+/// If the file of a heap was removed, root removes its memory, too. An ordinary user cannot know whether a file that is not
+/// found was removed or moved: open it once where it is now, or remove the memory with --remove-lost.
+///
 /// Exit code: 0 everything is committed, or there was nothing to be made of it; 1 some heap is not.
 #[derive(Args)]
 pub struct Rescue {
     /// So long a program that runs has to answer.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
+    /// Remove the memory of heaps whose files are not found, and which no program has open.
+    #[arg(long)]
+    remove_lost: bool,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -50,7 +56,7 @@ struct Line {
 
 impl Line {
     fn is_left(&self) -> bool {
-        self.error.is_some() || self.outcome == Some(Rescued::Silent)
+        self.error.is_some() || matches!(self.outcome, Some(Rescued::Silent | Rescued::Lost { .. }))
     }
 
     fn text(&self) -> String {
@@ -65,26 +71,52 @@ impl Line {
                 "{name}: NOT committed: a program has it open that did not answer. Only programs that make cuts in the \
                  background (cut_every) can, and the log of such a program says why a cut of it fails"
             ),
+            (Some(Rescued::Removed { bytes }), _) => {
+                format!("{name}: the heap's file was removed; so was its memory ({})", table::bytes(*bytes))
+            }
+            (Some(Rescued::Lost { exists: true }), _) => format!(
+                "{name}: NOT committed: the heap's file was moved from there. Open the heap once where it is now, and rescue \
+                 again"
+            ),
+            (Some(Rescued::Lost { exists: false }), _) => format!(
+                "{name}: NOT committed: the heap's file is not there any more. If it was moved, open the heap once where it is \
+                 now, and rescue again; if it was removed, `untorn rescue --remove-lost` removes its memory, {}",
+                self.memory.display()
+            ),
             (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to be made of it: {why}"),
             (None, e) => format!("{name}: NOT committed: {}", e.as_deref().unwrap_or("unknown")),
         }
     }
 }
 
+/// Root is told by the kernel.
+fn remove_if_its_file_was(memory: &Path) -> Option<Line> {
+    let begun = Instant::now();
+    let (heap, bytes) = offline::remove_live_memory_of_removed_file(memory)?;
+    let milliseconds = begun.elapsed().as_millis() as u64;
+    Some(Line { memory: memory.to_owned(), heap: Some(heap), outcome: Some(Rescued::Removed { bytes }), error: None, milliseconds })
+}
+
 impl Rescue {
     pub fn run(self) -> Result<Output, Failure> {
         let this = rustix::process::geteuid();
-        let (own, others): (Vec<_>, Vec<_>) =
-            offline::live_memories().into_iter().partition(|one| one.user == this.as_raw());
+        let mut lines: Vec<Line> = Vec::new();
+        let mut all = offline::live_memories();
+        all.retain(|one| {
+            let removed = remove_if_its_file_was(&one.memory);
+            let is_left = removed.is_none();
+            lines.extend(removed);
+            is_left
+        });
+        let (own, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.user == this.as_raw());
         let users: BTreeMap<u32, u32> = others.iter().map(|one| (one.user, one.group)).collect();
         // At the same time as this one, as there may be little.
         let children: Vec<_> = match this.is_root() {
             true => users.into_iter().map(|(user, group)| (user, self.start_as(user, group))).collect(),
             false => Vec::new(),
         };
-        let mut lines: Vec<Line> = Vec::new();
         let mut left = false;
-        let mut text = String::new();
+        let mut text: String = lines.iter().map(|line| format!("{}\n", line.text())).collect();
         for one in own {
             let line = self.rescue(&one);
             left |= line.is_left();
@@ -120,12 +152,19 @@ impl Rescue {
     fn start_as(&self, user: u32, group: u32) -> std::io::Result<Child> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["rescue", "--json", "--wait", &self.wait.to_string()]).uid(user).gid(group);
+        command.args(self.remove_lost.then_some("--remove-lost"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
     }
 
     fn rescue(&self, one: &Candidate) -> Line {
         let begun = Instant::now();
-        let done = offline::rescue(&one.memory, Duration::from_secs(self.wait));
+        let mut done = offline::rescue(&one.memory, Duration::from_secs(self.wait));
+        if let (Ok((_, outcome @ Rescued::Lost { .. })), true) = (&mut done, self.remove_lost) {
+            match offline::remove_lost_live_memory(&one.memory) {
+                Ok(removed) => *outcome = removed.unwrap_or(outcome.clone()),
+                Err(e) => done = Err(e),
+            }
+        }
         let milliseconds = begun.elapsed().as_millis() as u64;
         let memory = one.memory.clone();
         match done {

@@ -1,13 +1,15 @@
 //! Last cuts of live heaps, made from outside: before the machine goes down.
 
-use super::live_head::LiveHead;
+use super::live_head::{LiveHead, Whose};
+use super::lost_memory::{self, Fate};
 use super::open::HeapOptions;
 use crate::options::StoreOptions;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{LiveMemory, live_memory_path, wait_shared, wake_shared};
+use untorn_os::{FoundMemory, LiveMemory, live_memory_top, wait_shared, wake_shared};
 
 /// What became of a live heap.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -22,6 +24,16 @@ pub enum Rescued {
     Answered,
     /// Its process makes cuts of its own accord alone, or has not answered in time.
     Silent,
+    /// Its file was removed, and now it is, too.
+    Removed {
+        /// Bytes that it took.
+        bytes: u64,
+    },
+    /// Its file is not found: it was moved or removed.
+    Lost {
+        /// It was moved for certain, or its file system is not mounted where it was.
+        exists: bool,
+    },
     /// There is nothing to be made of it, and why.
     Nothing(String),
 }
@@ -39,10 +51,8 @@ pub struct Candidate {
 
 /// The live memory of all users, as far as this one can see it.
 pub(crate) fn candidates() -> Vec<Candidate> {
-    let any = live_memory_path(0, 0, 0);
-    let top = any.ancestors().nth(2).unwrap_or(Path::new("/"));
     let mut found = Vec::new();
-    for dir in std::fs::read_dir(top).into_iter().flatten().flatten() {
+    for dir in std::fs::read_dir(live_memory_top()).into_iter().flatten().flatten() {
         if !dir.file_name().as_encoded_bytes().starts_with(b"untorn-") {
             continue;
         }
@@ -60,32 +70,41 @@ pub(crate) fn candidates() -> Vec<Candidate> {
 /// Commits what a live heap has in memory: of a process that is gone, or by asking the process. The memory stays, so that the
 /// program goes on from it if the machine does not go down.
 pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, Rescued)> {
-    let user = rustix::process::geteuid().as_raw();
-    let live = match LiveMemory::open(memory, user) {
-        Ok(live) => live,
-        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
-            return Ok((None, Rescued::Nothing("it is no live memory of this user's".to_owned())));
+    let found = match FoundMemory::open(memory) {
+        Ok(found) => found,
+        Err(e) if e.kind() == ErrorKind::InvalidData => return Ok((None, not_one())),
+        Err(e) => return Err(Error::io("open", memory, e)),
+    };
+    let Some(whose) = Whose::read(&found).context("read", memory)? else {
+        return Ok((None, Rescued::Nothing("it is of another version of Untorn's, or nobody's yet".to_owned())));
+    };
+    let (store, name) = match lost_memory::fate(&whose) {
+        Fate::At(store, name) => (store, name),
+        Fate::Removed => {
+            let outcome = match remove_unused(&found, memory)? {
+                Some(removed) => removed,
+                None => Rescued::Nothing("its file was removed, and a program has it open".to_owned()),
+            };
+            return Ok((Some(whose.path()), outcome));
         }
+        fate => {
+            let exists = matches!(fate, Fate::Elsewhere);
+            return Ok((Some(whose.path()), Rescued::Lost { exists }));
+        }
+    };
+    let path = name.as_ref().map_or(store.clone(), |name| store.join(name));
+    let live = match LiveMemory::open(memory, rustix::process::geteuid().as_raw()) {
+        Ok(live) => live,
+        Err(e) if e.kind() == ErrorKind::InvalidData => return Ok((None, not_one())),
         Err(e) => return Err(Error::io("open", memory, e)),
     };
     // SAFETY: mapped by the memory, for ever.
     let head = unsafe { LiveHead::at(live.head()) };
-    let Some(place) = head.place() else {
-        return Ok((None, Rescued::Nothing("it is of another version of Untorn's, or nobody's yet".to_owned())));
-    };
-    let path = place.path();
-    let is_there = std::fs::metadata(&path).is_ok_and(|meta| head.is_of(meta.dev(), meta.ino()));
-    if !is_there {
-        let why = "its file is not there any more: it was moved or removed".to_owned();
-        return Ok((Some(path), Rescued::Nothing(why)));
-    }
     let bytes = live.body_bytes().context("look at", memory)?;
     let options = HeapOptions::new().create(false).live(true);
-    let opened = match &place.name {
-        None => options.open(&place.store),
-        Some(name) => {
-            StoreOptions::new().create(false).open(&place.store).and_then(|store| options.open_in(&store, name))
-        }
+    let opened = match name {
+        None => options.open(&store),
+        Some(name) => StoreOptions::new().create(false).open(&store).and_then(|store| options.open_in(&store, name)),
     };
     let heap = match opened {
         Ok(heap) => heap,
@@ -98,6 +117,27 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     }
     heap.commit()?;
     Ok((Some(path), Rescued::Committed { bytes }))
+}
+
+fn not_one() -> Rescued {
+    Rescued::Nothing("it is no live memory of this user's".to_owned())
+}
+
+/// None: a program has it.
+fn remove_unused(found: &FoundMemory, memory: &Path) -> Result<Option<Rescued>> {
+    let bytes = found.bytes().context("look at", memory)?;
+    let removed = found.remove_unused().context("remove", memory)?;
+    Ok(removed.then_some(Rescued::Removed { bytes }))
+}
+
+/// Removes a memory whose heap's file is not found; whoever asks knows that it was removed. None: it is found, or a program
+/// has it.
+pub(crate) fn remove_lost(memory: &Path) -> Result<Option<Rescued>> {
+    let found = FoundMemory::open(memory).context("open", memory)?;
+    match Whose::read(&found).context("read", memory)?.map(|whose| lost_memory::fate(&whose)) {
+        None | Some(Fate::At(..)) => Ok(None),
+        Some(_) => remove_unused(&found, memory),
+    }
 }
 
 /// Asks the process that has a heap for a cut.

@@ -8,6 +8,7 @@ use super::check::{Checker, ChunkSet, HeapImage};
 use super::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use super::live_cuts::StopTimes;
 use super::live_head::{LiveHead, Owner, START_BYTES};
+use super::lost_memory;
 use super::own_pages;
 use super::section_log::SectionLogs;
 use super::section_recovery::{self, Recovery};
@@ -24,7 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::store_dir::STORE_DIR;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Errno, LiveMemory, holds, live_memory_path};
+use untorn_os::{Errno, FileHandle, LiveMemory, holds, live_memory_path, live_memory_top};
 
 /// How a live heap began when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,10 +96,9 @@ fn owner(file: &File, incarnation: [u8; 16]) -> Result<Owner> {
 fn note_place(head: &LiveHead, file: &File) {
     // Without a path nobody rescues it, and all else works.
     let Ok(store) = std::fs::canonicalize(&file.store.path) else { return };
-    match file.store.store_dir.standalone {
-        Some(_) => head.set_place(&store, None),
-        None => head.set_place(&store, Some(&file.path())),
-    }
+    let name = file.store.store_dir.standalone.is_none().then(|| file.path());
+    let path = name.as_ref().map_or(store.clone(), |name| store.join(name));
+    head.set_place(&store, name.as_deref(), FileHandle::of(&path));
 }
 
 struct Body<'a>(&'a LiveMemory, u64);
@@ -251,6 +251,8 @@ impl Working {
         let owner = owner(file, incarnation)?;
         let uid = file.store.storage.effective_user();
         let path = live_memory_path(uid, owner.device, owner.inode);
+        // There may be little room.
+        path.parent().map(lost_memory::remove_all);
         let memory = LiveMemory::create(&path).map_err(|e| match e.kind() {
             ErrorKind::NotFound => Error::Unsupported {
                 path: file.path(),
@@ -384,13 +386,12 @@ pub(crate) fn memories(path: &Path) -> Vec<LiveMemoryFound> {
     if !path.is_dir() {
         return memory_of(path).into_iter().collect();
     }
-    let top = live_memory_path(0, 0, 0);
     let has_some = |dir: &std::fs::DirEntry| {
         let is_users = dir.file_name().as_encoded_bytes().starts_with(b"untorn-");
         // What cannot be listed may have some.
         is_users && std::fs::read_dir(dir.path()).map_or(true, |mut names| names.next().is_some())
     };
-    let tops = top.ancestors().nth(2).and_then(|top| std::fs::read_dir(top).ok());
+    let tops = std::fs::read_dir(live_memory_top()).ok();
     // Most machines have none: nothing need be walked.
     if !tops.is_some_and(|dirs| dirs.flatten().any(|dir| has_some(&dir))) {
         return Vec::new();

@@ -12,15 +12,18 @@ use super::layout::{Header, STAMP_AT, Stamp};
 use super::section_log::PLACES_AT;
 use crate::invariant;
 use std::ffi::OsStr;
+use std::io;
+use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
-use untorn_os::{holds, wake_shared};
+use untorn_os::{FileHandle, FoundMemory, holds, wake_shared};
 
 const MAGIC: [u8; 8] = *b"UNTORNLV";
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 /// Bytes that a record of the log holds.
 const LINE_BYTES: usize = 64;
 /// More than the largest change of chunks within a segment has.
@@ -72,23 +75,59 @@ struct Head {
     /// Where the heap's file is: the path of its store, and its name there; empty, if it has a store of its own.
     store: [u8; PATH_BYTES],
     name: [u8; PATH_BYTES],
+    /// That file, wherever it is moved.
+    handle: FileHandle,
 }
 
 /// More than a path has.
 const PATH_BYTES: usize = 4096;
 
-/// Where a live heap's file is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+/// What a memory says of its heap's file.
+pub(super) struct Whose {
+    device: u64,
+    inode: u64,
     /// The path of its store.
     pub store: PathBuf,
     /// Its name in there. None: it has a store of its own, which has its path.
     pub name: Option<PathBuf>,
+    pub handle: FileHandle,
 }
 
-impl Place {
+impl Whose {
+    /// None: it is of another version, not whole yet, or does not know.
+    pub(super) fn read(memory: &FoundMemory) -> io::Result<Option<Whose>> {
+        let number = |at: usize| {
+            let mut bytes = [0; 8];
+            Ok::<_, io::Error>(memory.read_at(&mut bytes, at as u64)?.then_some(u64::from_ne_bytes(bytes)))
+        };
+        let mut magic = [0; 8];
+        let is_whole = memory.read_at(&mut magic, offset_of!(Head, magic) as u64)?
+            && magic == MAGIC
+            && number(offset_of!(Head, version))? == Some(VERSION)
+            && number(offset_of!(Head, ready))? == Some(1);
+        let owner = offset_of!(Head, owner);
+        let device = number(owner + offset_of!(Owner, device))?;
+        let inode = number(owner + offset_of!(Owner, inode))?;
+        let (mut store, mut name) = ([0; PATH_BYTES], [0; PATH_BYTES]);
+        let mut handle = FileHandle::NONE;
+        let is_told = memory.read_at(&mut store, offset_of!(Head, store) as u64)?
+            && memory.read_at(&mut name, offset_of!(Head, name) as u64)?
+            && memory.read_at(handle.as_bytes_mut(), offset_of!(Head, handle) as u64)?;
+        let (Some(device), Some(inode), true) = (device, inode, is_whole && is_told && store[0] != 0) else {
+            return Ok(None);
+        };
+        let name = Some(path_in(&name)).filter(|name| !name.as_os_str().is_empty());
+        Ok(Some(Whose { device, inode, store: path_in(&store), name, handle }))
+    }
+
+    /// Where the file was when the heap was opened last.
     pub(super) fn path(&self) -> PathBuf {
         self.name.as_ref().map_or(self.store.clone(), |name| self.store.join(name))
+    }
+
+    /// Whether its file has this path.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.device, self.inode))
     }
 }
 
@@ -129,7 +168,7 @@ impl LiveHead {
     }
 
     /// Where the heap's file is, as far as that can be said.
-    pub(super) fn set_place(&self, store: &Path, name: Option<&Path>) {
+    pub(super) fn set_place(&self, store: &Path, name: Option<&Path>, handle: FileHandle) {
         let put = |into: *mut [u8; PATH_BYTES], path: &Path| {
             let mut bytes = [0; PATH_BYTES];
             let path = path.as_os_str().as_bytes();
@@ -143,22 +182,8 @@ impl LiveHead {
         unsafe {
             put(&raw mut (*self.0.as_ptr()).store, store);
             put(&raw mut (*self.0.as_ptr()).name, name.unwrap_or(Path::new("")));
+            (&raw mut (*self.0.as_ptr()).handle).write(handle);
         }
-    }
-
-    /// Where the heap's file was when it was opened last. None: that is not known.
-    pub(super) fn place(&self) -> Option<Place> {
-        let head = self.head();
-        if head.magic != MAGIC || head.version != VERSION || head.ready.load(Acquire) != 1 || head.store[0] == 0 {
-            return None;
-        }
-        let name = path_in(&head.name);
-        Some(Place { store: path_in(&head.store), name: Some(name).filter(|name| !name.as_os_str().is_empty()) })
-    }
-
-    /// Whether it is the memory of this file.
-    pub(super) fn is_of(&self, device: u64, inode: u64) -> bool {
-        (self.head().owner.device, self.head().owner.inode) == (device, inode)
     }
 
     /// Asks the process that has the heap for a cut; its number.

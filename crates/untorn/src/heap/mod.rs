@@ -38,6 +38,7 @@ mod layout;
 pub(crate) mod live;
 mod live_cuts;
 mod live_head;
+pub(crate) mod lost_memory;
 mod metadata;
 mod open;
 mod open_heap;
