@@ -80,6 +80,21 @@ fn grow(file: &OwnedFd) -> io::Result<()> {
     Ok(fs::ftruncate(file, LIVE_HEAD_BYTES as u64)?)
 }
 
+/// Opens the file of that name, if it is one that a user made.
+pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(OwnedFd, fs::Stat)> {
+    let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = fs::open(path, flags, Mode::empty())?;
+    let stat = fs::fstat(&file)?;
+    let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
+        && stat.st_uid == uid
+        && stat.st_nlink == 1
+        && stat.st_size >= LIVE_HEAD_BYTES as i64;
+    match is_one {
+        true => Ok((file, stat)),
+        false => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
 impl LiveMemory {
     /// A new file of that name, of this user's, without a body. What had the name before loses it.
     pub fn create(path: &Path) -> io::Result<LiveMemory> {
@@ -110,16 +125,7 @@ impl LiveMemory {
 
     /// The file of that name, which a user made. `InvalidData`: it is no such file.
     pub fn open(path: &Path, uid: u32) -> io::Result<LiveMemory> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = fs::open(path, flags, Mode::empty())?;
-        let stat = fs::fstat(&file)?;
-        let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
-            && stat.st_uid == uid
-            && stat.st_nlink == 1
-            && stat.st_size >= LIVE_HEAD_BYTES as i64;
-        if !is_one {
-            return Err(ErrorKind::InvalidData.into());
-        }
+        let (file, _) = open_of(path, uid, OFlags::RDWR)?;
         allocate(&file, 0, LIVE_OWN_BYTES as u64)?;
         LiveMemory::of(path, file)
     }
