@@ -4,8 +4,9 @@ mod common;
 
 use common::{json, run};
 use std::alloc::Layout;
-use std::path::Path;
-use untorn::heap::{Heap, HeapOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use untorn::heap::{Heap, HeapOptions, SectionLock};
 
 /// A heap with a root to one block of three, the others lost, and one large and one huge allocation, lost, too.
 fn make(path: &Path) -> Heap {
@@ -135,9 +136,92 @@ fn what_a_killed_live_heap_has_in_memory_is_named() {
     drop(heap);
     let text = run(&["check", "heap"], &path).ok();
     assert!(text.contains("this is the last cut") && text.contains(memory.to_str().unwrap()), "{text}");
+    assert!(text.contains("it is whole there") && text.ends_with("sound\n"), "{text}");
     let found = json(&run(&["check", "heap", "--json"], &path).ok());
     assert_eq!(found["live_memory"][0]["memory"], memory.to_str().unwrap(), "{found}");
+    assert_eq!(found["live"]["next"], "goes-on", "{found}");
     run(&["eject"], &path).ok();
     let found = json(&run(&["check", "heap", "--json"], &path).ok());
     assert_eq!(found["live_memory"].as_array().map(Vec::len), Some(0), "{found}");
+    assert!(found["live"].is_null(), "{found}");
+}
+
+/// Of the memory that a killed process has left is told what the next opening would make of it, and nothing is changed.
+#[test]
+fn what_becomes_of_live_memory_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("heap");
+    let live = || HeapOptions::new().live(true).address_space(64 << 20);
+    let look = || {
+        let memory = std::fs::read(live_memory(&path)).ok();
+        let (text, found) = (run(&["check", "heap"], &path), json(&run(&["check", "heap", "--json"], &path).out));
+        assert_eq!(std::fs::read(live_memory(&path)).ok(), memory, "nothing was changed");
+        assert_eq!(found["sound"], text.code == Some(0), "{found}");
+        (text, found)
+    };
+    // A section that never ends, and one that saw it.
+    {
+        let heap = &live().open(&path).unwrap();
+        let number = heap.root_or("number", |_| 0_u64).unwrap();
+        let address = number.as_ptr().expose_provenance();
+        let locks = [SectionLock::new(), SectionLock::new()];
+        let in_thread = |work: &(dyn Fn(&mut u64) + Sync)| {
+            // SAFETY: one thread at a time uses it.
+            let work = || work(unsafe { &mut *std::ptr::with_exposed_provenance_mut(address) });
+            std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+        };
+        in_thread(&|number| {
+            let section = heap.section_with(&locks[0]).unwrap();
+            let given_back = heap.section_with(&locks[1]).unwrap();
+            *section.modify(number).unwrap() = 1;
+            drop(given_back);
+            std::mem::forget(section);
+        });
+        in_thread(&|number| *heap.section_with(&locks[1]).unwrap().modify(number).unwrap() += 1);
+        let told = run(&["check", "heap"], &path).fails(2);
+        assert!(told.contains("in use"), "{told}");
+    }
+    let (text, found) = look();
+    let text = text.ok();
+    assert!(text.contains("it undoes 1 section that had not ended, and 1 that had seen what they did"), "{text}");
+    let wanted = serde_json::json!(["goes-on", 1, 1, 0]);
+    let live_found = &found["live"];
+    let problems = live_found["heap"]["problems"].as_array().map(Vec::len);
+    let told = serde_json::json!([live_found["next"], live_found["undone"], live_found["cascaded"], problems]);
+    assert_eq!(told, wanted, "{found}");
+
+    // A root to what was freed, which an opening does not look for.
+    let heap = live().open(&path).unwrap();
+    assert_eq!((heap.live().unwrap().undone, heap.live().unwrap().cascaded), (1, 1));
+    let block = heap.allocate(Layout::new::<u64>()).unwrap();
+    heap.set_root("lost", Some(block)).unwrap();
+    // SAFETY: nobody uses it.
+    unsafe { heap.free(block) }.unwrap();
+    drop(heap);
+    let (text, found) = look();
+    assert_eq!((text.code, &found["live"]["next"]), (Some(1), &"goes-on".into()), "{}{found}", text.out);
+    assert!(text.out.contains("PROBLEM  in memory: root 1, \"lost\""), "{}", text.out);
+    assert!(text.out.ends_with("sound as of the last cut, and not in memory\n"), "{}", text.out);
+
+    // A change that is half done, and memory that is gone.
+    let heap = live().open(&path).unwrap();
+    heap.set_root::<u8>("lost", None).unwrap();
+    std::mem::forget(heap.mutate());
+    drop(heap);
+    for why in ["ended within a change under a guard", "the machine was restarted"] {
+        let (text, found) = look();
+        let text = text.ok();
+        assert!(text.contains("to which the next opening goes back") && text.contains(why), "{text}");
+        assert!(found["live"]["next"]["last-cut"].as_str().unwrap().contains(why), "{found}");
+        let _ = std::fs::remove_file(live_memory(&path));
+    }
+    live().open(&path).unwrap().close().unwrap();
+    assert!(look().1["live"].is_null());
+}
+
+/// Where the live memory of a heap is.
+fn live_memory(path: &Path) -> PathBuf {
+    let meta = std::fs::metadata(path).unwrap();
+    let top = std::env::var_os("UNTORN_LIVE_DIR").unwrap_or("/dev/shm".into());
+    Path::new(&top).join(format!("untorn-{}", meta.uid())).join(format!("heap-{:x}-{:x}", meta.dev(), meta.ino()))
 }

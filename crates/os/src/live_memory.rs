@@ -85,12 +85,28 @@ fn grow(file: &OwnedFd) -> io::Result<()> {
     Ok(fs::ftruncate(file, LIVE_HEAD_BYTES as u64)?)
 }
 
-/// Whoever uses a memory has a shared lock of it. Nothing of this relies on it, but that nobody removes the memory.
+/// Whoever uses a memory has a shared lock of it, which keeps [`FoundMemory::remove_unused`] away.
 fn lock(file: &OwnedFd, operation: FlockOperation) -> io::Result<()> {
     match rustix::io::retry_on_intr(|| fs::flock(file, operation)) {
         // Such a directory was chosen by hand.
         Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
         Err(e) => Err(e.into()),
+    }
+}
+
+/// Opens the file of that name, if it is one that a user made.
+pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(OwnedFd, fs::Stat)> {
+    let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = fs::open(path, flags, Mode::empty())?;
+    lock(&file, FlockOperation::LockShared)?;
+    let stat = fs::fstat(&file)?;
+    let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
+        && stat.st_uid == uid
+        && stat.st_nlink == 1
+        && stat.st_size >= LIVE_HEAD_BYTES as i64;
+    match is_one {
+        true => Ok((file, stat)),
+        false => Err(ErrorKind::InvalidData.into()),
     }
 }
 
@@ -125,17 +141,7 @@ impl LiveMemory {
 
     /// The file of that name, which a user made. `InvalidData`: it is no such file.
     pub fn open(path: &Path, uid: u32) -> io::Result<LiveMemory> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = fs::open(path, flags, Mode::empty())?;
-        lock(&file, FlockOperation::LockShared)?;
-        let stat = fs::fstat(&file)?;
-        let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
-            && stat.st_uid == uid
-            && stat.st_nlink == 1
-            && stat.st_size >= LIVE_HEAD_BYTES as i64;
-        if !is_one {
-            return Err(ErrorKind::InvalidData.into());
-        }
+        let (file, _) = open_of(path, uid, OFlags::RDWR)?;
         allocate(&file, 0, LIVE_OWN_BYTES as u64)?;
         LiveMemory::of(path, file)
     }
@@ -249,9 +255,7 @@ impl FoundMemory {
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
         let mut done = 0;
         while done < buf.len() {
-            match rustix::io::retry_on_intr(|| {
-                rustix::io::pread(&self.file, &mut buf[done..], offset + done as u64)
-            })? {
+            match rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut buf[done..], offset + done as u64))? {
                 0 => return Ok(false),
                 n => done += n,
             }

@@ -4,7 +4,9 @@ use crate::error_paths::error_in_store;
 use crate::file_state::check_kind;
 use crate::heap::check::{Checker, HeapImage};
 use crate::heap::live::{self, LiveMemoryFound};
-use crate::heap::{Heap, HeapOptions, HeapReport, pointers};
+use crate::heap::live_head::START_BYTES;
+use crate::heap::live_outlook::{Named, outlook};
+use crate::heap::{Heap, HeapOptions, HeapReport, LiveOutlook, pointers};
 use crate::inspection::{inspect_on, locate, owner};
 use crate::open_store::OpenStore;
 use crate::options::{Readers, StoreOptions};
@@ -186,6 +188,9 @@ fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Resul
     if depth == Depth::Pointers {
         pointers::guess(&mut checker)?;
     }
+    if let Some(meta) = file.meta.filter(|_| depth != Depth::Metadata) {
+        checker.report.live = look_at_live(&file, &meta, &*storage, path)?.map(Box::new);
+    }
     // A program that opened the heap meanwhile may have changed it during the check.
     if let Some((store_dir, header)) = before {
         free_of_owner(&*storage, store_dir, path)?;
@@ -195,6 +200,15 @@ fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Resul
         }
     }
     Ok(checker.report)
+}
+
+/// What the next opening of a heap would make of the live memory that its file names.
+fn look_at_live(heap: &Recoverable, meta: &Meta, storage: &dyn Storage, path: &Path) -> Result<Option<LiveOutlook>> {
+    let mut start = [0; START_BYTES];
+    heap.read(&mut start, 0)?;
+    let boot = storage.boot_id().context("ask for the boot, for", path)?;
+    let named = Named { path, boot, device: meta.device, inode: meta.inode, start: &start };
+    Ok(outlook(&named).map(|(found, _)| found))
 }
 
 fn free_of_owner(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {

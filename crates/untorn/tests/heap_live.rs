@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::bank::{Bank, THREADS, bank_in, transfer};
 use common::child_process::again;
 use common::stepping::{killed_after, stop, traced};
 use common::*;
@@ -18,7 +19,7 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
-use untorn::heap::{Heap, HeapOptions, HeapVec, LiveStart, Storable};
+use untorn::heap::{Heap, HeapOptions, LiveStart, NextStart, Storable};
 use untorn::{Error, offline};
 
 const MODE: &str = "UNTORN_TEST_LIVE";
@@ -236,6 +237,14 @@ fn a_kill_within_a_change_goes_back_to_the_last_cut() {
     }
 }
 
+/// What a look at a heap says of its next opening.
+fn foretold(path: &Path) -> NextStart {
+    let memory = fs::read(memory_of(path)).unwrap();
+    let found = offline::check_heap(path, &|_, _| {}).unwrap().live.expect("live memory");
+    assert!(fs::read(memory_of(path)).unwrap() == memory, "nothing was changed");
+    found.next
+}
+
 /// Memory that is not this heap's, not of this boot, not whole or not sound is not gone on from.
 #[test]
 fn other_memory_is_not_gone_on_from() {
@@ -259,9 +268,11 @@ fn other_memory_is_not_gone_on_from() {
         let path = dir.path().join(format!("heap{n}"));
         let memory = fs::File::options().write(true).open(abandoned(&path)).unwrap();
         memory.write_all_at(&vec![0xee; len as usize], at).unwrap();
+        let foretold = foretold(&path);
         let heap = live().open(&path).unwrap();
         let found = last_cut(&heap);
         assert!(found.contains(why), "{found}: not {why}");
+        assert!(matches!(&foretold, NextStart::LastCut(why) if found.ends_with(why)), "{found}, and not {foretold:?}");
         assert_eq!(number(&heap).load(Relaxed), 1, "{why}");
         assert!(heap.check(&|_, _| {}).unwrap().problems.is_empty());
         heap.close().unwrap();
@@ -270,8 +281,10 @@ fn other_memory_is_not_gone_on_from() {
     for (n, len) in [0, 100, HEAD, HEAD + 5000, HEAD + (4 << 20) - 1].into_iter().enumerate() {
         let path = dir.path().join(format!("short{n}"));
         fs::File::options().write(true).open(abandoned(&path)).unwrap().set_len(len).unwrap();
+        let foretold = foretold(&path);
         let heap = live().open(&path).unwrap();
-        last_cut(&heap);
+        let found = last_cut(&heap);
+        assert!(matches!(&foretold, NextStart::LastCut(why) if found.ends_with(why)), "{found}, and not {foretold:?}");
         assert_eq!(number(&heap).load(Relaxed), 1, "{len} bytes");
         heap.close().unwrap();
     }
@@ -789,62 +802,11 @@ fn a_kill_at_any_instruction_leaves_the_allocator_whole() {
     println!("seed {seed}: {rounds} kills within {all} instructions");
 }
 
-/// Accounts whose sum is 0, and what was done.
-#[derive(Storable)]
-#[repr(C)]
-struct Bank<'h> {
-    accounts: [i64; 100],
-    done: [u64; CHURNERS],
-    /// Thread and number of what was done last, in order.
-    history: HeapVec<'h, (u64, u64)>,
-    /// What was in the history before.
-    forgotten: u64,
-}
-
-fn bank_in(heap: &Heap) -> NonNull<Bank<'_>> {
-    let bank = heap.root_or("bank", |alloc| Bank {
-        accounts: [0; 100],
-        done: [0; CHURNERS],
-        history: HeapVec::new_in(alloc),
-        forgotten: 0,
-    });
-    bank.unwrap()
-}
-
-/// One transfer, as one section.
-fn transfer(heap: &Heap, bank: NonNull<Bank<'_>>, thread: usize, rng: &mut Rng) -> u64 {
-    let section = heap.section().unwrap();
-    // SAFETY: one section at a time uses it.
-    let bank = unsafe { &mut *bank.as_ptr() };
-    let (from, to, cents) = (rng.usize(..100), rng.usize(..100), rng.i64(1..1000));
-    *section.modify(&mut bank.accounts[from]).unwrap() -= cents;
-    {
-        // A part of this one.
-        let _within = heap.section().unwrap();
-        *section.modify(&mut bank.accounts[to]).unwrap() += cents;
-    }
-    let done = section.modify(&mut bank.done[thread]).unwrap();
-    *done += 1;
-    let history = section.modify(&mut bank.history).unwrap();
-    if history.len() == 300 {
-        *section.modify(&mut bank.forgotten).unwrap() += 300;
-        *history = HeapVec::new_in(heap.allocator());
-    }
-    history.push((thread as u64, *done));
-    *done
-}
-
-fn check_bank(heap: &Heap, what: &str) -> [u64; CHURNERS] {
-    let Some(bank) = heap.root::<Bank<'_>>("bank").unwrap() else { return [0; CHURNERS] };
+fn check_bank(heap: &Heap, what: &str) -> [u64; THREADS] {
+    let Some(bank) = heap.root::<Bank<'_>>("bank").unwrap() else { return [0; THREADS] };
     // SAFETY: nobody else uses it.
     let bank = unsafe { bank.as_ref() };
-    assert_eq!(bank.accounts.iter().sum::<i64>(), 0, "{what}");
-    assert_eq!(bank.done.iter().sum::<u64>(), bank.forgotten + bank.history.len() as u64, "{what}");
-    let mut next = bank.done;
-    for (thread, number) in bank.history.iter().rev() {
-        assert_eq!(next[*thread as usize], *number, "{what}");
-        next[*thread as usize] -= 1;
-    }
+    assert_eq!(bank.problem(), None, "{what}");
     if bank.history.capacity() > 0 {
         assert!(heap.size_of(NonNull::from(&bank.history[..]).cast()).unwrap() >= bank.history.len() * 16, "{what}");
     }
@@ -857,7 +819,7 @@ fn run_bank(place: &Path) {
     let bank = bank_in(&heap).as_ptr().expose_provenance();
     println!("\nready");
     std::thread::scope(|scope| {
-        for thread in 0..CHURNERS {
+        for thread in 0..THREADS {
             let heap = &heap;
             scope.spawn(move || {
                 let rng = &mut Rng::new();
@@ -878,7 +840,7 @@ fn sections_are_all_or_nothing() {
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let path = dir.path().join("heap");
-    let mut acknowledged = [0; CHURNERS];
+    let mut acknowledged = [0; THREADS];
     let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
     for round in 0..rounds {
         let mut child = child("bank", &path).spawn().unwrap();

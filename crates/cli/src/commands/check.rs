@@ -8,8 +8,9 @@ use crate::progress_bar::Progress;
 use crate::siblings;
 use clap::Args;
 use std::path::Path;
-use untorn::heap::LiveMemoryFound;
+use untorn::heap::{HeapReport, LiveMemoryFound, NextStart};
 use untorn::offline::{self, Inspection};
+use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output};
 
 /// Verify every checksum and invariant of a store, or of a heap, without changing a byte.
@@ -22,7 +23,11 @@ use untorn_terminal::{Failure, Output};
 ///
 /// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
 /// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
-/// heap that a program has open is busy.
+/// heap that a program has open is busy: it changes, and nothing is said of it.
+///
+/// Of a live heap that is the last cut. What its process left in memory is looked at, too, as the next opening would make it,
+/// in a copy: whether that goes on from it, what is undone then, and what is wrong there, or why the heap goes back to the
+/// last cut.
 #[derive(Args)]
 #[command(override_usage = "untorn check [OPTIONS] [heap] <PATH>")]
 pub struct Check {
@@ -101,22 +106,55 @@ fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Outpu
         value["live_memory"] = json::value(&live)?;
         json::output(&value)?
     } else {
-        Output::text(heap::check_text(&found, reclaimed, &live_text(&live)))
+        Output::text(heap::check_text(&found, reclaimed, &live_text(&found, &live)))
     };
     let leads_out = found.pointers.as_ref().is_some_and(|pointers| pointers.count > 0);
-    Ok(output.code(if found.is_sound() && !leads_out { 0 } else { PROBLEMS }))
+    Ok(output.code(if found.is_sound_with_live() && !leads_out { 0 } else { PROBLEMS }))
 }
 
-/// What a process that has ended left in memory.
-fn live_text(live: &[LiveMemoryFound]) -> String {
-    let line = |one: &LiveMemoryFound| {
-        format!(
-            "note     this is the last cut; a process that has ended left more in {}. The next opening goes on from that; \
-             `--gc`, `untorn rescue` and `untorn eject` bring it into the file\n",
-            one.memory.display()
-        )
+/// What a process that has ended left in memory, and what becomes of it.
+fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
+    let Some(outlook) = &found.live else {
+        let of_nobody = |one: &LiveMemoryFound| {
+            format!("note     {} is not this heap's: the next opening removes it\n", one.memory.display())
+        };
+        return live.iter().map(of_nobody).collect();
     };
-    live.iter().map(line).collect()
+    let memory = outlook.memory.display();
+    let mut text = match &outlook.next {
+        NextStart::LastCut(why) => {
+            format!("note     this is the last cut, to which the next opening goes back: {memory}: {why}\n")
+        }
+        NextStart::Unknown(why) => {
+            format!("note     this is the last cut; what is in memory could not be looked at: {why}\n")
+        }
+        NextStart::GoesOn => format!(
+            "note     this is the last cut; a process that has ended left more in {memory}. The next opening goes on from \
+             that; `--gc`, `untorn rescue` and `untorn eject` bring it into the file\n"
+        ),
+    };
+    if outlook.undone > 0 {
+        let undone = count(outlook.undone as u64, "section that had not ended", "sections that had not ended");
+        let cascaded = match outlook.cascaded {
+            0 => String::new(),
+            n => format!(", and {n} that had seen what they did"),
+        };
+        text += &format!("         it undoes {undone}{cascaded}\n");
+    }
+    if let Some(heap) = &outlook.heap {
+        heap.problems.iter().for_each(|problem| text += &format!("PROBLEM  in memory: {problem}\n"));
+        if heap.problems_more > 0 {
+            text += &format!("PROBLEM  in memory: and {} more\n", heap.problems_more);
+        }
+        if let Some(leaks) = heap.leaks.as_ref().filter(|leaks| leaks.count > 0) {
+            let all = format!("{}, {}", count(leaks.count, "allocation", "allocations"), bytes(leaks.bytes));
+            text += &format!("         no root reaches {all} there\n");
+        }
+        if heap.is_sound() {
+            text += "         it is whole there\n";
+        }
+    }
+    text
 }
 
 fn text(found: &Inspection, sound: bool) -> String {

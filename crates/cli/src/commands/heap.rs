@@ -34,7 +34,7 @@ const CHUNK_BYTES: u64 = 64 << 10;
 /// For programs.
 pub fn json(found: &HeapReport) -> Result<serde_json::Value, Failure> {
     let mut value = json::value(found)?;
-    value["sound"] = found.is_sound().into();
+    value["sound"] = found.is_sound_with_live().into();
     Ok(value)
 }
 
@@ -73,7 +73,11 @@ pub fn check_text(found: &HeapReport, collected: bool, note: &str) -> String {
             _ => "these may be pointers out of the heap, which are addresses of nothing after a restart\n",
         };
     }
-    text + if found.is_sound() { "sound\n" } else { "not sound; leaks were not looked for\n" }
+    text + match (found.is_sound(), found.is_sound_with_live()) {
+        (true, true) => "sound\n",
+        (true, false) => "sound as of the last cut, and not in memory\n",
+        (false, _) => "not sound; leaks were not looked for\n",
+    }
 }
 
 /// What `untorn dump heap` says.

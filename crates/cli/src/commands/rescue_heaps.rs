@@ -94,7 +94,13 @@ fn remove_if_its_file_was(memory: &Path) -> Option<Line> {
     let begun = Instant::now();
     let (heap, bytes) = offline::remove_live_memory_of_removed_file(memory)?;
     let milliseconds = begun.elapsed().as_millis() as u64;
-    Some(Line { memory: memory.to_owned(), heap: Some(heap), outcome: Some(Rescued::Removed { bytes }), error: None, milliseconds })
+    Some(Line {
+        memory: memory.to_owned(),
+        heap: Some(heap),
+        outcome: Some(Rescued::Removed { bytes }),
+        error: None,
+        milliseconds,
+    })
 }
 
 impl Rescue {

@@ -29,6 +29,12 @@ pub(crate) trait HeapImage {
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
 }
 
+/// The bytes of a heap that nobody has open, or of a copy.
+pub(crate) trait HeapImageMut: HeapImage {
+    /// Changes bytes within the heap.
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()>;
+}
+
 /// Some of the chunks of a segment.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ChunkSet(u64);

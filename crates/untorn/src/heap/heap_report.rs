@@ -38,6 +38,9 @@ pub struct HeapReport {
     /// Pointers that lead out of the heap. `None`: they were not looked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pointers: Option<HeapPointers>,
+    /// Of a heap whose file names live memory: what the next opening would make of that. Looked at beside leaks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live: Option<Box<LiveOutlook>>,
     /// Damage. Empty: sound.
     pub problems: Vec<String>,
     /// Problems beyond those.
@@ -53,12 +56,47 @@ impl HeapReport {
         self.problems.is_empty()
     }
 
+    /// As of [`Self::is_sound`], neither here nor in live memory that the next opening would go on from.
+    pub fn is_sound_with_live(&self) -> bool {
+        let live = self.live.as_ref().and_then(|live| live.heap.as_ref());
+        self.is_sound() && live.is_none_or(HeapReport::is_sound)
+    }
+
     pub(super) fn problem(&mut self, what: String) {
         match self.problems.len() < PROBLEMS_MOST {
             true => self.problems.push(what),
             false => self.problems_more += 1,
         }
     }
+}
+
+/// What the next opening of a heap would begin with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NextStart {
+    /// Everything that is in memory and whole.
+    GoesOn,
+    /// The last cut, and why.
+    LastCut(String),
+    /// The memory could not be looked at, and why.
+    Unknown(String),
+}
+
+/// What the next opening would make of a heap's live memory.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct LiveOutlook {
+    /// The memory.
+    #[serde(serialize_with = "crate::path_text::path")]
+    pub memory: PathBuf,
+    /// What the heap would be.
+    pub next: NextStart,
+    /// Sections that had not ended, and would be undone.
+    pub undone: usize,
+    /// Sections that had ended, and would be undone since they had seen what one of those did.
+    pub cascaded: usize,
+    /// The heap as it would be then, if the opening goes on from the memory.
+    pub heap: Option<HeapReport>,
 }
 
 /// Blocks of one size.

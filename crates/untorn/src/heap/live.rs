@@ -4,7 +4,7 @@
 //! memory if it is of this boot, of this file and of this cut, and if nothing was half done in it. Otherwise the heap is
 //! at its last cut, as any heap is at its last commit.
 
-use super::check::{Checker, ChunkSet, HeapImage};
+use super::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
 use super::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use super::live_cuts::StopTimes;
 use super::live_head::{LiveHead, Owner, START_BYTES};
@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -101,7 +102,42 @@ fn note_place(head: &LiveHead, file: &File) {
     head.set_place(&store, name.as_deref(), FileHandle::of(&path));
 }
 
-struct Body<'a>(&'a LiveMemory, u64);
+/// Live memory in which what was half done is undone: the memory itself, by an opening, or a copy.
+pub(super) trait Mendable: HeapImageMut {
+    fn name(&self) -> &Path;
+
+    /// Where the head is, as long as this one is there, and nobody else changes it.
+    fn own(&self) -> NonNull<u8>;
+}
+
+impl HeapImage for LiveMemory {
+    fn bytes(&self) -> Result<u64> {
+        self.body_bytes().context("look at", self.path())
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.read_at(buf, offset).context("read", self.path())
+    }
+}
+
+impl HeapImageMut for LiveMemory {
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.write_at(bytes, offset).context("write to", self.path())
+    }
+}
+
+impl Mendable for LiveMemory {
+    fn name(&self) -> &Path {
+        self.path()
+    }
+
+    fn own(&self) -> NonNull<u8> {
+        self.head()
+    }
+}
+
+/// The heap in live memory, which may be longer.
+struct Body<'a>(&'a dyn HeapImage, u64);
 
 impl HeapImage for Body<'_> {
     fn bytes(&self) -> Result<u64> {
@@ -109,7 +145,31 @@ impl HeapImage for Body<'_> {
     }
 
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        self.0.read_at(buf, offset).context("read", self.0.path())
+        self.0.read(buf, offset)
+    }
+}
+
+/// Why live memory that cannot be opened is none to go on from.
+///
+/// # Errors
+/// It may be there, and this user cannot have it.
+pub(super) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl FnOnce() -> PathBuf) -> Result<String> {
+    match e.kind() {
+        ErrorKind::NotFound => {
+            Ok("there is no such memory any more: the machine was restarted, or the file was removed".to_owned())
+        }
+        _ if e.kind() == ErrorKind::InvalidData || Errno::from_io_error(&e) == Some(Errno::LOOP) => {
+            Ok("this is no live memory of the user who made it".to_owned())
+        }
+        ErrorKind::PermissionDenied => {
+            let detail = format!(
+                "its working memory, {}, is that of user {uid}. Open the heap as that user or as root; to go back to the \
+                 last cut instead, have that user remove this file",
+                memory.display()
+            );
+            Err(Error::Untrusted { path: file(), detail })
+        }
+        _ => Err(Error::io("open", memory, e)),
     }
 }
 
@@ -128,38 +188,22 @@ pub(super) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
     let owner = owner(file, stamp.incarnation)?;
     let path = live_memory_path(stamp.uid, owner.device, owner.inode);
     let last_cut = |why: &str| Ok(Found::LastCut(format!("{}: {why}", path.display())));
-    let memory = match LiveMemory::open(&path, stamp.uid) {
+    let mut memory = match LiveMemory::open(&path, stamp.uid) {
         Ok(memory) => memory,
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            return last_cut("there is no such memory any more: the machine was restarted, or the file was removed");
-        }
-        Err(e) if e.kind() == ErrorKind::InvalidData || Errno::from_io_error(&e) == Some(Errno::LOOP) => {
-            return last_cut("this is no live memory of the user who made it");
-        }
-        Err(e) if e.kind() == ErrorKind::PermissionDenied => {
-            let detail = format!(
-                "its working memory, {}, is that of user {}. Open the heap as that user or as root; to go back to the \
-                 last cut instead, have that user remove this file",
-                path.display(),
-                stamp.uid
-            );
-            return Err(Error::Untrusted { path: file.path(), detail });
-        }
-        Err(e) => return Err(Error::io("open", &path, e)),
+        Err(e) => return last_cut(&not_there(e, &path, stamp.uid, || file.path())?),
     };
-    // SAFETY: mapped by the memory, for ever.
-    let head = unsafe { LiveHead::at(memory.head()) };
-    if let Some(problem) = head.problem(&owner, &stamp) {
-        let _ = memory.remove();
-        return last_cut(problem);
-    }
-    head.undo(|bytes, offset| memory.write_at(bytes, offset)).context("write to", &path)?;
-    let Some(recovery) = undo_sections(&memory)? else {
-        let _ = memory.remove();
-        return last_cut("the logs of sections in it make no sense");
-    };
-    match bytes_of(file, &memory)? {
-        Ok(bytes) => {
+    match mend(&mut memory, &owner, &stamp)? {
+        Ok(Mended { recovery, bytes, .. }) => {
+            if recovery.incomplete + recovery.cascaded > 0 {
+                tracing::info!(
+                    memory = %path.display(),
+                    incomplete = recovery.incomplete,
+                    cascaded = recovery.cascaded,
+                    "sections were undone that had not ended, and those that had seen what they did"
+                );
+            }
+            // SAFETY: mapped by the memory, for ever.
+            let head = unsafe { LiveHead::at(memory.head()) };
             note_place(&head, file);
             Ok(Found::Kept(
                 Working {
@@ -182,48 +226,64 @@ pub(super) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
     }
 }
 
+/// A heap in live memory in which nothing is half done any more but that blocks are to be freed.
+pub(super) struct Mended {
+    pub recovery: Recovery,
+    pub header: Header,
+    /// Bytes of the heap.
+    pub bytes: u64,
+}
+
+/// Undoes in live memory what was half done and can be undone, if it is the one that a heap's file with this stamp names. Done
+/// again, it does the same, until the logs of sections are settled. Otherwise why a heap cannot go on from it.
+pub(super) fn mend(
+    memory: &mut dyn Mendable,
+    owner: &Owner,
+    stamp: &Stamp,
+) -> Result<std::result::Result<Mended, String>> {
+    // SAFETY: as long as the memory is there, which is longer than this is used.
+    let head = unsafe { LiveHead::at(memory.own()) };
+    if let Some(problem) = head.problem(owner, stamp) {
+        return Ok(Err(problem.to_owned()));
+    }
+    head.undo(|bytes, offset| memory.write(bytes, offset))?;
+    let Some(recovery) = undo_sections(memory)? else {
+        return Ok(Err("the logs of sections in it make no sense".to_owned()));
+    };
+    Ok(heap_in(memory)?.map(|(header, bytes)| Mended { recovery, header, bytes }))
+}
+
 /// Brings back what sections had changed that are to be undone. What is left is to free blocks. None: their logs make no
-/// sense. Done again, it does the same, until the logs are settled.
-fn undo_sections(memory: &LiveMemory) -> Result<Option<Recovery>> {
-    let path = memory.path();
-    let bytes = memory.body_bytes().context("look at", path)?;
+/// sense.
+fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
+    let bytes = memory.bytes()?;
     let mut header = [0; size_of::<Header>()];
     if bytes < header.len() as u64 {
         return Ok(Some(Recovery::default()));
     }
-    memory.read_at(&mut header, 0).context("read", path)?;
+    memory.read(&mut header, 0)?;
     // What is no heap is told later on.
-    let Ok(header) = Header::read(&header, path) else { return Ok(Some(Recovery::default())) };
+    let Ok(header) = Header::read(&header, memory.name()) else { return Ok(Some(Recovery::default())) };
     let base = header.address as usize;
-    // SAFETY: mapped by the memory, for ever; nobody else has it.
+    // SAFETY: there as long as the memory is; nobody else has it.
     let recovered = unsafe {
-        let logs = SectionLogs::at(memory.head());
+        let logs = SectionLogs::at(memory.own());
         section_recovery::recover(&logs, base..base.saturating_add(bytes as usize))
     };
     let Some(recovery) = recovered else { return Ok(None) };
-    for old in &recovery.restore {
-        memory.write_at(&old.bytes, (old.address - base) as u64).context("write to", path)?;
-    }
-    if recovery.incomplete + recovery.cascaded > 0 {
-        tracing::info!(
-            memory = %path.display(),
-            incomplete = recovery.incomplete,
-            cascaded = recovery.cascaded,
-            "sections were undone that had not ended, and those that had seen what they did"
-        );
-    }
+    recovery.restore.iter().try_for_each(|old| memory.write(&old.bytes, (old.address - base) as u64))?;
     Ok(Some(recovery))
 }
 
-/// Bytes of the heap in live memory, or why it is none.
-fn bytes_of(file: &File, memory: &LiveMemory) -> Result<std::result::Result<u64, String>> {
-    let body = memory.body_bytes().context("look at", memory.path())?;
+/// The header and the bytes of the heap in live memory, or why it is none.
+fn heap_in(memory: &dyn Mendable) -> Result<std::result::Result<(Header, u64), String>> {
+    let body = memory.bytes()?;
     let mut bytes = [0; size_of::<Header>()];
     if body < SEGMENT_BYTES as u64 {
         return Ok(Err("it is too short".to_owned()));
     }
-    memory.read_at(&mut bytes, 0).context("read", memory.path())?;
-    let Ok(header) = Header::read(&bytes, &file.path()) else { return Ok(Err("no heap is in it".to_owned())) };
+    memory.read(&mut bytes, 0)?;
+    let Ok(header) = Header::read(&bytes, memory.name()) else { return Ok(Err("no heap is in it".to_owned())) };
     let bytes = header.segments.saturating_mul(SEGMENT_BYTES as u64);
     if let Some(problem) = header.problem(bytes) {
         return Ok(Err(problem));
@@ -232,13 +292,13 @@ fn bytes_of(file: &File, memory: &LiveMemory) -> Result<std::result::Result<u64,
         return Ok(Err(format!("it has {body} bytes of a heap of {bytes}")));
     }
     if !holds(invariant::LIVE_CHECKED) {
-        return Ok(Ok(bytes));
+        return Ok(Ok((header, bytes)));
     }
     let image = Body(memory, bytes);
     let all = (0..header.segments as usize).map(|segment| (segment, ChunkSet::ALL)).collect();
     let mut problems = Checker::problems_of(&image, &header, &all)?;
     problems.extend(Checker::problems_of_roots(&image, &header)?);
-    Ok(problems.into_iter().next().map_or(Ok(bytes), Err))
+    Ok(problems.into_iter().next().map_or(Ok((header, bytes)), Err))
 }
 
 impl Working {

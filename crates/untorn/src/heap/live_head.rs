@@ -330,6 +330,6 @@ impl LiveHead {
 }
 
 /// Bytes of a heap's file that tell of it, and of its live memory.
-pub(super) const START_BYTES: usize = STAMP_AT + size_of::<Stamp>();
+pub(crate) const START_BYTES: usize = STAMP_AT + size_of::<Stamp>();
 
 const _: () = assert!(size_of::<Header>() <= START_BYTES);

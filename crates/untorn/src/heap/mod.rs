@@ -24,6 +24,7 @@ mod arena;
 mod body;
 pub(crate) mod check;
 mod chunk_table;
+mod free_in_image;
 mod guard;
 mod heap_btree_map;
 mod heap_map;
@@ -37,7 +38,8 @@ pub(crate) mod last_cut;
 mod layout;
 pub(crate) mod live;
 mod live_cuts;
-mod live_head;
+pub(crate) mod live_head;
+pub(crate) mod live_outlook;
 pub(crate) mod lost_memory;
 mod metadata;
 mod open;
@@ -70,13 +72,17 @@ pub use guard::Mutating;
 pub use heap_btree_map::{HeapBTreeMap, Iter as HeapBTreeMapIter};
 pub use heap_map::{FixedHash, HeapMap};
 pub use heap_pointer::{HeapPointer, HeapPointers};
-pub use heap_report::{HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
+pub use heap_report::{
+    HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot, LiveOutlook, NextStart,
+};
 pub use heap_section::Section;
 pub use heap_string::HeapString;
 pub use in_heap::{HeapBox, HeapVec, InHeap};
 pub use in_memory::fuzz_heap;
 pub use live::{LiveMemoryFound, LiveReport, LiveStart};
 pub use live_cuts::{Cuts, StopTimes};
+#[doc(hidden)]
+pub use live_outlook::{LiveImage, live_outlook};
 pub use open::HeapOptions;
 pub use open_heap::Heap;
 pub use read_heap::ReadHeap;

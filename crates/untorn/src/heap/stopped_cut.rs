@@ -13,8 +13,8 @@
 //!
 //! What is undone there is not undone in memory: the next cut looks at these pages again, whether they are stored to or not.
 
-use super::check::HeapImage;
-use super::layout::*;
+use super::check::{HeapImage, HeapImageMut};
+use super::free_in_image::free;
 use super::live::Working;
 use super::live_cuts::Cuts;
 use super::open_heap::Heap;
@@ -84,6 +84,12 @@ impl HeapImage for Staged<'_> {
 
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         Staged::read(self, buf, offset)
+    }
+}
+
+impl HeapImageMut for Staged<'_> {
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
+        Staged::write(self, bytes, offset)
     }
 }
 
@@ -164,56 +170,6 @@ impl Stop for Attempt<'_> {
         staged.approve();
         Ok(())
     }
-}
-
-/// Frees what is allocated at an offset of a heap, if something is, as the allocator would.
-fn free(staged: &mut Staged<'_>, offset: usize) -> Result<()> {
-    let (segment, at) = (offset / SEGMENT_BYTES, offset % SEGMENT_BYTES);
-    let (chunk, inside) = (at / CHUNK_BYTES, at % CHUNK_BYTES);
-    let first = segment * SEGMENT_BYTES;
-    if (offset as u64) >= staged.size() || chunk == 0 || is_inside(staged, segment)? {
-        return Ok(());
-    }
-    let descriptor_at = |chunk: usize| (first + DESCRIPTORS_AT + chunk * size_of::<Descriptor>()) as u64;
-    let mut line = [0; size_of::<Descriptor>()];
-    staged.read(&mut line, descriptor_at(chunk))?;
-    let nothing = [0; size_of::<Descriptor>()];
-    match Descriptor::read(&line).what(chunk) {
-        Some(Use::Blocks(class)) if inside.is_multiple_of(SIZES[class] as usize) => {
-            let block = inside / SIZES[class] as usize;
-            let at = (first + BITMAPS_AT + (chunk * BITMAP_WORDS + block / 64) * 8) as u64;
-            let mut word = [0; 8];
-            staged.read(&mut word, at)?;
-            let (bits, bit) = (u64::from_ne_bytes(word), 1 << (block % 64));
-            if block < blocks(class) && bits & bit != 0 {
-                staged.write(&(bits & !bit).to_ne_bytes(), at)?;
-            }
-        }
-        Some(Use::Large(chunks)) if inside == 0 => {
-            for chunk in chunk..chunk + chunks {
-                staged.write(&nothing, descriptor_at(chunk))?;
-            }
-        }
-        Some(Use::Huge(segments)) if inside == 0 => {
-            staged.write(&nothing, descriptor_at(chunk))?;
-            for segment in segment + 1..segment + segments {
-                staged.write(&[0; CHUNK_BYTES], (segment * SEGMENT_BYTES) as u64)?;
-                let (at, bit) = inside_bit(segment);
-                let mut byte = [0];
-                staged.read(&mut byte, at as u64)?;
-                staged.write(&[byte[0] & !bit], at as u64)?;
-            }
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-fn is_inside(staged: &Staged<'_>, segment: usize) -> Result<bool> {
-    let (at, bit) = inside_bit(segment);
-    let mut byte = [0];
-    staged.read(&mut byte, at as u64)?;
-    Ok(byte[0] & bit != 0)
 }
 
 impl Heap {

@@ -4,6 +4,7 @@
 // Every test program compiles this for itself and uses its part of it.
 #![allow(dead_code)]
 
+pub mod bank;
 pub mod child_process;
 pub mod kill;
 pub mod mapping;

@@ -1,0 +1,81 @@
+//! A bank in a heap, for tests of sections.
+
+use fastrand::Rng;
+use std::ptr::NonNull;
+use untorn::heap::{Heap, HeapVec, Storable};
+
+/// Threads that a bank knows.
+pub const THREADS: usize = 3;
+/// Transfers after which the history begins anew.
+pub const HISTORY_MOST: usize = 300;
+
+/// Accounts whose sum is 0, and what was done.
+#[derive(Storable)]
+#[repr(C)]
+pub struct Bank<'h> {
+    pub accounts: [i64; 100],
+    pub done: [u64; THREADS],
+    /// Thread and number of what was done last, in order.
+    pub history: HeapVec<'h, (u64, u64)>,
+    /// What was in the history before.
+    pub forgotten: u64,
+}
+
+pub fn bank_in(heap: &Heap) -> NonNull<Bank<'_>> {
+    let bank = heap.root_or("bank", |alloc| Bank {
+        accounts: [0; 100],
+        done: [0; THREADS],
+        history: HeapVec::new_in(alloc),
+        forgotten: 0,
+    });
+    bank.unwrap()
+}
+
+/// One transfer, as one section.
+pub fn transfer(heap: &Heap, bank: NonNull<Bank<'_>>, thread: usize, rng: &mut Rng) -> u64 {
+    let section = heap.section().unwrap();
+    // SAFETY: one section at a time uses it.
+    let bank = unsafe { &mut *bank.as_ptr() };
+    let (from, to, cents) = (rng.usize(..100), rng.usize(..100), rng.i64(1..1000));
+    *section.modify(&mut bank.accounts[from]).unwrap() -= cents;
+    {
+        // A part of this one.
+        let _within = heap.section().unwrap();
+        *section.modify(&mut bank.accounts[to]).unwrap() += cents;
+    }
+    let done = section.modify(&mut bank.done[thread]).unwrap();
+    *done += 1;
+    let history = section.modify(&mut bank.history).unwrap();
+    if history.len() == HISTORY_MOST {
+        *section.modify(&mut bank.forgotten).unwrap() += HISTORY_MOST as u64;
+        *history = HeapVec::new_in(heap.allocator());
+    }
+    history.push((thread as u64, *done));
+    *done
+}
+
+impl Bank<'_> {
+    /// What is wrong with it.
+    pub fn problem(&self) -> Option<String> {
+        let sum = self.accounts.iter().sum::<i64>();
+        if sum != 0 {
+            return Some(format!("the sum of all accounts is {sum}"));
+        }
+        if self.done.iter().sum::<u64>() != self.forgotten + self.history.len() as u64 {
+            return Some(format!(
+                "{:?} done, {} in the history, {} forgotten",
+                self.done,
+                self.history.len(),
+                self.forgotten
+            ));
+        }
+        let mut next = self.done;
+        for (thread, number) in self.history.iter().rev() {
+            match next.get_mut(*thread as usize) {
+                Some(next) if *next == *number => *next -= 1,
+                _ => return Some(format!("transfer {number} of thread {thread} is not in order: {:?}", self.history)),
+            }
+        }
+        None
+    }
+}
