@@ -1,5 +1,6 @@
 //! The command line: help, completions and manual pages all come from here.
 
+use crate::error_line::in_one_line;
 use crate::kept_log::KeptLog;
 use crate::mount_point::{self, Allowed, Mounted};
 use crate::mounted_store;
@@ -105,7 +106,11 @@ struct Mount {
     /// What commits a file, besides fsync and its kin, and a rename over another file.
     #[arg(long, value_enum, default_value_t)]
     commit: Commit,
-    /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other.
+    /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other, sync_commits.
+    ///
+    /// With sync_commits, `sync` and `syncfs` of everybody commit all that is on the mount, as `untorn sync MOUNTPOINT`
+    /// does. It is for root alone, and takes a loop device. Every `sync` on the machine then waits for this daemon; if the
+    /// daemon hangs, so does `sync`, until somebody kills the daemon.
     #[arg(short, value_delimiter = ',', value_name = "OPTION")]
     options: Vec<String>,
     /// Without a process that starts another daemon when the daemon is killed: the mount is dead then.
@@ -289,7 +294,7 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         )
         .code(2)),
     };
-    done.map_err(|e| Failure::new(format!("{e:#}")))
+    done.map_err(|e| Failure::new(in_one_line(&e)))
 }
 
 impl Mount {
@@ -300,6 +305,12 @@ impl Mount {
         let store = std::path::absolute(&self.store).with_context(|| self.store.display().to_string())?;
         let at = mount_point::absolute(&self.mount_point)?;
         let allowed = allowed(&self.options)?;
+        ensure!(
+            mount_point::is_root() || !allowed.sync_commits,
+            "the option `sync_commits` is for root, as every `sync` on the machine then waits for this mount; leave it out: \
+             `untorn sync {}` commits the same",
+            at.display()
+        );
         mount_point::prepare(&store, &at)?;
         if !self.foreground {
             let arguments = self.arguments("--announce", &store, &at);
@@ -368,7 +379,7 @@ impl Import {
 
 /// Exit codes of programs must not be taken for those of a session.
 fn could_not(e: &anyhow::Error) -> Failure {
-    Failure::new(format!("{e:#}")).code(run_on_plain::COULD_NOT)
+    Failure::new(in_one_line(e)).code(run_on_plain::COULD_NOT)
 }
 
 impl Run {
@@ -416,10 +427,13 @@ fn allowed(options: &[String]) -> Result<Allowed> {
             "nodev" => allowed.no_devices = true,
             "noexec" => allowed.no_execute = true,
             "allow_other" => allowed.others = true,
+            "sync_commits" => allowed.sync_commits = true,
             "rw" | "defaults" | "suid" | "dev" | "exec" | "auto" | "noauto" | "nofail" | "_netdev" | "noatime"
             | "relatime" => {}
             other if other.starts_with("x-") || other.starts_with("comment=") => {}
-            other => bail!("the option `{other}` is not known; there are nosuid, nodev, noexec and allow_other"),
+            other => bail!(
+                "the option `{other}` is not known; there are nosuid, nodev, noexec, allow_other and sync_commits"
+            ),
         }
     }
     Ok(allowed)
@@ -430,11 +444,7 @@ impl Umount {
         let at = mount_point::absolute(&self.mount_point)?;
         let shown = at.display();
         let Some(mounted) = mount_point::mounted_at(&at)? else { bail!("nothing is mounted at {shown}") };
-        ensure!(
-            mounted.kind == mount_point::TYPE,
-            "{shown} is a mount of type {}, and none of Untorn; use umount",
-            mounted.kind
-        );
+        ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn; use umount", mounted.kind);
         if mount_point::is_dead(&at) {
             mount_point::detach(&at)?;
             return Ok(had_ended(&at, &mounted.source));
@@ -463,7 +473,7 @@ impl Umount {
 
     /// Why a daemon has not ended whose mount is gone here.
     fn why_it_goes_on(mounted: &Mounted, shown: &str) -> String {
-        match mount_point::elsewhere(mounted.connection) {
+        match mount_point::elsewhere(mounted.device) {
             Some((process, name)) => format!(
                 "everything is committed, and {shown} is unmounted here; but process {process} ({name}) has the mount in \
                  another namespace of mounts, and its daemon goes on as long as that has it; waiting"
@@ -500,6 +510,7 @@ mod tests {
         assert_eq!(of("rw,defaults,x-systemd.automount").unwrap(), Allowed::default());
         let some = Allowed { no_setuid: true, no_execute: true, ..Allowed::default() };
         assert_eq!(of("nosuid,noexec").unwrap(), some);
+        assert!(of("sync_commits").unwrap().sync_commits);
         assert!(of("ro").unwrap_err().to_string().contains("`ro`"));
     }
 }

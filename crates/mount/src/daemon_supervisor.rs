@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Signals that end the mount.
@@ -83,7 +84,11 @@ impl Daemon {
             Ok((len, Some(descriptor))) if len >= 2 && message[0] == KEEP => {
                 kept.insert(message[1], (message[2..len].to_vec(), descriptor));
             }
-            Ok((2, None)) if message[0] == KEEP => drop(kept.remove(&message[1])),
+            // Not here: the last descriptor on a mount may wait for the daemon, and that for its being replaced.
+            Ok((2, None)) if message[0] == KEEP => {
+                let let_go = kept.remove(&message[1]);
+                let _ = thread::Builder::new().spawn(move || drop(let_go));
+            }
             Ok((1, None)) if message[0] == READY => self.ready = Some(Instant::now()),
             Ok((1, None)) if message[0] == ENDING => self.ending = true,
             Ok((0, _)) | Err(_) => return false,

@@ -1,5 +1,6 @@
 //! `untorn check` of a mount or of its store: the log, and the tree as of the last commit. The daemon goes on meanwhile.
 
+use crate::error_line::in_one_line;
 use crate::mount_status;
 use anyhow::Result;
 use serde_json::json;
@@ -20,7 +21,7 @@ const REST: Duration = Duration::from_millis(20);
 
 /// Checks the store of a mount, or a store.
 pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
-    let could_not = |e: anyhow::Error| Failure::new(format!("{e:#}")).code(COULD_NOT_LOOK);
+    let could_not = |e: anyhow::Error| Failure::new(in_one_line(&e)).code(COULD_NOT_LOOK);
     let store = mount_status::store_of(path).map_err(could_not)?;
     let shown = store.display();
     let mut problems = Vec::new();

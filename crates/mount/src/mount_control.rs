@@ -16,7 +16,7 @@ pub const PREPARE_UNMOUNT: u32 = opcode::read::<u32>(b'U', 1);
 /// Commits several files as one.
 pub const SYNC_FILES: u32 = opcode::write::<FileList>(b'U', 2);
 
-/// Commits everything, as `syncfs` would: the kernel does not pass that on.
+/// Commits everything, as `syncfs` would: the kernel passes that on to few mounts.
 pub const SYNC_ALL: u32 = opcode::none(b'U', 3);
 
 /// Inodes, and how many of them count.

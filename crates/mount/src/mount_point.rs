@@ -1,5 +1,6 @@
 //! Mounting and unmounting: as root by `mount(2)`, else by `fusermount3`; and what is mounted where.
 
+use crate::mount_device::{self, MountDevice};
 use crate::passed_descriptors::receive;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// The type of the file system; its second part is the program that `mount.fuse3` starts for a line in `/etc/fstab`.
 pub const TYPE: &str = "fuse.untorn-mount";
+/// The type where `sync` commits: Linux passes it on to mounts of block devices alone.
+const TYPE_OF_DEVICE: &str = "fuseblk.untorn-mount";
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
 
@@ -28,14 +31,26 @@ pub const DYING_MAX: Duration = Duration::from_millis(500);
 pub struct Mounted {
     /// Its number, as long as it is mounted.
     pub id: u64,
-    /// The number of its connection, if it is one of FUSE.
-    pub connection: u32,
+    /// The number of its device, which no other file system has.
+    pub device: u64,
     /// Where.
     pub at: PathBuf,
     /// The type of the file system.
     pub kind: String,
-    /// What is mounted.
+    /// What is mounted: the store, if it is a mount of Untorn's.
     pub source: PathBuf,
+}
+
+impl Mounted {
+    /// Whether it is a mount of Untorn's.
+    pub fn is_ours(&self) -> bool {
+        self.kind == TYPE || self.sync_commits()
+    }
+
+    /// Whether `sync` and `syncfs` commit.
+    pub fn sync_commits(&self) -> bool {
+        self.kind == TYPE_OF_DEVICE
+    }
 }
 
 /// What a mount allows.
@@ -49,9 +64,12 @@ pub struct Allowed {
     pub no_execute: bool,
     /// Other users reach the mount, too. Root's mounts always allow that.
     pub others: bool,
+    /// `sync` and `syncfs` of everybody commit, and wait for the daemon. For root alone.
+    pub sync_commits: bool,
 }
 
-fn is_root() -> bool {
+/// Whether this process is root, perhaps of a user namespace.
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -62,15 +80,15 @@ pub fn mounts() -> Result<Vec<Mounted>> {
     Ok(lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo).collect())
 }
 
-/// A process in another namespace of mounts that has the mount of this connection there, and its name.
-pub fn elsewhere(connection: u32) -> Option<(u32, String)> {
+/// A process in another namespace of mounts that has the mount of this device there, and its name.
+pub fn elsewhere(device: u64) -> Option<(u32, String)> {
     let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| {
         let entry = entry.ok()?;
         Some((entry.file_name().to_str()?.parse().ok()?, entry.path()))
     });
     let has_it = |lines: Vec<u8>| {
         let mut mounted = lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo);
-        mounted.any(|mounted| mounted.kind == TYPE && mounted.connection == connection)
+        mounted.any(|mounted| mounted.is_ours() && mounted.device == device)
     };
     let mut found = processes.filter(|(_, of)| fs::read(of.join("mountinfo")).is_ok_and(has_it));
     found
@@ -81,14 +99,20 @@ pub fn elsewhere(connection: u32) -> Option<(u32, String)> {
 fn line_of_mountinfo(line: &[u8]) -> Option<Mounted> {
     let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let rest = words.iter().position(|word| *word == b"-")?;
-    let (_, minor) = std::str::from_utf8(words.get(2)?).ok()?.split_once(':')?;
-    Some(Mounted {
+    let (major, minor) = std::str::from_utf8(words.get(2)?).ok()?.split_once(':')?;
+    let mut mounted = Mounted {
         id: std::str::from_utf8(words.first()?).ok()?.parse().ok()?,
-        connection: minor.parse().ok()?,
+        device: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
         at: unescaped(words.get(4)?),
         kind: String::from_utf8_lossy(words.get(rest + 1)?).into_owned(),
         source: unescaped(words.get(rest + 2)?),
-    })
+    };
+    if mounted.sync_commits()
+        && let Some(store) = mount_device::store(&mounted.source)
+    {
+        mounted.source = store;
+    }
+    Some(mounted)
 }
 
 /// Spaces and their like are written as `\040`.
@@ -151,7 +175,7 @@ pub fn prepare(store: &Path, at: &Path) -> Result<()> {
     let shown = at.display();
     if let Some(mounted) = mounted_at(at)? {
         ensure!(
-            mounted.kind == TYPE && is_dying(at),
+            mounted.is_ours() && is_dying(at),
             "{shown} is a mount point already, of {} ({}); unmount that first, or use another directory",
             mounted.source.display(),
             mounted.kind
@@ -208,6 +232,13 @@ fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw()
     );
+    // The device is the mount's when it is mounted, and nobody's before.
+    let block_device = allowed.sync_commits.then(|| MountDevice::new(source)).transpose()?;
+    let (kind, source, data) = match &block_device {
+        None => (TYPE, source, data),
+        // Blocks are pages, as on a mount without a device: the kernel's cache is to work in the same way.
+        Some(of) => (TYPE_OF_DEVICE, &*of.path, format!("{data},blksize={}", rustix::param::page_size())),
+    };
     let data = CString::new(data).expect("there is no zero in it");
     let flags = [
         (allowed.no_setuid, MountFlags::NOSUID),
@@ -215,7 +246,7 @@ fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed
         (allowed.no_execute, MountFlags::NOEXEC),
     ];
     let flags = flags.into_iter().filter_map(|(set, flag)| set.then_some(flag)).collect();
-    rustix::mount::mount(source, at, TYPE, flags, &*data)
+    rustix::mount::mount(source, at, kind, flags, &*data)
         .with_context(|| format!("cannot mount at {}; root needs CAP_SYS_ADMIN for it", at.display()))?;
     Ok(descriptor)
 }

@@ -71,7 +71,7 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
         Ok(said) => said,
         Err(Errno::NOTCONN | Errno::CONNABORTED) => {
             let at = mount_point::absolute(path)?;
-            let mounted = mount_point::mounted_at(&at)?.filter(|mounted| mounted.kind == mount_point::TYPE);
+            let mounted = mount_point::mounted_at(&at)?.filter(Mounted::is_ours);
             return Ok(mounted.map(|mounted| Found { mounted, said: None }));
         }
         Err(Errno::PERM) => {
@@ -81,8 +81,7 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
         Err(_) => return Ok(None),
     };
     let said = serde_json::from_slice(&said).context("the daemon is of another version of Untorn")?;
-    let connection = rustix::fs::minor(about.st_dev);
-    let is = |mounted: &Mounted| mounted.kind == mount_point::TYPE && mounted.connection == connection;
+    let is = |mounted: &Mounted| mounted.is_ours() && mounted.device == about.st_dev;
     let mounted = mount_point::mounts()?.into_iter().find(is);
     let mounted = mounted.with_context(|| format!("the mount of {} is in no directory any more", path.display()))?;
     Ok(Some(Found { mounted, said: Some(said) }))
@@ -100,6 +99,7 @@ pub fn status(found: &Found, json: bool) -> Output {
         value["mount"] = at.to_string_lossy().into();
         value["store"] = store.to_string_lossy().into();
         value["serving"] = said.is_some().into();
+        value["sync_commits"] = mounted.sync_commits().into();
         return Output::text(format!("{value:#}\n")).code(code);
     }
     let mut lines = vec![("mount", at.display().to_string()), ("store", store.display().to_string())];
@@ -122,7 +122,11 @@ pub fn status(found: &Found, json: bool) -> Output {
         served += &format!("; supervisor: process {supervisor}");
     }
     lines.push(("served by", served));
-    lines.push(("commits", mode_in_words(said["mode"].as_str().unwrap_or("?"))));
+    let mut commits = mode_in_words(said["mode"].as_str().unwrap_or("?"));
+    if mounted.sync_commits() {
+        commits += "; everything by `sync` and `syncfs` (-o sync_commits)";
+    }
+    lines.push(("commits", commits));
     let writing = count(number("open_for_writing"), "file is open for writing", "files are open for writing");
     let transactions = match number("transactions") {
         0 => String::new(),

@@ -100,7 +100,7 @@ fn busy(path: &Path, process: Option<u32>) -> String {
 
 /// A mount that shows the store. One whose daemon was killed does not.
 fn mounted(path: &Path) -> Option<Mounted> {
-    let shows = |m: &Mounted| m.kind == mount_point::TYPE && m.source == path && !mount_point::is_dead(&m.at);
+    let shows = |m: &Mounted| m.is_ours() && m.source == path && !mount_point::is_dead(&m.at);
     mount_point::mounts().ok()?.into_iter().find(shows)
 }
 

@@ -12,9 +12,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
+use untorn_mount::End;
 use untorn_tree::CommitMode;
 
 const PAGE: usize = 4096;
@@ -252,11 +254,12 @@ fn a_pull_tells_of_a_failed_write() {
 }
 
 #[test]
-fn syncfs_is_not_passed_on_and_the_command_is() {
+fn sync_and_syncfs_are_not_passed_on_and_the_command_is() {
     let Some(mount) = Mount::new() else { return };
     let mut file = new_file(&mount, "f");
     file.write_all(&[1; PAGE]).unwrap();
     rustix::fs::syncfs(&file).unwrap();
+    sync();
     assert!(!mount.tree.asked().contains(&Asked::SyncAll));
     file.seek(SeekFrom::Start(0)).unwrap();
     file.write_all(&[2; PAGE]).unwrap();
@@ -384,4 +387,35 @@ fn without_cache_mappings_and_writes_see_each_other() {
     assert!(matches!(mount.tree.asked()[..], [Asked::Write(..), .., Asked::Sync(_)]));
     file.read_exact_at(&mut found, 10).unwrap();
     assert_eq!(found, [2, 3, 4]);
+}
+
+/// `sync` of everything, in another process: it waits for this one.
+fn sync() {
+    assert!(Command::new("sync").status().unwrap().success());
+}
+
+#[test]
+fn a_mount_of_a_device_is_sent_sync_and_syncfs_after_the_writes() {
+    let Some(mount) = Mount::of_device() else { return };
+    mount.tree.be_lazy();
+    let mut file = new_file(&mount, "f");
+    for syncfs in [true, false] {
+        file.write_all(&[1; 3 * PAGE]).unwrap();
+        assert!(mount.tree.asked().is_empty(), "write() itself sends nothing");
+        match syncfs {
+            true => rustix::fs::syncfs(&file).unwrap(),
+            false => sync(),
+        }
+        let asked = mount.tree.asked();
+        let (sync, last_write) = places(&asked, |asked| *asked == Asked::SyncAll);
+        assert!(last_write.unwrap() < sync, "{asked:?}");
+    }
+    // The kernel tells of a sync that failed, but not whoever syncs everything.
+    mount.tree.fail_writes(true);
+    assert_eq!(rustix::fs::syncfs(&file), Err(rustix::io::Errno::IO));
+    sync();
+    mount.tree.fail_writes(false);
+    rustix::fs::syncfs(&file).unwrap();
+    drop(file);
+    assert_eq!(mount.unmount(), End::Unmounted);
 }

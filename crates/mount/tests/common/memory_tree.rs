@@ -194,7 +194,7 @@ impl MemoryTree {
         std::mem::take(&mut self.state().asked)
     }
 
-    /// From now on writes fail, or go well again.
+    /// From now on writes and syncs of everything fail, or go well again.
     pub fn fail_writes(&self, failing: bool) {
         self.state().failing = failing;
     }
@@ -447,8 +447,9 @@ impl FileTree for MemoryTree {
         let open: Vec<Ino> =
             self.state().inodes.iter().filter(|(_, inode)| inode.open > 0).map(|(ino, _)| *ino).collect();
         open.into_iter().try_for_each(|ino| self.pull(ino, pull))?;
-        self.state().asked.push(Asked::SyncAll);
-        Ok(())
+        let mut state = self.state();
+        state.asked.push(Asked::SyncAll);
+        if state.failing { errno(libc::EIO) } else { Ok(()) }
     }
 
     fn prepare_end(&self, pull: &dyn Pull) -> Result<()> {

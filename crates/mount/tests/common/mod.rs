@@ -96,14 +96,23 @@ impl Mount {
     }
 
     pub fn with(commit: CommitMode) -> Option<Mount> {
-        can_mount().then(|| Mount::mounted(commit))
+        can_mount().then(|| Mount::mounted(commit, Allowed::default()))
     }
 
-    fn mounted(commit: CommitMode) -> Mount {
+    /// With `sync_commits`, if this process can have loop devices.
+    pub fn of_device() -> Option<Mount> {
+        let can = can_mount() && Path::new("/dev/loop-control").exists();
+        if !can {
+            eprintln!("skipped: needs loop devices");
+        }
+        can.then(|| Mount::mounted(CommitMode::Sync, Allowed { sync_commits: true, ..Allowed::default() }))
+    }
+
+    fn mounted(commit: CommitMode, allowed: Allowed) -> Mount {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().canonicalize().unwrap();
         let tree = Arc::new(MemoryTree::new());
-        let descriptor = mount_point::mount("memory".as_ref(), &at, Allowed::default()).unwrap();
+        let descriptor = mount_point::mount("memory".as_ref(), &at, allowed).unwrap();
         let (watchdog, stopped) = channel();
         let cut = at.clone();
         thread::spawn(move || {
