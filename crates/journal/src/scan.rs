@@ -377,8 +377,7 @@ fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> 
     Ok(segment.first_block_crc == crc)
 }
 
-/// Reads all segments. While each is read, records are looked for in the one before, and memory is got for the next one: the
-/// device would wait for its pages.
+/// Reads all segments, and looks for records in each while the next one is read.
 fn read_segments(
     storage: &dyn Storage,
     scan: &mut Scan,
@@ -396,37 +395,24 @@ fn read_segments(
             segment.file.sync_data(point).context("flush", journal)?;
         }
     }
-    let (mut done, mut ready) = (0, None);
+    let mut done = 0;
     for next in 0..=scan.segments.len() {
         let (before, behind) = scan.segments.split_at_mut(next);
         let mut look = || {
             let Some(last) = before.last() else { return };
             find_valid_records(last, next - 1, &scan.header, &mut scan.valid);
         };
-        let Some((segment, others)) = behind.split_first_mut() else {
+        let Some(segment) = behind.first_mut() else {
             look();
             break;
         };
-        let memory = match ready.take() {
-            Some(memory) => memory,
-            None => PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?,
-        };
-        let (bytes, mut memory) = (segment.bytes, Some(memory));
-        let mut read = || read_segment(segment, memory.take().expect("read once"), mode, journal);
-        let mut outcome = Ok(());
-        if bytes < READ_ALONGSIDE_MIN {
-            outcome = read();
-            look();
-        } else {
-            let mut prepare = || {
-                look();
-                ready = others.first().and_then(|next| PageMemory::new(next.bytes as usize).ok());
-                ready.iter_mut().for_each(PageMemory::populate);
-            };
-            storage.at_once(&mut || outcome = read(), &mut prepare);
+        let mut read = Ok(());
+        match segment.bytes < READ_ALONGSIDE_MIN {
+            true => (read, _) = (read_segment(segment, mode, journal), look()),
+            false => storage.at_once(&mut || read = read_segment(segment, mode, journal), &mut look),
         }
-        outcome?;
-        done += bytes;
+        read?;
+        done += segment.bytes;
         progress(done, all);
     }
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
@@ -435,7 +421,8 @@ fn read_segments(
     Ok(())
 }
 
-fn read_segment(segment: &mut ScannedSegment, mut buf: PageMemory, mode: ReadMode, journal: &Path) -> Result<()> {
+fn read_segment(segment: &mut ScannedSegment, mode: ReadMode, journal: &Path) -> Result<()> {
+    let mut buf = PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?;
     let read = |piece: &mut [u8], at| read_blocks(&*segment.file, mode, piece, at);
     segment.unreadable = read_around(&mut buf, read).context("read", journal)?;
     segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);

@@ -22,6 +22,10 @@ struct Handle {
     handle: [u8; BYTES],
 }
 
+/// File systems that have a handle for each file as long as it exists. Of others, such as FUSE, a handle may be that of nobody
+/// once the kernel has forgotten the file.
+const LASTING: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010];
+
 /// A file of this boot, which is known again. All zeros: none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +54,11 @@ impl FileHandle {
         unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(self).cast(), size_of::<FileHandle>()) }
     }
 
-    /// That of a file; [`FileHandle::NONE`] where the kernel or the file system has none.
+    /// That of a file; [`FileHandle::NONE`] where the kernel or the file system has none that lasts.
     pub fn of(path: &Path) -> FileHandle {
+        if !fs::statfs(path).is_ok_and(|stat| LASTING.contains(&(stat.f_type as u32))) {
+            return FileHandle::NONE;
+        }
         let Some(mount) = mount_of(fs::CWD, path) else { return FileHandle::NONE };
         let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return FileHandle::NONE };
         let mut handle = Handle { bytes: BYTES as u32, kind: 0, handle: [0; BYTES] };
@@ -69,10 +76,16 @@ impl FileHandle {
         if done == 0 { FileHandle { mount, handle } } else { FileHandle::NONE }
     }
 
-    /// Whether the file was removed. None: this cannot be told, as it is not allowed (it needs `CAP_DAC_READ_SEARCH`), or as
-    /// its file system is not mounted where this path leads.
-    ///
-    /// The kernel says the same of a file that cannot be read at all: ask only if the file is not found by its name.
+    /// Whether it is certain that a file with this handle is another one, whatever its number.
+    pub fn differs(&self, other: &FileHandle) -> bool {
+        let (own, other) = (&self.handle, &other.handle);
+        let both = own.bytes != 0 && other.bytes != 0;
+        both && (own.kind, own.bytes, own.handle) != (other.kind, other.bytes, other.handle)
+    }
+
+    /// Whether the file was removed, as far as the kernel can tell: it says the same of a file that it cannot read. That a file
+    /// exists is certain. None: this cannot be told, as it is not allowed (it needs `CAP_DAC_READ_SEARCH`), or as its file
+    /// system is not mounted where this path leads.
     pub fn is_removed(&self, near: &Path) -> Option<bool> {
         if self.handle.bytes == 0 || self.handle.bytes as usize > BYTES {
             return None;
@@ -118,6 +131,8 @@ mod tests {
         std::fs::rename(&path, &moved).unwrap();
         std::fs::write(&path, "2").unwrap();
         assert_eq!(handle.is_removed(&path), Some(false));
+        assert!(handle.differs(&FileHandle::of(&path)) && !handle.differs(&FileHandle::of(&moved)));
+        assert!(!handle.differs(&FileHandle::NONE));
         let open = std::fs::File::open(&moved).unwrap();
         std::fs::remove_file(&moved).unwrap();
         assert_eq!(handle.is_removed(&path), Some(true));

@@ -21,11 +21,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes of the head that always have room.
 pub const LIVE_OWN_BYTES: usize = 128 << 10;
 
-/// How often a directory is made that somebody else removes.
+/// How often something is tried that somebody else is in the way of.
 const TRIES: usize = 100;
 
 /// A file in memory.
@@ -85,12 +86,15 @@ fn grow(file: &OwnedFd) -> io::Result<()> {
     Ok(fs::ftruncate(file, LIVE_HEAD_BYTES as u64)?)
 }
 
-/// Whoever uses a memory has a shared lock of it, which keeps [`FoundMemory::remove_unused`] away.
-fn lock(file: &OwnedFd, operation: FlockOperation) -> io::Result<()> {
-    match rustix::io::retry_on_intr(|| fs::flock(file, operation)) {
-        // Such a directory was chosen by hand.
-        Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
-        Err(e) => Err(e.into()),
+/// Whoever uses a memory has a shared lock of it, which keeps [`FoundMemory::remove_unused`] away. That one needs a moment;
+/// whoever else locks the file is not waited for.
+fn lock_shared(file: &OwnedFd) {
+    for _ in 0..TRIES {
+        match fs::flock(file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_millis(1)),
+            // A file system without locks was chosen by hand.
+            _ => return,
+        }
     }
 }
 
@@ -98,7 +102,7 @@ fn lock(file: &OwnedFd, operation: FlockOperation) -> io::Result<()> {
 pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(OwnedFd, fs::Stat)> {
     let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = fs::open(path, flags, Mode::empty())?;
-    lock(&file, FlockOperation::LockShared)?;
+    lock_shared(&file);
     let stat = fs::fstat(&file)?;
     let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
         && stat.st_uid == uid
@@ -130,8 +134,8 @@ impl LiveMemory {
                 done => break done?,
             }
         };
-        let made = lock(&file, FlockOperation::LockShared)
-            .and_then(|()| allocate(&file, 0, LIVE_OWN_BYTES as u64))
+        lock_shared(&file);
+        let made = allocate(&file, 0, LIVE_OWN_BYTES as u64)
             .and_then(|()| grow(&file))
             .and_then(|()| LiveMemory::of(path, file));
         made.inspect_err(|_| {
@@ -181,7 +185,7 @@ impl LiveMemory {
 
     /// Reads bytes of the body; `UnexpectedEof` behind its end.
     pub fn read_at(&self, mut buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut at = LIVE_HEAD_BYTES as u64 + offset;
+        let mut at = (LIVE_HEAD_BYTES as u64).checked_add(offset).ok_or(Errno::INVAL)?;
         while !buf.is_empty() {
             match rustix::io::retry_on_intr(|| {
                 rustix::io::pread(self.file.get().map_err(|_| Errno::BADF)?, &mut *buf, at)
@@ -198,7 +202,7 @@ impl LiveMemory {
 
     /// Writes bytes within the body.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        write_all(&self.file, bytes, LIVE_HEAD_BYTES as u64 + offset)
+        write_all(&self.file, bytes, (LIVE_HEAD_BYTES as u64).checked_add(offset).ok_or(Errno::INVAL)?)
     }
 
     /// Maps the body. So many bytes of it are there already; of the rest, what is shown comes from `data`.

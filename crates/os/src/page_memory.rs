@@ -1,7 +1,7 @@
 //! Much memory for a short time: pages of its own, which the system takes back at once.
 
 use rustix::io::Errno;
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mm::{self, MapFlags, ProtFlags};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -27,12 +27,6 @@ impl PageMemory {
         // SAFETY: a new mapping.
         let base = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags)? };
         Ok(PageMemory { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, len })
-    }
-
-    /// Gets its pages now, if the system does that (Linux 5.14); otherwise they come one by one when they are written.
-    pub fn populate(&mut self) {
-        // SAFETY: its own pages, whose contents stay as they are.
-        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
     }
 }
 
@@ -75,8 +69,6 @@ mod tests {
         for len in [0, 1, 4096, (5 << 20) + 7] {
             let mut memory = PageMemory::new(len).unwrap();
             assert!(memory.len() == len && memory.iter().all(|byte| *byte == 0));
-            memory.populate();
-            assert!(memory.iter().all(|byte| *byte == 0));
             memory.fill(7);
             assert!(memory.as_ref().iter().all(|byte| *byte == 7));
         }

@@ -338,15 +338,8 @@ pub fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, Rescued
     crate::heap::last_cut::rescue(memory, wait)
 }
 
-/// Removes a live memory whose heap's file was removed for certain, and which no program has: where the file was, and the
-/// bytes that the memory took. That a file was removed, and not moved to where nobody looks, is told to root alone
-/// (`CAP_DAC_READ_SEARCH`).
-pub fn remove_live_memory_of_removed_file(memory: &Path) -> Option<(PathBuf, u64)> {
-    crate::heap::lost_memory::remove(memory)
-}
-
 /// Removes a live memory whose heap's file is not found: for those who know that it was removed, and not moved. None: the
-/// file is found, or a program has the memory.
+/// file is found, or exists elsewhere, or a program has the memory.
 pub fn remove_lost_live_memory(memory: &Path) -> Result<Option<Rescued>> {
     crate::heap::last_cut::remove_lost(memory)
 }

@@ -109,7 +109,12 @@ fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Outpu
         Output::text(heap::check_text(&found, reclaimed, &live_text(&found, &live)))
     };
     let leads_out = found.pointers.as_ref().is_some_and(|pointers| pointers.count > 0);
-    Ok(output.code(if found.is_sound_with_live() && !leads_out { 0 } else { PROBLEMS }))
+    let is_unknown = found.live.as_ref().is_some_and(|live| matches!(live.next, NextStart::Unknown(_)));
+    Ok(output.code(match found.is_sound_with_live() && !leads_out {
+        true if is_unknown => COULD_NOT_LOOK,
+        true => 0,
+        false => PROBLEMS,
+    }))
 }
 
 /// What a process that has ended left in memory, and what becomes of it.

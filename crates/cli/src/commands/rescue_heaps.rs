@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use untorn::offline::{self, Candidate, Rescued};
@@ -23,8 +23,8 @@ const SOME_LEFT: u8 = 1;
 /// it if the machine does not go down. An ordinary user rescues the user's own heaps; root those of all users, as each of
 /// them.
 ///
-/// If the file of a heap was removed, root removes its memory, too. An ordinary user cannot know whether a file that is not
-/// found was removed or moved: open it once where it is now, or remove the memory with --remove-lost.
+/// A heap that was moved out of the directory or the store where it was is not found: open it once where it is now. If it was
+/// removed, --remove-lost removes its memory.
 ///
 /// Exit code: 0 everything is committed, or there was nothing to be made of it; 1 some heap is not.
 #[derive(Args)]
@@ -32,7 +32,7 @@ pub struct Rescue {
     /// So long a program that runs has to answer.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
-    /// Remove the memory of heaps whose files are not found, and which no program has open.
+    /// Remove the memory of heaps whose files are not found, which no program has open: they were removed, and not moved.
     #[arg(long)]
     remove_lost: bool,
     /// For programs.
@@ -72,15 +72,19 @@ impl Line {
                  background (cut_every) can, and the log of such a program says why a cut of it fails"
             ),
             (Some(Rescued::Removed { bytes }), _) => {
-                format!("{name}: the heap's file was removed; so was its memory ({})", table::bytes(*bytes))
+                format!(
+                    "{name}: the heap's file is not there any more; its memory was removed ({})",
+                    table::bytes(*bytes)
+                )
             }
-            (Some(Rescued::Lost { exists: true }), _) => format!(
+            (Some(Rescued::Lost { exists: Some(true) }), _) => format!(
                 "{name}: NOT committed: the heap's file was moved from there. Open the heap once where it is now, and rescue \
                  again"
             ),
-            (Some(Rescued::Lost { exists: false }), _) => format!(
-                "{name}: NOT committed: the heap's file is not there any more. If it was moved, open the heap once where it is \
+            (Some(Rescued::Lost { exists }), _) => format!(
+                "{name}: NOT committed: the heap's file is not there any more{}. If it was moved, open the heap once where it is \
                  now, and rescue again; if it was removed, `untorn rescue --remove-lost` removes its memory, {}",
+                if exists.is_some() { ", and was removed, says the kernel" } else { "" },
                 self.memory.display()
             ),
             (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to be made of it: {why}"),
@@ -89,40 +93,20 @@ impl Line {
     }
 }
 
-/// Root is told by the kernel.
-fn remove_if_its_file_was(memory: &Path) -> Option<Line> {
-    let begun = Instant::now();
-    let (heap, bytes) = offline::remove_live_memory_of_removed_file(memory)?;
-    let milliseconds = begun.elapsed().as_millis() as u64;
-    Some(Line {
-        memory: memory.to_owned(),
-        heap: Some(heap),
-        outcome: Some(Rescued::Removed { bytes }),
-        error: None,
-        milliseconds,
-    })
-}
-
 impl Rescue {
     pub fn run(self) -> Result<Output, Failure> {
         let this = rustix::process::geteuid();
-        let mut lines: Vec<Line> = Vec::new();
-        let mut all = offline::live_memories();
-        all.retain(|one| {
-            let removed = remove_if_its_file_was(&one.memory);
-            let is_left = removed.is_none();
-            lines.extend(removed);
-            is_left
-        });
-        let (own, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.user == this.as_raw());
+        let (own, others): (Vec<_>, Vec<_>) =
+            offline::live_memories().into_iter().partition(|one| one.user == this.as_raw());
         let users: BTreeMap<u32, u32> = others.iter().map(|one| (one.user, one.group)).collect();
         // At the same time as this one, as there may be little.
         let children: Vec<_> = match this.is_root() {
             true => users.into_iter().map(|(user, group)| (user, self.start_as(user, group))).collect(),
             false => Vec::new(),
         };
+        let mut lines: Vec<Line> = Vec::new();
         let mut left = false;
-        let mut text: String = lines.iter().map(|line| format!("{}\n", line.text())).collect();
+        let mut text = String::new();
         for one in own {
             let line = self.rescue(&one);
             left |= line.is_left();

@@ -24,15 +24,16 @@ pub enum Rescued {
     Answered,
     /// Its process makes cuts of its own accord alone, or has not answered in time.
     Silent,
-    /// Its file was removed, and now it is, too.
+    /// Its file was not found, and now it was removed, too.
     Removed {
         /// Bytes that it took.
         bytes: u64,
     },
     /// Its file is not found: it was moved or removed.
     Lost {
-        /// It was moved for certain, or its file system is not mounted where it was.
-        exists: bool,
+        /// Whether it exists. None: that cannot be told. That it does not is what the kernel says, also of a file that it cannot
+        /// read.
+        exists: Option<bool>,
     },
     /// There is nothing to be made of it, and why.
     Nothing(String),
@@ -53,7 +54,9 @@ pub struct Candidate {
 pub(crate) fn candidates() -> Vec<Candidate> {
     let mut found = Vec::new();
     for dir in std::fs::read_dir(live_memory_top()).into_iter().flatten().flatten() {
-        if !dir.file_name().as_encoded_bytes().starts_with(b"untorn-") {
+        // Anybody may make a link there.
+        let is_one = dir.file_type().is_ok_and(|kind| kind.is_dir());
+        if !is_one || !dir.file_name().as_encoded_bytes().starts_with(b"untorn-") {
             continue;
         }
         for memory in std::fs::read_dir(dir.path()).into_iter().flatten().flatten() {
@@ -80,17 +83,7 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     };
     let (store, name) = match lost_memory::fate(&whose) {
         Fate::At(store, name) => (store, name),
-        Fate::Removed => {
-            let outcome = match remove_unused(&found, memory)? {
-                Some(removed) => removed,
-                None => Rescued::Nothing("its file was removed, and a program has it open".to_owned()),
-            };
-            return Ok((Some(whose.path()), outcome));
-        }
-        fate => {
-            let exists = matches!(fate, Fate::Elsewhere);
-            return Ok((Some(whose.path()), Rescued::Lost { exists }));
-        }
+        fate => return Ok((Some(whose.path()), Rescued::Lost { exists: fate.exists() })),
     };
     let path = name.as_ref().map_or(store.clone(), |name| store.join(name));
     let live = match LiveMemory::open(memory, rustix::process::geteuid().as_raw()) {
@@ -123,21 +116,17 @@ fn not_one() -> Rescued {
     Rescued::Nothing("it is no live memory of this user's".to_owned())
 }
 
-/// None: a program has it.
-fn remove_unused(found: &FoundMemory, memory: &Path) -> Result<Option<Rescued>> {
-    let bytes = found.bytes().context("look at", memory)?;
-    let removed = found.remove_unused().context("remove", memory)?;
-    Ok(removed.then_some(Rescued::Removed { bytes }))
-}
-
-/// Removes a memory whose heap's file is not found; whoever asks knows that it was removed. None: it is found, or a program
-/// has it.
+/// Removes a memory whose heap's file is not found; whoever asks knows that it was removed. None: it is there, or somewhere
+/// else, or a program has the memory.
 pub(crate) fn remove_lost(memory: &Path) -> Result<Option<Rescued>> {
     let found = FoundMemory::open(memory).context("open", memory)?;
     match Whose::read(&found).context("read", memory)?.map(|whose| lost_memory::fate(&whose)) {
-        None | Some(Fate::At(..)) => Ok(None),
-        Some(_) => remove_unused(&found, memory),
+        None | Some(Fate::At(..) | Fate::Elsewhere) => return Ok(None),
+        Some(Fate::Removed | Fate::Unknown) => {}
     }
+    let bytes = found.bytes().context("look at", memory)?;
+    let removed = found.remove_unused().context("remove", memory)?;
+    Ok(removed.then_some(Rescued::Removed { bytes }))
 }
 
 /// Asks the process that has a heap for a cut.

@@ -8,7 +8,6 @@ use super::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
 use super::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use super::live_cuts::StopTimes;
 use super::live_head::{LiveHead, Owner, START_BYTES};
-use super::lost_memory;
 use super::own_pages;
 use super::section_log::SectionLogs;
 use super::section_recovery::{self, Recovery};
@@ -243,7 +242,7 @@ pub(super) fn mend(
 ) -> Result<std::result::Result<Mended, String>> {
     // SAFETY: as long as the memory is there, which is longer than this is used.
     let head = unsafe { LiveHead::at(memory.own()) };
-    if let Some(problem) = head.problem(owner, stamp) {
+    if let Some(problem) = head.problem(owner, stamp, memory.bytes()?) {
         return Ok(Err(problem.to_owned()));
     }
     head.undo(|bytes, offset| memory.write(bytes, offset))?;
@@ -311,8 +310,6 @@ impl Working {
         let owner = owner(file, incarnation)?;
         let uid = file.store.storage.effective_user();
         let path = live_memory_path(uid, owner.device, owner.inode);
-        // There may be little room.
-        path.parent().map(lost_memory::remove_all);
         let memory = LiveMemory::create(&path).map_err(|e| match e.kind() {
             ErrorKind::NotFound => Error::Unsupported {
                 path: file.path(),

@@ -125,9 +125,11 @@ impl Whose {
         self.name.as_ref().map_or(self.store.clone(), |name| self.store.join(name))
     }
 
-    /// Whether its file has this path.
+    /// Whether its file has this path. Another disk may have the same device number, and a file there the same number.
     pub(super) fn is_at(&self, path: &Path) -> bool {
-        std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.device, self.inode))
+        let has_numbers =
+            std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.device, self.inode));
+        has_numbers && !self.handle.differs(&FileHandle::of(path))
     }
 }
 
@@ -211,7 +213,7 @@ impl LiveHead {
 
     /// The stamp for the next cut.
     pub(super) fn next_stamp(&self, uid: u32) -> Stamp {
-        let cut = self.head().cut.fetch_add(1, AcqRel) + 1;
+        let cut = self.head().cut.fetch_add(1, AcqRel).wrapping_add(1);
         Stamp::new(self.head().owner.incarnation, cut, uid)
     }
 
@@ -284,8 +286,16 @@ impl LiveHead {
         self.head().unlogged.store(0, Release);
     }
 
-    /// Why a heap cannot go on from this memory, whose file has this stamp.
-    pub(super) fn problem(&self, owner: &Owner, stamp: &Stamp) -> Option<&'static str> {
+    /// Whether what the allocator has kept lies in a heap of so many bytes.
+    fn is_within(&self, bytes: u64) -> bool {
+        let used = (self.head().used.load(Acquire) as usize).min(RECORDS);
+        // SAFETY: records in use, which nobody changes.
+        let record = |n: usize| unsafe { (&raw const (*self.0.as_ptr()).records[n]).read() };
+        (0..used).map(record).all(|record| record.offset.checked_add(record.len).is_some_and(|end| end <= bytes))
+    }
+
+    /// Why a heap cannot go on from this memory, which has so many bytes, and whose file has this stamp.
+    pub(super) fn problem(&self, owner: &Owner, stamp: &Stamp, bytes: u64) -> Option<&'static str> {
         let head = self.head();
         if head.magic != MAGIC || head.version != VERSION {
             return Some("it is no live memory of this version of Untorn's");
@@ -309,6 +319,9 @@ impl LiveHead {
         }
         if head.changing.load(Acquire) != 0 && holds(invariant::LIVE_NOT_IN_A_CHANGE) {
             return Some("its process ended within a change under a guard, which is half done");
+        }
+        if !self.is_within(bytes) {
+            return Some("what the allocator had begun makes no sense");
         }
         if head.unlogged.load(Acquire) != 0 || head.used.load(Acquire) > RECORDS as u64 {
             return Some("its process ended within a very large allocation, which is half done");

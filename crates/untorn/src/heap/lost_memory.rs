@@ -1,18 +1,30 @@
 //! Live memory whose heap's file is not where it was: it was moved, or removed, and then the memory is of no use to anybody.
+//! Only people know which: the kernel calls a file removed that it cannot read.
 
 use super::live_head::Whose;
 use std::path::{Path, PathBuf};
-use untorn_os::FoundMemory;
 
 /// What became of a heap's file.
 pub(super) enum Fate {
     /// It has this path, and in a store this name.
     At(PathBuf, Option<PathBuf>),
+    /// The kernel says so.
     Removed,
-    /// It was moved to where it was not looked for, or its file system is not mounted.
+    /// It was moved to where it was not looked for.
     Elsewhere,
-    /// Either.
+    /// Either, or its file system is not mounted.
     Unknown,
+}
+
+impl Fate {
+    /// Whether the file exists, if that can be told.
+    pub(super) fn exists(&self) -> Option<bool> {
+        match self {
+            Fate::At(..) | Fate::Elsewhere => Some(true),
+            Fate::Removed => Some(false),
+            Fate::Unknown => None,
+        }
+    }
 }
 
 /// Looks for a heap's file: where it was, in the directory where it was, in its store. Whether it was removed can often be
@@ -52,24 +64,4 @@ fn find(whose: &Whose, dir: &Path, below: bool) -> Option<PathBuf> {
         }
     }
     None
-}
-
-/// Removes a memory whose heap's file was removed for certain, unless a program has it. Where the file was, and the bytes that
-/// the memory took. It may be another user's: nothing is searched where that user says.
-pub(crate) fn remove(memory: &Path) -> Option<(PathBuf, u64)> {
-    let found = FoundMemory::open(memory).ok()?;
-    let whose = Whose::read(&found).ok().flatten()?;
-    let path = whose.path();
-    let is_removed = !whose.is_at(&path) && whose.handle.is_removed(&path) == Some(true);
-    let bytes = found.bytes().ok()?;
-    (is_removed && found.remove_unused().ok()?).then_some((path, bytes))
-}
-
-/// [`remove`] for each memory in a user's directory.
-pub(super) fn remove_all(dir: &Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if let Some((heap, bytes)) = remove(&entry.path()) {
-            tracing::info!(heap = %heap.display(), bytes, "the live memory of a heap was removed, as its file was removed");
-        }
-    }
 }

@@ -40,7 +40,7 @@ pub(crate) mod live;
 mod live_cuts;
 pub(crate) mod live_head;
 pub(crate) mod live_outlook;
-pub(crate) mod lost_memory;
+mod lost_memory;
 mod metadata;
 mod open;
 mod open_heap;
