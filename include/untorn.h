@@ -671,6 +671,12 @@ typedef struct untorn_heap_options {
      * commits.
      */
     uint64_t cut_every_ms;
+    /**
+     * With `cut_every_ms`: a cut is made before what was stored to is so much that a cut would take longer than this, in
+     * milliseconds, by how fast cuts were before. A program that stores faster than the disk writes is not held up. 0: no
+     * limit.
+     */
+    uint64_t cut_within_ms;
 } untorn_heap_options;
 
 /** Statistics of a heap. Sizes are in bytes. */

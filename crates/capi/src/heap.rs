@@ -118,9 +118,13 @@ pub struct untorn_heap_options {
     /// With UNTORN_HEAP_LIVE: a thread commits this often, in milliseconds, if something was stored to. 0: only the program
     /// commits.
     pub cut_every_ms: u64,
+    /// With `cut_every_ms`: a cut is made before what was stored to is so much that a cut would take longer than this, in
+    /// milliseconds, by how fast cuts were before. A program that stores faster than the disk writes is not held up. 0: no
+    /// limit.
+    pub cut_within_ms: u64,
 }
 
-const _: () = assert!(size_of::<untorn_heap_options>() == 48, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_heap_options>() == 56, "members may be added at the end, never removed");
 
 // SAFETY: numbers.
 unsafe impl Versioned for untorn_heap_options {
@@ -182,6 +186,9 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
     }
     if options.cut_every_ms != 0 {
         result = result.cut_every(Duration::from_millis(options.cut_every_ms));
+    }
+    if options.cut_within_ms != 0 {
+        result = result.cut_within(Duration::from_millis(options.cut_within_ms));
     }
     if options.flags & UNTORN_HEAP_QUIET != 0 {
         // SAFETY: the caller's promise, which the flag is.

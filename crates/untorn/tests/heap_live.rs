@@ -393,6 +393,8 @@ fn options_that_do_not_fit_are_refused() {
     refused(live().tracker(untorn::Tracker::Told).open(&path), &["invalid"]);
     refused(HeapOptions::new().cut_every(Duration::from_millis(5)).open(&path), &["invalid"]);
     refused(live().cut_every(Duration::ZERO).open(&path), &["invalid"]);
+    refused(live().cut_within(Duration::from_secs(1)).open(&path), &["invalid"]);
+    refused(live().cut_every(Duration::from_secs(1)).cut_within(Duration::ZERO).open(&path), &["invalid"]);
     assert!(!path.exists() || fs::metadata(&path).unwrap().len() == 0);
 }
 
@@ -423,6 +425,27 @@ fn cuts_are_made_in_the_background() {
     let heap = live().open(&path).unwrap();
     last_cut(&heap);
     assert_eq!(number(&heap).load(Relaxed), 10);
+    heap.close().unwrap();
+}
+
+/// What is stored to is committed long before its turn, as a cut of more would take too long.
+#[test]
+fn cuts_are_made_in_time() {
+    const MANY: usize = 64 << 20;
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let heap = live().cut_every(Duration::from_secs(3600)).cut_within(Duration::from_millis(100)).open(&path).unwrap();
+    let commits = || heap.file().store().status().commits;
+    let block = heap.allocate(Layout::from_size_align(MANY, 4096).unwrap()).unwrap();
+    number(&heap).store(1, Relaxed);
+    heap.commit().unwrap();
+    let before = commits();
+    number(&heap).store(2, Relaxed);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(commits(), before, "of so little none is due");
+    // SAFETY: an allocation of so many bytes.
+    unsafe { block.as_ptr().write_bytes(1, MANY) };
+    eventually(LIMIT, "a cut", || commits() > before);
     heap.close().unwrap();
 }
 

@@ -549,6 +549,7 @@ static void live(const std::string &directory) {
     assert(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     {
         options.cut_every_ms = 5;
+        options.cut_within_ms = 1000;
         untorn::heap heap(path, options);
         assert(untorn_heap_live_start(heap.handle()) == UNTORN_LIVE_WENT_ON && *heap.root<long>("number") == 2);
         assert(untorn_heap_hold_cuts(heap.handle()) == 0);

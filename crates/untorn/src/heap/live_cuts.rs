@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
+use untorn_journal::{Error, Result};
 use untorn_os::{own_thread, process_generation, wait_shared, wake_shared, without_signals};
 
 /// After a cut that failed.
@@ -33,6 +34,45 @@ pub struct StopTimes {
     pub longest: Duration,
 }
 
+/// How fast a cut is, before one was made.
+const BYTES_PER_SECOND_FIRST: f64 = 100e6;
+/// Of less, the time that a cut took says little of how fast cuts are.
+const TOLD_LEAST: u64 = 1 << 20;
+/// So often within the time of a cut it is looked whether one is due, but not more often than that.
+const LOOKS: u32 = 4;
+const LOOK_LEAST: Duration = Duration::from_millis(10);
+
+/// Has cuts made so early that none takes longer than this.
+pub(super) struct Within {
+    most: Duration,
+    bytes_per_second: f64,
+}
+
+impl Within {
+    pub(super) fn new(most: Duration) -> Within {
+        Within { most, bytes_per_second: BYTES_PER_SECOND_FIRST }
+    }
+
+    /// Until the next look as much may be stored once more.
+    fn is_due(&self, bytes: u64) -> bool {
+        2.0 * bytes as f64 >= self.bytes_per_second * self.most.as_secs_f64()
+    }
+
+    fn pause(&self) -> Duration {
+        (self.most / LOOKS).max(LOOK_LEAST)
+    }
+
+    /// A cut of so many bytes took so long. A slow one counts at once, a fast one by and by.
+    fn note(&mut self, bytes: u64, took: Duration) {
+        if bytes < TOLD_LEAST {
+            return;
+        }
+        let rate = bytes as f64 / took.as_secs_f64().max(1e-6);
+        let share = if rate < self.bytes_per_second { 1.0 } else { 0.125 };
+        self.bytes_per_second += share * (rate - self.bytes_per_second);
+    }
+}
+
 /// The thread; it ends with this.
 pub(super) struct Cutter {
     stop: Arc<AtomicBool>,
@@ -44,13 +84,17 @@ pub(super) struct Cutter {
 }
 
 impl Cutter {
-    /// Calls `cut` again and again, until this ends; at once if somebody outside asks for it. A cut that takes long is
-    /// followed by a pause as long. `would_wait`: a cut that is under way waits for the thread that calls this.
+    /// Calls `cut` again and again, if there is something `stored` (bytes), until this ends; at once if somebody outside asks
+    /// for it, or a later one would take longer than `within`. A cut that takes long is followed by a pause as long.
+    /// `would_wait`: a cut that is under way waits for the thread that calls this.
     pub(super) fn start(
         every: Duration,
+        mut within: Option<Within>,
         head: LiveHead,
         would_wait: impl Fn() -> bool + Send + Sync + 'static,
-        cut: impl Fn() -> bool + Send + 'static,
+        stored: impl Fn() -> Result<u64> + Send + 'static,
+        cut: impl Fn() -> Result<()> + Send + 'static,
+        failed: impl Fn(&Error) + Send + 'static,
     ) -> std::io::Result<Cutter> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -65,13 +109,19 @@ impl Cutter {
                     }
                     let asked = head.asked().load(Acquire);
                     let left = until.saturating_duration_since(Instant::now());
-                    if asked != head.answered().load(Acquire) || left.is_zero() {
+                    // That it cannot be told is told by the cut.
+                    let is_due = |within: &Within| stored().is_ok_and(|bytes| within.is_due(bytes));
+                    if asked != head.answered().load(Acquire) || left.is_zero() || within.as_ref().is_some_and(is_due) {
                         break asked;
                     }
-                    wait_shared(head.asked(), asked, left);
+                    wait_shared(head.asked(), asked, within.as_ref().map_or(left, |within| left.min(within.pause())));
                 };
                 let begun = Instant::now();
-                let done = cut();
+                let made = stored().and_then(|bytes| if bytes > 0 { cut().map(|()| bytes) } else { Ok(0) });
+                if let (Ok(bytes), Some(within)) = (&made, &mut within) {
+                    within.note(*bytes, begun.elapsed());
+                }
+                let done = made.inspect_err(&failed).is_ok();
                 if done && asked != head.answered().load(Acquire) {
                     head.answer(asked);
                 } else if !done {
@@ -105,5 +155,24 @@ impl Drop for Cutter {
             }
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_is_due_before_it_would_take_too_long() {
+        let mut within = Within::new(Duration::from_secs(2));
+        assert!(!within.is_due(90_000_000) && within.is_due(100_000_000));
+        // What is small is nothing to go by.
+        within.note(4096, Duration::from_secs(1));
+        assert!(!within.is_due(90_000_000));
+        within.note(10_000_000, Duration::from_secs(1));
+        assert!(!within.is_due(9_000_000) && within.is_due(10_000_000));
+        within.note(90_000_000, Duration::from_secs(1));
+        assert!(!within.is_due(19_000_000) && within.is_due(20_000_000));
+        assert_eq!(Within::new(Duration::from_millis(1)).pause(), LOOK_LEAST);
     }
 }

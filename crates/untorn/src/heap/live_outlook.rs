@@ -117,8 +117,8 @@ fn look(file: &Named<'_>, stamp: &Stamp, found: &mut LiveOutlook) -> Result<std:
     Ok(Ok(image))
 }
 
-/// As [`outlook`], of a heap's file that may be another process's: with the first bytes of its last commit. For tests, whose
-/// process stands.
+/// What the next opening would make of the memory of a heap's file, which may be another process's: with the first bytes of its
+/// last commit. For tests, whose process stands.
 pub fn live_outlook(path: &Path, last_commit: &[u8]) -> Result<Option<(LiveOutlook, Option<LiveImage>)>> {
     let start = last_commit.first_chunk().ok_or_else(|| Error::invalid("no heap is so short"))?;
     let meta = std::fs::metadata(path).context("look at", path)?;

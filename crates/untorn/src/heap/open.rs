@@ -41,6 +41,7 @@ pub struct HeapOptions {
     live: bool,
     cuts: Cuts,
     cut_every: Option<Duration>,
+    cut_within: Option<Duration>,
 }
 
 impl Default for HeapOptions {
@@ -58,6 +59,7 @@ impl Default for HeapOptions {
             live: false,
             cuts: Cuts::Stop,
             cut_every: None,
+            cut_within: None,
         }
     }
 }
@@ -167,6 +169,14 @@ impl HeapOptions {
         self
     }
 
+    /// Of a live heap with [`HeapOptions::cut_every`]: a cut is made before what was stored to is so much that a cut would take
+    /// longer than this, by how fast cuts were before. So long is there between a power-fail notice and the end, for example.
+    /// A program that stores faster than the disk writes is not held up. Default: no limit.
+    pub fn cut_within(mut self, most: Duration) -> Self {
+        self.cut_within = Some(most);
+        self
+    }
+
     /// As [`MapOptions::tracker`].
     pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
         self.map = self.map.tracker(tracker);
@@ -217,7 +227,7 @@ impl HeapOptions {
         let heap = Heap::new(base, segments, space / SEGMENT_BYTES, body);
         free_left(&heap, &unfreed)?;
         match self.cut_every {
-            Some(every) => heap.cut_every(every),
+            Some(every) => heap.cut_every(every, self.cut_within),
             None => Ok(heap),
         }
     }
@@ -228,6 +238,11 @@ impl HeapOptions {
         }
         if self.cut_every.is_some_and(|every| !self.live || every.is_zero()) {
             return Err(Error::invalid("cuts are of live heaps, and time passes between them"));
+        }
+        if self.cut_within.is_some_and(|most| self.cut_every.is_none() || most.is_zero()) {
+            return Err(Error::invalid(
+                "only cuts in the background (`cut_every`) are made within a time, which passes",
+            ));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use super::heap_report::HeapReport;
 use super::in_heap::InHeap;
 use super::layout::Stamp;
 use super::live::{self, LiveReport, Working};
-use super::live_cuts::Cutter;
+use super::live_cuts::{Cutter, Within};
 use super::own_pages;
 use super::registry::{self, Live, LockedSlot, WeakHeap};
 use super::section_thread::section_of;
@@ -96,28 +96,27 @@ impl Heap {
         Heap { cutter: None, shared: Arc::new(Shared { base, registration, body, roots: ReentrantMutex::new(()) }) }
     }
 
-    /// From now on a thread commits every so often.
-    pub(super) fn cut_every(mut self, every: Duration) -> Result<Heap> {
+    /// From now on a thread commits every so often, and before a commit would take longer than `within`.
+    pub(super) fn cut_every(mut self, every: Duration, within: Option<Duration>) -> Result<Heap> {
         let path = self.file().path();
         let heap = Heap { cutter: None, shared: self.shared.clone() };
         let guard = &self.shared.registration.0.entry.guard;
         let opening = self.shared.registration.0.opening();
         let would_wait = move || guard.is_held() || section_of(opening).is_some();
-        let cut = move || {
-            let cut = heap.has_stores().and_then(|has| if has { heap.commit() } else { Ok(()) });
-            cut.inspect_err(|e| heap.shared.body.map.note(e)).is_ok()
-        };
+        let (body, cut) = (self.shared.body.clone(), heap.clone());
+        let failed = move |e: &Error| body.map.note(e);
+        let (stored, cut) = (move || heap.stored_bytes(), move || cut.commit());
         let head = self.shared.body.working.as_ref().map(|working| working.head);
         let head = head.ok_or_else(|| Error::invalid("cuts are of live heaps"))?;
-        let cutter =
-            Cutter::start(every, head, would_wait, cut).map_err(|e| Error::io("start a thread for", path, e))?;
+        let cutter = Cutter::start(every, within.map(Within::new), head, would_wait, stored, cut, failed);
+        let cutter = cutter.map_err(|e| Error::io("start a thread for", path, e))?;
         self.cutter = Some(Arc::new(cutter));
         Ok(self)
     }
 
-    /// Something was stored to since the last commit.
-    fn has_stores(&self) -> Result<bool> {
-        Ok(!self.shared.body.map.stored_pages()?.is_empty())
+    /// Bytes of pages that were stored to since the last commit.
+    fn stored_bytes(&self) -> Result<u64> {
+        Ok(self.shared.body.map.stored_pages()?.iter().map(|pages| pages.end - pages.start).sum())
     }
 
     /// The working memory of a live heap, and how the heap began. None: the heap was not opened live.
