@@ -3,12 +3,16 @@
 
 mod common;
 
+use common::child_process::{again, signal_process};
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 use untorn::Tracker;
-use untorn::heap::{Heap, HeapBTreeMap, HeapOptions, HeapString, Storable};
+use untorn::heap::{Heap, HeapBTreeMap, HeapOptions, HeapString, LiveStart, SectionLock, Storable};
 
 /// What is in the heap.
 #[derive(Storable)]
@@ -153,6 +157,128 @@ fn sections_undo_what_collections_did() {
         let report = untorn::offline::check_heap(&path, &|_, _| {}).expect("check");
         assert_eq!((report.problems, report.leaks.expect("looked for").count), (Vec::new(), 0));
     }
+}
+
+/// What a thread has in the heap, and how many sections of it there were.
+#[derive(Storable)]
+#[repr(C)]
+struct Part<'h> {
+    root: Root<'h>,
+    done: u64,
+}
+
+const THREADS: usize = 2;
+const KILLED: &str = "UNTORN_TEST_KILLED_COLLECTIONS";
+const PLACE: &str = "UNTORN_TEST_PLACE";
+
+#[allow(clippy::mut_from_ref, reason = "one thread uses each part")]
+fn part(heap: &Heap, thread: usize) -> &mut Part<'_> {
+    let empty = |alloc| Root { map: HeapBTreeMap::new_in(alloc), text: HeapString::new_in(alloc) };
+    let part = heap.root_or(&format!("part {thread}"), |alloc| Part { root: empty(alloc), done: 0 }).expect("a root");
+    // SAFETY: one thread alone uses it.
+    unsafe { &mut *part.as_ptr() }
+}
+
+/// Changes a part as its next section does, whoever does it.
+fn change_next(part: &mut Part<'_>, model: &mut Model, seed: u64, thread: usize) {
+    let rng = &mut Rng::with_seed(seed ^ (part.done << 8) ^ thread as u64);
+    for _ in 0..rng.u32(1..300) {
+        change(&mut part.root, model, rng, 400);
+    }
+}
+
+/// In a second process: sections of two threads, until it is killed.
+#[test]
+fn killed_child() {
+    let Some(seed) = std::env::var(KILLED).ok().and_then(|seed| seed.parse().ok()) else { return };
+    let place = std::env::var_os(PLACE).expect("a place");
+    let heap = &HeapOptions::new().live(true).address_space(256 << 20).open(place).expect("open");
+    let locks = [(); THREADS].map(|()| SectionLock::new());
+    let _parts = [0, 1].map(|thread| part(heap, thread));
+    println!("\nready");
+    std::thread::scope(|scope| {
+        for (thread, lock) in locks.iter().enumerate() {
+            scope.spawn(move || {
+                let part = part(heap, thread);
+                let mut model = seen(&part.root);
+                loop {
+                    let section = heap.section_with(lock).expect("a section");
+                    change_next(part, &mut model, seed, thread);
+                    *section.modify(&mut part.done).expect("a number") += 1;
+                    let done = part.done;
+                    drop(section);
+                    // Telling takes longer than a section.
+                    if done % 16 == 0 {
+                        println!("did {thread} {done}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Sections that change collections, killed at any moment: after each kill the heap has what the sections did that it counts, and
+/// no others, and counts those that were acknowledged.
+#[test]
+fn a_kill_leaves_collections_whole() {
+    let seed = seed();
+    let rng = &mut Rng::with_seed(seed);
+    let dir = directory();
+    let (path, other) = (dir.path().join("heap"), dir.path().join("other"));
+    // Where the same is done, and nobody is killed.
+    let shadow = HeapOptions::new().address_space(256 << 20).open(other).expect("open");
+    let mut models = [(); THREADS].map(|()| Model::default());
+    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(15);
+    let mut undone = 0;
+    for round in 0..rounds {
+        let mut command = again("killed_child");
+        command.env(KILLED, seed.to_string()).env(PLACE, &path).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a child");
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        while line.trim_end() != "ready" {
+            line.clear();
+            assert_ne!(out.read_line(&mut line).expect("a line"), 0, "seed {seed}, round {round}: it ended by itself");
+        }
+        let (pause, pid) = (Duration::from_micros(rng.u64(..12_000)), child.id());
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(pause);
+            signal_process(pid, rustix::process::Signal::KILL);
+        });
+        let mut acknowledged = [0; THREADS];
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).expect("text");
+        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            let mut words = line.split_whitespace().skip(1).map(|word| word.parse::<u64>().expect("a number"));
+            if let (Some(thread), Some(done)) = (words.next(), words.next()) {
+                acknowledged[thread as usize] = done;
+            }
+        }
+        killer.join().expect("a thread");
+        child.wait().expect("its end");
+        let heap = HeapOptions::new().live(true).address_space(256 << 20).open(&path).expect("open");
+        let what = format!("seed {seed}, round {round}");
+        let live = heap.live().expect("a live heap");
+        assert_eq!(live.start, LiveStart::WentOn, "{what}");
+        undone += live.undone;
+        for (thread, model) in models.iter_mut().enumerate() {
+            let (found, shadow) = (part(&heap, thread), part(&shadow, thread));
+            assert!(found.done >= acknowledged[thread], "{what}: {} of {acknowledged:?}", found.done);
+            while shadow.done < found.done {
+                change_next(shadow, model, seed, thread);
+                shadow.done += 1;
+            }
+            assert_eq!(seen(&found.root), *model, "{what}, thread {thread} after {} sections", found.done);
+        }
+        let report = heap.check(&|_, _| {}).expect("check");
+        assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
+        assert!(report.leaks.expect("looked for").count <= THREADS as u64, "{what}");
+        // SAFETY: nobody has a pointer to what leaked.
+        unsafe { heap.collect(&|_, _| {}) }.expect("collect");
+    }
+    let done = [0, 1].map(|thread| part(&shadow, thread).done);
+    println!("seed {seed}: {rounds} kills, {done:?} sections, {undone} undone");
+    Heap::open(&path).expect("open").close().expect("close");
 }
 
 /// Its check refuses a commit if bytes had changed that nobody told of.
