@@ -5,7 +5,9 @@
  *     untorn-c++ -std=c++17 -O2 ledger.cpp -o ledger
  *     ./ledger FILE THREADS       looks whether all is well, then transfers until it is killed
  *
- * Each transfer is a critical section: it is there whole after a kill, or not at all.
+ * Each transfer is a critical section: it is there whole after a kill, or not at all. It gives the lock of the journal back
+ * first, so that others may see it before it has ended. If it never ends, they are undone with it: what is said of a transfer
+ * waits until that cannot be any more.
  */
 
 #include <cstdio>
@@ -94,7 +96,9 @@ int main(int argc, char **arguments) {
                 std::mt19937 random(std::random_device{}());
                 for (;;) {
                     const long done = transfer(all, thread, random);
-                    if (done % 16 == 0) std::printf("did %d %ld\n", thread, done), std::fflush(stdout);
+                    if (done % 16 == 0) {
+                        untorn::on_stable(heap, [thread, done] { std::printf("did %d %ld\n", thread, done), std::fflush(stdout); });
+                    }
                 }
             });
         }

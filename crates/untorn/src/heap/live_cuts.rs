@@ -9,8 +9,12 @@ use std::time::{Duration, Instant};
 use untorn_journal::{Error, Result};
 use untorn_os::{own_thread, process_generation, wait_shared, wake_shared, without_signals};
 
+/// No time is waited for longer.
+const EVERY_MOST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// After a cut that failed.
 const FAILED_PAUSE: Duration = Duration::from_millis(10);
+/// And before one is due again, if it was due before its turn.
+const DUE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a cut of a live heap does while threads store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,7 +104,9 @@ impl Cutter {
         let stopped = stop.clone();
         let run = move || {
             let _own = own_thread();
+            let every = every.min(EVERY_MOST);
             let mut pause = every;
+            let mut due_from = Instant::now();
             loop {
                 let until = Instant::now() + pause;
                 let asked = loop {
@@ -108,9 +114,10 @@ impl Cutter {
                         return;
                     }
                     let asked = head.asked().load(Acquire);
-                    let left = until.saturating_duration_since(Instant::now());
+                    let now = Instant::now();
+                    let left = until.saturating_duration_since(now);
                     // That it cannot be told is told by the cut.
-                    let is_due = |within: &Within| stored().is_ok_and(|bytes| within.is_due(bytes));
+                    let is_due = |within: &Within| now >= due_from && stored().is_ok_and(|bytes| within.is_due(bytes));
                     if asked != head.answered().load(Acquire) || left.is_zero() || within.as_ref().is_some_and(is_due) {
                         break asked;
                     }
@@ -127,6 +134,7 @@ impl Cutter {
                 } else if !done {
                     // One that was asked for is tried again, but not without a pause.
                     std::thread::sleep(FAILED_PAUSE);
+                    due_from = Instant::now() + DUE_PAUSE;
                 }
                 pause = every.max(begun.elapsed());
             }
