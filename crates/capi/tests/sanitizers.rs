@@ -76,6 +76,8 @@ fn start(binary: &Path, heap: &Path, address: &str) -> Output {
     // The library is not built with the sanitizer: what it compares, MemorySanitizer has not seen being written.
     let mut command = Command::new(binary);
     command.env("MSAN_OPTIONS", "intercept_memcmp=0");
+    // Nor does ThreadSanitizer see its locks.
+    command.env("TSAN_OPTIONS", "ignore_noninstrumented_modules=1");
     command.arg(heap).args(Some(address).filter(|a| !a.is_empty())).output().expect("the program")
 }
 
