@@ -208,7 +208,7 @@ fn killed_child() {
                     let done = part.done;
                     drop(section);
                     // Telling takes longer than a section.
-                    if done % 16 == 0 {
+                    if done.is_multiple_of(16) {
                         println!("did {thread} {done}");
                     }
                 }
