@@ -8,8 +8,9 @@ use crate::still_copy::Scratch;
 use rustix::fs::{self, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -18,7 +19,7 @@ const PAGE_BYTES: usize = 4096;
 /// A copy of live memory.
 pub struct LiveCopy {
     path: PathBuf,
-    file: OwnedFd,
+    file: File,
     head: Scratch,
     body_bytes: u64,
     /// Pages of the body that were written to, by their numbers.
@@ -31,7 +32,7 @@ impl LiveCopy {
         let (file, stat) = open_of(path, uid, OFlags::RDONLY)?;
         let head = Scratch::new(LIVE_HEAD_BYTES)?;
         let body_bytes = stat.st_size as u64 - LIVE_HEAD_BYTES as u64;
-        let copy = LiveCopy { path: path.to_owned(), file, head, body_bytes, written: BTreeMap::new() };
+        let copy = LiveCopy { path: path.to_owned(), file: file.into(), head, body_bytes, written: BTreeMap::new() };
         copy.copy_head()?;
         Ok(copy)
     }
@@ -51,21 +52,8 @@ impl LiveCopy {
             let into = unsafe {
                 std::slice::from_raw_parts_mut(self.head.address().as_ptr().add(from as usize), (at - from) as usize)
             };
-            self.read_file(into, from)?;
+            self.file.read_exact_at(into, from)?;
         }
-    }
-
-    fn read_file(&self, mut buf: &mut [u8], mut at: u64) -> io::Result<()> {
-        while !buf.is_empty() {
-            match rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *buf, at))? {
-                0 => return Err(ErrorKind::UnexpectedEof.into()),
-                n => {
-                    buf = &mut buf[n..];
-                    at += n as u64;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// The name of the memory.
@@ -87,7 +75,7 @@ impl LiveCopy {
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.body_bytes);
         let end = end.ok_or(ErrorKind::UnexpectedEof)?;
-        self.read_file(buf, LIVE_HEAD_BYTES as u64 + offset)?;
+        self.file.read_exact_at(buf, LIVE_HEAD_BYTES as u64 + offset)?;
         let pages = offset / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64);
         for (number, page) in self.written.range(pages) {
             let first = number * PAGE_BYTES as u64;
@@ -109,7 +97,7 @@ impl LiveCopy {
                 let first = number * PAGE_BYTES as u64;
                 let mut page = Box::new([0; PAGE_BYTES]);
                 let there = (self.body_bytes - first).min(PAGE_BYTES as u64) as usize;
-                self.read_file(&mut page[..there], LIVE_HEAD_BYTES as u64 + first)?;
+                self.file.read_exact_at(&mut page[..there], LIVE_HEAD_BYTES as u64 + first)?;
                 self.written.insert(number, page);
             }
             let n = bytes.len().min(PAGE_BYTES - at);

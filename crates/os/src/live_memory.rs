@@ -18,6 +18,7 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -237,7 +238,7 @@ impl LiveMemory {
 pub struct FoundMemory {
     directory: OwnedFd,
     name: OsString,
-    file: OwnedFd,
+    file: std::fs::File,
 }
 
 impl FoundMemory {
@@ -250,21 +251,14 @@ impl FoundMemory {
         let directory = fs::open(parent, flags | OFlags::DIRECTORY, Mode::empty())?;
         let file = fs::openat(&directory, name, flags, Mode::empty())?;
         match fs::fstat(&file)?.st_mode & libc::S_IFMT {
-            libc::S_IFREG => Ok(FoundMemory { directory, name: name.to_owned(), file }),
+            libc::S_IFREG => Ok(FoundMemory { directory, name: name.to_owned(), file: file.into() }),
             _ => Err(ErrorKind::InvalidData.into()),
         }
     }
 
-    /// Reads bytes of the head; false: it is shorter.
-    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
-        let mut done = 0;
-        while done < buf.len() {
-            match rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut buf[done..], offset + done as u64))? {
-                0 => return Ok(false),
-                n => done += n,
-            }
-        }
-        Ok(true)
+    /// Reads bytes of the head; `UnexpectedEof`: it is shorter.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
     }
 
     /// Bytes of memory that it takes.

@@ -81,11 +81,11 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     let Some(whose) = Whose::read(&found).context("read", memory)? else {
         return Ok((None, Rescued::Nothing("it is of another version of Untorn's, or nobody's yet".to_owned())));
     };
-    let (store, name) = match lost_memory::fate(&whose) {
-        Fate::At(store, name) => (store, name),
-        fate => return Ok((Some(whose.path()), Rescued::Lost { exists: fate.exists() })),
+    let place = match lost_memory::fate(&whose) {
+        Fate::At(place) => place,
+        fate => return Ok((Some(whose.place.path()), Rescued::Lost { exists: fate.exists() })),
     };
-    let path = name.as_ref().map_or(store.clone(), |name| store.join(name));
+    let path = place.path();
     let live = match LiveMemory::open(memory, rustix::process::geteuid().as_raw()) {
         Ok(live) => live,
         Err(e) if e.kind() == ErrorKind::InvalidData => return Ok((None, not_one())),
@@ -95,9 +95,11 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     let head = unsafe { LiveHead::at(live.head()) };
     let bytes = live.body_bytes().context("look at", memory)?;
     let options = HeapOptions::new().create(false).live(true);
-    let opened = match name {
-        None => options.open(&store),
-        Some(name) => StoreOptions::new().create(false).open(&store).and_then(|store| options.open_in(&store, name)),
+    let opened = match &place.name {
+        None => options.open(&place.store),
+        Some(name) => {
+            StoreOptions::new().create(false).open(&place.store).and_then(|store| options.open_in(&store, name))
+        }
     };
     let heap = match opened {
         Ok(heap) => heap,
@@ -121,7 +123,7 @@ fn not_one() -> Rescued {
 pub(crate) fn remove_lost(memory: &Path) -> Result<Option<Rescued>> {
     let found = FoundMemory::open(memory).context("open", memory)?;
     match Whose::read(&found).context("read", memory)?.map(|whose| lost_memory::fate(&whose)) {
-        None | Some(Fate::At(..) | Fate::Elsewhere) => return Ok(None),
+        None | Some(Fate::At(_) | Fate::Elsewhere) => return Ok(None),
         Some(Fate::Removed | Fate::Unknown) => {}
     }
     let bytes = found.bytes().context("look at", memory)?;

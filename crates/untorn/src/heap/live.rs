@@ -7,7 +7,7 @@
 use super::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
 use super::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use super::live_cuts::StopTimes;
-use super::live_head::{LiveHead, Owner, START_BYTES};
+use super::live_head::{LiveHead, Owner, Place, START_BYTES};
 use super::own_pages;
 use super::section_log::SectionLogs;
 use super::section_recovery::{self, Recovery};
@@ -97,8 +97,8 @@ fn note_place(head: &LiveHead, file: &File) {
     // Without a path nobody rescues it, and all else works.
     let Ok(store) = std::fs::canonicalize(&file.store.path) else { return };
     let name = file.store.store_dir.standalone.is_none().then(|| file.path());
-    let path = name.as_ref().map_or(store.clone(), |name| store.join(name));
-    head.set_place(&store, name.as_deref(), FileHandle::of(&path));
+    let place = Place { store, name };
+    head.set_place(&place, FileHandle::of(&place.path()));
 }
 
 /// Live memory in which what was half done is undone: the memory itself, by an opening, or a copy.

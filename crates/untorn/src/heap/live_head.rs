@@ -82,47 +82,69 @@ struct Head {
 /// More than a path has.
 const PATH_BYTES: usize = 4096;
 
-/// What a memory says of its heap's file.
-pub(super) struct Whose {
-    device: u64,
-    inode: u64,
+/// Where a live heap's file is.
+#[derive(Clone)]
+pub(super) struct Place {
     /// The path of its store.
     pub store: PathBuf,
     /// Its name in there. None: it has a store of its own, which has its path.
     pub name: Option<PathBuf>,
+}
+
+impl Place {
+    pub(super) fn path(&self) -> PathBuf {
+        self.name.as_ref().map_or(self.store.clone(), |name| self.store.join(name))
+    }
+}
+
+/// What a memory says of its heap's file.
+pub(super) struct Whose {
+    device: u64,
+    inode: u64,
+    /// Where it was when the heap was opened last.
+    pub place: Place,
     pub handle: FileHandle,
 }
 
 impl Whose {
     /// None: it is of another version, not whole yet, or does not know.
     pub(super) fn read(memory: &FoundMemory) -> io::Result<Option<Whose>> {
-        let number = |at: usize| {
-            let mut bytes = [0; 8];
-            Ok::<_, io::Error>(memory.read_at(&mut bytes, at as u64)?.then_some(u64::from_ne_bytes(bytes)))
-        };
-        let mut magic = [0; 8];
-        let is_whole = memory.read_at(&mut magic, offset_of!(Head, magic) as u64)?
-            && magic == MAGIC
-            && number(offset_of!(Head, version))? == Some(VERSION)
-            && number(offset_of!(Head, ready))? == Some(1);
-        let owner = offset_of!(Head, owner);
-        let device = number(owner + offset_of!(Owner, device))?;
-        let inode = number(owner + offset_of!(Owner, inode))?;
-        let (mut store, mut name) = ([0; PATH_BYTES], [0; PATH_BYTES]);
-        let mut handle = FileHandle::NONE;
-        let is_told = memory.read_at(&mut store, offset_of!(Head, store) as u64)?
-            && memory.read_at(&mut name, offset_of!(Head, name) as u64)?
-            && memory.read_at(handle.as_bytes_mut(), offset_of!(Head, handle) as u64)?;
-        let (Some(device), Some(inode), true) = (device, inode, is_whole && is_told && store[0] != 0) else {
-            return Ok(None);
-        };
-        let name = Some(path_in(&name)).filter(|name| !name.as_os_str().is_empty());
-        Ok(Some(Whose { device, inode, store: path_in(&store), name, handle }))
+        match Whose::read_head(memory) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            done => done,
+        }
     }
 
-    /// Where the file was when the heap was opened last.
-    pub(super) fn path(&self) -> PathBuf {
-        self.name.as_ref().map_or(self.store.clone(), |name| self.store.join(name))
+    fn read_head(memory: &FoundMemory) -> io::Result<Option<Whose>> {
+        let number = |at: usize| -> io::Result<u64> {
+            let mut bytes = [0; 8];
+            memory.read_at(&mut bytes, at as u64)?;
+            Ok(u64::from_ne_bytes(bytes))
+        };
+        let path = |at: usize| -> io::Result<PathBuf> {
+            let mut bytes = [0; PATH_BYTES];
+            memory.read_at(&mut bytes, at as u64)?;
+            let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            Ok(PathBuf::from(OsStr::from_bytes(&bytes[..end])))
+        };
+        let mut magic = [0; 8];
+        memory.read_at(&mut magic, offset_of!(Head, magic) as u64)?;
+        if magic != MAGIC || number(offset_of!(Head, version))? != VERSION || number(offset_of!(Head, ready))? != 1 {
+            return Ok(None);
+        }
+        let (store, name) = (path(offset_of!(Head, store))?, path(offset_of!(Head, name))?);
+        if store.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let owner = offset_of!(Head, owner);
+        let mut handle = FileHandle::NONE;
+        memory.read_at(handle.as_bytes_mut(), offset_of!(Head, handle) as u64)?;
+        Ok(Some(Whose {
+            device: number(owner + offset_of!(Owner, device))?,
+            inode: number(owner + offset_of!(Owner, inode))?,
+            place: Place { store, name: Some(name).filter(|name| !name.as_os_str().is_empty()) },
+            handle,
+        }))
     }
 
     /// Whether its file has this path. Another disk may have the same device number, and a file there the same number.
@@ -131,11 +153,6 @@ impl Whose {
             std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.device, self.inode));
         has_numbers && !self.handle.differs(&FileHandle::of(path))
     }
-}
-
-fn path_in(bytes: &[u8]) -> PathBuf {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    PathBuf::from(OsStr::from_bytes(&bytes[..end]))
 }
 
 /// The head of the memory of a live heap, which is mapped for ever; when the heap is closed, it is nobody's.
@@ -170,7 +187,7 @@ impl LiveHead {
     }
 
     /// Where the heap's file is, as far as that can be said.
-    pub(super) fn set_place(&self, store: &Path, name: Option<&Path>, handle: FileHandle) {
+    pub(super) fn set_place(&self, place: &Place, handle: FileHandle) {
         let put = |into: *mut [u8; PATH_BYTES], path: &Path| {
             let mut bytes = [0; PATH_BYTES];
             let path = path.as_os_str().as_bytes();
@@ -182,8 +199,8 @@ impl LiveHead {
         };
         // SAFETY: fields of the head, which is mapped.
         unsafe {
-            put(&raw mut (*self.0.as_ptr()).store, store);
-            put(&raw mut (*self.0.as_ptr()).name, name.unwrap_or(Path::new("")));
+            put(&raw mut (*self.0.as_ptr()).store, &place.store);
+            put(&raw mut (*self.0.as_ptr()).name, place.name.as_deref().unwrap_or(Path::new("")));
             (&raw mut (*self.0.as_ptr()).handle).write(handle);
         }
     }

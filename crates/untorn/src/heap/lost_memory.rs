@@ -1,13 +1,13 @@
 //! Live memory whose heap's file is not where it was: it was moved, or removed, and then the memory is of no use to anybody.
 //! Only people know which: the kernel calls a file removed that it cannot read.
 
-use super::live_head::Whose;
+use super::live_head::{Place, Whose};
 use std::path::{Path, PathBuf};
 
 /// What became of a heap's file.
 pub(super) enum Fate {
-    /// It has this path, and in a store this name.
-    At(PathBuf, Option<PathBuf>),
+    /// It is there.
+    At(Place),
     /// The kernel says so.
     Removed,
     /// It was moved to where it was not looked for.
@@ -20,7 +20,7 @@ impl Fate {
     /// Whether the file exists, if that can be told.
     pub(super) fn exists(&self) -> Option<bool> {
         match self {
-            Fate::At(..) | Fate::Elsewhere => Some(true),
+            Fate::At(_) | Fate::Elsewhere => Some(true),
             Fate::Removed => Some(false),
             Fate::Unknown => None,
         }
@@ -30,20 +30,22 @@ impl Fate {
 /// Looks for a heap's file: where it was, in the directory where it was, in its store. Whether it was removed can often be
 /// told by root alone.
 pub(super) fn fate(whose: &Whose) -> Fate {
-    if whose.is_at(&whose.path()) {
-        return Fate::At(whose.store.clone(), whose.name.clone());
+    let Place { store, name } = &whose.place;
+    let path = whose.place.path();
+    if whose.is_at(&path) {
+        return Fate::At(whose.place.clone());
     }
-    let found = match &whose.name {
-        None => whose.store.parent().and_then(|dir| find(whose, dir, false)).map(|path| (path, None)),
-        Some(_) => find(whose, &whose.store, true).and_then(|path| {
-            let name = path.strip_prefix(&whose.store).ok()?.to_owned();
-            Some((whose.store.clone(), Some(name)))
+    let found = match name {
+        None => store.parent().and_then(|dir| find(whose, dir, false)).map(|store| Place { store, name: None }),
+        Some(_) => find(whose, store, true).and_then(|path| {
+            let name = path.strip_prefix(store).ok()?.to_owned();
+            Some(Place { store: store.clone(), name: Some(name) })
         }),
     };
-    if let Some((store, name)) = found {
-        return Fate::At(store, name);
+    if let Some(place) = found {
+        return Fate::At(place);
     }
-    match whose.handle.is_removed(&whose.path()) {
+    match whose.handle.is_removed(&path) {
         Some(true) => Fate::Removed,
         Some(false) => Fate::Elsewhere,
         None => Fate::Unknown,
