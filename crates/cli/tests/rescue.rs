@@ -5,7 +5,7 @@ mod common;
 use common::{json, root, untorn};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -189,6 +189,29 @@ fn memory_of_removed_heaps_is_removed() {
         machine.make("memory");
         fs::remove_dir_all(&dir).unwrap();
     }
+}
+
+/// A file that has the number of a heap's that was removed is not taken for it.
+#[test]
+fn a_file_with_the_number_of_a_removed_one_is_another() {
+    let machine = Machine::new();
+    let heap = machine.heap("heap");
+    kill(machine.start("alone", &heap, None));
+    let number_of = |path: &Path| fs::metadata(path).unwrap().ino();
+    let inode = number_of(&heap);
+    fs::remove_file(&heap).unwrap();
+    let same = (0..200).map(|n| machine.heap(&format!("file{n}"))).find(|path| {
+        fs::write(path, "plain").unwrap();
+        number_of(path) == inode
+    });
+    let Some(same) = same else { return println!("skipped: this file system gives no number again so soon") };
+    fs::rename(same, &heap).unwrap();
+    for arguments in [&[][..], &["--remove-lost"]] {
+        let said = machine.rescue(arguments).out;
+        assert!(said.contains("/heap: ") && said.contains("the heap's file is not there any more"), "{said}");
+    }
+    assert_eq!(machine.memories().len(), 0);
+    assert_eq!(fs::read(&heap).unwrap(), b"plain");
 }
 
 /// Links that others make beside the directories of users lead nowhere; nor does who locks a memory hold anybody up.

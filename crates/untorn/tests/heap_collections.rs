@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::child_process::{again, signal_process};
+use common::child_process::{again, killed_after_pause, kills};
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -228,7 +228,7 @@ fn a_kill_leaves_collections_whole() {
     // Where the same is done, and nobody is killed.
     let shadow = HeapOptions::new().address_space(256 << 20).open(other).expect("open");
     let mut models = [(); THREADS].map(|()| Model::default());
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(15);
+    let rounds = kills(15);
     let mut undone = 0;
     for round in 0..rounds {
         let mut command = again("killed_child");
@@ -240,22 +240,11 @@ fn a_kill_leaves_collections_whole() {
             line.clear();
             assert_ne!(out.read_line(&mut line).expect("a line"), 0, "seed {seed}, round {round}: it ended by itself");
         }
-        let (pause, pid) = (Duration::from_micros(rng.u64(..12_000)), child.id());
-        let killer = std::thread::spawn(move || {
-            std::thread::sleep(pause);
-            signal_process(pid, rustix::process::Signal::KILL);
-        });
+        let pause = Duration::from_micros(rng.u64(..12_000));
         let mut acknowledged = [0; THREADS];
-        let mut rest = String::new();
-        out.read_to_string(&mut rest).expect("text");
-        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-            let mut words = line.split_whitespace().skip(1).map(|word| word.parse::<u64>().expect("a number"));
-            if let (Some(thread), Some(done)) = (words.next(), words.next()) {
-                acknowledged[thread as usize] = done;
-            }
+        for (thread, done) in killed_after_pause(child, out, pause) {
+            acknowledged[thread] = done;
         }
-        killer.join().expect("a thread");
-        child.wait().expect("its end");
         let heap = HeapOptions::new().live(true).address_space(256 << 20).open(&path).expect("open");
         let what = format!("seed {seed}, round {round}");
         let live = heap.live().expect("a live heap");

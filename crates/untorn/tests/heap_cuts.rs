@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{again, signal_process};
+use common::child_process::{again, kills, signal_process};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
@@ -557,7 +557,7 @@ fn lock_free_structures_need_no_guard() {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    let rounds = kills(40);
     let (mut nodes, mut power_cuts) = (0, 0);
     let mut path = PathBuf::new();
     for round in 0..rounds {

@@ -4,13 +4,13 @@
 mod common;
 
 use common::bank::{Bank, THREADS, bank_in, transfer};
-use common::child_process::again;
+use common::child_process::{again, killed_after_pause, kills};
 use common::stepping::{killed_after, stop, traced};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -288,6 +288,20 @@ fn other_memory_is_not_gone_on_from() {
         assert_eq!(number(&heap).load(Relaxed), 1, "{len} bytes");
         heap.close().unwrap();
     }
+    // A record of the allocator, of bytes that no heap has.
+    for (n, record) in [[4u64 << 20, 8], [1 << 40, 8], [u64::MAX, 8], [u64::MAX - 7, 64]].into_iter().enumerate() {
+        let path = dir.path().join(format!("record{n}"));
+        let memory = fs::File::options().write(true).open(abandoned(&path)).unwrap();
+        let words = [1, record[0], record[1]].map(u64::to_ne_bytes).concat();
+        memory.write_all_at(&words, 104).unwrap();
+        let foretold = foretold(&path);
+        let heap = live().open(&path).unwrap();
+        let found = last_cut(&heap);
+        assert!(found.contains("what the allocator had begun makes no sense"), "{record:?}: {found}");
+        assert!(matches!(&foretold, NextStart::LastCut(why) if found.ends_with(why)), "{found}, and not {foretold:?}");
+        assert_eq!(number(&heap).load(Relaxed), 1, "{record:?}");
+        heap.close().unwrap();
+    }
     let path = dir.path().join("link");
     let memory = abandoned(&path);
     fs::rename(&memory, dir.path().join("elsewhere")).or_else(|_| fs::remove_file(&memory)).unwrap();
@@ -346,6 +360,8 @@ fn any_opening_has_what_the_memory_had() {
     let kept = dir.path().join("kept");
     fs::copy(&memory, &kept).unwrap();
     Heap::open(&path).unwrap().close().unwrap();
+    // The last memory of a user leaves no directory.
+    fs::create_dir_all(memory.parent().unwrap()).unwrap();
     fs::copy(&kept, &memory).unwrap();
     let heap = live().open(&path).unwrap();
     assert_eq!(start_of(&heap), LiveStart::New);
@@ -581,7 +597,7 @@ fn a_lock_free_queue_loses_nothing() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let path = dir.path().join("heap");
     let mut acknowledged = [0u64; 8];
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
+    let rounds = kills(60);
     for round in 0..rounds {
         let mut command = Command::new(&program);
         command.arg(&path).arg(rng.usize(2..=4).to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -609,20 +625,9 @@ fn a_lock_free_queue_loses_nothing() {
                 _ => panic!("seed {seed}, round {round}: {line}"),
             }
         }
-        let pid = child.id();
         let pause = Duration::from_micros(rng.u64(..20_000));
-        let killer = std::thread::spawn(move || {
-            std::thread::sleep(pause);
-            common::child_process::signal_process(pid, rustix::process::Signal::KILL);
-        });
-        let mut rest = String::new();
-        out.read_to_string(&mut rest).unwrap();
-        killer.join().unwrap();
-        child.wait().unwrap();
-        // The last line may be torn.
-        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-            let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
-            acknowledged[words[0] as usize] = words[1];
+        for (thread, done) in killed_after_pause(child, out, pause) {
+            acknowledged[thread] = done;
         }
     }
     println!("seed {seed}: {rounds} kills, put {acknowledged:?}");
@@ -699,7 +704,7 @@ fn an_allocator_that_is_killed_anywhere_is_whole() {
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let path = dir.path().join("heap");
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);
+    let rounds = kills(30);
     for round in 0..rounds {
         let mut child = child("churn", &path).spawn().unwrap();
         wait_for(&mut child, "ready");
@@ -801,7 +806,7 @@ fn a_kill_at_any_instruction_leaves_the_allocator_whole() {
         return skipped("cannot trace a child here");
     };
     live().open(&path).unwrap().close().unwrap();
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let rounds = kills(20);
     for round in 0..rounds {
         // One in each part of the way.
         let at = (all * round + rng.u64(..all)) / rounds;
@@ -861,7 +866,7 @@ fn sections_are_all_or_nothing() {
     let dir = directory();
     let path = dir.path().join("heap");
     let mut acknowledged = [0; THREADS];
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    let rounds = kills(40);
     for round in 0..rounds {
         let mut child = child("bank", &path).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -871,18 +876,8 @@ fn sections_are_all_or_nothing() {
             assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
         }
         let pause = Duration::from_micros(rng.u64(..6000));
-        let pid = child.id();
-        let killer = std::thread::spawn(move || {
-            std::thread::sleep(pause);
-            common::child_process::signal_process(pid, rustix::process::Signal::KILL);
-        });
-        let mut rest = String::new();
-        out.read_to_string(&mut rest).unwrap();
-        killer.join().unwrap();
-        child.wait().unwrap();
-        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-            let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
-            acknowledged[words[0] as usize] = words[1];
+        for (thread, done) in killed_after_pause(child, out, pause) {
+            acknowledged[thread] = done;
         }
         let what = format!("seed {seed}, round {round}");
         let heap = live().open(&path).unwrap();
@@ -942,7 +937,7 @@ fn a_kill_at_any_instruction_leaves_sections_whole() {
     };
     fs::remove_file(memory_of(&path)).unwrap();
     fs::remove_file(&path).unwrap();
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let rounds = kills(20);
     let mut ended = 0;
     for round in 0..rounds {
         // A new heap each time, as one child does what the other did.

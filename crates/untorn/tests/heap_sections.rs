@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::child_process::{again, signal_process};
+use common::child_process::{again, killed_after_pause, kills};
 use common::stepping::{killed_after, killed_when, stop, traced};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -261,7 +261,7 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
     let path = dir.path().join("heap");
     let mut acknowledged = [0; THREADS_MOST];
     let (mut undone, mut cascaded) = (0, 0);
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25);
+    let rounds = kills(25);
     for round in 0..rounds {
         let mut command = child(mode, &path, threads);
         if crash == Crash::PowerCut {
@@ -276,19 +276,10 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
             assert_ne!(out.read_line(&mut line).unwrap(), 0, "seed {seed}, round {round}: it ended by itself");
         }
         let pause = Duration::from_micros(rng.u64(..if crash == Crash::Kill { 6000 } else { 40_000 }));
-        let pid = child.id();
-        let killer = std::thread::spawn(move || {
-            std::thread::sleep(pause);
-            signal_process(pid, rustix::process::Signal::KILL);
-        });
-        let mut rest = String::new();
-        out.read_to_string(&mut rest).unwrap();
-        killer.join().unwrap();
-        child.wait().unwrap();
+        let told = killed_after_pause(child, out, pause);
         // What a section that has ended said need not be stable yet, where locks are given back early.
-        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n') && mode == "counters") {
-            let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
-            acknowledged[words[0] as usize] = words[1];
+        for (thread, done) in told.into_iter().filter(|_| mode == "counters") {
+            acknowledged[thread] = done;
         }
         let what = format!("{mode}, {threads} threads, {crash:?}, seed {seed}, round {round}");
         if crash == Crash::PowerCut {
@@ -656,7 +647,7 @@ fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
         return skipped("cannot trace a child here");
     };
     drop(live().open(&path).unwrap().close());
-    let rounds = std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
+    let rounds = kills(10);
     for round in 0..rounds {
         let path = dir.path().join(format!("heap{round}"));
         let at = (all * round + rng.u64(..all)) / rounds;

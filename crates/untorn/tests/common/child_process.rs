@@ -5,10 +5,11 @@
 
 use super::{TempDir, directory, text};
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 use untorn::reader::Snapshot;
 use untorn::{Error, FailureClass, File, FileOptions, Reader, Readers, Store, StoreOptions};
@@ -137,6 +138,31 @@ impl Drop for ChildProcess {
 pub fn signal_process(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process id");
     rustix::process::kill_process(pid, signal).expect("kill");
+}
+
+/// Kills a child behind a pause, and returns the two numbers of each line that it printed until then, as of `did 1 20`. The last
+/// line may be torn.
+pub fn killed_after_pause(mut child: Child, mut out: impl Read, pause: Duration) -> Vec<(usize, u64)> {
+    let pid = child.id();
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        signal_process(pid, rustix::process::Signal::KILL);
+    });
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("text");
+    killer.join().expect("a thread");
+    child.wait().expect("its end");
+    let whole = rest.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let numbers = whole.map(|line| {
+        let words: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().expect("a number")).collect();
+        (words[0] as usize, words[1])
+    });
+    numbers.collect()
+}
+
+/// How often a test kills its children, if `UNTORN_LIVE_KILLS` does not say.
+pub fn kills<N: FromStr>(usual: N) -> N {
+    std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
 /// This test program, to run only the named test.
