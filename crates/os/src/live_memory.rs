@@ -15,9 +15,8 @@ use crate::storage::File;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
-use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -219,25 +218,34 @@ impl LiveMemory {
 
     /// Removes the name, if it is still this file's: nobody finds the memory any more.
     pub fn remove(&self) -> io::Result<()> {
-        let (own, named) = (fs::fstat(self.file.get()?)?, fs::lstat(&self.path));
-        match named {
-            Ok(named) if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino) => {
-                fs::unlink(&self.path)?;
-                // The last one leaves no directory either.
-                let _ = self.path.parent().map(fs::rmdir);
-                Ok(())
-            }
-            Ok(_) | Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(e.into()),
+        remove_name(&self.path, self.file.get()?)
+    }
+}
+
+/// Removes the name of a file, if it is still that file's. No link is followed. The last one leaves no directory either.
+fn remove_name(path: &Path, file: impl AsFd) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::DIRECTORY;
+    let directory = match fs::open(parent, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        opened => opened?,
+    };
+    let (own, named) = (fs::fstat(file)?, fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW));
+    match named {
+        Ok(named) if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino) => {
+            fs::unlinkat(&directory, name, AtFlags::empty())?;
+            let _ = fs::rmdir(parent);
+            Ok(())
         }
+        Ok(_) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
     }
 }
 
 /// A file that may be live memory, of whichever user. It is read and never mapped, and no link is followed: its user may do
 /// with it what they want.
 pub struct FoundMemory {
-    directory: OwnedFd,
-    name: OsString,
+    path: PathBuf,
     file: std::fs::File,
 }
 
@@ -251,7 +259,7 @@ impl FoundMemory {
         let directory = fs::open(parent, flags | OFlags::DIRECTORY, Mode::empty())?;
         let file = fs::openat(&directory, name, flags, Mode::empty())?;
         match fs::fstat(&file)?.st_mode & libc::S_IFMT {
-            libc::S_IFREG => Ok(FoundMemory { directory, name: name.to_owned(), file: file.into() }),
+            libc::S_IFREG => Ok(FoundMemory { path: path.to_owned(), file: file.into() }),
             _ => Err(ErrorKind::InvalidData.into()),
         }
     }
@@ -273,15 +281,7 @@ impl FoundMemory {
             Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(e) => return Err(e.into()),
         }
-        let (own, named) = (fs::fstat(&self.file)?, fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW));
-        match named {
-            Ok(named) if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino) => {
-                fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?;
-                Ok(true)
-            }
-            Ok(_) | Err(Errno::NOENT) => Ok(true),
-            Err(e) => Err(e.into()),
-        }
+        remove_name(&self.path, &self.file).map(|()| true)
     }
 }
 
