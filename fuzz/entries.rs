@@ -178,6 +178,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         inline_bytes_max: 4 << 10,
         clone_bytes_least: 4 << 10,
         in_memory_max: 0,
+        window_bytes: 4096,
         spare: false,
         readers: false,
         leases: std::time::Duration::ZERO,

@@ -27,6 +27,7 @@ fn salvage(disk: &SimDisk) -> Result<(Recovered, Vec<Quarantined>), Error> {
         inline_bytes_max: 24 << 10,
         clone_bytes_least: 1 << 20,
         in_memory_max: 64,
+        window_bytes: 4096,
         spare: false,
         readers: false,
         leases: std::time::Duration::ZERO,

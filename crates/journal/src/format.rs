@@ -391,17 +391,17 @@ impl RecordHead {
 
     /// Reads the record at the beginning of bytes that stand at `position` of a segment.
     pub fn decode_at(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
-        let (head, stored) = RecordHead::decode_head(b, position, key)?;
+        let (head, stored) = RecordHead::decode_head(b, position, b.len() as u64, key)?;
         let b = &b[..head.len as usize];
         let crc = key.crc64(&[&b[..RECORD_CRC_AT], &[0; 8], &b[RECORD_CRC_AT + 8..]]);
         (crc == stored || !holds(invariant::CHECKSUM)).then_some((head, crc))
     }
 
-    /// Reads the head of a record of which more cannot be read, by the head's own checksum. Returns it and the checksum
-    /// that is written in it.
-    pub(crate) fn decode_head(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
+    /// Reads the head of a record of which more cannot be read, or was not read yet, by the head's own checksum; the record
+    /// has at most that many bytes. Returns it and the checksum that is written in it.
+    pub(crate) fn decode_head(b: &[u8], position: u64, len_max: u64, key: Key) -> Option<(RecordHead, u64)> {
         let len = RecordHead::len_of(b)?;
-        if len < RECORD_HEAD_BYTES as u64 || len > b.len() as u64 || u64_at(b, 40) != position {
+        if len < RECORD_HEAD_BYTES as u64 || len > len_max || u64_at(b, 40) != position {
             return None;
         }
         // Nobody makes recovery sum up the whole segment for each of its blocks.

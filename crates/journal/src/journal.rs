@@ -20,7 +20,7 @@ use crate::invariant;
 use crate::overlay::Source;
 use crate::readers_page::{Cell, OwnersPage};
 use crate::record::{Op, Record};
-use crate::scan::ScannedSegment;
+use crate::segment_reader::ScannedSegment;
 use crate::spill::{Spill, append_summed};
 use crate::store_dir::segment_name;
 use crate::sync_point;
@@ -45,6 +45,8 @@ pub struct Options {
     pub clone_bytes_least: u64,
     /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
     pub in_memory_max: u64,
+    /// So much of a segment is read at once, in whole blocks, when the journal is opened.
+    pub window_bytes: usize,
     /// Set room apart for quarantining the journal on a full disk.
     pub spare: bool,
     /// Keep a page for readers, in class `power`.

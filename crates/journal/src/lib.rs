@@ -4,7 +4,7 @@
 //! of it runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill`
 //! (bytes of large commits), `overlay` and `final_state` (what commits amount to), `apply` (writing
 //! that to the data files), `store_dir` and `quarantine` (directories, and who has locked the store),
-//! `scan` (reading), `begun_reads` (reading ahead), `log_tail` (reading on), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
+//! `segment_reader` and `scan` (reading), `begun_reads` (reading ahead), `log_tail` (reading on), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
 
 pub mod apply;
 pub mod begun_reads;
@@ -30,6 +30,7 @@ pub mod record;
 pub mod recovery;
 pub mod salvage;
 pub mod scan;
+pub mod segment_reader;
 pub mod snapshot;
 pub(crate) mod spare;
 pub mod spill;

@@ -24,8 +24,8 @@ const AHEAD_BYTES: u64 = 8 << 20;
 pub struct LogSegment {
     file: Arc<dyn File>,
     path: PathBuf,
-    /// LSN of the last record in it.
-    last_lsn: u64,
+    /// LSN of the last accepted record in it.
+    last_lsn: AtomicU64,
     /// Up to here it was begun to be read, in order.
     ahead: AtomicU64,
 }
@@ -37,15 +37,26 @@ impl fmt::Debug for LogSegment {
 }
 
 impl LogSegment {
-    /// Opens a segment for reading what lies in it, up to the record of that LSN.
-    pub fn open(storage: &dyn Storage, path: &Path, last_lsn: u64) -> Result<Arc<LogSegment>> {
+    /// Opens a segment for reading what lies in it.
+    pub fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<LogSegment>> {
         let file = storage.open(path, Open::READ).context("open", path)?;
-        Ok(Arc::new(LogSegment { file, path: path.to_owned(), last_lsn, ahead: AtomicU64::new(0) }))
+        let (last_lsn, ahead) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Arc::new(LogSegment { file, path: path.to_owned(), last_lsn, ahead }))
+    }
+
+    /// The segment's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The record of that LSN is the last one in the segment.
+    pub fn ends_with(&self, lsn: u64) {
+        self.last_lsn.store(lsn, Relaxed);
     }
 
     /// Whether the segment stays as it is when the log is truncated behind this LSN.
     pub fn outlives(&self, lsn: u64) -> bool {
-        self.last_lsn > lsn
+        self.last_lsn.load(Relaxed) > lsn
     }
 
     /// Reads a piece, which has that checksum.

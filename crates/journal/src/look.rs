@@ -8,7 +8,8 @@ use crate::log_tail::LogTail;
 use crate::moment::Moment;
 use crate::quarantine::PendingFiles;
 use crate::readers_page::{Cell, ReadersPage, head_bytes, lease_of_closed, open_page, page_head_of};
-use crate::scan::{AcceptedRecord, ReadMode, Scan, flush_header, given_up_after, read_header, scan};
+use crate::scan::{AcceptedRecord, Keep, Scan, flush_header, given_up_after, read_header, scan};
+use crate::segment_reader::ReadMode;
 use crate::store_dir::{StoreDir, is_closed_note, is_owned_by_somebody, read_pid};
 use crate::sync_point;
 use std::collections::BTreeMap;
@@ -374,7 +375,7 @@ fn look_at_page(
     }
     let journal = store_dir.journal();
     // What an owner that works leaves half-way is no damage.
-    let mut scanned = match scan(storage, &journal, ReadMode::Cached, after.is_some(), &|_, _| {}) {
+    let mut scanned = match scan(storage, &journal, ReadMode::Cached, Keep::Contents, after.is_some(), &|_, _| {}) {
         Ok(scanned) => scanned,
         Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. })) => return Err(e),
         Err(e) => return Ok(Attempt::Disturbed(e)),
@@ -518,7 +519,7 @@ fn read_closed(
         let same = storage.boot_id().is_ok_and(|now| now == boot);
         return Err(if same { class_process_left(store_dir) } else { unknown_state(store_dir) });
     }
-    let mut scanned = scan(storage, journal, ReadMode::PastCacheReadOnly, after.is_some(), &|_, _| {})?;
+    let mut scanned = scan(storage, journal, ReadMode::PastCacheReadOnly, Keep::Contents, after.is_some(), &|_, _| {})?;
     if let Some(e) = scanned.corrupt {
         return Err(e);
     }

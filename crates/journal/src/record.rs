@@ -1,8 +1,9 @@
 //! The contents of a commit: files and operations, in memory and as the body of a record.
 
 use crate::error::{Error, Result};
-use crate::format::{u16_at, u32_at, u64_at};
+use crate::format::{crc64, u16_at, u32_at, u64_at};
 use crate::invariant;
+use crate::log_reader::{LogSegment, PIECE_BYTES_MAX};
 use crate::overlay::{NO_END, Overlay, Source};
 use crate::spill::{Spill, verify};
 use crate::unreadable::{is_unreadable, touches};
@@ -264,12 +265,34 @@ pub fn check_path(path: &Path) -> std::result::Result<(), String> {
 
 /// Reads a body. Everything in it is checked, as the journal may be hostile or damaged.
 pub struct Decoder<'a> {
-    body: &'a Bytes,
+    body: &'a [u8],
     at: usize,
+    contents: Contents<'a>,
     spills: &'a mut SpillCache,
     unreadable: Option<&'a UnreadableBody<'a>>,
     /// What becomes of contents that cannot be read.
-    contents: Option<Arc<Error>>,
+    lost: Option<Arc<Error>>,
+    /// Files that the record makes.
+    made: Vec<u32>,
+}
+
+/// What a decoded record has of the contents in its body.
+enum Contents<'a> {
+    /// Slices of the body.
+    InMemory(&'a Bytes),
+    /// Where they lie in the log.
+    InLog(BodyInLog<'a>),
+}
+
+/// A body that lies in a segment, where its contents are left.
+#[derive(Clone, Copy)]
+pub(crate) struct BodyInLog<'a> {
+    /// The segment.
+    pub segment: &'a Arc<LogSegment>,
+    /// Where in it the body begins.
+    pub start: u64,
+    /// Contents that are not longer are copied: a reference is no smaller.
+    pub in_memory_max: u64,
 }
 
 /// What the disk returned errors for in a body: zeros here.
@@ -333,7 +356,22 @@ impl SpillCache {
 impl<'a> Decoder<'a> {
     /// Decodes the whole body of a commit.
     pub fn decode(body: &'a Bytes, spills: &'a mut SpillCache) -> Result<Record> {
-        Decoder { body, at: 0, spills, unreadable: None, contents: None }.record()
+        Decoder::new(body, Contents::InMemory(body), spills).record()
+    }
+
+    /// As [`Decoder::decode`], of a body in memory that is used again: contents are left where they lie in the log. Those of a
+    /// file that the record makes are copied: they go to the file before its name.
+    pub(crate) fn decode_in_log(
+        body: &'a [u8],
+        place: BodyInLog<'a>,
+        spills: &'a mut SpillCache,
+        lost: Option<Arc<Error>>,
+    ) -> Result<Record> {
+        Decoder { lost, ..Decoder::new(body, Contents::InLog(place), spills) }.record()
+    }
+
+    fn new(body: &'a [u8], contents: Contents<'a>, spills: &'a mut SpillCache) -> Decoder<'a> {
+        Decoder { body, at: 0, contents, spills, unreadable: None, lost: None, made: Vec::new() }
     }
 
     /// As [`Decoder::decode`]: contents in spill files that cannot be read, and with `unreadable` those in the body, are
@@ -342,9 +380,10 @@ impl<'a> Decoder<'a> {
         body: &'a Bytes,
         spills: &'a mut SpillCache,
         unreadable: Option<&'a UnreadableBody<'a>>,
-        contents: Arc<Error>,
+        lost: Arc<Error>,
     ) -> Result<Record> {
-        Decoder { body, at: 0, spills, unreadable, contents: Some(contents) }.record()
+        let decoder = Decoder::new(body, Contents::InMemory(body), spills);
+        Decoder { unreadable, lost: Some(lost), ..decoder }.record()
     }
 
     fn record(mut self) -> Result<Record> {
@@ -361,11 +400,7 @@ impl<'a> Decoder<'a> {
             record.files.push(FileRef { id: d.u64()?, previous_lsn: d.u64()?, path: d.path()? });
         }
         for _ in 0..ops {
-            let op = d.op(files as u32)?;
-            if op == Op::Restate && !record.ops.is_empty() {
-                return Err(d.bad("an operation that must be the first"));
-            }
-            record.ops.push(op);
+            d.op(files as u32, &mut record.ops)?;
         }
         if d.at != body.len() {
             return Err(d.bad("bytes follow its last operation"));
@@ -426,9 +461,9 @@ impl<'a> Decoder<'a> {
         if file >= files { Err(self.bad("an operation names a file that is not listed")) } else { Ok(file) }
     }
 
-    fn op(&mut self, files: u32) -> Result<Op> {
+    fn op(&mut self, files: u32, ops: &mut Vec<Op>) -> Result<()> {
         let code = self.next_bytes(1)?;
-        Ok(match self.body[code.start] {
+        ops.push(match self.body[code.start] {
             WRITE | ZERO | WRITE_SPILLED => {
                 let code = self.body[self.at - 1];
                 let file = self.file(files)?;
@@ -443,17 +478,20 @@ impl<'a> Decoder<'a> {
                     WRITE => {
                         let bytes = self.next_contents(usize::try_from(len).unwrap_or(usize::MAX))?;
                         // The checksum of the record cannot be checked: none of its contents is known.
-                        match self.contents.as_ref().filter(|_| self.unreadable.is_some()) {
+                        match self.lost.as_ref().filter(|_| self.unreadable.is_some()) {
                             Some(e) if holds(invariant::UNREADABLE_UNKNOWN) => Source::Unreadable(e.clone()),
-                            _ => Source::Bytes { bytes: self.body.slice(bytes), origin: offset },
+                            _ => {
+                                self.push_contents(file, offset, bytes, ops);
+                                return Ok(());
+                            }
                         }
                     }
                     _ => {
                         let (id, at, crc) = (self.u64()?, self.u64()?, self.u64()?);
                         let spill = self.spills.get(id)?;
                         let verified = if self.spills.verify { verify(&spill, at, len, crc) } else { Ok(()) };
-                        match (verified, &self.contents) {
-                            (Err(e), Some(contents)) if is_unreadable(&e) => Source::Unreadable(contents.clone()),
+                        match (verified, &self.lost) {
+                            (Err(e), Some(lost)) if is_unreadable(&e) => Source::Unreadable(lost.clone()),
                             (Err(e), _) => return Err(e),
                             (Ok(()), _) => Source::Spill { spill, at, origin: offset, len, crc },
                         }
@@ -468,16 +506,45 @@ impl<'a> Decoder<'a> {
                 }
                 Op::Truncate { file, size }
             }
-            CREATE => Op::Create { file: self.file(files)?, mode: self.mode()? },
+            CREATE => {
+                let file = self.file(files)?;
+                self.made.push(file);
+                Op::Create { file, mode: self.mode()? }
+            }
             MODE => Op::Mode { file: self.file(files)?, mode: self.mode()? },
             RENAME => Op::Rename { file: self.file(files)?, to: self.path()? },
             UNLINK => Op::Unlink { file: self.file(files)? },
             MKDIR => Op::Mkdir { path: self.path()?, mode: self.mode()? },
             DIR_MODE => Op::DirMode { path: self.path()?, mode: self.mode()? },
             RMDIR => Op::Rmdir { path: self.path()? },
-            RESTATE => Op::Restate,
+            RESTATE if ops.is_empty() => Op::Restate,
+            RESTATE => return Err(self.bad("an operation that must be the first")),
             other => return Err(self.bad(&format!("unknown operation {other}"))),
-        })
+        });
+        Ok(())
+    }
+
+    /// Adds the writing of contents, which are a part of the body.
+    fn push_contents(&self, file: u32, offset: u64, part: Range<usize>, ops: &mut Vec<Op>) {
+        let len = part.len() as u64;
+        let place = match &self.contents {
+            Contents::InMemory(body) => {
+                let source = Source::Bytes { bytes: body.slice(part), origin: offset };
+                return ops.push(Op::Write { file, range: offset..offset + len, source });
+            }
+            Contents::InLog(place) if len <= place.in_memory_max || self.made.contains(&file) => {
+                let source = Source::Bytes { bytes: Bytes::copy_from_slice(&self.body[part]), origin: offset };
+                return ops.push(Op::Write { file, range: offset..offset + len, source });
+            }
+            Contents::InLog(place) => place,
+        };
+        let (mut origin, mut at) = (offset, place.start + part.start as u64);
+        for piece in self.body[part].chunks(PIECE_BYTES_MAX as usize) {
+            let len = piece.len() as u64;
+            let source = Source::Log { segment: place.segment.clone(), at, origin, len, crc: crc64(piece) };
+            ops.push(Op::Write { file, range: origin..origin + len, source });
+            (origin, at) = (origin + len, at + len);
+        }
     }
 }
 

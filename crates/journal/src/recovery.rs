@@ -18,7 +18,8 @@ use crate::journal::{Journal, Options};
 use crate::locate::{Location, Locations, open_for_writing};
 use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::readers_page::OwnersPage;
-use crate::scan::{ReadMode, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
+use crate::scan::{Keep, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
+use crate::segment_reader::ReadMode;
 use crate::store_dir::{NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree};
 use crate::sync_point;
 use std::collections::BTreeMap;
@@ -305,7 +306,9 @@ impl Opening<'_> {
         let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
         // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
-        let mut scanned = scan(self.storage, &dir, mode, boot.is_some(), self.options.progress)?;
+        let Options { in_memory_max, window_bytes, .. } = self.options.journal;
+        let keep = Keep::Places { in_memory_max, window_bytes };
+        let mut scanned = scan(self.storage, &dir, mode, keep, boot.is_some(), self.options.progress)?;
         if let Some(e) = scanned.corrupt.take() {
             return Err(e);
         }
@@ -324,19 +327,12 @@ impl Opening<'_> {
         // What the page cache holds of an epoch of class `process` is not in the journal's hands.
         let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
         // What the disk cannot read of the log is in nobody's way once all else is applied.
-        let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.unreadable.is_empty());
+        let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.log.is_some());
         let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
         let before = self.recovered.clone();
         let redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
         if redone.names_only
-            && let Some(carried) = carry(
-                self.storage(),
-                redone.state.clone(),
-                &redone.locations,
-                &scanned,
-                &dir,
-                self.options.journal.in_memory_max,
-            )?
+            && let Some(carried) = carry(self.storage(), redone.state.clone(), &redone.locations, &scanned)?
         {
             self.carried = carried;
             if redone.from_temporary {
@@ -377,7 +373,7 @@ impl Opening<'_> {
             self.quarantine_journal(&pending)?;
             self.finish_creation()?;
             self.set_list_apart(&self.store_dir.quarantined_journal(epoch));
-            let scanned = scan(self.storage, &dir, ReadMode::PastCache, false, self.options.progress)?;
+            let scanned = scan(self.storage, &dir, ReadMode::PastCache, keep, false, self.options.progress)?;
             return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
         }
         self.begin_epoch(dir, scanned, &redone, flush)

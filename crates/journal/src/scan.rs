@@ -6,63 +6,38 @@
 //! damage is decided by what lies beyond it.
 
 use crate::error::{Context, Error, Result};
-use crate::format::{
-    BLOCK_BYTES, HEADER_SLOTS, Header, Key, ListedEpoch, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind,
-    crc64,
-};
+use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::invariant;
 use crate::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
-use crate::spill::Spill;
-use crate::store_dir::segment_index;
-use crate::sync_point;
-use crate::unreadable::{
-    contents_of, each_record_around, first_unknown, header_stops, is_media_error, is_unreadable, read_around, stops,
+use crate::segment_reader::{
+    FoundRecords, ReadMode, ScannedSegment, SegmentReader, ValidRecord, each_record, open_segments,
+    start_block_is_unchanged,
 };
+use crate::spill::Spill;
+use crate::sync_point;
+use crate::unreadable::{contents_of, first_unknown, header_stops, is_media_error, is_unreadable, read_around, stops};
 use bytes::Bytes;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{
-    AlignedBuf, File, Open, PageMemory, Storage, SyncPoint, holds, read_full_at, read_full_past_cache_at, write_all_at,
+    AlignedBuf, File, Open, Storage, SyncPoint, holds, read_full_at, read_full_past_cache_at, write_all_at,
 };
 
-/// A segment is read whole; a larger one was not written by Untorn.
-const SEGMENT_BYTES_MAX: u64 = 4 << 30;
-
-/// Looking for records in a segment that is shorter takes less time than to begin a thread.
-const READ_ALONGSIDE_MIN: u64 = 1 << 20;
-
-/// How to read.
+/// What stays in memory of what a scan reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadMode {
-    /// Flush, then read what the disk holds: the last record of a killed process may be in the page cache
-    /// only, and applying it before it is durable tears the store at the next power cut.
-    PastCache,
-    /// As before, through descriptors that only read: for a reader of a store that nobody has open.
-    PastCacheReadOnly,
-    /// Read what the kernel shows: for class `process`, and for inspection without any change.
-    Cached,
-}
-
-impl ReadMode {
-    fn is_past_cache(self) -> bool {
-        self != ReadMode::Cached
-    }
-}
-
-/// A valid record.
-#[derive(Clone, Copy, Debug)]
-pub struct ValidRecord {
-    /// Its head.
-    pub head: RecordHead,
-    /// Its checksum.
-    pub crc: u64,
-    /// Position in `Scan::segments`.
-    pub segment: usize,
-    /// False: the disk returned errors for a part of its body, and only the head's own checksum is right.
-    pub is_whole: bool,
+pub enum Keep {
+    /// Everything.
+    Contents,
+    /// Of the records all but contents of more bytes than this, which are left in the log. Where the disk returns errors:
+    /// everything.
+    Places {
+        /// Contents of at most so many bytes stay.
+        in_memory_max: u64,
+        /// So much is read at once, in whole blocks.
+        window_bytes: usize,
+    },
 }
 
 /// An accepted commit.
@@ -74,24 +49,6 @@ pub struct AcceptedRecord {
     pub record: Record,
 }
 
-/// A segment as read.
-pub struct ScannedSegment {
-    /// Its index, which is its name.
-    pub index: u32,
-    /// Its length.
-    pub bytes: u64,
-    /// Checksum of its first block.
-    pub first_block_crc: u64,
-    /// The open file.
-    pub file: Arc<dyn File>,
-    /// LSN of the last accepted record in it; 0: there is none.
-    pub last_lsn: u64,
-    /// What was read; empty if nothing was.
-    pub contents: Bytes,
-    /// What of it the disk returned errors for: zeros in `contents`.
-    pub unreadable: Vec<Range<u64>>,
-}
-
 /// The contents of a journal.
 pub struct Scan {
     /// The newest valid header.
@@ -100,6 +57,8 @@ pub struct Scan {
     pub segments: Vec<ScannedSegment>,
     /// Every valid record after the header's `checkpoint_lsn`, by LSN.
     pub valid: Vec<ValidRecord>,
+    /// Commits that were decoded where they were found, and not asked for yet.
+    found: FoundRecords,
     /// Accepted commits in order (durable marks are accepted, too, but change nothing).
     pub accepted: Vec<AcceptedRecord>,
     /// The accepted records themselves, durable marks included.
@@ -253,10 +212,11 @@ pub fn scan(
     storage: &Arc<dyn Storage>,
     journal: &Path,
     mode: ReadMode,
+    keep: Keep,
     read_all: bool,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    scan_to(storage, journal, mode, read_all, None, progress)
+    scan_to(storage, journal, mode, keep, read_all, None, progress)
 }
 
 /// Reads a quarantined journal, which ended with this commit when it was quarantined, all of it durable.
@@ -266,7 +226,7 @@ pub fn scan_quarantined(
     last_lsn: u64,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    let mut scan = scan_to(storage, journal, ReadMode::PastCache, true, Some(last_lsn), progress)?;
+    let mut scan = scan_to(storage, journal, ReadMode::PastCache, Keep::Contents, true, Some(last_lsn), progress)?;
     if scan.corrupt.is_none() && scan.last_lsn < last_lsn {
         let what = format!("it ends with commit {}, and {last_lsn} was in it before", scan.last_lsn);
         scan.corrupt = Some(Error::corrupt(journal, what));
@@ -278,6 +238,7 @@ fn scan_to(
     storage: &Arc<dyn Storage>,
     journal: &Path,
     mode: ReadMode,
+    keep: Keep,
     read_all: bool,
     end: Option<u64>,
     progress: &dyn Fn(u64, u64),
@@ -290,6 +251,7 @@ fn scan_to(
         header,
         segments: Vec::new(),
         valid: Vec::new(),
+        found: FoundRecords::new(),
         accepted: Vec::new(),
         accepted_heads: Vec::new(),
         epochs: Vec::new(),
@@ -300,160 +262,42 @@ fn scan_to(
         orphans: Vec::new(),
         clean_shutdown: false,
     };
-    open_segments(&**storage, journal, mode, &mut scan)?;
-    let may_be_clean = scan.header.clean && header_unreadable.is_none() && !read_all;
-    if may_be_clean && start_block_is_unchanged(&mut scan, mode, journal)? {
-        scan.clean_shutdown = true;
-        return Ok(scan);
-    }
-    read_segments(&**storage, &mut scan, mode, journal, progress)?;
-    scan.valid.sort_by_key(|v| v.head.lsn);
-    accept(storage, journal, end, &mut scan)?;
-    scan.corrupt = header_unreadable.or(scan.corrupt);
-    Ok(scan)
-}
-
-fn open_segments(storage: &dyn Storage, journal: &Path, mode: ReadMode, scan: &mut Scan) -> Result<()> {
-    for name in storage.list(journal).context("list", journal)? {
-        let name = name.to_string_lossy();
+    let names = storage.list(journal).context("list", journal)?;
+    for name in names.iter().map(|name| name.to_string_lossy()) {
         if let Some(id) = crate::spill::spill_id(&name) {
             scan.spills.push(id);
             scan.orphans.push(name.to_string());
         } else if [NAME_NEW, NAME_SPARE].contains(&&*name) {
             scan.orphans.push(name.to_string());
         }
-        let Some(index) = segment_index(&name) else { continue };
-        let path = journal.join(&*name);
-        let how = match mode {
-            ReadMode::PastCache => Open::WRITE.direct(),
-            ReadMode::PastCacheReadOnly => Open::READ.direct(),
-            ReadMode::Cached => Open::READ,
-        };
-        let file = storage.open(&path, how).context("open", &path)?;
-        let bytes = file.meta().context("stat", &path)?.size;
-        if bytes > SEGMENT_BYTES_MAX {
-            return Err(Error::corrupt(path, format!("a segment of {bytes} bytes was not written by Untorn")));
-        }
-        let bytes = bytes - bytes % BLOCK_BYTES as u64;
-        scan.segments.push(ScannedSegment {
-            index,
-            bytes,
-            first_block_crc: 0,
-            file,
-            last_lsn: 0,
-            contents: Bytes::new(),
-            unreadable: Vec::new(),
-        });
     }
-    scan.segments.sort_by_key(|s| s.index);
-    Ok(())
-}
-
-fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut [u8], at: u64) -> std::io::Result<()> {
-    let n = match mode.is_past_cache() {
-        true => read_full_past_cache_at(file, buf, at)?,
-        false => read_full_at(file, buf, at)?,
+    scan.segments = open_segments(&**storage, journal, names.iter().map(|name| &**name), mode)?;
+    let may_be_clean = scan.header.clean && header_unreadable.is_none() && !read_all;
+    if may_be_clean && start_block_is_unchanged(&mut scan.segments, &scan.header, mode, journal)? {
+        scan.clean_shutdown = true;
+        return Ok(scan);
+    }
+    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    let Header { key, checkpoint_lsn: after, .. } = scan.header;
+    let reader = SegmentReader { storage: &**storage, journal, mode, key, after, progress };
+    reader.flush(&scan.segments)?;
+    let in_parts = match keep {
+        Keep::Contents => None,
+        Keep::Places { in_memory_max, window_bytes } => {
+            reader.read_in_parts(&mut scan.segments, window_bytes, in_memory_max, &mut spills)?
+        }
     };
-    // The file was that long before: to treat the rest as empty would drop commits.
-    if n < buf.len() { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
-}
-
-/// Whether the block that a new epoch writes first has the checksum that the clean header says. A
-/// direct read sees what is in the page cache as well, so this needs no flush.
-fn start_block_is_unchanged(scan: &mut Scan, mode: ReadMode, journal: &Path) -> Result<bool> {
-    let (start, crc) = (scan.header.start_segment, scan.header.start_crc);
-    let Some(segment) = scan.segments.iter_mut().find(|s| s.index == start) else { return Ok(false) };
-    let other_length = segment.bytes != scan.header.start_bytes() && holds(invariant::START_LENGTH);
-    if segment.bytes == 0 || other_length || (mode.is_past_cache() && !segment.file.is_direct()) {
-        return Ok(false);
-    }
-    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-    match read_blocks(&*segment.file, mode, &mut block, 0) {
-        // The log is read, as far as that goes.
-        Err(e) if is_media_error(&e) => return Ok(false),
-        read => read.context("read", journal)?,
-    }
-    segment.first_block_crc = crc64(&block);
-    Ok(segment.first_block_crc == crc)
-}
-
-/// Reads all segments, and looks for records in each while the next one is read.
-fn read_segments(
-    storage: &dyn Storage,
-    scan: &mut Scan,
-    mode: ReadMode,
-    journal: &Path,
-    progress: &dyn Fn(u64, u64),
-) -> Result<()> {
-    let all = scan.segments.iter().map(|s| s.bytes).sum();
-    if mode.is_past_cache() {
-        let point = match mode {
-            ReadMode::PastCacheReadOnly => sync_point::READER_LOG,
-            _ => sync_point::RECOVER_JOURNAL,
-        };
-        for segment in &scan.segments {
-            segment.file.sync_data(point).context("flush", journal)?;
-        }
-    }
-    let mut done = 0;
-    for next in 0..=scan.segments.len() {
-        let (before, behind) = scan.segments.split_at_mut(next);
-        let mut look = || {
-            let Some(last) = before.last() else { return };
-            find_valid_records(last, next - 1, &scan.header, &mut scan.valid);
-        };
-        let Some(segment) = behind.first_mut() else {
-            look();
-            break;
-        };
-        let mut read = Ok(());
-        match segment.bytes < READ_ALONGSIDE_MIN {
-            true => (read, _) = (read_segment(segment, mode, journal), look()),
-            false => storage.at_once(&mut || read = read_segment(segment, mode, journal), &mut look),
-        }
-        read?;
-        done += segment.bytes;
-        progress(done, all);
-    }
+    (scan.valid, scan.found) = match in_parts {
+        Some(found) => found,
+        None => (reader.read_all(&mut scan.segments)?, FoundRecords::new()),
+    };
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
     scan.start_changed =
         start.is_none_or(|s| s.first_block_crc != scan.header.start_crc || s.bytes != scan.header.start_bytes());
-    Ok(())
-}
-
-fn read_segment(segment: &mut ScannedSegment, mode: ReadMode, journal: &Path) -> Result<()> {
-    let mut buf = PageMemory::new(segment.bytes as usize).context("find memory to read", journal)?;
-    let read = |piece: &mut [u8], at| read_blocks(&*segment.file, mode, piece, at);
-    segment.unreadable = read_around(&mut buf, read).context("read", journal)?;
-    segment.first_block_crc = crc64(&buf[..BLOCK_BYTES.min(buf.len())]);
-    segment.contents = Bytes::from_owner(buf);
-    Ok(())
-}
-
-/// Every valid record of a segment that is newer than the header. A group starts on a block; within
-/// it records follow each other.
-fn find_valid_records(read: &ScannedSegment, segment: usize, header: &Header, valid: &mut Vec<ValidRecord>) {
-    let mut found = |head: RecordHead, crc, is_whole| {
-        if head.lsn > header.checkpoint_lsn {
-            valid.push(ValidRecord { head, crc, segment, is_whole });
-        }
-    };
-    each_record(&read.contents, header.key, |head, crc| found(head, crc, true));
-    each_record_around(&read.contents, &read.unreadable, header.key, found);
-}
-
-fn each_record(bytes: &Bytes, key: Key, mut found: impl FnMut(RecordHead, u64)) {
-    let mut at = 0;
-    while at + RECORD_HEAD_BYTES <= bytes.len() {
-        match RecordHead::decode(bytes, at, key) {
-            Some((head, crc)) => {
-                found(head, crc);
-                at = (at + head.len as usize).next_multiple_of(RECORD_ALIGN_BYTES);
-            }
-            // Behind the last record of a group, or inside a broken one: the next may start on a block.
-            None => at = (at + 1).next_multiple_of(BLOCK_BYTES),
-        }
-    }
+    scan.valid.sort_by_key(|v| v.head.lsn);
+    accept(journal, end, &mut spills, &mut scan)?;
+    scan.corrupt = header_unreadable.or(scan.corrupt);
+    Ok(scan)
 }
 
 /// The commits behind this one that the log was truncated behind, if all of them are still there: records lie in their
@@ -490,16 +334,26 @@ pub fn given_up_after(
     commits.map(decoded).collect()
 }
 
+/// Valid records in the order of their LSNs.
+#[derive(Clone, Copy)]
+struct ByLsn<'a>(&'a [ValidRecord]);
+
+impl<'a> ByLsn<'a> {
+    /// Those with this LSN.
+    fn get(self, lsn: u64) -> &'a [ValidRecord] {
+        let first = self.0.partition_point(|v| v.head.lsn < lsn);
+        let len = self.0[first..].iter().take_while(|v| v.head.lsn == lsn).count();
+        &self.0[first..first + len]
+    }
+}
+
 /// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last. `end`: the last
 /// one of a journal that nobody writes to any more.
-fn accept(storage: &Arc<dyn Storage>, journal: &Path, end: Option<u64>, scan: &mut Scan) -> Result<()> {
-    let mut by_lsn: HashMap<u64, Vec<ValidRecord>> = HashMap::new();
-    for v in &scan.valid {
-        by_lsn.entry(v.head.lsn).or_default().push(*v);
-    }
-    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
-    let accepted = accept_listed(journal, &by_lsn, &mut spills, scan)
-        .and_then(|()| accept_open(journal, &by_lsn, &mut spills, scan));
+fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
+    let valid = std::mem::take(&mut scan.valid);
+    let accepted = accept_listed(journal, ByLsn(&valid), spills, scan)
+        .and_then(|()| accept_open(journal, ByLsn(&valid), spills, scan));
+    (scan.valid, scan.found) = (valid, FoundRecords::new());
     if let Err(e) = &accepted
         && !e.is_unreadable()
         && !matches!(e, Error::Corrupt { .. })
@@ -523,12 +377,7 @@ fn accept(storage: &Arc<dyn Storage>, journal: &Path, end: Option<u64>, scan: &m
 
 /// Accepts exactly the records of the epochs that the header lists, each found by the checksum that the one after it
 /// repeats.
-fn accept_listed(
-    journal: &Path,
-    by_lsn: &HashMap<u64, Vec<ValidRecord>>,
-    spills: &mut SpillCache,
-    scan: &mut Scan,
-) -> Result<()> {
+fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let header = scan.header.clone();
     for listed in &header.listed {
         let wrong = |detail: String| Error::corrupt(journal.join("header"), detail);
@@ -542,7 +391,7 @@ fn accept_listed(
         let (mut run, mut crc) = (Vec::new(), listed.last_crc);
         for lsn in (first..=listed.last_lsn).rev() {
             let is_next = |v: &&ValidRecord| v.crc == crc && v.head.epoch == listed.epoch;
-            let Some(v) = by_lsn.get(&lsn).and_then(|found| found.iter().find(is_next)) else {
+            let Some(v) = by_lsn.get(lsn).iter().find(is_next) else {
                 accept_before_damage(journal, listed, first..lsn, by_lsn, spills, scan)?;
                 let detail = format!(
                     "commit {lsn} is missing or damaged, though it was accepted when the store was opened before"
@@ -571,7 +420,7 @@ fn accept_before_damage(
     journal: &Path,
     listed: &ListedEpoch,
     before: std::ops::Range<u64>,
-    by_lsn: &HashMap<u64, Vec<ValidRecord>>,
+    by_lsn: ByLsn<'_>,
     spills: &mut SpillCache,
     scan: &mut Scan,
 ) -> Result<()> {
@@ -580,7 +429,7 @@ fn accept_before_damage(
         let is_next = |v: &&ValidRecord| {
             v.head.epoch == listed.epoch && previous.is_none_or(|previous| v.head.previous_crc == previous)
         };
-        let Some(v) = by_lsn.get(&lsn).and_then(|found| found.iter().find(is_next)) else { break };
+        let Some(v) = by_lsn.get(lsn).iter().find(is_next) else { break };
         previous = Some(v.crc);
         accept_record(journal, *v, spills, scan)?;
     }
@@ -588,12 +437,7 @@ fn accept_before_damage(
 }
 
 /// Accepts records of the open epoch along the chain of checksums from the header, to the first gap.
-fn accept_open(
-    journal: &Path,
-    by_lsn: &HashMap<u64, Vec<ValidRecord>>,
-    spills: &mut SpillCache,
-    scan: &mut Scan,
-) -> Result<()> {
+fn accept_open(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let mut epoch = None;
     if !scan.header.listed.is_empty() && !holds(invariant::OPEN_EPOCH_ACCEPTED) {
         return Ok(());
@@ -606,7 +450,7 @@ fn accept_open(
             (v.head.previous_crc == scan.last_crc || !holds(invariant::CHAIN))
                 && (epoch.is_none_or(|epoch| epoch == v.head.epoch) || !holds(invariant::EPOCH))
         };
-        let next = by_lsn.get(&(scan.last_lsn + 1)).and_then(|found| found.iter().find(follows)).copied();
+        let next = by_lsn.get(scan.last_lsn + 1).iter().find(follows).copied();
         let Some(v) = next else { return Ok(()) };
         accept_record(journal, v, spills, scan)?;
         epoch = Some(v.head.epoch);
@@ -619,16 +463,23 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
     let lsn = head.lsn;
     if head.kind == RecordKind::Commit {
         let path = segment_path(journal, scan, &v);
-        let decoded = decode(&v, &scan.segments[segment], spills, Some(contents_of(lsn, &path)));
+        let decoded = match scan.found.remove(&(segment, head.position)) {
+            Some(found) => found,
+            None => {
+                spills.take_used();
+                decode(&v, &scan.segments[segment], spills, Some(contents_of(lsn, &path)))
+                    .map(|record| (record, spills.take_used()))
+            }
+        };
         let wrong = |e: Error| match &e {
             _ if e.is_unreadable() || is_unreadable(&e) => stops(&path, &format!("the disk cannot read commit {lsn}")),
             // Not of the log: too many open files, no memory.
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => e,
             _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
         };
-        let record = decoded.map_err(wrong)?;
+        let (record, used) = decoded.map_err(wrong)?;
         scan.accepted.push(AcceptedRecord { lsn, record });
-        for spill in spills.take_used() {
+        for spill in used {
             match scan.live_spills.iter_mut().find(|(known, _)| known.id == spill.id) {
                 Some((_, last_lsn)) => *last_lsn = lsn,
                 None => scan.live_spills.push((spill, lsn)),

@@ -121,7 +121,8 @@ pub(crate) fn each_record_around(
     for mut at in starts.step_by(BLOCK_BYTES) {
         // A group, as far as it goes; what follows one of its records begins no group.
         let mut behind_one = false;
-        while let Some((head, crc)) = bytes.get(at..).and_then(|b| RecordHead::decode_head(b, at as u64, key)) {
+        let head_at = |b: &[u8], at| RecordHead::decode_head(b, at, b.len() as u64, key);
+        while let Some((head, crc)) = bytes.get(at..).and_then(|b| head_at(b, at as u64)) {
             let extent = at as u64..at as u64 + head.len;
             if touches(unreadable, &(extent.start..extent.start + RECORD_HEAD_BYTES as u64)) {
                 break;

@@ -14,7 +14,8 @@ use untorn_journal::leases::LEASES_HONOURED;
 use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::readers_page::OwnersPage;
-use untorn_journal::scan::{ReadMode, scan};
+use untorn_journal::scan::{Keep, scan};
+use untorn_journal::segment_reader::ReadMode;
 use untorn_journal::store_dir::lock_store;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Open, Storage};
@@ -81,7 +82,7 @@ pub fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<Vec<Adoption>> {
 
 /// Adds the files of a journal that recovery would not recognise.
 fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) -> Result<()> {
-    let scanned = scan(storage, journal, ReadMode::Cached, true, &|_, _| {})?;
+    let scanned = scan(storage, journal, ReadMode::Cached, Keep::Contents, true, &|_, _| {})?;
     if let Some(e) = scanned.corrupt {
         return Err(e);
     }

@@ -18,18 +18,17 @@ const LOOK_AT_LEASES: Duration = Duration::from_secs(1);
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Starts the thread of a store, which first of all drops what is waste.
-pub(crate) fn start(engine: &Arc<Engine>, waste: impl Send + 'static) -> Result<()> {
+/// Starts the thread of a store.
+pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
     let (weak, wakeup) = (Arc::downgrade(engine), engine.wakeup.clone());
-    let start = || thread::Builder::new().name("untorn".into()).spawn(move || run(&weak, &wakeup, waste));
+    let start = || thread::Builder::new().name("untorn".into()).spawn(move || run(&weak, &wakeup));
     let thread = without_signals(start).map_err(|e| Error::io("start a thread for", &engine.path, e))?;
     engine.wakeup.started(thread);
     Ok(())
 }
 
-fn run(engine: &Weak<Engine>, wakeup: &Wakeup, waste: impl Send) {
+fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     let _own = own_thread();
-    drop(waste);
     // The store may close while the thread waits: nothing of it is kept alive then.
     let mut retry = RETRY_MIN;
     while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {

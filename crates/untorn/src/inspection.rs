@@ -14,7 +14,8 @@ use untorn_journal::locate::{DataFiles, Location, Locations, leave_unreadable};
 use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::readers_page::held_commits;
 use untorn_journal::recovery::boot_id;
-use untorn_journal::scan::{ReadMode, Scan, read_header, scan};
+use untorn_journal::scan::{Keep, Scan, read_header, scan};
+use untorn_journal::segment_reader::{ReadMode, ValidRecord};
 use untorn_journal::store_dir::{StoreDir, is_owned_by_somebody, read_pid, segment_name};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Linux, Open, Storage};
@@ -224,7 +225,7 @@ fn look(
 ) -> Result<(Inspection, Pending)> {
     let journal = store_dir.journal();
     let scanned = match storage.stat(&journal) {
-        Ok(_) => Some(scan(storage, &journal, ReadMode::Cached, true, &|_, _| {})?),
+        Ok(_) => Some(scan(storage, &journal, ReadMode::Cached, Keep::Contents, true, &|_, _| {})?),
         Err(e) if e.kind() == ErrorKind::NotFound => None,
         Err(e) => return Err(Error::io("look at", &journal, e)),
     };
@@ -266,7 +267,7 @@ fn look(
     }
     for quarantined in &quarantined {
         match PendingFiles::read(&**storage, quarantined).and_then(|pending_files| {
-            Ok((pending_files, scan(storage, quarantined, ReadMode::Cached, true, &|_, _| {})?))
+            Ok((pending_files, scan(storage, quarantined, ReadMode::Cached, Keep::Contents, true, &|_, _| {})?))
         }) {
             Ok((pending_files, scanned)) => {
                 note_records(&scanned, seen);
@@ -302,7 +303,7 @@ pub(crate) fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<u32> 
 
 fn records(scanned: &Scan) -> Vec<RecordInfo> {
     let commits: std::collections::HashMap<u64, _> = scanned.accepted.iter().map(|a| (a.lsn, &a.record)).collect();
-    let info = |v: &untorn_journal::scan::ValidRecord| {
+    let info = |v: &ValidRecord| {
         let record = commits.get(&v.head.lsn);
         RecordInfo {
             lsn: v.head.lsn,

@@ -49,7 +49,7 @@ impl OpenStore {
             redo: options.redo || options.full_page,
             progress,
         };
-        let Opened { journal, store_lock, recovered, quarantined, mut carried, has_spare } =
+        let Opened { journal, store_lock, recovered, quarantined, carried, has_spare } =
             open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
@@ -98,10 +98,9 @@ impl OpenStore {
             merge_wanted: AtomicBool::new(false),
             has_spare: AtomicBool::new(has_spare),
         });
-        let read = std::mem::take(&mut carried.read);
         engine.take_over(carried);
         if options.background {
-            background::start(&engine, read)?;
+            background::start(&engine)?;
         }
         Ok(Arc::new(OpenStore { engine, lock: Mutex::new(Some(store_lock)) }))
     }

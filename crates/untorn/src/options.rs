@@ -113,6 +113,7 @@ impl Default for StoreOptions {
                 inline_bytes_max: 0,
                 clone_bytes_least: CLONE_BYTES_LEAST,
                 in_memory_max: 64,
+                window_bytes: 4 << 20,
                 spare: true,
                 readers: true,
                 leases: LEASES_HONOURED,
@@ -240,6 +241,7 @@ impl StoreOptions {
         self.journal.inline_bytes_max = inline_bytes_max;
         self.journal.clone_bytes_least = BLOCK_BYTES as u64;
         self.journal.in_memory_max = 0;
+        self.journal.window_bytes = BLOCK_BYTES;
         self
     }
 

@@ -134,6 +134,7 @@ fn salvage(disk: &SimDisk) -> Result<(), Error> {
         inline_bytes_max: 32 << 10,
         clone_bytes_least: 1 << 20,
         in_memory_max: 64,
+        window_bytes: 4096,
         spare: false,
         readers: false,
         leases: Duration::ZERO,

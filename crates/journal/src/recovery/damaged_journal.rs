@@ -5,7 +5,8 @@ use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, Header, StoreId};
 use crate::quarantine::PendingFiles;
 use crate::salvage::{SALVAGED, write_contents};
-use crate::scan::{ReadMode, scan};
+use crate::scan::{Keep, scan};
+use crate::segment_reader::ReadMode;
 use crate::strip::{remove_temporaries, strip_attribute, strip_attributes};
 use crate::sync_point;
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ impl Opening<'_> {
     pub(super) fn salvage_current(&mut self, why: &Error) -> Result<()> {
         let dir = self.store_dir.journal();
         let (mut epoch, mut kept) = (0, Vec::new());
-        match scan(self.storage, &dir, ReadMode::PastCache, true, self.options.progress) {
+        match scan(self.storage, &dir, ReadMode::PastCache, Keep::Contents, true, self.options.progress) {
             Ok(scanned) => {
                 self.archived_header =
                     Some(Header { checkpoint_lsn: scanned.last_lsn, link: scanned.last_crc, ..scanned.header.clone() });
