@@ -10,6 +10,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Measure commits, side by side with what plain system calls cost here
 ///
@@ -24,6 +25,11 @@ pub struct Bench {
     /// Where, separated by commas; the default is ext4,xfs,btrfs for root, else here
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHERE")]
     fs: Vec<FileSystem>,
+
+    /// Instead: on ext4 on a disk of which a flush takes so many milliseconds, behind FUSE; several,
+    /// separated by commas (root only)
+    #[arg(long, value_delimiter = ',', value_name = "MS", conflicts_with = "fs", value_parser = flush_ms)]
+    flush_ms: Vec<f64>,
 
     /// Directory for the images, or to measure in
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -95,6 +101,11 @@ enum Benchmark {
     All,
 }
 
+fn flush_ms(text: &str) -> Result<f64, String> {
+    let ms: f64 = text.parse().map_err(|_| "it is no number of milliseconds".to_owned())?;
+    if (0.0..=1000.0).contains(&ms) { Ok(ms) } else { Err("from 0 to 1000".to_owned()) }
+}
+
 /// A commit wakes up several times; on a busy processor each of them waits for a turn, the floor's
 /// and the peers' too, and all ratios come near 1.
 fn warn_of_company(processors: usize) -> Result<()> {
@@ -110,8 +121,11 @@ impl Bench {
     /// Runs the benchmarks, prints their tables, writes the files. A missed target is no failure.
     pub fn run(&self) -> Result<()> {
         let dir = self.dir.canonicalize().with_context(|| format!("cannot use {}", self.dir.display()))?;
-        let places = Place::choose(&self.fs, &dir, self.quick);
-        if places.iter().any(|&(fs, _)| fs != FileSystem::Here) {
+        let places = match self.flush_ms.is_empty() {
+            true => Place::choose(&self.fs, &dir, self.quick),
+            false => Vec::new(),
+        };
+        if !self.flush_ms.is_empty() || places.iter().any(|&(fs, _)| fs != FileSystem::Here) {
             fs::enter_private_namespace();
         }
         scratch::clean_up_on_signals()?;
@@ -145,6 +159,11 @@ impl Bench {
                 Err(e) if !required => run.progress.print(&format!("\nNot measured on an image: {e:#}")),
                 Err(e) => return Err(e),
             }
+        }
+        for ms in &self.flush_ms {
+            run.progress.cell(format!("making the disk with flushes of {ms} ms"));
+            let place = Place::on_slow_disk(&dir, fs::IMAGE_BYTES, Duration::from_secs_f64(ms / 1e3))?;
+            self.measure_in(&place, &run, &mut report)?;
         }
         if report.sections.is_empty() {
             run.progress.print("No file system could be made: measuring where it stands.");

@@ -15,7 +15,7 @@ use std::time::Duration;
 use untorn_os::AlignedBuf;
 
 /// Size of an image; large enough for two files of 1 GiB, a journal, and the floors.
-const IMAGE_BYTES: u64 = 4 << 30;
+pub const IMAGE_BYTES: u64 = 4 << 30;
 
 /// Set in the process that runs in a mount namespace of its own.
 const NAMESPACE_VARIABLE: &str = "UNTORN_BENCH_NAMESPACE";

@@ -233,7 +233,8 @@ pub enum Trouble {
     Sync(u64, Failed),
     /// The n-th call of the run fails with this `errno`, and everything is well again afterwards.
     Errno(u64, i32),
-    /// The n-th call of the run, if it reads or writes, does at most this many bytes.
+    /// The n-th call of the run, if it reads or writes, does at most this many bytes; more, if they lie in one page of the
+    /// page cache.
     Short(u64, usize),
 }
 

@@ -64,7 +64,10 @@ pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, sc
         segment.log.iter().for_each(|log| log.ends_with(segment.last_lsn));
     }
     let named = state.files.into_values().filter(|file| file.name.is_some());
-    carried.files.extend(named.zip(metas).map(|(state, (meta, writable))| CarriedFile { state, meta, writable }));
+    for (mut state, (meta, writable)) in named.zip(metas) {
+        state.overlay = state.overlay.trimmed();
+        carried.files.push(CarriedFile { state, meta, writable });
+    }
     Ok(Some(carried))
 }
 

@@ -1,12 +1,13 @@
 //! Bytes of commits, read from the journal's segments where they lie.
 //!
 //! After a crash the accepted records are served without being applied: an overlay refers to the bytes in the segment,
-//! piece by piece, each with a checksum that was made when the record was accepted, and that is checked at each reading.
+//! piece by piece, each with a checksum that was made when the record was found, and that is checked at each reading.
 //! A segment is not written again as long as something refers to it.
 
 use crate::error::{Context, Error, Result};
 use crate::format::crc64;
 use crate::invariant;
+use crate::unreadable::is_media_error;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,11 @@ impl LogSegment {
     /// Reads a piece, which has that checksum.
     pub fn read(&self, at: u64, len: u64, crc: u64) -> Result<Vec<u8>> {
         let mut piece = vec![0; len as usize];
-        let n = read_full_at(&*self.file, &mut piece, at).context("read", &self.path)?;
+        let n = match read_full_at(&*self.file, &mut piece, at) {
+            // The kernel may have wanted more around it than there can be read.
+            Err(e) if is_media_error(&e) => 0,
+            read => read.context("read", &self.path)?,
+        };
         if (n == piece.len() && crc64(&piece) == crc) || !holds(invariant::LOG_VERIFIED) {
             return Ok(piece);
         }

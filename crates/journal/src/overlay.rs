@@ -366,6 +366,19 @@ impl Overlay {
         Ok(overlay)
     }
 
+    /// The overlay with nothing in memory but what it shows: its bytes may be parts of much longer ones.
+    pub fn trimmed(&self) -> Overlay {
+        let of_its_own = |(range, source): (&Range<u64>, &Source)| match source.slice(range) {
+            Some(bytes) => {
+                (range.clone(), Source::Bytes { bytes: Bytes::copy_from_slice(&bytes), origin: range.start })
+            }
+            None => (range.clone(), source.clone()),
+        };
+        let mut trimmed = Overlay { size: self.size, ..Overlay::default() };
+        trimmed.insert_all(self.ranges().map(of_its_own).collect());
+        trimmed
+    }
+
     /// Why a part of it cannot be read, if the disk returned errors for it.
     pub fn unreadable(&self) -> Option<&Error> {
         self.ranges().find_map(|(_, source)| match source {

@@ -272,8 +272,6 @@ pub struct Decoder<'a> {
     unreadable: Option<&'a UnreadableBody<'a>>,
     /// What becomes of contents that cannot be read.
     lost: Option<Arc<Error>>,
-    /// Files that the record makes.
-    made: Vec<u32>,
 }
 
 /// What a decoded record has of the contents in its body.
@@ -359,8 +357,7 @@ impl<'a> Decoder<'a> {
         Decoder::new(body, Contents::InMemory(body), spills).record()
     }
 
-    /// As [`Decoder::decode`], of a body in memory that is used again: contents are left where they lie in the log. Those of a
-    /// file that the record makes are copied: they go to the file before its name.
+    /// As [`Decoder::decode`], of a body in memory that is used again: contents are left where they lie in the log.
     pub(crate) fn decode_in_log(
         body: &'a [u8],
         place: BodyInLog<'a>,
@@ -371,7 +368,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn new(body: &'a [u8], contents: Contents<'a>, spills: &'a mut SpillCache) -> Decoder<'a> {
-        Decoder { body, at: 0, contents, spills, unreadable: None, lost: None, made: Vec::new() }
+        Decoder { body, at: 0, contents, spills, unreadable: None, lost: None }
     }
 
     /// As [`Decoder::decode`]: contents in spill files that cannot be read, and with `unreadable` those in the body, are
@@ -506,11 +503,7 @@ impl<'a> Decoder<'a> {
                 }
                 Op::Truncate { file, size }
             }
-            CREATE => {
-                let file = self.file(files)?;
-                self.made.push(file);
-                Op::Create { file, mode: self.mode()? }
-            }
+            CREATE => Op::Create { file: self.file(files)?, mode: self.mode()? },
             MODE => Op::Mode { file: self.file(files)?, mode: self.mode()? },
             RENAME => Op::Rename { file: self.file(files)?, to: self.path()? },
             UNLINK => Op::Unlink { file: self.file(files)? },
@@ -532,7 +525,7 @@ impl<'a> Decoder<'a> {
                 let source = Source::Bytes { bytes: body.slice(part), origin: offset };
                 return ops.push(Op::Write { file, range: offset..offset + len, source });
             }
-            Contents::InLog(place) if len <= place.in_memory_max || self.made.contains(&file) => {
+            Contents::InLog(place) if len <= place.in_memory_max => {
                 let source = Source::Bytes { bytes: Bytes::copy_from_slice(&self.body[part]), origin: offset };
                 return ops.push(Op::Write { file, range: offset..offset + len, source });
             }

@@ -19,10 +19,10 @@ use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, Re
 use rustix::io::Errno;
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Read};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -135,10 +135,30 @@ impl Linux {
     }
 
     /// The directory that holds a name, and the name.
-    fn parent<'p>(&self, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Directory<'_>, &'p OsStr)> {
         let name = path.file_name().ok_or(Errno::INVAL)?;
-        let parent = path.parent().unwrap_or(Path::new(""));
-        Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
+        let directory = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => {
+                Directory::Below(self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?)
+            }
+            _ => Directory::Root(self.root.get()?),
+        };
+        Ok((directory, name))
+    }
+}
+
+/// A directory that holds a name.
+enum Directory<'r> {
+    Root(BorrowedFd<'r>),
+    Below(OwnedFd),
+}
+
+impl AsFd for Directory<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Directory::Root(fd) => *fd,
+            Directory::Below(fd) => fd.as_fd(),
+        }
     }
 }
 
@@ -283,7 +303,8 @@ impl Storage for Linux {
     fn check_access(&self, path: &Path, access: Access) -> io::Result<()> {
         let (directory, name) = match access {
             Access::Add | Access::NewMode(_) => {
-                (self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, None)
+                let directory = self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+                (Directory::Below(directory), None)
             }
             _ => self.parent(path).map(|(directory, name)| (directory, Some(name)))?,
         };
@@ -309,7 +330,7 @@ impl Storage for Linux {
         if entry.st_dev != inside.st_dev {
             return Err(Errno::XDEV.into());
         }
-        let fixed = |directory: &OwnedFd, name: &OsStr, flags| {
+        let fixed = |directory: &Directory<'_>, name: &OsStr, flags| {
             let (kind, none) =
                 (AtFlags::SYMLINK_NOFOLLOW | flags, libc::STATX_ATTR_IMMUTABLE | libc::STATX_ATTR_APPEND);
             // Where the kernel does not tell, there is nothing to be learned.
@@ -392,8 +413,10 @@ impl Storage for Linux {
     }
 
     fn boot_id(&self) -> io::Result<[u8; 16]> {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        let mut text = [0; 64];
+        let n = std::fs::File::open("/proc/sys/kernel/random/boot_id")?.read(&mut text)?;
+        let digits = text[..n].iter().filter(|byte| byte.is_ascii_hexdigit());
+        let hex: String = digits.map(|byte| char::from(*byte)).collect();
         let id = u128::from_str_radix(&hex, 16).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         Ok(id.to_be_bytes())
     }
@@ -620,8 +643,14 @@ impl File for LinuxFile {
         let fd = self.fd.get()?;
         let is_possible = |size: u64| fs::seek(fd, fs::SeekFrom::Start(size)).is_ok();
         let (mut possible, mut impossible) = (0, i64::MAX as u64 + 1);
+        // XFS and btrfs.
         if is_possible(impossible - 1) {
             return Ok(impossible - 1);
+        }
+        // ext4 with blocks of 4 KiB.
+        let usual = u64::from(u32::MAX) * BLOCK_BYTES as u64;
+        if is_possible(usual) && !is_possible(usual + 1) {
+            (possible, impossible) = (usual, usual + 1);
         }
         while impossible - possible > 1 {
             let middle = possible + (impossible - possible) / 2;

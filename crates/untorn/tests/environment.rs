@@ -143,3 +143,51 @@ fn where_attributes_are_forbidden_the_message_says_so() {
     drop(file);
     store.close().unwrap();
 }
+
+/// What is in the journal is read in parts, whose memory is used again; and contents stay where they are.
+#[test]
+fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
+    const COMMITS: u64 = 1500;
+    const COMMIT_BYTES: usize = 64 << 10;
+    let options = StoreOptions::default().journal_bytes(512 << 20).background(false);
+    let Some(dir) = place() else {
+        let dir = directory();
+        let phase = || {
+            let inner = again("an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal");
+            let mut command = Command::new(inner.get_program());
+            let output = command.args(inner.get_args()).env(PLACE, dir.path()).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        phase();
+        phase();
+        return;
+    };
+    let kib_most = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let contents = |n: u64| (n as u32).to_le_bytes().repeat(COMMIT_BYTES / 4);
+    if !dir.join("f").exists() {
+        let store = options.open(&dir).unwrap();
+        let file = store.open_or_create("f").unwrap();
+        for n in 0..COMMITS {
+            file.write_all_at(&contents(n), n * COMMIT_BYTES as u64).unwrap();
+            file.commit().unwrap();
+        }
+        // As if it had been killed.
+        std::process::exit(0);
+    }
+    let before = kib_most();
+    let store = options.open(&dir).unwrap();
+    let taken = kib_most() - before;
+    println!("{taken} KiB for {} MiB in the journal", COMMITS * COMMIT_BYTES as u64 >> 20);
+    assert_eq!(store.status().recovered.commits, COMMITS + 1, "all of it is in the journal, and the creation");
+    assert!(taken < 40 << 10, "{taken} KiB");
+    let file = store.open_file("f").unwrap();
+    for n in (0..COMMITS).step_by(100) {
+        let mut found = vec![0; COMMIT_BYTES];
+        file.read_exact_at(&mut found, n * COMMIT_BYTES as u64).unwrap();
+        assert!(found == contents(n), "commit {n}");
+    }
+}

@@ -15,7 +15,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint, shown_by};
+use untorn_os::{
+    Access, BLOCK_BYTES, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint, shown_by,
+};
 
 /// The longest name, as on every file system that Untorn is made for.
 const NAME_BYTES_MAX: u64 = 255;
@@ -437,6 +439,14 @@ impl SimFile {
         machine.leases.iter().any(|(slot, _, holder)| *slot == self.slot && *holder != Some(self.handle))
     }
 
+    /// Linux copies what lies in one page of the page cache in one piece, and looks for signals and room before. (So a
+    /// process cannot be killed in the middle of a header that is written over another one.)
+    fn is_copied_at_once(&self, machine: &Machine, len: usize, offset: u64) -> io::Result<bool> {
+        let end = offset + len as u64;
+        let in_one_page = end <= (offset + 1).next_multiple_of(BLOCK_BYTES as u64);
+        Ok(!self.direct && in_one_page && end <= machine.state.meta(self.slot)?.size)
+    }
+
     fn is_locked_by_another(&self, machine: &Machine) -> bool {
         machine.locks.get(&(self.slot, Lock::WholeFile)).is_some_and(|holder| *holder != self.handle)
     }
@@ -489,7 +499,10 @@ impl File for SimFile {
                     State::aligned(buf, offset)?;
                 }
                 self.refused(machine, Act::Write)?;
-                let len = shortened(buf.len(), fault);
+                let len = match self.is_copied_at_once(machine, buf.len(), offset)? {
+                    true => buf.len(),
+                    false => shortened(buf.len(), fault),
+                };
                 let n = machine.state.write(self.slot, &buf[..len], offset, self.direct)?;
                 for counters in [&mut machine.counters, &mut *self.life.counters()] {
                     counters.writes += 1;
