@@ -181,7 +181,7 @@ fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
     let before = kib_most();
     let store = options.open(&dir).unwrap();
     let taken = kib_most() - before;
-    println!("{taken} KiB for {} MiB in the journal", COMMITS * COMMIT_BYTES as u64 >> 20);
+    println!("{taken} KiB for {} MiB in the journal", (COMMITS * COMMIT_BYTES as u64) >> 20);
     assert_eq!(store.status().recovered.commits, COMMITS + 1, "all of it is in the journal, and the creation");
     assert!(taken < 40 << 10, "{taken} KiB");
     let file = store.open_file("f").unwrap();
