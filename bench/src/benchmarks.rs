@@ -8,7 +8,7 @@ use crate::{
     append, commits, flush_times, fs, heap_large, kv, live, mounted, mounted_programs, msync, msync_large, oneshot,
     plot, reader_costs, recovery_time, scratch, section_text, syncv, threads, xsync,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -125,6 +125,11 @@ impl Bench {
             true => Place::choose(&self.fs, &dir, self.quick),
             false => Vec::new(),
         };
+        if !self.flush_ms.is_empty() && !rustix::process::geteuid().is_root() {
+            bail!(
+                "--flush-ms makes and mounts a file system of its own, which only root may do; `--fs here` measures here"
+            );
+        }
         if !self.flush_ms.is_empty() || places.iter().any(|&(fs, _)| fs != FileSystem::Here) {
             fs::enter_private_namespace();
         }
