@@ -123,13 +123,11 @@ impl Bench {
         let dir = self.dir.canonicalize().with_context(|| format!("cannot use {}", self.dir.display()))?;
         let places = match self.flush_ms.is_empty() {
             true => Place::choose(&self.fs, &dir, self.quick),
-            false => Vec::new(),
-        };
-        if !self.flush_ms.is_empty() && !rustix::process::geteuid().is_root() {
-            bail!(
+            false if rustix::process::geteuid().is_root() => Vec::new(),
+            false => bail!(
                 "--flush-ms makes and mounts a file system of its own, which only root may do; `--fs here` measures here"
-            );
-        }
+            ),
+        };
         if !self.flush_ms.is_empty() || places.iter().any(|&(fs, _)| fs != FileSystem::Here) {
             fs::enter_private_namespace();
         }

@@ -520,17 +520,18 @@ impl<'a> Decoder<'a> {
     /// Adds the writing of contents, which are a part of the body.
     fn push_contents(&self, file: u32, offset: u64, part: Range<usize>, ops: &mut Vec<Op>) {
         let len = part.len() as u64;
-        let place = match &self.contents {
-            Contents::InMemory(body) => {
-                let source = Source::Bytes { bytes: body.slice(part), origin: offset };
-                return ops.push(Op::Write { file, range: offset..offset + len, source });
+        let bytes = match &self.contents {
+            Contents::InMemory(body) => body.slice(part),
+            Contents::InLog(place) if len > place.in_memory_max => {
+                return self.push_places(file, offset, part, place, ops);
             }
-            Contents::InLog(place) if len <= place.in_memory_max => {
-                let source = Source::Bytes { bytes: Bytes::copy_from_slice(&self.body[part]), origin: offset };
-                return ops.push(Op::Write { file, range: offset..offset + len, source });
-            }
-            Contents::InLog(place) => place,
+            Contents::InLog(_) => Bytes::copy_from_slice(&self.body[part]),
         };
+        ops.push(Op::Write { file, range: offset..offset + len, source: Source::Bytes { bytes, origin: offset } });
+    }
+
+    /// Adds the writing of contents that are left in the log, piece by piece.
+    fn push_places(&self, file: u32, offset: u64, part: Range<usize>, place: &BodyInLog<'_>, ops: &mut Vec<Op>) {
         let (mut origin, mut at) = (offset, place.start + part.start as u64);
         for piece in self.body[part].chunks(PIECE_BYTES_MAX as usize) {
             let len = piece.len() as u64;

@@ -330,9 +330,10 @@ impl Opening<'_> {
         let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.log.is_some());
         let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
         let before = self.recovered.clone();
-        let redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
+        let mut redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
         if redone.names_only
-            && let Some(carried) = carry(self.storage(), redone.state.clone(), &redone.locations, &scanned)?
+            && let Some(carried) =
+                carry(self.storage(), std::mem::take(&mut redone.state), &redone.locations, &scanned)?
         {
             self.carried = carried;
             if redone.from_temporary {

@@ -369,10 +369,7 @@ impl Look {
     /// `end`.
     fn each_record(&mut self, bytes: &[u8], end: u64, key: Key, found: &mut impl FnMut(RecordHead, u64, &[u8])) {
         let known = self.start + bytes.len() as u64;
-        while self.at + RECORD_HEAD_BYTES as u64 <= end {
-            if self.at + RECORD_HEAD_BYTES as u64 > known {
-                return;
-            }
+        while self.at + RECORD_HEAD_BYTES as u64 <= known {
             let rest = &bytes[(self.at - self.start) as usize..];
             let head = RecordHead::decode_head(rest, self.at, end - self.at, key);
             if head.is_some_and(|(head, _)| head.len > rest.len() as u64) {

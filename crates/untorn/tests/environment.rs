@@ -157,6 +157,7 @@ fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
             let mut command = Command::new(inner.get_program());
             let output = command.args(inner.get_args()).env(PLACE, dir.path()).output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            print!("{}", String::from_utf8_lossy(&output.stdout));
         };
         phase();
         phase();
