@@ -18,6 +18,9 @@
  *   - another process that opens the file by these functions gets EBUSY;
  *   - calls that would go past this fail, and say so on standard error (not with UNTORN_LOG=off).
  *
+ * A file on a mount of `untorn mount` is left to the mount, which commits it at each sync: maps and most other
+ * calls are the kernel's there, and other programs see what is not committed yet.
+ *
  * Calls on other files, sockets, pipes, private and anonymous maps go to the C library unchanged, and are as
  * safe in signal handlers as before. docs/PORTING.md lists the differences from POSIX. Failures set errno;
  * untorn_error_message() of untorn.h has a message.

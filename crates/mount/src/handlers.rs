@@ -487,8 +487,13 @@ impl Handlers {
                 return Ok(Answer::default().u32(0).u32(0).u32(0).u32(0).u64(txn));
             }
             mount_calls::ADD => self.tree.add(given, ino)?,
-            mount_calls::COMMIT => self.tree.commit(given, &*self.pull)?,
-            mount_calls::ABORT => self.tree.abort(given, &*self.pull)?,
+            mount_calls::COMMIT | mount_calls::COMMIT_AND_CHAIN => {
+                self.tree.commit(given, command == mount_calls::COMMIT_AND_CHAIN, &*self.pull)?;
+            }
+            mount_calls::ABORT | mount_calls::ABORT_AND_CHAIN => {
+                let had_changes = self.tree.abort(given, command == mount_calls::ABORT_AND_CHAIN, &*self.pull)?;
+                return Ok(Answer::default().u32(had_changes.into()).u32(0).u32(0).u32(0));
+            }
             _ => self.tree.dissolve(given),
         }
         Ok(Answer::default().u32(0).u32(0).u32(0).u32(0))
@@ -529,6 +534,8 @@ impl Handlers {
             | mount_calls::ADD
             | mount_calls::COMMIT
             | mount_calls::ABORT
+            | mount_calls::COMMIT_AND_CHAIN
+            | mount_calls::ABORT_AND_CHAIN
             | mount_calls::DISSOLVE => self.transaction(header.ino, handle, command, fields.u64()?),
             _ => errno(libc::ENOTTY),
         }

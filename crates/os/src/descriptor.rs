@@ -8,20 +8,22 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
 /// A descriptor that is close-on-exec and closed in forked children.
-pub(crate) struct Fd {
+#[derive(Debug)]
+pub struct Fd {
     fd: ManuallyDrop<OwnedFd>,
     slot: &'static AtomicI32,
     generation: u64,
 }
 
 impl Fd {
-    pub(crate) fn new(fd: OwnedFd) -> Fd {
+    /// Takes a descriptor, which the program never opened.
+    pub fn new(fd: OwnedFd) -> Fd {
         let slot = register(fd.as_raw_fd());
         Fd { fd: ManuallyDrop::new(fd), slot, generation: process_generation() }
     }
 
     /// The descriptor; in a forked child, where it is closed, `EBADF`.
-    pub(crate) fn get(&self) -> io::Result<BorrowedFd<'_>> {
+    pub fn get(&self) -> io::Result<BorrowedFd<'_>> {
         if self.generation == process_generation() { Ok(self.fd.as_fd()) } else { Err(Errno::BADF.into()) }
     }
 }

@@ -49,6 +49,7 @@ mod write_out;
 
 pub use asymmetric_barrier::{heavy_barrier, is_asymmetric, light_barrier};
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
+pub use descriptor::Fd;
 pub use file_handle::FileHandle;
 pub use fork::{is_own_descriptor, process_generation};
 pub use futex::{wait_shared, wake_shared};

@@ -1,8 +1,9 @@
 //! What programs ask of a mount of Untorn's about descriptors of its files, by `ioctl`.
 
 use rustix::fd::AsFd;
-use rustix::io::Result;
-use rustix::ioctl::{Getter, Setter, Updater, ioctl, opcode};
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{Getter, Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
+use std::ffi::c_void;
 
 /// Begins a transaction with the file of a descriptor, which is open for writing; the end of that opening ends it. Given
 /// is 0, or 1 if that end gives nothing up; the answer is the transaction's number.
@@ -11,10 +12,14 @@ pub const BEGIN: u32 = opcode::read_write::<u64>(b'U', 4);
 pub const ADD: u32 = opcode::write::<u64>(b'U', 5);
 /// Commits a transaction.
 pub const COMMIT: u32 = opcode::write::<u64>(b'U', 6);
-/// Gives a transaction up: its files are as of their last commits.
+/// Gives a transaction up: its files are as of their last commits. The answer is 1 if something was given up.
 pub const ABORT: u32 = opcode::write::<u64>(b'U', 7);
 /// Ends a transaction: what is uncommitted of its files stays so.
 pub const DISSOLVE: u32 = opcode::write::<u64>(b'U', 8);
+/// Commits a transaction, which goes on with the same files.
+pub const COMMIT_AND_CHAIN: u32 = opcode::write::<u64>(b'U', 10);
+/// As [`ABORT`], and the transaction goes on with the same files.
+pub const ABORT_AND_CHAIN: u32 = opcode::write::<u64>(b'U', 11);
 
 /// Begins a transaction: see [`BEGIN`]. `ENOTTY` where the file is on no mount of Untorn's.
 pub fn begin(file: impl AsFd, keeps: bool) -> Result<u64> {
@@ -24,10 +29,45 @@ pub fn begin(file: impl AsFd, keeps: bool) -> Result<u64> {
     Ok(number)
 }
 
-/// Asks for one of the other things, of a transaction.
-pub fn ask<const CALL: u32>(file: impl AsFd, transaction: u64) -> Result<()> {
-    // SAFETY: the calls above say that 64 bits are written. One that is none of them is refused by the kernel or the mount.
-    unsafe { ioctl(file, Setter::<CALL, u64>::new(transaction)) }
+/// A call of one of the numbers above, with a transaction's number.
+struct Call<const CALL: u32>(u64);
+
+// SAFETY: the numbers say that 64 bits are read from `as_ptr`. One that is none of them is refused by the kernel or the
+// mount.
+unsafe impl<const CALL: u32> Ioctl for Call<CALL> {
+    type Output = i32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        CALL
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        (&raw mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(answer: IoctlOutput, _: *mut c_void) -> Result<i32> {
+        Ok(answer)
+    }
+}
+
+/// Asks for one of the other things, of a transaction. The answer is 0 where nothing else is said.
+pub fn ask<const CALL: u32>(file: impl AsFd, transaction: u64) -> Result<i32> {
+    // SAFETY: as `Call` says.
+    unsafe { ioctl(file, Call::<CALL>(transaction)) }
+}
+
+/// Whether a file or directory is on a mount of Untorn's.
+pub fn is_on_mount(file: impl AsFd) -> Result<bool> {
+    // FUSE's, also of a mount of type `fuseblk`.
+    const FUSE: i64 = 0x6573_5546;
+    if rustix::fs::fstatfs(&file)?.f_type != FUSE {
+        return Ok(false);
+    }
+    match status(file) {
+        Ok(_) | Err(Errno::PERM) => Ok(true),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Bytes of the answer to [`STATUS`].

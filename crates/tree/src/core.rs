@@ -73,6 +73,8 @@ pub(crate) struct Core {
     pub failed: bool,
     /// Whoever commits waits for it at once.
     pub waits: bool,
+    /// The transaction that is being committed and goes on.
+    pub chaining: Option<Transaction>,
     /// What another process goes on from, if this one is killed.
     pub continuation: Option<Continuation>,
 }
@@ -155,6 +157,7 @@ impl Core {
             txns: HashMap::new(),
             failed: false,
             waits: false,
+            chaining: None,
             continuation: None,
         }
     }

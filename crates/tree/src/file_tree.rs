@@ -270,10 +270,12 @@ pub trait FileTree: Send + Sync {
     /// Adds a file; `EBUSY` if it is in another one.
     fn add(&self, txn: Transaction, ino: Ino) -> Result<()>;
     /// Commits the files as one, and all names and attributes. If that cannot be asked for, the transaction goes on; if
-    /// it was asked for and cannot be written, as on a full disk, the next sync of anything tries again.
-    fn commit(&self, txn: Transaction, pull: &dyn Pull) -> Result<()>;
-    /// Ends the transaction: the files are as of their last commits.
-    fn abort(&self, txn: Transaction, pull: &dyn Pull) -> Result<()>;
+    /// it was asked for and cannot be written, as on a full disk, the next sync of anything tries again. With `chains`, the
+    /// transaction goes on with the same files.
+    fn commit(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()>;
+    /// Ends the transaction: the files are as of their last commits. With `chains`, it goes on with the same files. Returns
+    /// whether anything of them was uncommitted.
+    fn abort(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool>;
     /// Ends the transaction: what is uncommitted of the files stays so.
     fn dissolve(&self, txn: Transaction);
     /// The transactions that an opening has begun, and that go on.

@@ -329,7 +329,7 @@ impl FileTree for StoreTree {
         if inode.poisoned {
             return Err(Errno(libc::EIO));
         }
-        if self.seals() && !inode.row.synced && inode.txn.is_some() {
+        if self.seals() && !inode.row.synced && inode.txn.is_some() && inode.uncommitted.is_some() {
             return Err(Errno(libc::EBUSY));
         }
         inode.row.nlink = inode.row.nlink.checked_add(1).ok_or(Errno(libc::EMLINK))?;
@@ -415,7 +415,9 @@ impl FileTree for StoreTree {
                     return Err(Errno(libc::EIO));
                 }
             }
-            core.check_free(&seals)?;
+            // Of one in a transaction of which nothing is uncommitted, nothing is to be sealed.
+            let has_changes = |ino: &Ino| core.inode(*ino).is_ok_and(|inode| inode.uncommitted.is_some());
+            core.check_free(&seals.iter().copied().filter(has_changes).collect::<Vec<_>>())?;
             Self::apply_rename(&mut core, (from.0, name, source), (to.0, new_name, target), flags)?;
             core.note_happened(source);
             Self::seal(&mut core, &seals);
@@ -520,12 +522,12 @@ impl FileTree for StoreTree {
         self.add_to(txn, ino)
     }
 
-    fn commit(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
-        self.commit_transaction(txn, pull)
+    fn commit(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
+        self.commit_transaction(txn, chains, pull)
     }
 
-    fn abort(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
-        self.abort_transaction(txn, pull)
+    fn abort(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool> {
+        self.abort_transaction(txn, chains, pull)
     }
 
     fn dissolve(&self, txn: Transaction) {

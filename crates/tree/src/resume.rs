@@ -231,7 +231,11 @@ impl Core {
             return Ok(());
         }
         self.numbers.commit = number.wrapping_sub(1);
-        match self.submit(inos) {
+        // Of a transaction that went on, the files are in it still.
+        self.chaining = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
+        let submitted = self.submit(inos);
+        self.chaining = None;
+        match submitted {
             // On a full disk the next commit has it. Nobody was told that it is durable.
             Err(e) if !is_final(&e) => {
                 self.owe(inos);

@@ -204,16 +204,16 @@ impl StoreTree {
         }
     }
 
-    /// As [`commit_round`](Self::commit_round), with a transaction, which goes on if that fails.
-    pub(crate) fn commit_round_with(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
+    /// As [`commit_round`](Self::commit_round), with a transaction, which goes on if that fails, or if it `chains`.
+    pub(crate) fn commit_round_with(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
         // Nobody shares it: whoever waits meanwhile may have written behind its pulls.
         let last = self.rounds.last.lock();
-        self.submit_round(Some(txn), pull)?;
+        self.submit_round(Some((txn, chains)), pull)?;
         drop(last);
         self.wait(self.core()?)
     }
 
-    fn submit_round(&self, txn: Option<Transaction>, pull: &dyn Pull) -> Result<()> {
+    fn submit_round(&self, txn: Option<(Transaction, bool)>, pull: &dyn Pull) -> Result<()> {
         let open = self.changing()?.open_for_writing.clone();
         for ino in open {
             // One that fails is poisoned.
@@ -222,8 +222,8 @@ impl StoreTree {
         let mut core = self.changing()?;
         let free = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.txn.is_none());
         let changed: Vec<Ino> = core.changed.iter().copied().filter(free).collect();
-        if let Some(txn) = txn {
-            return Self::submit_transaction(&mut core, txn, &changed);
+        if let Some((txn, chains)) = txn {
+            return Self::submit_transaction(&mut core, txn, chains, &changed);
         }
         if changed.iter().any(|ino| core.inodes.get(ino).is_some_and(|inode| inode.poisoned)) {
             return Err(Errno(libc::EIO));

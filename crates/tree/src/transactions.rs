@@ -73,10 +73,10 @@ impl StoreTree {
         Ok(())
     }
 
-    pub(crate) fn commit_transaction(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
         let inos = {
             let core = self.changing()?;
-            // One that could not be asked for goes on.
+            // One that could not be asked for goes on. One that goes on anyway is committed twice.
             if happened(&core).is_some() && !core.txns.contains_key(&txn) {
                 return self.wait(core);
             }
@@ -89,21 +89,28 @@ impl StoreTree {
         if self.mode == CommitMode::Store {
             check_whole(&core, &inos)?;
             drop(core);
-            return self.commit_round_with(txn, pull);
+            return self.commit_round_with(txn, chains, pull);
         }
-        Self::submit_transaction(&mut core, txn, &[])?;
+        Self::submit_transaction(&mut core, txn, chains, &[])?;
         self.wait(core)
     }
 
-    /// Asks for a commit of a transaction's files, and of others. If that fails, it goes on.
-    pub(crate) fn submit_transaction(core: &mut Core, txn: Transaction, others: &[Ino]) -> Result<()> {
+    /// Asks for a commit of a transaction's files, and of others. If that fails, or if it `chains`, it goes on.
+    pub(crate) fn submit_transaction(core: &mut Core, txn: Transaction, chains: bool, others: &[Ino]) -> Result<()> {
         let inos = files(core, txn)?;
         check_whole(core, &inos)?;
         check_whole(core, others)?;
         Self::mark_synced(core, &inos)?;
+        let all: Vec<Ino> = inos.iter().chain(others).copied().collect();
+        if chains {
+            core.note_happened(txn);
+            core.chaining = Some(txn);
+            let asked = core.commit(&all);
+            core.chaining = None;
+            return asked;
+        }
         let Some(ended) = set_free(core, txn) else { return Err(Errno(libc::ENOENT)) };
         core.note_happened(txn);
-        let all: Vec<Ino> = inos.iter().chain(others).copied().collect();
         let Err(e) = core.commit(&all) else { return Ok(()) };
         core.note_begun(txn, &ended);
         for ino in &inos {
@@ -115,35 +122,39 @@ impl StoreTree {
         Err(e)
     }
 
-    pub(crate) fn abort_transaction(&self, txn: Transaction, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn abort_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool> {
         let inos = {
             let core = self.core()?;
             if happened(&core).is_some() {
-                return Ok(());
+                return Ok(false);
             }
             files(&core, txn)?
         };
-        for ino in &inos {
-            // What the kernel has of it goes, too; a write that fails is none the worse.
-            let _ = self.pull(*ino, pull);
-        }
-        let mut done = Ok(());
+        // What the kernel has of it goes, too; a write that fails is none the worse.
+        let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.pull(*ino, pull).is_err()).collect();
+        let (mut done, mut changed) = (Ok(()), Vec::new());
         {
             let mut core = self.core()?;
-            for ino in &inos {
-                done = done.and(core.roll_back(*ino));
+            for ino in inos {
+                let is_changed = core.inode(ino).is_ok_and(|inode| inode.uncommitted.is_some() || inode.poisoned);
+                if is_changed || failed.contains(&ino) {
+                    done = done.and(core.roll_back(ino));
+                    changed.push(ino);
+                }
             }
         }
-        for ino in &inos {
+        for ino in &changed {
             if let Ok(of) = self.attributes(*ino) {
                 pull.rolled_back(*ino, of.size);
             }
         }
         // Not before the kernel has nothing of it any more: asked again by the next process, it has not happened.
         let mut core = self.core()?;
-        set_free(&mut core, txn);
+        if !chains {
+            set_free(&mut core, txn);
+        }
         core.note_happened(txn);
-        done
+        done.map(|()| !changed.is_empty())
     }
 
     pub(crate) fn dissolve_transaction(&self, txn: Transaction) {
@@ -177,7 +188,7 @@ impl StoreTree {
         let keeps = self.core().is_ok_and(|core| core.txns.get(&txn).is_none_or(|txn| txn.keeps));
         if keeps {
             self.dissolve_transaction(txn);
-        } else if let Err(e) = self.abort_transaction(txn, pull) {
+        } else if let Err(e) = self.abort_transaction(txn, false, pull) {
             tracing::error!(errno = e.0, "a transaction could not be given up");
         }
     }

@@ -20,11 +20,22 @@ use untorn_crashlab::{Cut, Fault, On, Options, PROFILES, SimDisk, Snapshot, What
 use untorn_journal::store_dir::StoreDir;
 use untorn_tree::*;
 
-/// The moments of a program, each with the log as it was.
+/// A step, the log as it was, and what the kernel had yet to send.
+type Moment = (usize, Vec<u8>, Dirty);
+
+/// The moments of a program.
 #[derive(Default)]
 struct Moments {
     step: usize,
-    of: Vec<(usize, Vec<u8>)>,
+    dirty: Arc<Mutex<Dirty>>,
+    of: Vec<Moment>,
+}
+
+impl Moments {
+    fn add(&mut self, log: Vec<u8>) {
+        let dirty = self.dirty.lock().unwrap().clone();
+        self.of.push((self.step, log, dirty));
+    }
 }
 
 /// A log in memory, each state of which is a moment of the disk.
@@ -41,8 +52,7 @@ impl Memory {
 
     fn mark(&self, log: &[u8]) {
         let mut moments = self.moments.lock().unwrap();
-        let step = moments.step;
-        moments.of.push((step, log.to_vec()));
+        moments.add(log.to_vec());
         self.disk.set_mark(moments.of.len() as u64 - 1);
     }
 }
@@ -115,10 +125,9 @@ fn open_kept(
     StoreTree::open(store, TreeOptions { kept: Some(kept), small_max, ..tree_options(clock, mode) })
 }
 
-/// Before a step: the model, what the kernel has, the time; and what the step is.
+/// Before a step: the model, the time; and what the step is.
 struct Step {
     model: Model,
-    dirty: Dirty,
     op: Op,
     acknowledged: usize,
     now: u64,
@@ -150,12 +159,14 @@ fn act(
 }
 
 /// The process was killed at a moment; another one goes on, and may be killed, too.
-fn resume(program: &Program, disk: SimDisk, moment: (usize, Vec<u8>), rng: &mut Rng, deep: u32) -> Outcome {
-    let (n, log) = moment;
+fn resume(program: &Program, disk: SimDisk, moment: Moment, rng: &mut Rng, deep: u32) -> Outcome {
+    let (n, log, dirty) = moment;
     let (step, disk) = (&program.steps[n], Arc::new(disk));
     let clock = Arc::new(TestClock::default());
     clock.pass(step.now);
-    let moments = Arc::new(Mutex::new(Moments { step: n, of: vec![(n, log.clone())] }));
+    let mut moments = Moments { step: n, dirty: Arc::new(Mutex::new(dirty)), of: Vec::new() };
+    moments.add(log.clone());
+    let (dirty, moments) = (Arc::clone(&moments.dirty), Arc::new(Mutex::new(moments)));
     let kept = Memory::new(&disk, log, Arc::clone(&moments));
     disk.set_mark(0);
     disk.record();
@@ -170,7 +181,7 @@ fn resume(program: &Program, disk: SimDisk, moment: (usize, Vec<u8>), rng: &mut 
     }
     // The question is asked again, and then what else the program asks.
     let mut model = step.model.clone();
-    let cache = Cache::with(&tree, step.dirty.clone());
+    let cache = Cache::with(&tree, dirty);
     let until = (n + rng.usize(1..6)).min(program.steps.len());
     let mut acknowledged = step.acknowledged;
     for (n, step) in program.steps.iter().enumerate().take(until).skip(n) {
@@ -218,12 +229,12 @@ fn begin_step(moments: &Mutex<Moments>, disk: &SimDisk, n: usize) {
     let mut moments = moments.lock().unwrap();
     moments.step = n;
     let log = moments.of.last().unwrap().1.clone();
-    moments.of.push((n, log));
+    moments.add(log);
     disk.set_mark(moments.of.len() as u64 - 1);
 }
 
 /// Between a call of the disk and the next one the log may have grown.
-fn moment_of(snapshots: &[Snapshot], at: usize, of: &[(usize, Vec<u8>)], rng: &mut Rng) -> (usize, Vec<u8>) {
+fn moment_of(snapshots: &[Snapshot], at: usize, of: &[Moment], rng: &mut Rng) -> Moment {
     let first = snapshots[at].mark() as usize;
     let last = snapshots.get(at + 1).map_or(first, |next| next.mark() as usize).max(first);
     of[rng.usize(first..=last)].clone()
@@ -244,11 +255,11 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     let mut model = Model::new(d, mode);
     let mut program = Program { mode, steps: Vec::new(), lives: vec![model.live()], states: vec![model.state()] };
     let (mut acknowledged, mut now) = (0, 0);
-    let cache = Cache::new(&tree);
+    let cache = Cache::with(&tree, Arc::clone(&moments.lock().unwrap().dirty));
     disk.record();
     for n in 0..steps {
         let op = model.draw(&mut rng);
-        let before = Step { model: model.clone(), dirty: cache.dirty(), op: op.clone(), acknowledged, now };
+        let before = Step { model: model.clone(), op: op.clone(), acknowledged, now };
         program.steps.push(before);
         begin_step(&moments, &disk, n);
         if act(n, &cache, &clock, &mut model, &op)? && op.is_sync() {
@@ -423,7 +434,7 @@ fn a_transaction_that_was_to_be_given_up_is_given_up_by_the_next_process() {
     for left in at.tree().left() {
         at.tree().leave(left, &Clean);
     }
-    at.tree().commit(other, &Clean).unwrap();
+    at.tree().commit(other, false, &Clean).unwrap();
     for (ino, called) in [(a, "a"), (b, "b")] {
         at.tree().sync(ino, &Clean).unwrap();
         assert_eq!(contents_of(at.tree(), called), b"old");

@@ -147,7 +147,7 @@ fn a_file_that_grows_gets_an_object_with_its_commit() {
         // A transaction that is given up takes it back.
         let txn = tree.begin(1, false).unwrap();
         tree.add(txn, a).unwrap();
-        tree.abort(txn, &Clean).unwrap();
+        tree.abort(txn, false, &Clean).unwrap();
         assert_eq!(contents(&tree, a), was);
         tree.write(a, 0, &[1; 9]).unwrap();
         tree.sync(a, &Clean).unwrap();

@@ -18,7 +18,7 @@ fn a_crash_finds_all_files_or_none() {
         tree.add(txn, ino).unwrap();
     }
     disk.record();
-    tree.commit(txn, &Clean).unwrap();
+    tree.commit(txn, false, &Clean).unwrap();
     let mut found = [0, 0];
     for (n, snapshot) in disk.recorded().iter().enumerate() {
         for cut in [Cut::Nothing, Cut::Everything, Cut::Seed(n as u64), Cut::Seed(n as u64 + 1000)] {
@@ -57,8 +57,8 @@ fn nothing_but_its_commit_has_what_it_writes() {
     let now = open(&disk.fork(), &clock);
     assert_eq!((contents_of(&now, "a"), contents_of(&now, "b")), (b"old".to_vec(), b"".to_vec()));
     drop(now);
-    tree.commit(txn, &Clean).unwrap();
-    assert_eq!(tree.commit(txn, &Clean), Err(Errno(libc::ENOENT)), "it is over");
+    tree.commit(txn, false, &Clean).unwrap();
+    assert_eq!(tree.commit(txn, false, &Clean), Err(Errno(libc::ENOENT)), "it is over");
     let tree = reopen(&disk, &clock, tree);
     assert_eq!((contents_of(&tree, "a"), contents_of(&tree, "b")), (b"half a transaction".to_vec(), b"half".to_vec()));
 }
@@ -75,8 +75,8 @@ fn an_aborted_one_leaves_the_files_as_of_their_last_commits() {
     tree.set_attributes(b, &Change { size: Some(2), ..Change::default() }).unwrap();
     tree.write(c, 5000, b"first").unwrap();
     // A hole that nobody can fill goes with the rest.
-    assert_eq!(tree.commit(txn, &Failing), Err(Errno(libc::EIO)));
-    tree.abort(txn, &Clean).unwrap();
+    assert_eq!(tree.commit(txn, false, &Failing), Err(Errno(libc::EIO)));
+    tree.abort(txn, false, &Clean).unwrap();
     let all = |tree: &StoreTree| ["a", "b", "c"].map(|called| contents_of(tree, called));
     let expected = [b"old".to_vec(), b"long contents".to_vec(), b"".to_vec()];
     assert_eq!(all(&tree), expected);
@@ -110,7 +110,7 @@ fn a_removed_file_leaves_its_transaction() {
     tree.unlink(ROOT, name("a")).unwrap();
     tree.release(a, true);
     tree.forget(a, 100);
-    tree.commit(txn, &Clean).unwrap();
+    tree.commit(txn, false, &Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert!(tree.lookup(ROOT, name("a")).is_err());
     assert_eq!(contents_of(&tree, "b"), b"new");
@@ -132,22 +132,72 @@ fn one_that_another_file_keeps_back_goes_on() {
     tree.write(bad, 0, b"holes").unwrap();
     tree.open(bad, true).unwrap();
     let eio = Err(Errno(libc::EIO));
-    assert_eq!(tree.commit(txn, &FailingOf(bad)), eio);
-    assert_eq!(tree.commit(txn, &Clean), eio, "it is poisoned");
+    assert_eq!(tree.commit(txn, false, &FailingOf(bad)), eio);
+    assert_eq!(tree.commit(txn, false, &Clean), eio, "it is poisoned");
     assert_eq!(tree.sync(a, &Clean), EBUSY, "it goes on");
     assert_eq!(contents_of(&open(&disk.fork(), &clock), "a"), b"old");
     tree.set_attributes(bad, &Change { size: Some(0), ..Change::default() }).unwrap();
-    tree.commit(txn, &Clean).unwrap();
+    tree.commit(txn, false, &Clean).unwrap();
     tree.sync(a, &Clean).unwrap();
     // A file of the transaction that is poisoned keeps back nobody else.
     let txn = tree.begin(7, false).unwrap();
     tree.add(txn, a).unwrap();
     tree.write(a, 0, b"torn").unwrap();
-    assert_eq!(tree.commit(txn, &FailingOf(a)), eio);
+    assert_eq!(tree.commit(txn, false, &FailingOf(a)), eio);
     tree.write(b, 0, b"newer").unwrap();
     tree.sync(b, &Clean).unwrap();
-    tree.abort(txn, &Clean).unwrap();
+    tree.abort(txn, false, &Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!((contents_of(&tree, "a"), contents_of(&tree, "b")), (b"new".to_vec(), b"newer".to_vec()));
     assert_eq!(contents_of(&tree, "bad"), b"");
+}
+
+/// It keeps its files: nobody else gets one in between, and what follows is given up as what came before would have been.
+#[test]
+fn one_that_chains_goes_on_with_its_files() {
+    for mode in [CommitMode::Sync, CommitMode::Store] {
+        let (disk, clock) = (SimDisk::new(Options::default()), Arc::new(TestClock::default()));
+        let tree = open_with(&disk, &clock, mode).unwrap();
+        let a = synced(&tree, "a", b"old");
+        let txn = tree.begin(7, false).unwrap();
+        tree.add(txn, a).unwrap();
+        tree.write(a, 0, b"one").unwrap();
+        tree.commit(txn, true, &Clean).unwrap();
+        let other = tree.begin(9, false).unwrap();
+        assert_eq!(tree.add(other, a), EBUSY);
+        if mode == CommitMode::Sync {
+            assert_eq!(tree.sync(a, &Clean), EBUSY);
+        }
+        tree.write(a, 0, b"two").unwrap();
+        assert_eq!(tree.abort(txn, true, &Clean), Ok(true));
+        assert_eq!(tree.abort(txn, true, &Clean), Ok(false), "nothing is uncommitted");
+        assert_eq!(contents_of(&tree, "a"), b"one");
+        assert_eq!(tree.add(other, a), EBUSY);
+        tree.write(a, 0, b"six").unwrap();
+        tree.commit(txn, true, &Clean).unwrap();
+        tree.write(a, 0, b"half").unwrap();
+        let tree = reopen(&disk, &clock, tree);
+        assert_eq!(contents_of(&tree, "a"), b"six", "{mode:?}");
+    }
+}
+
+/// What a rename or a link would have to commit is refused; where there is nothing, the file gets its name.
+#[test]
+fn a_file_gets_names_between_the_commits_of_its_transaction() {
+    let (disk, clock, tree) = new_tree();
+    synced(&tree, "b", b"replaced");
+    let a = file(&tree, "a");
+    let txn = tree.begin(7, false).unwrap();
+    tree.add(txn, a).unwrap();
+    tree.write(a, 0, b"new").unwrap();
+    let rename = |from, to| tree.rename((ROOT, name(from)), (ROOT, name(to)), RenameFlags::Replace, &Clean);
+    assert_eq!(rename("a", "b"), EBUSY);
+    assert_eq!(tree.link(a, ROOT, name("c"), &Clean).map(drop), EBUSY);
+    tree.commit(txn, true, &Clean).unwrap();
+    rename("a", "b").unwrap();
+    tree.write(a, 0, b"half").unwrap();
+    tree.sync_names(&Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(contents_of(&tree, "b"), b"new");
+    assert!(tree.lookup(ROOT, name("a")).is_err());
 }

@@ -19,19 +19,20 @@
 
 use crate::{Error, Result};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
-use untorn_os::{Errno, mount_calls};
+use untorn_os::{Errno, Fd, mount_calls};
 
 /// A transaction over ordinary files of one mount.
 ///
 /// All that is uncommitted of its files, from before and from then on, whoever writes it, is committed with it and by
 /// nothing else: until it ends, `fsync` of one of them fails with `EBUSY`. Other programs see at once what is written.
-/// Names, modes and the like are not part of it. Dropping it aborts it, and so does the end of the process.
+/// Names, modes and the like are not part of it. Dropping it aborts it, and so does the end of the process. In a forked
+/// child all its calls fail ([`Error::Forked`]), and dropping it does nothing.
 #[derive(Debug)]
 pub struct Transaction {
     /// The first keeps it going; none once it has ended.
-    files: Vec<OwnedFd>,
+    files: Vec<Fd>,
     number: u64,
     /// A commit found no room. It may have its place in the log of the mount nevertheless, and this may have ended.
     waits: bool,
@@ -66,7 +67,7 @@ impl Transaction {
         let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
         let mut begun = Transaction { files: Vec::new(), number, waits: false };
         match file.try_clone_to_owned() {
-            Ok(own) => begun.files.push(own),
+            Ok(own) => begun.files.push(Fd::new(own)),
             Err(e) => {
                 let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, number);
                 return Err(Error::io("duplicate the descriptor of", path_of(file), e));
@@ -82,9 +83,9 @@ impl Transaction {
     pub fn add(&mut self, file: impl AsFd) -> Result<()> {
         self.first()?;
         let file = file.as_fd();
-        told("add to a transaction", file, mount_calls::ask::<{ mount_calls::ADD }>(file, self.number))?;
+        told("add to a transaction", file, mount_calls::ask::<{ mount_calls::ADD }>(file, self.number).map(drop))?;
         let own = file.try_clone_to_owned();
-        self.files.push(own.map_err(|e| Error::io("duplicate the descriptor of", path_of(file), e))?);
+        self.files.push(Fd::new(own.map_err(|e| Error::io("duplicate the descriptor of", path_of(file), e))?));
         Ok(())
     }
 
@@ -96,10 +97,11 @@ impl Transaction {
     /// it is committed then, and it is aborted, as after any other error.
     pub fn commit(&mut self) -> Result<()> {
         let file = self.first()?;
-        let mut said = mount_calls::ask::<{ mount_calls::COMMIT }>(file, self.number);
+        let mut said = mount_calls::ask::<{ mount_calls::COMMIT }>(file, self.number).map(drop);
         if self.waits && said == Err(Errno::NOENT) {
             // The commit that found no room waits for it in the log: this one comes behind it.
-            syncv(&self.files)?;
+            let files = self.files.iter().map(|file| file.get().map_err(|_| Error::Forked));
+            syncv(&files.collect::<Result<Vec<_>>>()?)?;
             said = Ok(());
         }
         let done = told("commit", file, said);
@@ -111,31 +113,61 @@ impl Transaction {
         done
     }
 
-    /// Gives it up: the files are as of their last commits, for every program.
+    /// Commits, and goes on with the same files, which nobody else gets in between.
+    ///
+    /// # Errors
+    /// As [`commit`](Transaction::commit), but it goes on after each of them. After [`Error::NoSpace`] what was to be
+    /// committed may have its place in the log of the mount, and is committed then when there is room.
+    pub fn commit_and_chain(&mut self) -> Result<()> {
+        let file = self.first()?;
+        told("commit", file, mount_calls::ask::<{ mount_calls::COMMIT_AND_CHAIN }>(file, self.number).map(drop))
+    }
+
+    /// Gives up what is uncommitted of the files, as [`abort`](Transaction::abort), and goes on with them. Returns whether
+    /// there was anything.
+    ///
+    /// # Errors
+    /// Those of the mount; [`Error::Invalid`] if it is over.
+    pub fn abort_and_chain(&mut self) -> Result<bool> {
+        let file = self.first()?;
+        told("abort the transaction of", file, mount_calls::ask::<{ mount_calls::ABORT_AND_CHAIN }>(file, self.number))
+            .map(|given_up| given_up != 0)
+    }
+
+    /// Gives it up: the files are as of their last commits, for every program. Returns whether anything was uncommitted.
     ///
     /// # Errors
     /// Those of the mount; [`Error::Invalid`] if it is over, and if a commit of it found no room and waits for it: that one
     /// is not taken back, and all of it is there when there is room.
-    pub fn abort(mut self) -> Result<()> {
+    pub fn abort(mut self) -> Result<bool> {
         let file = self.first()?;
         let said = match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
             Err(Errno::NOENT) if self.waits => {
                 Err(Error::invalid("a commit of the transaction waits for room, and is not taken back"))
             }
-            said => told("abort the transaction of", file, said),
+            said => told("abort the transaction of", file, said).map(|given_up| given_up != 0),
         };
         self.files.clear();
         said
     }
 
+    /// Ends it: what is uncommitted of the files stays so, and is committed as that of any file.
+    pub fn dissolve(mut self) {
+        if let Ok(file) = self.first() {
+            let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, self.number);
+        }
+        self.files.clear();
+    }
+
     fn first(&self) -> Result<BorrowedFd<'_>> {
-        self.files.first().map(AsFd::as_fd).ok_or_else(|| Error::invalid("the transaction has ended"))
+        let first = self.files.first().ok_or_else(|| Error::invalid("the transaction has ended"))?;
+        first.get().map_err(|_| Error::Forked)
     }
 
     fn give_up(&mut self) {
-        if let Some(file) = self.files.first() {
+        if let Ok(file) = self.first() {
             // One that has ended is not there any more.
-            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file.as_fd(), self.number);
+            let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number);
         }
         self.files.clear();
     }
@@ -157,7 +189,7 @@ pub fn syncv(files: &[impl AsFd]) -> Result<()> {
     let mut txn = Transaction::begin_with(first, true)?;
     let mut done = others.iter().try_for_each(|file| txn.add(file));
     if done.is_ok() {
-        done = told("commit", first, mount_calls::ask::<{ mount_calls::COMMIT }>(first, txn.number));
+        done = told("commit", first, mount_calls::ask::<{ mount_calls::COMMIT }>(first, txn.number).map(drop));
     }
     if done.is_err() {
         let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(first, txn.number);

@@ -1,7 +1,9 @@
 //! The end of the process: files that are still open become plain files, as of their last commit.
 
 use super::call_section::enter;
-use super::managed_files::{all, begin_managing, is_borrower};
+use super::file_owner::is_borrower;
+use super::managed_files::{all, begin_managing};
+use super::mount_files;
 use super::report::reported;
 
 /// Runs after everything that the program registered by `atexit`, and after its destructors: these may still use files.
@@ -21,6 +23,7 @@ extern "C" fn close_all() {
     }
     // A handler that ends the process in the middle of a call: what that call holds is never free again.
     let Some(_section) = enter("exit") else { return };
+    mount_files::end_all();
     let files = all();
     if files.is_empty() {
         return;

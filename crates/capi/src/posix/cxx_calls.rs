@@ -12,7 +12,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-use super::managed_files::{find_by_key, is_any_managed, is_borrower};
+use super::file_owner::is_borrower;
+use super::managed_files::{find_by_key, is_any_managed};
 use super::open_calls::recover_unmanaged;
 use super::path_calls::{untorn_path_remove, untorn_path_rename, untorn_path_stat, untorn_path_truncate};
 use super::patterns;

@@ -5,18 +5,24 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{off_t, size_t, ssize_t};
 
 use super::call_section::{Section, enter};
-use super::descriptor_table::{is_marked, unmark};
-use super::managed_files::{
-    all, find, is_any_managed, is_borrower, is_own, note_descriptor, on_managed, release_if_unused,
-};
-use super::posix_descriptor::{refusal, seek};
+use super::descriptor_table::{MANAGED, ON_MOUNT};
+use super::file_owner::is_borrower;
+use super::managed_files::{all, find, is_any_managed, is_own, note_descriptor, on_managed, release_if_unused};
+use super::mount_files::{self, written};
+use super::posix_descriptor::{path_of, refusal, seek};
 use super::report::reported;
 use crate::error::Result;
 
 /// After a copy of a descriptor was made: it is of the same file.
 fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
-    let Some(file) = find(fd).filter(|_| copy >= 0) else { return copy };
-    match reported(call, -1, || note_descriptor(&file, copy).map(|()| 0)) {
+    if copy < 0 {
+        return copy;
+    }
+    let note = || {
+        find(fd).map_or(Ok(()), |file| note_descriptor(&file, copy))?;
+        mount_files::copied(fd, copy).map(|()| 0)
+    };
+    match reported(call, -1, note) {
         0 => copy,
         failed => {
             // SAFETY: the copy that was just made.
@@ -28,7 +34,7 @@ fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
 
 /// Begins a call on one or two descriptors. None: refused; otherwise a section if one of them may be of a managed file.
 fn begin(call: &str, fds: [c_int; 2]) -> Option<Option<Section>> {
-    if fds.into_iter().any(is_marked) { enter(call).map(Some) } else { Some(None) }
+    if fds.into_iter().any(|fd| MANAGED.has(fd) || ON_MOUNT.has(fd)) { enter(call).map(Some) } else { Some(None) }
 }
 
 /// `dup`.
@@ -50,18 +56,23 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
         return reported(call, -1, || Err(refusal(libc::EBUSY, text)));
     }
     let before = find(to).filter(|file| !file.is_parents() && fd != to);
+    let on_mount = mount_files::find(to).filter(|file| !file.is_parents() && fd != to);
     let done = dup();
     if done < 0 || is_borrower() {
         return done;
     }
     if before.is_some() {
-        unmark(to);
+        MANAGED.clear(to);
+    }
+    if let Some(file) = &on_mount {
+        file.forget(to);
     }
     let done = copied(call, fd, done);
-    match before {
-        Some(file) if reported(call, -1, || release_if_unused(&file).map(|()| 0)) < 0 => -1,
-        _ => done,
-    }
+    let release = || {
+        before.map_or(Ok(()), |file| release_if_unused(&file))?;
+        on_mount.map_or(Ok(done), |file| mount_files::release_if_unused(&file).map(|()| done))
+    };
+    reported(call, -1, release)
 }
 
 /// `dup2`. What `to` was is closed, as by untorn_fd_close(). A descriptor of Untorn's own as `to`: EBUSY.
@@ -134,7 +145,7 @@ fn refuse_range(call: &str) -> Option<c_int> {
         return None;
     }
     let Some(_section) = enter(call) else { return Some(-1) };
-    if all().is_empty() {
+    if all().is_empty() && !mount_files::is_any_own() {
         return None;
     }
     Some(reported(call, -1, || -> Result<c_int> {
@@ -162,10 +173,13 @@ pub extern "C" fn untorn_fd_closefrom(first: c_int) {
 
 /// Refuses a call that goes past the managed file. None: neither descriptor is of one.
 fn refuse<T>(call: &str, fds: [c_int; 2], failed: T, errno: c_int) -> Option<T> {
-    let Some(_section) = begin(call, fds) else { return Some(failed) };
-    let fd = fds.into_iter().find(|fd| is_marked(*fd) && find(*fd).is_some())?;
+    if !fds.into_iter().any(|fd| MANAGED.has(fd)) {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(failed) };
+    let fd = fds.into_iter().find(|fd| MANAGED.has(*fd) && find(*fd).is_some())?;
     let refusal = || {
-        let path = super::managed_files::path_of(fd).unwrap_or_default();
+        let path = path_of(fd).unwrap_or_default();
         Err(refusal(
             errno,
             format!("{} is a managed file, and {call} would go past it: read or write it", path.display()),
@@ -257,9 +271,17 @@ pub unsafe extern "C" fn untorn_fd_pwritev2(
         // SAFETY: the caller's promise.
         return unsafe { super::io_calls::untorn_fd_pwritev(fd, vector, count, at) };
     }
+    const SYNC: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+    // What is in a transaction, the kernel cannot sync.
+    let syncs = flags & SYNC != 0 && ON_MOUNT.has(fd);
+    let flags = if syncs { flags & !SYNC } else { flags };
     // SAFETY: the caller's promise.
-    refuse("pwritev2", [fd, -1], -1, libc::EOPNOTSUPP)
-        .unwrap_or_else(|| unsafe { libc::pwritev2(fd, vector, count, at, flags) })
+    let done = refuse("pwritev2", [fd, -1], -1, libc::EOPNOTSUPP)
+        .unwrap_or_else(|| written("pwritev2", fd, unsafe { libc::pwritev2(fd, vector, count, at, flags) }));
+    if !syncs || done <= 0 {
+        return done;
+    }
+    mount_files::on_mount("pwritev2", fd, -1, |file| file.commit().map(|()| done)).unwrap_or(done)
 }
 
 /// `sync_file_range`: nothing happens to a managed file, as the call promises nothing about a crash.

@@ -7,6 +7,7 @@ use untorn::File;
 
 use super::call_section::lock;
 use super::managed_files::{Managed, on_managed};
+use super::mount_files::written;
 use super::posix_descriptor::{self, check_readable, check_writable, failure, seek, system};
 use crate::arguments::{self, OFFSET_MAX};
 use crate::error::{Failure, Result};
@@ -112,7 +113,7 @@ pub unsafe extern "C" fn untorn_fd_pwrite(fd: c_int, buf: *const c_void, len: us
         managed.with(|file| Ok(write_at(file, flags, &[bytes], at)?.1))
     })
     // SAFETY: the caller's promise.
-    .unwrap_or_else(|| unsafe { libc::pwrite(fd, buf, len, at) })
+    .unwrap_or_else(|| written("pwrite", fd, unsafe { libc::pwrite(fd, buf, len, at) }))
 }
 
 /// `read`.
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn untorn_fd_write(fd: c_int, buf: *const c_void, len: usi
         write_on(managed, fd, &[unsafe { arguments::bytes(buf, len) }?])
     })
     // SAFETY: the caller's promise.
-    .unwrap_or_else(|| unsafe { libc::write(fd, buf, len) })
+    .unwrap_or_else(|| written("write", fd, unsafe { libc::write(fd, buf, len) }))
 }
 
 /// The members of a vector, checked.
@@ -200,7 +201,7 @@ pub unsafe extern "C" fn untorn_fd_writev(fd: c_int, vector: *const libc::iovec,
     // SAFETY: the caller's promise.
     on_managed("writev", fd, -1, |managed| write_on(managed, fd, &unsafe { from(vector, count) }?))
         // SAFETY: the caller's promise.
-        .unwrap_or_else(|| unsafe { libc::writev(fd, vector, count) })
+        .unwrap_or_else(|| written("writev", fd, unsafe { libc::writev(fd, vector, count) }))
 }
 
 /// `preadv`.
@@ -234,7 +235,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev(fd: c_int, vector: *const libc::iovec
         managed.with(|file| Ok(write_at(file, flags, &buffers, at)?.1))
     })
     // SAFETY: the caller's promise.
-    .unwrap_or_else(|| unsafe { libc::pwritev(fd, vector, count, at) })
+    .unwrap_or_else(|| written("pwritev", fd, unsafe { libc::pwritev(fd, vector, count, at) }))
 }
 
 /// `lseek`. SEEK_END uses the current size, uncommitted changes included; holes are not reported.

@@ -4,19 +4,20 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use untorn::relocate::has_uncommitted;
 use untorn::{File, Map, MapOptions};
 
+use super::address_ranges::{overlap, subtract};
 use super::call_section::{self, Held, enter, lock};
-use super::descriptor_table::{is_marked, mark, unmark};
-use super::posix_descriptor::{Key, failure, is_regular, key_of, stat};
+use super::descriptor_table::MANAGED;
+use super::file_owner::{become_owner, is_borrower};
+use super::mount_files::{self, tell_discarded};
+use super::posix_descriptor::{Key, failure, is_regular, key_of, path_of, stat};
 use super::record_locks::RecordLocks;
-use super::report::{about, reported, tell};
+use super::report::{about, reported};
 use crate::error::{Failure, Result};
 
 /// A managed file.
@@ -74,8 +75,6 @@ static FILES: AtomicUsize = AtomicUsize::new(0);
 static DOUBLED: AtomicUsize = AtomicUsize::new(0);
 /// Held while a file starts or stops being managed. Taken before the table's lock.
 static MANAGING: Mutex<()> = Mutex::new(());
-/// The process that manages files. 0: none ever was.
-static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Held while a file starts or stops being managed, or changes its name.
 pub(super) type Managing = Held<MutexGuard<'static, ()>>;
@@ -92,7 +91,7 @@ pub(super) fn write() -> Held<RwLockWriteGuard<'static, Table>> {
     Held::take(|| TABLE.write().unwrap_or_else(PoisonError::into_inner))
 }
 
-type ForkLocks = (Managing, Held<RwLockWriteGuard<'static, Table>>);
+type ForkLocks = (Managing, Held<RwLockWriteGuard<'static, Table>>, mount_files::TableGuard);
 
 thread_local! {
     static FORK_LOCKS: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
@@ -100,7 +99,7 @@ thread_local! {
 
 /// Takes all locks before a fork: in the child, no lock is held by a thread that the child does not have.
 extern "C" fn before_fork() {
-    let locks = (lock(&MANAGING), write());
+    let locks = (lock(&MANAGING), write(), mount_files::table());
     let _ = FORK_LOCKS.try_with(|slot| *slot.borrow_mut() = Some(locks));
 }
 
@@ -108,21 +107,9 @@ extern "C" fn after_fork() {
     let _ = FORK_LOCKS.try_with(|slot| slot.borrow_mut().take());
 }
 
-fn own_pid() -> c_int {
-    // SAFETY: asks only.
-    unsafe { libc::getpid() }
-}
-
 extern "C" fn after_fork_in_child() {
-    OWNER.store(own_pid(), Release);
+    become_owner();
     after_fork();
-}
-
-/// Whether this process shares the memory of a parent that manages files, as a child made by `vfork` does: what it does
-/// with its descriptors is no business of the parent's files.
-pub(super) fn is_borrower() -> bool {
-    let owner = OWNER.load(Acquire);
-    owner != 0 && owner != own_pid()
 }
 
 pub(super) fn watch_forks() {
@@ -130,14 +117,14 @@ pub(super) fn watch_forks() {
     // SAFETY: no thread calls `fork` while it holds the locks that the handlers take and release.
     ONCE.call_once(|| unsafe {
         call_section::prepare();
-        OWNER.store(own_pid(), Release);
+        become_owner();
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     });
 }
 
 /// Whether the environment wants every file to be committed when it is closed: for programs that never sync, and whose
 /// sources nobody changes.
-fn commits_on_close() -> bool {
+pub(super) fn commits_on_close() -> bool {
     std::env::var_os("UNTORN_COMMIT_ON_CLOSE").is_some_and(|wanted| !wanted.is_empty() && wanted != "0")
 }
 
@@ -200,7 +187,7 @@ impl Managed {
         let committed = if self.commit_on_close.load(Acquire) {
             file.commit()
         } else {
-            tell_discarded("exit", &file);
+            tell_if_discarded("exit", &file);
             Ok(())
         };
         committed.and(file.store().close())?;
@@ -222,9 +209,9 @@ impl Managed {
     }
 }
 
-/// Whether this process manages any file.
+/// Whether this process manages any file, or has one on a mount.
 pub(super) fn is_any_managed() -> bool {
-    FILES.load(Acquire) > 0
+    FILES.load(Acquire) > 0 || mount_files::is_any()
 }
 
 /// Whether a descriptor is one of Untorn's own, which the program never opened: without it, commits would go elsewhere.
@@ -235,7 +222,7 @@ pub(super) fn is_own(fd: c_int) -> bool {
 
 /// The managed file of a descriptor that is known to be one.
 pub(super) fn find(fd: c_int) -> Option<Arc<Managed>> {
-    if is_marked(fd) { find_marked(fd) } else { None }
+    if MANAGED.has(fd) { find_marked(fd) } else { None }
 }
 
 fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
@@ -243,7 +230,7 @@ fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
     match &file {
         Some(file) => drop(lock(&file.descriptors).insert(fd)),
         // Closed by a call that is not renamed, and perhaps something else meanwhile.
-        None if !is_borrower() => unmark(fd),
+        None if !is_borrower() => MANAGED.clear(fd),
         None => {}
     }
     file
@@ -272,7 +259,7 @@ pub(super) fn note_descriptor(file: &Managed, fd: c_int) -> Result<()> {
     if file.is_parents() {
         return Ok(());
     }
-    if !mark(fd) {
+    if !MANAGED.set(fd) {
         return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
     }
     lock(&file.descriptors).insert(fd);
@@ -286,7 +273,7 @@ pub(super) fn on_managed<T>(
     failed: T,
     body: impl FnOnce(&Arc<Managed>) -> Result<T>,
 ) -> Option<T> {
-    if !is_marked(fd) {
+    if !MANAGED.has(fd) {
         return None;
     }
     let Some(_section) = enter(call) else { return Some(failed) };
@@ -297,17 +284,6 @@ pub(super) fn on_managed<T>(
 /// All managed files of this process.
 pub(super) fn all() -> Vec<Arc<Managed>> {
     read().files.values().filter(|file| !file.is_parents()).cloned().collect()
-}
-
-/// The path of a descriptor's file.
-pub(super) fn path_of(fd: c_int) -> Result<PathBuf> {
-    let gone = || failure(libc::ENOENT, "the descriptor's file has no name any more");
-    let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| gone())?;
-    let named = std::fs::symlink_metadata(&path).map_err(|_| gone())?;
-    match stat(fd) {
-        Some(stat) if (stat.st_dev, stat.st_ino) == (named.dev(), named.ino()) => Ok(path),
-        _ => Err(gone()),
-    }
 }
 
 /// Records that the program took or released a lock on a file that is not managed.
@@ -337,13 +313,9 @@ fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Resu
 }
 
 /// Says that closing a file discards changes, if there are any.
-fn tell_discarded(call: &str, file: &File) {
+fn tell_if_discarded(call: &str, file: &File) {
     if has_uncommitted(file).unwrap_or(false) {
-        tell(&format!(
-            "{call}: {}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
-             untorn_fd_commit_on_close(), or set UNTORN_COMMIT_ON_CLOSE=1",
-            file.path().display()
-        ));
+        tell_discarded(call, &file.path());
     }
 }
 
@@ -356,7 +328,7 @@ pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<
         Some(file) if !managed.is_parents() => {
             let commits = managed.commit_on_close.load(Acquire);
             if !commits {
-                tell_discarded("close", &file);
+                tell_if_discarded("close", &file);
             }
             file.set_commit_on_close(commits);
             Ok(file.close()?)
@@ -384,7 +356,7 @@ pub(super) fn forget(managed: &Arc<Managed>, _managing: &Managing) {
         table.files.remove(&managed.key);
         FILES.store(table.files.len(), Release);
     }
-    lock(&managed.descriptors).iter().for_each(|fd| unmark(*fd));
+    lock(&managed.descriptors).iter().for_each(|fd| MANAGED.clear(*fd));
 }
 
 /// Ends the newest windows that show a range of addresses, and stops managing their files if these are unused.
@@ -403,12 +375,6 @@ pub(super) fn unmap(addresses: Range<usize>) -> Result<bool> {
             result.and_then(|found| unmapped.and_then(|()| release_if_unused_locked(&file, &managing)).map(|()| found));
     }
     result
-}
-
-/// The addresses that two ranges share.
-fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
-    let both = a.start.max(b.start)..a.end.min(b.end);
-    (both.start < both.end).then_some(both)
 }
 
 /// The managed files that are mapped in a range of addresses.
@@ -466,15 +432,6 @@ pub(super) fn renew_maps(
     }
     drop(table);
     Ok(())
-}
-
-/// Subtracts a range from several others.
-pub(super) fn subtract(ranges: Vec<Range<usize>>, hole: &Range<usize>) -> Vec<Range<usize>> {
-    let outside = |r: Range<usize>| match overlap(&r, hole) {
-        Some(both) => [r.start..both.start, both.end..r.end],
-        None => [r, 0..0],
-    };
-    ranges.into_iter().flat_map(outside).filter(|r| !r.is_empty()).collect()
 }
 
 /// Takes a range of addresses out of the windows: each address out of the newest window that shows it. Returns
@@ -536,19 +493,4 @@ pub(super) fn extend(addresses: &Range<usize>, end: usize) -> Result<()> {
     }
     window.addresses.end = end;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_subtracted() {
-        let left = |hole: Range<usize>| subtract(vec![0..10, 20..30], &hole);
-        assert_eq!(left(5..25), [0..5, 25..30]);
-        assert_eq!(left(3..4), [0..3, 4..10, 20..30]);
-        assert_eq!(left(10..20), [0..10, 20..30]);
-        assert!(left(0..30).is_empty());
-        assert_eq!(overlap(&(0..5), &(5..9)), None);
-    }
 }

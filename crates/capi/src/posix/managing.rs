@@ -7,15 +7,27 @@ use untorn::File;
 
 use super::at_exit;
 use super::managed_files::{
-    Managed, Managing, begin_managing, close_file, insert, is_mapped, learn, note_descriptor, path_of, watch_forks,
-    write,
+    Managed, Managing, begin_managing, close_file, commits_on_close, insert, is_mapped, learn, note_descriptor,
+    watch_forks, write,
 };
-use super::posix_descriptor::{failure, key_of, open_descriptors, stat};
+use super::mount_files;
+use super::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
 use crate::error::Result;
 
 /// The managed file of a descriptor of a regular file, which is managed from now on if it was not before.
 pub(super) fn manage(fd: c_int) -> Result<Arc<Managed>> {
     manage_locked(fd, &begin_managing())
+}
+
+/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's. False: it is on none.
+pub(super) fn keep_on_mount(fd: c_int) -> Result<bool> {
+    keep_on_mount_locked(fd, &begin_managing())
+}
+
+pub(super) fn keep_on_mount_locked(fd: c_int, _managing: &Managing) -> Result<bool> {
+    watch_forks();
+    at_exit::register();
+    mount_files::keep(fd, commits_on_close())
 }
 
 pub(super) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Managed>> {

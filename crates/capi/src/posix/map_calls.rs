@@ -7,14 +7,17 @@ use std::sync::Arc;
 use libc::off_t;
 use untorn::MapOptions;
 
+use super::address_ranges::{page_bytes, pages};
 use super::call_section::{Section, enter};
+use super::file_owner::is_borrower;
 use super::managed_files::{
-    Window, add, extend, find, halve, is_any_doubled, is_any_managed, is_borrower, is_doubled, is_reserved, learn,
-    mapped_in, path_of, unmap,
+    Window, add, extend, find, halve, is_any_doubled, is_any_managed, is_doubled, is_reserved, learn, mapped_in, unmap,
 };
-use super::managing::{manage, undo};
+use super::managing::{keep_on_mount, manage, undo};
+use super::mount_files;
 use super::patterns;
-use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, stat};
+use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, path_of, stat, system};
+use super::relocation;
 use super::report::{reported, tell};
 use crate::error::{Failure, Result};
 
@@ -23,25 +26,13 @@ fn begin(call: &str) -> Option<Option<Section>> {
     if is_any_managed() || is_any_doubled() { enter(call).map(Some) } else { Some(None) }
 }
 
-fn page_bytes() -> usize {
-    // SAFETY: takes a number.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
-}
-
-/// The pages of a range of addresses. None: not a valid range.
-fn pages(address: *mut c_void, len: usize) -> Option<Range<usize>> {
-    let (start, page) = (address.addr(), page_bytes());
-    let end = start.checked_add(len)?.checked_next_multiple_of(page)?;
-    (start.is_multiple_of(page) && start < end).then_some(start..end)
-}
-
 /// Whether a map is Untorn's: a shared map of a managed file, or a writable one of a file that is to be managed.
 fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
     let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
     if !shared || flags & libc::MAP_ANONYMOUS != 0 || is_borrower() {
         return false;
     }
-    if learn(fd).is_some() {
+    if learn(fd).is_some() || mount_files::learn(fd).is_some() {
         return true;
     }
     if prot & libc::PROT_WRITE == 0 || !stat(fd).as_ref().is_some_and(is_regular) {
@@ -64,6 +55,10 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     check_readable(fd).map_err(denied)?;
     if prot & libc::PROT_WRITE != 0 {
         check_writable(fd).map_err(denied)?;
+    }
+    let has_store = || path_of(fd).is_ok_and(|path| relocation::has_store(&path));
+    if find(fd).is_none() && (mount_files::learn(fd).is_some() || !has_store() && keep_on_mount(fd)?) {
+        return map_on_mount(address, len, prot, flags, fd, at);
     }
     let page = page_bytes();
     let rounded = len.checked_next_multiple_of(page).filter(|rounded| *rounded > 0 && at >= 0);
@@ -92,6 +87,30 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     let addresses = start.addr()..start.addr() + rounded;
     add(Window { addresses, file, map: Arc::new(map) });
     Ok(start.cast())
+}
+
+/// The kernel's map of a file on a mount.
+fn map_on_mount(
+    address: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    at: off_t,
+) -> Result<*mut c_void> {
+    let file = mount_files::find(fd).ok_or_else(|| Failure::bad_handle("descriptor"))?;
+    // SAFETY: the promise of whoever calls `mmap`.
+    let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
+    if start == libc::MAP_FAILED {
+        return Err(system("map the file"));
+    }
+    if let Some(addresses) = pages(start, len) {
+        if flags & libc::MAP_FIXED != 0 {
+            mount_files::unmapped(&addresses)?;
+        }
+        mount_files::mapped(addresses, &file);
+    }
+    Ok(start)
 }
 
 /// `mmap`. Stores to a shared map of a managed file reach the disk at msync or fsync, all or nothing. The first
@@ -129,7 +148,19 @@ pub unsafe extern "C" fn untorn_mmap(
         return reported("mmap", libc::MAP_FAILED, refused);
     }
     // SAFETY: the caller's promise.
-    unsafe { libc::mmap(address, len, prot, flags, fd, at) }
+    let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
+    if start != libc::MAP_FAILED && flags & libc::MAP_FIXED != 0 {
+        no_longer_mapped("mmap", start, len);
+    }
+    start
+}
+
+/// Addresses show no file on a mount any more, which may end its transaction.
+fn no_longer_mapped(call: &str, address: *mut c_void, len: usize) -> c_int {
+    match pages(address, len) {
+        Some(pages) if mount_files::is_any() => reported(call, -1, || mount_files::unmapped(&pages).map(|()| 0)),
+        _ => 0,
+    }
 }
 
 /// `msync`. MS_SYNC commits all changes of the whole file, durable on return, all or nothing. MS_ASYNC starts a
@@ -141,10 +172,17 @@ pub unsafe extern "C" fn untorn_mmap(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c_int) -> c_int {
     let Some(_section) = begin("msync") else { return -1 };
-    let files = pages(address, len).map(|pages| mapped_in(&pages)).unwrap_or_default();
+    let addresses = pages(address, len);
+    let files = addresses.as_ref().map(mapped_in).unwrap_or_default();
+    let on_mounts = addresses.as_ref().map(mount_files::mapped_in).unwrap_or_default();
     if files.is_empty() {
-        // SAFETY: the caller's promise.
-        return unsafe { libc::msync(address, len, flags) };
+        let syncs = flags & (libc::MS_SYNC | libc::MS_ASYNC) == libc::MS_SYNC && !on_mounts.is_empty();
+        // SAFETY: the caller's promise. What is in a transaction, the kernel cannot sync.
+        let done = unsafe { libc::msync(address, len, if syncs { flags & !libc::MS_SYNC } else { flags }) };
+        if done != 0 || !syncs {
+            return done;
+        }
+        return reported("msync", -1, || on_mounts.iter().try_for_each(|file| file.commit()).map(|()| 0));
     }
     reported("msync", -1, || {
         let both = libc::MS_SYNC | libc::MS_ASYNC;
@@ -185,7 +223,10 @@ pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_in
             halve(pages).into_iter().map(unmap).fold(0, c_int::min)
         }
         // SAFETY: the caller's promise.
-        _ => unsafe { libc::munmap(address, len) },
+        _ => match unsafe { libc::munmap(address, len) } {
+            0 => no_longer_mapped("munmap", address, len),
+            failed => failed,
+        },
     }
 }
 
@@ -209,7 +250,14 @@ pub unsafe extern "C" fn untorn_mremap(
     }
     let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
         // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
-        return unsafe { libc::mremap(address, old_len, new_len, flags, to) };
+        let moved = unsafe { libc::mremap(address, old_len, new_len, flags, to) };
+        if moved != libc::MAP_FAILED
+            && let (Some(first), Some(new)) = (pages(address, 1), pages(moved, new_len))
+        {
+            let old = first.start..pages(address, old_len).map_or(first.start, |old| old.end);
+            reported("mremap", (), || mount_files::remapped(&old, &new));
+        }
+        return moved;
     };
     reported("mremap", libc::MAP_FAILED, || {
         let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "an invalid length"))?;

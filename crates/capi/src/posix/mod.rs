@@ -14,19 +14,23 @@
 //! 4. [`io_calls`]; [`relocation`]: names of open files change
 //! 5. [`managing`]: files begin to be managed; [`at_exit`]: the end of the process
 //! 6. [`managed_files`]: the table of managed files
-//! 7. [`record_locks`], [`patterns`], [`descriptor_table`]
-//! 8. [`report`], [`posix_descriptor`]
-//! 9. [`call_section`]: calls in signal handlers
+//! 7. [`mount_files`]: files that a mount of Untorn's manages
+//! 8. [`record_locks`], [`patterns`], [`descriptor_table`]
+//! 9. [`report`], [`posix_descriptor`], [`address_ranges`]
+//! 10. [`call_section`]: calls in signal handlers; [`file_owner`]: children that share the memory
 
+mod address_ranges;
 mod at_exit;
 mod call_section;
 mod cxx_calls;
 mod descriptor_calls;
 mod descriptor_table;
+mod file_owner;
 mod io_calls;
 mod managed_files;
 mod managing;
 mod map_calls;
+mod mount_files;
 mod open_calls;
 mod path_calls;
 mod patterns;

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use super::call_section::{enter, is_inside};
-use super::descriptor_table::{is_marked, unmark};
+use super::descriptor_table::{MANAGED, ON_MOUNT};
+use super::file_owner::is_borrower;
 use super::io_calls::untorn_fd_ftruncate;
-use super::managed_files::{
-    Managed, find, is_borrower, is_own, learn, map_of, note_lock, on_managed, path_of, release_if_unused,
-};
-use super::managing::manage;
+use super::managed_files::{Managed, find, is_own, learn, map_of, note_lock, on_managed, release_if_unused};
+use super::managing::{keep_on_mount, manage};
+use super::mount_files::{self, MountFile, on_mount};
 use super::patterns;
-use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, lstat, path_at, refusal, stat};
+use super::posix_descriptor::{
+    check_readable, check_writable, failure, is_regular, lstat, path_at, path_of, refusal, stat,
+};
 use super::relocation::{has_store, set_aside};
 use super::report::{errno, reported, set_errno};
 use crate::error::{Failure, Result, guard};
@@ -22,24 +24,31 @@ use crate::error::{Failure, Result, guard};
 /// The longest name of a managed file: that of its store ends in `.untorn`.
 const NAME_BYTES_MAX: usize = libc::NAME_MAX as usize - ".untorn".len();
 
-/// Makes a call on the managed file of a descriptor; a descriptor of another file is refused.
-fn on_managed_only(name: &str, fd: c_int, call: impl FnOnce(&Arc<Managed>) -> Result<()>) -> c_int {
+/// Makes a call on the managed file of a descriptor, or on one on a mount; a descriptor of another file is refused.
+fn on_managed_only(
+    name: &str,
+    fd: c_int,
+    call: impl FnOnce(&Arc<Managed>) -> Result<()>,
+    on_mount: impl FnOnce(&Arc<MountFile>) -> Result<()>,
+) -> c_int {
     let none = || {
         let text =
             format!("descriptor {fd} is not of a managed file: name the file by untorn_manage() before it is opened");
         Err(failure(libc::EINVAL, text))
     };
     let Some(_section) = enter(name) else { return -1 };
-    reported(name, -1, || match learn(fd) {
-        Some(file) => call(&file).map(|()| 0),
-        None => none(),
+    reported(name, -1, || match (learn(fd), mount_files::learn(fd)) {
+        (Some(file), _) => call(&file).map(|()| 0),
+        (None, Some(file)) => on_mount(&file).map(|()| 0),
+        (None, None) => none(),
     })
 }
 
 /// Recovers a file that has a store beside it, before the program reads the file. A file with a store, and one that the
 /// program has named, is managed from now on if it was opened for writing.
 fn adopt(fd: c_int, flags: c_int) -> Result<()> {
-    if learn(fd).is_some_and(|file| !file.is_parents()) {
+    if learn(fd).is_some_and(|file| !file.is_parents()) || mount_files::learn(fd).is_some_and(|file| !file.is_parents())
+    {
         return Ok(());
     }
     let Ok(path) = path_of(fd) else { return Ok(()) };
@@ -48,7 +57,11 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
         return Ok(());
     }
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
-        return manage(fd).map(|_| ());
+        // A store from elsewhere is recovered, and goes on.
+        if has_store || !keep_on_mount(fd)? {
+            manage(fd)?;
+        }
+        return Ok(());
     }
     if has_store { recover_unmanaged(&path) } else { Ok(()) }
 }
@@ -217,37 +230,48 @@ pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
         set_errno(libc::EBADF);
         return -1;
     }
-    let section = if is_marked(fd) { enter("close").map(Some) } else { Some(None) };
+    let section = if MANAGED.has(fd) || ON_MOUNT.has(fd) { enter("close").map(Some) } else { Some(None) };
     let Some(_section) = section else { return -1 };
     let file = find(fd).filter(|file| !file.is_parents());
+    let on_mount = mount_files::find(fd).filter(|file| !file.is_parents());
     if file.is_some() {
-        unmark(fd);
+        MANAGED.clear(fd);
+    }
+    if let Some(file) = &on_mount {
+        file.forget(fd);
     }
     // SAFETY: closes the descriptor that the caller passed to be closed.
     let closed = unsafe { libc::close(fd) };
-    match file {
-        Some(file) if reported("close", -1, || release_if_unused(&file).map(|()| 0)) < 0 => -1,
-        _ => closed,
-    }
+    let release = || {
+        file.map_or(Ok(()), |file| release_if_unused(&file))?;
+        on_mount.map_or(Ok(closed), |file| mount_files::release_if_unused(&file).map(|()| closed))
+    };
+    reported("close", -1, release)
 }
 
 fn commit(file: &Managed) -> Result<c_int> {
     file.with(|file| Ok(file.commit()?)).map(|()| 0)
 }
 
+fn commit_on_mount(call: &str, fd: c_int) -> Option<c_int> {
+    on_mount(call, fd, -1, |file| file.commit().map(|()| 0))
+}
+
 /// `fsync`. Commits all changes of a managed file, made through any descriptor or map, durable on return.
 /// Also waits for commits that MS_ASYNC started.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fsync(fd: c_int) -> c_int {
+    let done = on_managed("fsync", fd, -1, |file| commit(file)).or_else(|| commit_on_mount("fsync", fd));
     // SAFETY: takes a number.
-    on_managed("fsync", fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fsync(fd) })
+    done.unwrap_or_else(|| unsafe { libc::fsync(fd) })
 }
 
 /// `fdatasync`: as untorn_fd_fsync().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_fdatasync(fd: c_int) -> c_int {
+    let done = on_managed("fdatasync", fd, -1, |file| commit(file)).or_else(|| commit_on_mount("fdatasync", fd));
     // SAFETY: takes a number.
-    on_managed("fdatasync", fd, -1, |file| commit(file)).unwrap_or_else(|| unsafe { libc::fdatasync(fd) })
+    done.unwrap_or_else(|| unsafe { libc::fdatasync(fd) })
 }
 
 /// `flock`. A managed file is already locked by its process, so the call succeeds. A lock that was taken
@@ -299,7 +323,10 @@ pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
         }
         check_readable(fd)?;
         check_writable(fd)?;
-        manage(fd).map(|_| 0)
+        if !keep_on_mount(fd)? {
+            manage(fd)?;
+        }
+        Ok(0)
     })
 }
 
@@ -307,16 +334,21 @@ pub extern "C" fn untorn_fd_manage(fd: c_int) -> c_int {
 /// Returns 0, or -1: EINVAL if the descriptor is not of a managed file, ECHILD in a forked child …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_rollback(fd: c_int) -> c_int {
-    on_managed_only("untorn_fd_rollback", fd, |file| file.with(|file| Ok(file.rollback()?)))
+    let roll_back = |file: &Arc<Managed>| file.with(|file| Ok(file.rollback()?));
+    on_managed_only("untorn_fd_rollback", fd, roll_back, |file| file.roll_back())
 }
 
 /// Sets what happens to uncommitted changes when the last of a managed file's descriptors and maps is gone:
 /// they are committed (`on` not 0), or discarded (0, the default). Returns 0, or -1 with EINVAL or ECHILD.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
-    on_managed_only("untorn_fd_commit_on_close", fd, |file| {
+    let managed = |file: &Arc<Managed>| {
         file.commit_on_close.store(on != 0, Release);
         file.with(|_| Ok(()))
+    };
+    on_managed_only("untorn_fd_commit_on_close", fd, managed, |file| {
+        file.commit_on_close.store(on != 0, Release);
+        if file.is_parents() { Err(Failure::forked()) } else { Ok(()) }
     })
 }
 
@@ -325,10 +357,12 @@ pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
 /// file or the file is not mapped, ECHILD, EIO …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
-    on_managed_only("untorn_fd_reclaim", fd, |file| match map_of(file) {
+    let managed = |file: &Arc<Managed>| match map_of(file) {
         Some(map) => Ok(map.reclaim()?),
         None => Err(failure(libc::EINVAL, "the file is not mapped")),
-    })
+    };
+    // On a mount the kernel does it.
+    on_managed_only("untorn_fd_reclaim", fd, managed, |_| Ok(()))
 }
 
 /// Tells whether a descriptor is of a managed file. Returns 1: it is; 0: it is not; -1: EBADF, not an open
@@ -337,7 +371,7 @@ pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
 pub extern "C" fn untorn_fd_is_managed(fd: c_int) -> c_int {
     let Some(_section) = enter("untorn_fd_is_managed") else { return -1 };
     guard(-1, || match stat(fd) {
-        Some(_) => Ok(learn(fd).is_some().into()),
+        Some(_) => Ok((learn(fd).is_some() || mount_files::learn(fd).is_some()).into()),
         None => Err(Failure::bad_handle("descriptor")),
     })
 }

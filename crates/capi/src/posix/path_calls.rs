@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use libc::off_t;
 
 use super::call_section::enter;
+use super::file_owner::is_borrower;
 use super::io_calls::untorn_fd_ftruncate;
-use super::managed_files::{begin_managing, find_by_key, is_any_managed, is_borrower};
+use super::managed_files::{begin_managing, find_by_key, is_any_managed};
+use super::mount_files;
 use super::open_calls::{open_path, untorn_fd_close, untorn_fd_fsync};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
@@ -51,7 +53,11 @@ unsafe fn rename_managed(
             // SAFETY: the caller's promise.
             unsafe { libc::renameat2(from_dir, from, to_dir, to, flags) }
         };
-        relocation::rename(&old, &new, exchange, rename, &managing).map(|()| 0)
+        match relocation::is_on_mount(&old, &new) {
+            true => relocation::rename_on_mount(&old, &new, exchange, rename, &managing),
+            false => relocation::rename(&old, &new, exchange, rename, &managing),
+        }
+        .map(|()| 0)
     }))
 }
 
@@ -249,8 +255,9 @@ pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) 
     let Some(section) = enter("truncate") else { return -1 };
     // SAFETY: the caller's promise.
     let real = unsafe { path_at(libc::AT_FDCWD, path) }.and_then(|path| std::fs::canonicalize(path).ok());
-    let managed = real.as_deref().and_then(lstat).as_ref().and_then(find_by_key);
-    let ours = managed.is_some() || real.is_some_and(|path| has_store(&path) || patterns::match_path(&path));
+    let found = real.as_deref().and_then(lstat);
+    let is_open = found.as_ref().is_some_and(|found| find_by_key(found).is_some() || mount_files::knows(found));
+    let ours = is_open || real.is_some_and(|path| has_store(&path) || patterns::match_path(&path));
     drop(section);
     if !ours || is_borrower() {
         // SAFETY: the caller's promise.
@@ -262,7 +269,7 @@ pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) 
         return -1;
     }
     let mut done = untorn_fd_ftruncate(fd, size);
-    if done == 0 && managed.is_none() {
+    if done == 0 && !is_open {
         done = untorn_fd_fsync(fd);
     }
     let failed = errno();

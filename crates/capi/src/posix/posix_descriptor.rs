@@ -61,6 +61,17 @@ pub(super) fn open_descriptors(key: Key, except: &dyn Fn(c_int) -> bool) -> Vec<
     numbers.filter(|fd| !except(*fd)).collect()
 }
 
+/// The path of a descriptor's file.
+pub(super) fn path_of(fd: c_int) -> Result<PathBuf> {
+    let gone = || failure(libc::ENOENT, "the descriptor's file has no name any more");
+    let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).map_err(|_| gone())?;
+    let named = std::fs::symlink_metadata(&path).map_err(|_| gone())?;
+    match stat(fd) {
+        Some(stat) if (stat.st_dev, stat.st_ino) == (named.dev(), named.ino()) => Ok(path),
+        _ => Err(gone()),
+    }
+}
+
 pub(super) fn is_regular(stat: &libc::stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }

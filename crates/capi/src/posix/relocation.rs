@@ -12,9 +12,11 @@ use std::sync::{Arc, PoisonError};
 use untorn::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
 use untorn::{File, MapOptions};
 
+use super::address_ranges::subtract;
 use super::call_section::lock;
-use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, subtract, windows_of};
-use super::managing::manage_locked;
+use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, windows_of};
+use super::managing::{keep_on_mount_locked, manage_locked};
+use super::mount_files::{self, MountFile};
 use super::patterns;
 use super::posix_descriptor::{Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system};
 use super::report::tell;
@@ -370,6 +372,70 @@ pub(super) fn rename(
         }
     }
     Ok(flushed?)
+}
+
+/// Whether both names are on a mount of Untorn's, and no store is beside them.
+pub(super) fn is_on_mount(from: &Name, to: &Name) -> bool {
+    let plain = |name: &Name| name.file.is_none() && !name.has_store;
+    let is_on_mount = |name: &Name| {
+        let dir = std::fs::File::open(name.dir());
+        kept(name).is_some() || dir.is_ok_and(|dir| untorn_os::mount_calls::is_on_mount(&dir).is_ok_and(|is| is))
+    };
+    // No rename goes from one file system to another.
+    plain(from) && plain(to) && (is_on_mount(from) || is_on_mount(to))
+}
+
+/// The file of a name, if it is in a transaction of this process.
+fn kept(name: &Name) -> Option<Arc<MountFile>> {
+    name.stat.as_ref().and_then(mount_files::find_by_key)
+}
+
+/// Renames a file on a mount of Untorn's, which commits it by that. What is in a transaction is committed before.
+pub(super) fn rename_on_mount(
+    from: &Name,
+    to: &Name,
+    exchange: bool,
+    rename: impl FnOnce() -> c_int,
+    managing: &Managing,
+) -> Result<()> {
+    let (mover, target) = (kept(from), kept(to).filter(|_| exchange));
+    for file in mover.iter().chain(&target) {
+        file.commit()?;
+    }
+    // The contents are to be durable before they replace others.
+    let plain = match (&mover, from.key()) {
+        (None, Some(_)) => Some(Descriptor::open(&from.path, libc::O_RDONLY)?),
+        _ => None,
+    };
+    let flush = |file: &Descriptor| {
+        // SAFETY: takes a number.
+        if unsafe { libc::fsync(file.0) } == 0 {
+            Ok(())
+        } else {
+            Err(system(&format!("flush {}", from.path.display())))
+        }
+    };
+    plain.as_ref().map_or(Ok(()), flush)?;
+    if rename() != 0 {
+        return Err(system(&format!("rename {} to {}", from.path.display(), to.path.display())));
+    }
+    if let Some(mover) = &mover {
+        to.path.clone_into(&mut lock(&mover.path));
+    }
+    if let Some(target) = &target {
+        from.path.clone_into(&mut lock(&target.path));
+    }
+    if let Some(fd) =
+        from.key().filter(|_| mover.is_none() && patterns::match_path(&to.path)).and_then(|key| writers(key).pop())
+    {
+        keep_on_mount_locked(fd, managing)?;
+    }
+    // A commit has all names.
+    match (mover.or_else(|| kept(from)), &plain) {
+        (Some(mover), _) => mover.commit(),
+        (None, Some(plain)) => flush(plain),
+        (None, None) => Ok(()),
+    }
 }
 
 /// Unlinks a file that is Untorn's business, and its store with it. `unlink` makes the system's call.

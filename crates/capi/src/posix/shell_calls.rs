@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_int};
 use libc::FILE;
 
 use super::call_section::enter;
-use super::managed_files::{all, is_any_managed, is_borrower};
+use super::file_owner::is_borrower;
+use super::managed_files::{all, is_any_managed};
 use super::report::reported;
 
 /// Puts what was committed into the plain files. What cannot be put there is told of. False: refused.

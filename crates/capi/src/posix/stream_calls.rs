@@ -8,8 +8,10 @@ use std::sync::Mutex;
 use libc::{FILE, off64_t, size_t, ssize_t};
 
 use super::call_section::{Section, enter, is_inside, lock};
+use super::file_owner::is_borrower;
 use super::io_calls::{untorn_fd_lseek, untorn_fd_read, untorn_fd_write};
-use super::managed_files::{find, find_by_key, is_borrower};
+use super::managed_files::{find, find_by_key};
+use super::mount_files;
 use super::open_calls::{open_path, untorn_fd_close};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
@@ -137,9 +139,14 @@ pub unsafe extern "C" fn untorn_stream_fopen(path: *const c_char, mode: *const c
     unsafe { stream_or_close(fd, mode) }
 }
 
+/// Whether a descriptor is of a managed file, or of one on a mount.
+fn is_known(fd: c_int) -> bool {
+    find(fd).is_some_and(|file| !file.is_parents()) || mount_files::find(fd).is_some_and(|file| !file.is_parents())
+}
+
 unsafe fn stream_or_close(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: the caller's promise.
-    let made = unsafe { if find(fd).is_some() { stream(fd, mode) } else { libc::fdopen(fd, mode) } };
+    let made = unsafe { if is_known(fd) { stream(fd, mode) } else { libc::fdopen(fd, mode) } };
     if made.is_null() {
         let failed = errno();
         untorn_fd_close(fd);
@@ -159,7 +166,7 @@ pub unsafe extern "C" fn untorn_stream_fdopen(fd: c_int, mode: *const c_char) ->
         return std::ptr::null_mut();
     }
     // SAFETY: the caller's promise.
-    unsafe { if find(fd).is_some_and(|file| !file.is_parents()) { stream(fd, mode) } else { libc::fdopen(fd, mode) } }
+    unsafe { if is_known(fd) { stream(fd, mode) } else { libc::fdopen(fd, mode) } }
 }
 
 /// `freopen`. With a managed file before or after: NULL with ENOTSUP, and the stream is as it was.

@@ -470,11 +470,11 @@ impl FileTree for MemoryTree {
         Err(Errno(libc::ENOTTY))
     }
 
-    fn commit(&self, _: Transaction, _: &dyn Pull) -> Result<()> {
+    fn commit(&self, _: Transaction, _: bool, _: &dyn Pull) -> Result<()> {
         Err(Errno(libc::ENOTTY))
     }
 
-    fn abort(&self, _: Transaction, _: &dyn Pull) -> Result<()> {
+    fn abort(&self, _: Transaction, _: bool, _: &dyn Pull) -> Result<bool> {
         Err(Errno(libc::ENOTTY))
     }
 

@@ -5,8 +5,8 @@
 use crate::common::{ME, TestClock, name};
 use fastrand::Rng;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use untorn_tree::*;
 
 type File = usize;
@@ -43,8 +43,9 @@ pub enum Op {
     SyncAll,
     /// A file joins the transaction, which begins if there is none.
     Join(File),
-    CommitTxn,
-    AbortTxn,
+    /// It goes on with its files, or ends.
+    CommitTxn(bool),
+    AbortTxn(bool),
     DissolveTxn,
 }
 
@@ -55,7 +56,7 @@ impl Op {
     }
 
     pub fn is_sync(&self) -> bool {
-        matches!(self, Op::Sync(_) | Op::SyncNames | Op::SyncAll | Op::CommitTxn)
+        matches!(self, Op::Sync(_) | Op::SyncNames | Op::SyncAll | Op::CommitTxn(_))
     }
 }
 
@@ -196,10 +197,10 @@ impl Model {
                     _ => continue,
                 },
                 24..=26 if is_usable => Op::Join(file),
-                27 if self.txn => Op::CommitTxn,
+                27 if self.txn => Op::CommitTxn(rng.bool()),
                 28 if self.txn => match rng.u8(..4) {
                     0 => Op::DissolveTxn,
-                    _ => Op::AbortTxn,
+                    _ => Op::AbortTxn(rng.bool()),
                 },
                 _ => continue,
             };
@@ -322,7 +323,7 @@ impl Model {
                 if self.files[a].poisoned || self.files[b].poisoned {
                     return false;
                 }
-                if seals && (self.files[a].in_txn || self.files[b].in_txn) {
+                if seals && [a, b].iter().any(|n| self.files[*n].in_txn && self.files[*n].changed) {
                     return false;
                 }
                 self.seal(a, seals);
@@ -343,37 +344,35 @@ impl Model {
                 self.lost(file);
             }
             Op::Join(file) => (self.txn, self.files[file].in_txn) = (true, true),
-            Op::CommitTxn => {
+            Op::CommitTxn(chains) => {
                 let joined = self.joined();
                 joined.iter().for_each(|n| self.files[*n].send(now));
                 if joined.iter().any(|n| self.files[*n].poisoned) {
                     return false;
                 }
                 self.end_txn();
-                if self.round.is_some() && !self.commit_round(true) {
-                    // Another file keeps it back: it goes on.
-                    self.txn = true;
-                    joined.iter().for_each(|n| self.files[*n].in_txn = true);
-                    return false;
-                }
-                joined.iter().for_each(|n| self.files[*n].synced = true);
-                if self.round.is_some() {
-                    return true;
-                }
+                let is_done = self.round.is_none() || self.commit_round(true);
+                // It goes on, too, if another file keeps it back.
+                self.txn = chains || !is_done;
                 for n in joined {
-                    if self.names_of(n) > 0 {
+                    self.files[n].in_txn = self.txn;
+                    self.files[n].synced |= is_done;
+                    if self.round.is_none() && self.names_of(n) > 0 {
                         self.files[n].commit();
                     }
                 }
+                return is_done;
             }
-            Op::AbortTxn => {
+            Op::AbortTxn(chains) => {
                 for n in self.joined() {
                     let file = &mut self.files[n];
                     file.cached.clear();
                     file.sent = file.committed.clone();
                     (file.changed, file.poisoned) = (false, false);
                 }
-                self.end_txn();
+                if !chains {
+                    self.end_txn();
+                }
             }
             Op::DissolveTxn => self.end_txn(),
             Op::SyncAll => {
@@ -409,7 +408,7 @@ impl Model {
         if seals {
             file.send(now);
         }
-        if file.poisoned || seals && file.in_txn {
+        if file.poisoned || seals && file.in_txn && file.changed {
             return false;
         }
         if seals {
@@ -433,35 +432,38 @@ pub type Dirty = BTreeMap<Ino, Vec<Write>>;
 /// A kernel's cache of writes.
 pub struct Cache<'a> {
     tree: &'a StoreTree,
-    dirty: Mutex<Dirty>,
+    dirty: Arc<Mutex<Dirty>>,
     fails: AtomicBool,
 }
 
 impl Pull for Cache<'_> {
     fn pull(&self, ino: Ino) -> Result<()> {
-        let writes = self.dirty.lock().unwrap().remove(&ino).unwrap_or_default();
-        if self.fails.load(SeqCst) {
-            return Err(Errno(libc::EIO));
+        let first = || self.dirty.lock().unwrap().get(&ino).and_then(|writes| writes.first().copied());
+        while let Some((at, stamp, len)) = first() {
+            let failed = self.fails.load(SeqCst);
+            let written =
+                if failed { Err(Errno(libc::EIO)) } else { self.tree.write(ino, at as u64, &vec![stamp; len]) };
+            // It has the write until that is answered.
+            let mut dirty = self.dirty.lock().unwrap();
+            if let Err(e) = written {
+                dirty.remove(&ino);
+                return Err(e);
+            }
+            dirty.get_mut(&ino).unwrap().remove(0);
         }
-        for (at, stamp, len) in writes {
-            self.tree.write(ino, at as u64, &vec![stamp; len])?;
-        }
-        Ok(())
+        self.dirty.lock().unwrap().remove(&ino);
+        if self.fails.load(SeqCst) { Err(Errno(libc::EIO)) } else { Ok(()) }
     }
 }
 
 impl<'a> Cache<'a> {
     pub fn new(tree: &'a StoreTree) -> Cache<'a> {
-        Cache::with(tree, Dirty::default())
+        Cache::with(tree, Arc::default())
     }
 
     /// A cache that another process's tree left.
-    pub fn with(tree: &'a StoreTree, dirty: Dirty) -> Cache<'a> {
-        Cache { tree, dirty: Mutex::new(dirty), fails: AtomicBool::new(false) }
-    }
-
-    pub fn dirty(&self) -> Dirty {
-        self.dirty.lock().unwrap().clone()
+    pub fn with(tree: &'a StoreTree, dirty: Arc<Mutex<Dirty>>) -> Cache<'a> {
+        Cache { tree, dirty, fails: AtomicBool::new(false) }
     }
 
     /// Does it in the tree. The model has done it, and learns the inode of a new file.
@@ -527,8 +529,10 @@ impl<'a> Cache<'a> {
                 tree.add(txn, ino(model, file))?;
             }
             // One that has ended is asked for again if the process was killed before it said so.
-            Op::CommitTxn => tree.commit(tree.transactions_of(OWNER).pop().unwrap_or(0), self)?,
-            Op::AbortTxn => tree.abort(tree.transactions_of(OWNER).pop().unwrap_or(0), self)?,
+            Op::CommitTxn(chains) => tree.commit(tree.transactions_of(OWNER).pop().unwrap_or(0), chains, self)?,
+            Op::AbortTxn(chains) => {
+                tree.abort(tree.transactions_of(OWNER).pop().unwrap_or(0), chains, self)?;
+            }
             Op::DissolveTxn => tree.dissolve(tree.transactions_of(OWNER).pop().unwrap_or(0)),
         }
         Ok(())

@@ -1,0 +1,390 @@
+//! Named files on mounts of Untorn's. A mount has what this library does for other files: so the kernel reads, writes and
+//! maps them, and each is in a transaction of this process. A sync commits that, and it goes on; when the file is closed, it
+//! ends, and what was not synced is given up.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{CString, c_int};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use untorn::on_mount::Transaction;
+use untorn_os::mount_calls::is_on_mount;
+
+use super::address_ranges::{overlap, subtract};
+use super::call_section::{Held, enter, lock};
+use super::descriptor_table::{COMMITS_WRITES, ON_MOUNT};
+use super::file_owner::is_borrower;
+use super::posix_descriptor::{
+    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, seek, stat, system,
+};
+use super::report::{about, reported, tell};
+use crate::error::untorn_error::UNTORN_E_BUSY;
+use crate::error::{Failure, Result};
+
+/// A file of another process's transaction is tried again as long: that one may have been killed just now, and what it left
+/// is given up behind its end.
+const PATIENCE: Duration = Duration::from_secs(1);
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// A file in a transaction.
+pub(super) struct MountFile {
+    key: Key,
+    /// For messages.
+    pub path: Mutex<PathBuf>,
+    /// Which process has the transaction, as forks are counted.
+    process: u64,
+    /// None: it has ended.
+    txn: Mutex<Option<Transaction>>,
+    /// Descriptors of the file.
+    descriptors: Mutex<BTreeSet<c_int>>,
+    /// The program wants uncommitted changes to be committed when the file is closed.
+    pub commit_on_close: AtomicBool,
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    files: HashMap<Key, Arc<MountFile>>,
+    /// Addresses of the program's maps.
+    windows: Vec<(Range<usize>, Arc<MountFile>)>,
+}
+
+static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
+/// The number of files in the table, including those of a parent process.
+static FILES: AtomicUsize = AtomicUsize::new(0);
+
+pub(super) type TableGuard = Held<MutexGuard<'static, Table>>;
+
+pub(super) fn table() -> TableGuard {
+    lock(&TABLE)
+}
+
+/// Whether there is any such file.
+pub(super) fn is_any() -> bool {
+    FILES.load(Acquire) > 0
+}
+
+impl MountFile {
+    /// The transaction is the parent process's.
+    pub fn is_parents(&self) -> bool {
+        self.process != untorn_os::process_generation() || is_borrower()
+    }
+
+    fn is_of(&self, fd: c_int) -> bool {
+        stat(fd).is_some_and(|stat| key_of(&stat) == self.key)
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Transaction) -> untorn::Result<T>) -> Result<T> {
+        if self.is_parents() {
+            return Err(Failure::forked());
+        }
+        let mut txn = lock(&self.txn);
+        Ok(call(txn.as_mut().ok_or_else(|| Failure::bad_handle("file"))?)?)
+    }
+
+    /// Commits all changes of the file, durable on return.
+    pub fn commit(&self) -> Result<()> {
+        self.with(Transaction::commit_and_chain)
+    }
+
+    /// Discards all changes since the last commit.
+    pub fn roll_back(&self) -> Result<()> {
+        self.with(Transaction::abort_and_chain).map(drop)
+    }
+
+    /// Notes that a descriptor is of this file, which stays in its transaction until that descriptor is closed, too.
+    fn note(&self, fd: c_int) -> Result<()> {
+        if self.is_parents() {
+            return Ok(());
+        }
+        if !ON_MOUNT.set(fd) {
+            return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
+        }
+        if lock(&self.descriptors).insert(fd) {
+            COMMITS_WRITES.clear(fd);
+            // `O_SYNC` has this bit, too.
+            if flags(fd)? & libc::O_DSYNC != 0 {
+                without_sync(fd)?;
+                COMMITS_WRITES.set(fd);
+            }
+        }
+        Ok(())
+    }
+
+    /// A descriptor is of this file no more.
+    pub fn forget(&self, fd: c_int) {
+        ON_MOUNT.clear(fd);
+        COMMITS_WRITES.clear(fd);
+        lock(&self.descriptors).remove(&fd);
+    }
+
+    /// Ends the transaction: what was not synced is given up, or committed if the program wants that.
+    fn end(&self, call: &str) -> Result<()> {
+        let Some(mut txn) = lock(&self.txn).take() else { return Ok(()) };
+        if self.commit_on_close.load(Acquire) {
+            return Ok(txn.commit()?);
+        }
+        if txn.abort()? {
+            tell_discarded(call, &lock(&self.path));
+        }
+        Ok(())
+    }
+}
+
+/// Says that the end of a file discards changes.
+pub(super) fn tell_discarded(call: &str, path: &Path) {
+    let path = path.display();
+    tell(&format!(
+        "{call}: {path}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
+         untorn_fd_commit_on_close(), or set UNTORN_COMMIT_ON_CLOSE=1"
+    ));
+}
+
+/// Opens the file of a descriptor once more.
+fn reopen(fd: c_int, flags: c_int) -> Result<OwnedFd> {
+    let path = CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    // SAFETY: `path` ends in NUL.
+    match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NONBLOCK) } {
+        -1 => Err(system("open the file once more")),
+        // SAFETY: opened here, and nobody else knows it.
+        own => Ok(unsafe { OwnedFd::from_raw_fd(own) }),
+    }
+}
+
+/// Makes a descriptor that was opened with `O_SYNC` or `O_DSYNC` one without: the kernel would ask the mount for a sync
+/// behind each write, and what is in a transaction nothing else commits.
+fn without_sync(fd: c_int) -> Result<()> {
+    let opened = flags(fd)?;
+    let plain = reopen(fd, opened & (libc::O_ACCMODE | libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME))?;
+    let copy = plain.as_raw_fd();
+    seek(copy, seek(fd, 0, libc::SEEK_CUR)?, libc::SEEK_SET)?;
+    // SAFETY: takes numbers.
+    let closes = unsafe { libc::fcntl(fd, libc::F_GETFD) } & libc::FD_CLOEXEC != 0;
+    // SAFETY: takes numbers; the program's descriptor is of the same file as before.
+    match unsafe { libc::dup3(copy, fd, if closes { libc::O_CLOEXEC } else { 0 }) } {
+        -1 => Err(system("open the file without O_SYNC")),
+        _ => Ok(()),
+    }
+}
+
+fn begin(fd: c_int) -> Result<Transaction> {
+    // Of an opening of this process's own, which ends with it, whoever has inherited the program's. Where the file's mode
+    // forbids that, of the program's.
+    let own = reopen(fd, libc::O_WRONLY).ok();
+    // SAFETY: open during the call.
+    let file = own.as_ref().map_or_else(|| unsafe { BorrowedFd::borrow_raw(fd) }, AsFd::as_fd);
+    let started = Instant::now();
+    loop {
+        match Transaction::begin(file) {
+            Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(MOMENT),
+            Err(untorn::Error::InTransaction { path }) => {
+                let message = format!(
+                    "{} is in a transaction of another process, or of another call of this one: one at a time opens a \
+                     named file for writing",
+                    path.display()
+                );
+                return Err(Failure { kind: UNTORN_E_BUSY, ..failure(libc::EBUSY, message) });
+            }
+            begun => return Ok(begun?),
+        }
+    }
+}
+
+/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's and in none of this process's
+/// yet. False: it is on no mount. `commits_on_close`: what is wanted at first.
+pub(super) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
+    if learn(fd).is_some_and(|file| !file.is_parents()) {
+        return Ok(true);
+    }
+    let Some(stat) = stat(fd).filter(is_regular) else { return Ok(false) };
+    // SAFETY: open, as it has a status; during the call.
+    if !is_on_mount(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|is| is) {
+        return Ok(false);
+    }
+    check_writable(fd)?;
+    let file = Arc::new(MountFile {
+        key: key_of(&stat),
+        path: Mutex::new(path_of(fd).unwrap_or_default()),
+        process: untorn_os::process_generation(),
+        txn: Mutex::new(Some(begin(fd)?)),
+        descriptors: Mutex::default(),
+        commit_on_close: AtomicBool::new(commits_on_close),
+    });
+    // What was written before, by whomever, is not to be given up with what is written from now on.
+    let begun = file.commit().and_then(|()| {
+        // Those that were opened for reading, too, or by calls that are not renamed.
+        let all = open_descriptors(file.key, &untorn_os::is_own_descriptor).into_iter().chain([fd]);
+        all.into_iter().try_for_each(|fd| file.note(fd))
+    });
+    if let Err(e) = begun {
+        let noted: Vec<c_int> = lock(&file.descriptors).iter().copied().collect();
+        noted.into_iter().for_each(|fd| file.forget(fd));
+        if let Some(txn) = lock(&file.txn).take() {
+            txn.dissolve();
+        }
+        return Err(e);
+    }
+    let mut table = table();
+    table.files.insert(file.key, file);
+    FILES.store(table.files.len(), Release);
+    Ok(true)
+}
+
+/// The file of a descriptor that may come from anywhere. The descriptor is known from now on.
+pub(super) fn learn(fd: c_int) -> Option<Arc<MountFile>> {
+    if !is_any() {
+        return None;
+    }
+    let file = find_by_key(&stat(fd)?)?;
+    file.note(fd).ok()?;
+    Some(file)
+}
+
+/// The file of this identity.
+pub(super) fn find_by_key(stat: &libc::stat) -> Option<Arc<MountFile>> {
+    if !is_any() || !is_regular(stat) {
+        return None;
+    }
+    table().files.get(&key_of(stat)).cloned()
+}
+
+/// Whether the file of this identity is in a transaction of this process.
+pub(super) fn knows(stat: &libc::stat) -> bool {
+    find_by_key(stat).is_some()
+}
+
+/// The file of a descriptor that is known to be of one.
+pub(super) fn find(fd: c_int) -> Option<Arc<MountFile>> {
+    if !ON_MOUNT.has(fd) {
+        return None;
+    }
+    let found = stat(fd).and_then(|stat| find_by_key(&stat));
+    if found.is_none() && !is_borrower() {
+        // Closed by a call that is not renamed, and perhaps something else meanwhile.
+        ON_MOUNT.clear(fd);
+    }
+    found
+}
+
+/// Makes a call on the file of a descriptor. None: the descriptor is of no such file.
+pub(super) fn on_mount<T>(
+    call: &str,
+    fd: c_int,
+    failed: T,
+    body: impl FnOnce(&Arc<MountFile>) -> Result<T>,
+) -> Option<T> {
+    if !ON_MOUNT.has(fd) {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(failed) };
+    let file = find(fd)?;
+    Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
+}
+
+/// After the kernel wrote `n` bytes: with O_SYNC or O_DSYNC that is a commit. Returns `n`, or -1 if the commit fails.
+pub(super) fn written(call: &str, fd: c_int, n: isize) -> isize {
+    if n <= 0 || !COMMITS_WRITES.has(fd) {
+        return n;
+    }
+    on_mount(call, fd, -1, |file| file.commit().map(|()| n)).unwrap_or(n)
+}
+
+/// A copy of a descriptor was made.
+pub(super) fn copied(fd: c_int, copy: c_int) -> Result<()> {
+    let Some(file) = find(fd) else { return Ok(()) };
+    file.note(copy)?;
+    if COMMITS_WRITES.has(fd) {
+        COMMITS_WRITES.set(copy);
+    }
+    Ok(())
+}
+
+/// Ends the transaction of a file whose last descriptor and map are gone.
+pub(super) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
+    if file.is_parents() {
+        return Ok(());
+    }
+    {
+        let mut table = table();
+        let mut descriptors = lock(&file.descriptors);
+        descriptors.retain(|fd| ON_MOUNT.has(*fd) && file.is_of(*fd));
+        if !descriptors.is_empty() || table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file)) {
+            return Ok(());
+        }
+        table.files.remove(&file.key);
+        FILES.store(table.files.len(), Release);
+    }
+    file.end("close")
+}
+
+/// A map was made.
+pub(super) fn mapped(addresses: Range<usize>, file: &Arc<MountFile>) {
+    table().windows.push((addresses, Arc::clone(file)));
+}
+
+/// These addresses show nothing any more, or something else.
+pub(super) fn unmapped(addresses: &Range<usize>) -> Result<()> {
+    change_windows(addresses, None)
+}
+
+/// What was mapped at the beginning of `old` is mapped at `new`, and `old` shows nothing any more; if it is empty, its map
+/// was doubled.
+pub(super) fn remapped(old: &Range<usize>, new: &Range<usize>) -> Result<()> {
+    change_windows(old, Some(new))
+}
+
+fn change_windows(old: &Range<usize>, new: Option<&Range<usize>>) -> Result<()> {
+    if !is_any() {
+        return Ok(());
+    }
+    let mut touched = Vec::new();
+    {
+        let mut table = table();
+        let windows = std::mem::take(&mut table.windows);
+        let moved =
+            windows.iter().rev().find(|(range, _)| range.contains(&old.start)).map(|(_, file)| Arc::clone(file));
+        for (range, file) in windows {
+            let left = subtract(subtract(vec![range.clone()], old), new.unwrap_or(&(0..0)));
+            if left != [range] {
+                touched.push(Arc::clone(&file));
+            }
+            table.windows.extend(left.into_iter().map(|left| (left, Arc::clone(&file))));
+        }
+        if let (Some(new), Some(file)) = (new, moved) {
+            table.windows.push((new.clone(), file));
+        }
+    }
+    touched.iter().try_for_each(release_if_unused)
+}
+
+/// The files that are mapped in a range of addresses.
+pub(super) fn mapped_in(addresses: &Range<usize>) -> Vec<Arc<MountFile>> {
+    let mut files: Vec<Arc<MountFile>> = Vec::new();
+    if is_any() {
+        for (_, file) in table().windows.iter().filter(|(range, _)| overlap(range, addresses).is_some()) {
+            if !files.iter().any(|known| Arc::ptr_eq(known, file)) {
+                files.push(Arc::clone(file));
+            }
+        }
+    }
+    files
+}
+
+/// Whether this process has a file in a transaction.
+pub(super) fn is_any_own() -> bool {
+    is_any() && table().files.values().any(|file| !file.is_parents())
+}
+
+/// The end of the process.
+pub(super) fn end_all() {
+    if !is_any() {
+        return;
+    }
+    let files: Vec<Arc<MountFile>> = table().files.values().filter(|file| !file.is_parents()).cloned().collect();
+    for file in files {
+        reported("exit", (), || file.end("exit"));
+    }
+}

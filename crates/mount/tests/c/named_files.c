@@ -1,0 +1,294 @@
+/* Named files on a mount under the porting header: what a sync commits, and what is given up. The argument is an empty
+ * directory on the mount. */
+#include <untorn_posix.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
+#define FAILS_WITH(call, number)                                                                                       \
+    do {                                                                                                               \
+        errno = 0;                                                                                                     \
+        if ((intptr_t)(call) != -1 || errno != (number)) failed(__LINE__, #call " fails by " #number);                 \
+    } while (0)
+
+static void failed(int line, const char *what) {
+    fprintf(stderr, "line %d: not true: %s (errno %d, %s)\n", line, what, errno, strerror(errno));
+    _exit(1);
+}
+
+static int open_file(const char *path, int flags) {
+    int fd = open(path, flags, 0644);
+    CHECK(fd >= 0);
+    return fd;
+}
+
+/* What another program reads. */
+static void check_seen_at(int line, const char *path, const char *expected) {
+    char command[256];
+    snprintf(command, sizeof command, "test \"$(tr -d '\\0' < %s)\" = '%s' || { cat %s >&2; false; }", path, expected, path);
+    if (system(command) != 0) failed(line, path);
+}
+#define check_seen(path, expected) check_seen_at(__LINE__, path, expected)
+
+/* The file as of its last commit, as nothing has it open: opened and closed, its uncommitted changes are gone. */
+#define check_committed(path, expected) (close(open_file(path, O_RDWR)), check_seen(path, expected))
+
+static void put(int fd, const char *text) {
+    CHECK(pwrite(fd, text, strlen(text), 0) == (ssize_t)strlen(text));
+}
+
+static void commits_and_rolls_back(void) {
+    int fd = open_file("a.db", O_RDWR | O_CREAT);
+    CHECK(untorn_fd_is_managed(fd) == 1);
+    put(fd, "one");
+    CHECK(fsync(fd) == 0);
+    put(fd, "two");
+    check_seen("a.db", "two"); /* other programs see it, and it is not committed */
+    CHECK(untorn_fd_rollback(fd) == 0);
+    check_seen("a.db", "one");
+    put(fd, "three");
+    CHECK(ftruncate(fd, 2) == 0 && close(fd) == 0);
+    check_committed("a.db", "one");
+
+    fd = open_file("a.db", O_RDWR | O_TRUNC);
+    CHECK(lseek(fd, 0, SEEK_END) == 0 && close(fd) == 0);
+    check_committed("a.db", "one");
+
+    fd = open_file("a.db", O_RDWR);
+    int copy = dup(fd), reader = open_file("a.db", O_RDONLY);
+    put(fd, "six");
+    CHECK(close(fd) == 0 && fdatasync(reader) == 0); /* any descriptor syncs the file */
+    put(copy, "ten");
+    CHECK(close(copy) == 0 && close(reader) == 0);
+    check_committed("a.db", "six");
+
+    fd = open_file("a.db", O_RDWR);
+    put(fd, "last");
+    CHECK(untorn_fd_commit_on_close(fd, 1) == 0 && untorn_fd_reclaim(fd) == 0 && close(fd) == 0);
+    check_committed("a.db", "last");
+    CHECK(access("a.db.untorn", F_OK) != 0); /* no store of its own */
+}
+
+/* What was written before the file was opened by the header is not given up. */
+static void what_was_there(void) {
+    CHECK(system("printf before > there.db") == 0);
+    int fd = open_file("there.db", O_RDWR);
+    put(fd, "x");
+    CHECK(close(fd) == 0);
+    check_committed("there.db", "before");
+    fd = open_file("mine", O_RDWR | O_CREAT);
+    put(fd, "mine");
+    CHECK(untorn_fd_manage(fd) == 0 && close(fd) == 0);
+    check_seen("mine", "mine");
+}
+
+static void maps(void) {
+    const size_t page = 4096;
+    int fd = open_file("map.db", O_RDWR | O_CREAT);
+    CHECK(ftruncate(fd, 3 * 4096) == 0);
+    char *at = mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(at != MAP_FAILED && close(fd) == 0); /* the map keeps it */
+    strcpy(at, "one");
+    strcpy(at + 2 * page, "end");
+    FAILS_WITH(msync(at, page, MS_SYNC | MS_ASYNC), EINVAL);
+    CHECK(msync(at, page, MS_ASYNC) == 0 && msync(at + page, page, MS_SYNC) == 0); /* of the whole file */
+    strcpy(at, "two");
+    at = mremap(at, 3 * page, page, 0);
+    CHECK(at != MAP_FAILED);
+    at = mremap(at, page, 64 * page, MREMAP_MAYMOVE);
+    CHECK(at != MAP_FAILED && strcmp(at, "two") == 0);
+    fd = open_file("map.db", O_RDWR);
+    CHECK(untorn_fd_rollback(fd) == 0 && strcmp(at, "one") == 0 && strcmp(at + 2 * page, "end") == 0);
+    CHECK(close(fd) == 0);
+    strcpy(at, "six");
+    CHECK(munmap(at + page, 63 * page) == 0);
+    check_seen("map.db", "sixend");
+    CHECK(munmap(at, page) == 0); /* the last of it */
+    fd = open_file("map.db", O_RDONLY);
+    char found[4] = "";
+    CHECK(read(fd, found, 4) == 4 && strcmp(found, "one") == 0 && close(fd) == 0);
+
+    /* Named after its opening: from its first writable map on. */
+    fd = open_file("late", O_RDWR | O_CREAT);
+    CHECK(untorn_manage("late") == 0 && ftruncate(fd, 4096) == 0 && untorn_fd_is_managed(fd) == 0);
+    at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(at != MAP_FAILED && untorn_fd_is_managed(fd) == 1);
+    strcpy(at, "late");
+    CHECK(msync(at, page, MS_SYNC) == 0);
+    strcpy(at, "lost");
+    /* Something else in its place: the map is gone. */
+    CHECK(mmap(at, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at && close(fd) == 0);
+    fd = open_file("late", O_RDONLY);
+    CHECK(read(fd, found, 4) == 4 && memcmp(found, "late", 4) == 0 && close(fd) == 0);
+}
+
+static void writes_that_sync(void) {
+    int fd = open_file("sync.db", O_RDWR | O_CREAT | O_SYNC | O_APPEND);
+    int other = open_file("sync.db", O_RDWR);
+    CHECK(write(fd, "1", 1) == 1);
+    put(other, "x");
+    CHECK(untorn_fd_rollback(fd) == 0);
+    check_seen("sync.db", "1");
+    struct iovec two[] = {{"2", 1}, {"3", 1}};
+    CHECK(writev(fd, two, 2) == 2 && untorn_fd_rollback(fd) == 0);
+    check_seen("sync.db", "123");
+    CHECK(pwritev2(other, two, 2, 3, RWF_DSYNC) == 2 && untorn_fd_rollback(fd) == 0);
+    check_seen("sync.db", "12323");
+    int copy = dup(fd);
+    CHECK(write(copy, "4", 1) == 1 && untorn_fd_rollback(fd) == 0);
+    check_seen("sync.db", "123234");
+    CHECK(close(fd) == 0 && close(other) == 0 && close(copy) == 0);
+}
+
+static void names(void) {
+    int fd = open_file("new.db", O_RDWR | O_CREAT), old = open_file("old.db", O_RDWR | O_CREAT);
+    put(old, "old");
+    CHECK(fsync(old) == 0);
+    put(old, "lost");
+    put(fd, "new");
+    CHECK(rename("new.db", "old.db") == 0 && access("new.db", F_OK) != 0); /* commits it */
+    put(fd, "xxx");
+    CHECK(close(fd) == 0 && close(old) == 0);
+    check_committed("old.db", "new");
+
+    /* A file that is not named gets a managed name. */
+    fd = open_file("plain", O_RDWR | O_CREAT);
+    put(fd, "plain");
+    CHECK(untorn_fd_is_managed(fd) == 0 && rename("plain", "old.db") == 0 && untorn_fd_is_managed(fd) == 1);
+    put(fd, "xxxxx");
+    CHECK(close(fd) == 0);
+    check_committed("old.db", "plain");
+
+    fd = open_file("old.db", O_RDWR);
+    int other = open_file("other.db", O_RDWR | O_CREAT);
+    put(fd, "PLAIN");
+    put(other, "other");
+    CHECK(renameat2(AT_FDCWD, "old.db", AT_FDCWD, "other.db", RENAME_EXCHANGE) == 0);
+    CHECK(untorn_fd_rollback(fd) == 0 && untorn_fd_rollback(other) == 0);
+    check_seen("old.db", "other");
+    check_seen("other.db", "PLAIN");
+    CHECK(link("other.db", "linked.db") == 0); /* a mount has hard links */
+    CHECK(unlink("other.db") == 0 && unlink("old.db") == 0);
+    put(fd, "gone?");
+    CHECK(fsync(fd) == 0 && fsync(other) == 0 && close(fd) == 0 && close(other) == 0);
+    check_seen("linked.db", "gone?");
+
+    CHECK(truncate("linked.db", 4) == 0); /* a commit by itself */
+    check_committed("linked.db", "gone");
+    fd = open_file("linked.db", O_RDWR);
+    CHECK(truncate("linked.db", 1) == 0 && close(fd) == 0); /* of an open file it is none */
+    check_committed("linked.db", "gone");
+}
+
+static void streams(void) {
+    FILE *out = fopen("stream.db", "w");
+    CHECK(out && fputs("kept\n", out) >= 0 && fflush(out) == 0 && fsync(fileno(out)) == 0);
+    CHECK(fputs("lost\n", out) >= 0 && fclose(out) == 0);
+    check_committed("stream.db", "kept");
+}
+
+/* Waits for a child, which ends well. */
+static void check_child(pid_t child) {
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void other_processes(const char *self) {
+    int fd = open_file("shared.db", O_RDWR | O_CREAT);
+    put(fd, "one");
+    CHECK(fsync(fd) == 0);
+    put(fd, "two");
+    pid_t child = fork();
+    if (child == 0) {
+        FAILS_WITH(fsync(fd), ECHILD);
+        FAILS_WITH(untorn_fd_rollback(fd), ECHILD);
+        CHECK(close(fd) == 0);
+        exit(0); /* gives nothing up that is the parent's */
+    }
+    check_child(child);
+    check_seen("shared.db", "two");
+    child = vfork();
+    if (child == 0) {
+        close(fd);
+        execl(self, self, "other", (char *)NULL); /* gets EBUSY */
+        _exit(1);
+    }
+    check_child(child);
+    CHECK(fsync(fd) == 0 && close(fd) == 0);
+    check_committed("shared.db", "two");
+
+    /* One that is killed: what it did not sync is given up, also while a child of its own goes on. */
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    child = fork();
+    if (child == 0) {
+        fd = open_file("shared.db", O_RDWR);
+        put(fd, "six");
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+            usleep(2000000);
+            _exit(0);
+        }
+        CHECK(write(ready[1], &grandchild, sizeof grandchild) == sizeof grandchild);
+        pause();
+    }
+    pid_t grandchild;
+    CHECK(read(ready[0], &grandchild, sizeof grandchild) == sizeof grandchild);
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    check_committed("shared.db", "two"); /* at once */
+    kill(grandchild, SIGKILL);
+
+    /* The end of a process by `exit`. */
+    child = fork();
+    if (child == 0) {
+        put(open_file("shared.db", O_RDWR), "ten");
+        exit(0);
+    }
+    check_child(child);
+    check_seen("shared.db", "two");
+}
+
+static void own_descriptors(void) {
+    int fd = open_file("own.db", O_RDWR | O_CREAT), busy = 0;
+    put(fd, "kept");
+    for (int other = 3; other < 64; other++) {
+        if (fcntl(other, F_GETFD) < 0 || other == fd) continue;
+        if (dup2(fd, other) == -1 && errno == EBUSY) busy++;
+    }
+    CHECK(busy > 0);
+    FAILS_WITH(close_range(fd + 1, ~0U, 0), ENOTSUP);
+    CHECK(flock(fd, LOCK_EX) == 0 && fsync(fd) == 0 && close(fd) == 0);
+    check_committed("own.db", "kept");
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2 || untorn_manage("*.db") != 0) return 2;
+    if (strcmp(argv[1], "other") == 0) {
+        FAILS_WITH(open("shared.db", O_RDWR), EBUSY);
+        CHECK(open("shared.db", O_RDONLY) >= 0);
+        return 0;
+    }
+    CHECK(chdir(argv[1]) == 0);
+    commits_and_rolls_back();
+    what_was_there();
+    maps();
+    writes_that_sync();
+    names();
+    streams();
+    other_processes(argv[0]);
+    own_descriptors();
+    return 0;
+}
