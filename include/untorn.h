@@ -1108,6 +1108,20 @@ UNTORN_MUST_USE
 int untorn_mount_txn_commit(struct untorn_mount_txn *txn);
 
 /**
+ * Commits as untorn_mount_txn_commit(), and goes on with the same files, which nobody else gets in between. The handle
+ * stays valid, also after an error. Returns 0, or -1: ENOSPC (what was to be committed may have its place in the log of the
+ * mount, and is committed then when there is room), EIO, EBADF.
+ */
+UNTORN_MUST_USE
+int untorn_mount_txn_commit_and_chain(struct untorn_mount_txn *txn);
+
+/**
+ * Gives up what is uncommitted of the files, as untorn_mount_txn_abort(), and goes on with them. The handle stays valid.
+ * Returns 1 if anything was given up, 0 if not, or -1 with an error.
+ */
+int untorn_mount_txn_abort_and_chain(struct untorn_mount_txn *txn);
+
+/**
  * Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error:
  * EINVAL if a commit of it found no room and waits for it, and is not taken back. The handle is closed in either case.
  */

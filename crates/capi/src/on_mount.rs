@@ -87,6 +87,29 @@ pub extern "C" fn untorn_mount_txn_commit(txn: *mut untorn_mount_txn) -> c_int {
     })
 }
 
+/// Commits as untorn_mount_txn_commit(), and goes on with the same files, which nobody else gets in between. The handle
+/// stays valid, also after an error. Returns 0, or -1: ENOSPC (what was to be committed may have its place in the log of the
+/// mount, and is committed then when there is room), EIO, EBADF.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_mount_txn_commit_and_chain(txn: *mut untorn_mount_txn) -> c_int {
+    guard(-1, || {
+        let entry = handle::get::<OpenTransaction, _>(txn)?;
+        entry.0.lock().as_mut().ok_or_else(|| Failure::bad_handle("transaction"))?.commit_and_chain()?;
+        Ok(0)
+    })
+}
+
+/// Gives up what is uncommitted of the files, as untorn_mount_txn_abort(), and goes on with them. The handle stays valid.
+/// Returns 1 if anything was given up, 0 if not, or -1 with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_mount_txn_abort_and_chain(txn: *mut untorn_mount_txn) -> c_int {
+    guard(-1, || {
+        let entry = handle::get::<OpenTransaction, _>(txn)?;
+        Ok(entry.0.lock().as_mut().ok_or_else(|| Failure::bad_handle("transaction"))?.abort_and_chain()?.into())
+    })
+}
+
 /// Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error:
 /// EINVAL if a commit of it found no room and waits for it, and is not taken back. The handle is closed in either case.
 #[unsafe(no_mangle)]

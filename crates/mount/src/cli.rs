@@ -456,6 +456,7 @@ impl Umount {
             }
             daemon => daemon?,
         };
+        let has_failed = crate::mount_status::has_failed(&at);
         let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
         // In another namespace of processes the daemon cannot be seen, and is not waited for.
         let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
@@ -468,6 +469,12 @@ impl Umount {
                 wait(None).context("cannot wait for the daemon")?;
             }
         }
+        ensure!(
+            !has_failed,
+            "{shown} is unmounted, but a write or flush of its log had failed: what was not acknowledged is lost; {} has \
+             everything else",
+            mounted.source.display()
+        );
         Ok(Output::default())
     }
 

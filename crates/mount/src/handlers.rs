@@ -509,7 +509,11 @@ impl Handlers {
         match command {
             mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
             mount_control::PREPARE_UNMOUNT => {
-                self.tree.prepare_end(&*self.pull)?;
+                let prepared = self.tree.prepare_end(&*self.pull);
+                // After a failed flush of the log there is nothing to wait for: only a new mount commits again.
+                if prepared.is_err() && !self.tree.status()?.failed {
+                    prepared?;
+                }
                 Ok(done.u32(supervised::last_to_end()))
             }
             mount_calls::STATUS if !of_daemon => errno(libc::EPERM),

@@ -25,7 +25,7 @@ mod mount_check;
 pub mod mount_control;
 mod mount_device;
 pub mod mount_point;
-mod mount_status;
+pub mod mount_status;
 pub mod mounted_store;
 mod passed_descriptors;
 mod passed_signals;

@@ -87,6 +87,12 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
     Ok(Some(Found { mounted, said: Some(said) }))
 }
 
+/// Whether a write or a flush of the log of the mount at a directory has failed.
+pub fn has_failed(at: &Path) -> bool {
+    let said = find(at).ok().flatten().and_then(|found| found.said);
+    said.is_some_and(|said| said["failed"] == true)
+}
+
 /// Says how a mount is. The exit code is 1 if something is wrong.
 pub fn status(found: &Found, json: bool) -> Output {
     let Found { mounted, said } = found;
@@ -144,7 +150,8 @@ pub fn status(found: &Found, json: bool) -> Output {
     lines.push(("on their way", count(number("on_their_way"), "commit", "commits")));
     let state = match (is("failed"), number("poisoned")) {
         (true, _) => {
-            "a flush of the log failed: every change and every sync says EIO. Unmount, and mount again".to_owned()
+            "a write or flush of the log failed: every change and every sync says EIO. Unmount, and mount again"
+                .to_owned()
         }
         (_, 0) => "in order".to_owned(),
         (_, n) => format!("a write of {} failed", count(n, "file", "files")),

@@ -16,7 +16,8 @@ pub const COMMIT: u32 = opcode::write::<u64>(b'U', 6);
 pub const ABORT: u32 = opcode::write::<u64>(b'U', 7);
 /// Ends a transaction: what is uncommitted of its files stays so.
 pub const DISSOLVE: u32 = opcode::write::<u64>(b'U', 8);
-/// Commits a transaction, which goes on with the same files.
+/// Commits a transaction, which goes on with the same files. The end of its opening gives up what comes then, also if it
+/// began with 1.
 pub const COMMIT_AND_CHAIN: u32 = opcode::write::<u64>(b'U', 10);
 /// As [`ABORT`], and the transaction goes on with the same files.
 pub const ABORT_AND_CHAIN: u32 = opcode::write::<u64>(b'U', 11);
@@ -66,7 +67,8 @@ pub fn is_on_mount(file: impl AsFd) -> Result<bool> {
     }
     match status(file) {
         Ok(_) | Err(Errno::PERM) => Ok(true),
-        Err(_) => Ok(false),
+        Err(Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(false),
+        Err(e) => Err(e),
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct Txn {
     pub keeps: bool,
     /// That opening has ended: it is given up, by this process or by the next.
     pub left: bool,
+    /// Begun before the process that had it was killed.
+    pub resumed: bool,
     pub files: BTreeSet<Ino>,
 }
 

@@ -271,7 +271,7 @@ pub trait FileTree: Send + Sync {
     fn add(&self, txn: Transaction, ino: Ino) -> Result<()>;
     /// Commits the files as one, and all names and attributes. If that cannot be asked for, the transaction goes on; if
     /// it was asked for and cannot be written, as on a full disk, the next sync of anything tries again. With `chains`, the
-    /// transaction goes on with the same files.
+    /// transaction goes on with the same files, and the end of its opening aborts it from then on.
     fn commit(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()>;
     /// Ends the transaction: the files are as of their last commits. With `chains`, it goes on with the same files. Returns
     /// whether anything of them was uncommitted.

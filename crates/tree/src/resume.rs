@@ -210,7 +210,8 @@ impl Core {
                     Item::RolledBack(ino) if contents(&ino) => self.give_up_bytes(ino)?,
                     Item::Begun { number, owner, keeps, left } => {
                         let txn = self.txns.entry(number);
-                        txn.or_insert(Txn { owner, keeps, left, files: BTreeSet::new() }).left = left;
+                        let txn = txn.or_insert(Txn { owner, keeps, left, resumed: true, files: BTreeSet::new() });
+                        (txn.keeps, txn.left) = (keeps, left);
                     }
                     Item::Ended(number) => drop(self.txns.remove(&number)),
                     Item::Happened { unique, ino } => unanswered.happened.entry(unique).or_default().push(ino),

@@ -34,6 +34,16 @@ fn set_free(core: &mut Core, txn: Transaction) -> Option<Txn> {
     Some(ended)
 }
 
+impl Core {
+    /// The end of its opening gives the transaction up from now on.
+    fn end_keeping(&mut self, number: Transaction) {
+        let Some(txn) = self.txns.get_mut(&number).filter(|txn| txn.keeps) else { return };
+        txn.keeps = false;
+        let txn = txn.clone();
+        self.note_begun(number, &txn);
+    }
+}
+
 impl StoreTree {
     pub(crate) fn begin_transaction(&self, owner: u64, keeps: bool) -> Result<Transaction> {
         let mut core = self.changing()?;
@@ -45,7 +55,7 @@ impl StoreTree {
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Errno(e.raw_os_error()))?;
         let txn = u64::from_ne_bytes(number);
-        let begun = Txn { owner, keeps, left: false, files: BTreeSet::new() };
+        let begun = Txn { owner, keeps, left: false, resumed: false, files: BTreeSet::new() };
         core.note_begun(txn, &begun);
         core.txns.insert(txn, begun);
         core.note_happened(txn);
@@ -107,6 +117,9 @@ impl StoreTree {
             core.chaining = Some(txn);
             let asked = core.commit(&all);
             core.chaining = None;
+            if asked.is_ok() {
+                core.end_keeping(txn);
+            }
             return asked;
         }
         let Some(ended) = set_free(core, txn) else { return Err(Errno(libc::ENOENT)) };
@@ -132,29 +145,33 @@ impl StoreTree {
         };
         // What the kernel has of it goes, too; a write that fails is none the worse.
         let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.pull(*ino, pull).is_err()).collect();
-        let (mut done, mut changed) = (Ok(()), Vec::new());
+        let (mut done, mut had_changes, mut stale) = (Ok(()), false, Vec::new());
         {
             let mut core = self.core()?;
+            // The process that was killed may have rolled back what the kernel has in its cache still.
+            let is_resumed = core.txns.get(&txn).is_some_and(|txn| txn.resumed);
             for ino in inos {
                 let is_changed = core.inode(ino).is_ok_and(|inode| inode.uncommitted.is_some() || inode.poisoned);
-                if is_changed || failed.contains(&ino) {
+                had_changes |= is_changed;
+                if is_changed || is_resumed || failed.contains(&ino) {
                     done = done.and(core.roll_back(ino));
-                    changed.push(ino);
+                    stale.push(ino);
                 }
             }
         }
-        for ino in &changed {
+        for ino in &stale {
             if let Ok(of) = self.attributes(*ino) {
                 pull.rolled_back(*ino, of.size);
             }
         }
         // Not before the kernel has nothing of it any more: asked again by the next process, it has not happened.
         let mut core = self.core()?;
-        if !chains {
-            set_free(&mut core, txn);
+        match core.txns.get_mut(&txn) {
+            Some(going_on) if chains => going_on.resumed = false,
+            _ => drop(set_free(&mut core, txn)),
         }
         core.note_happened(txn);
-        done.map(|()| !changed.is_empty())
+        done.map(|()| had_changes)
     }
 
     pub(crate) fn dissolve_transaction(&self, txn: Transaction) {

@@ -562,3 +562,76 @@ fn what_was_given_in_no_answer_is_not_counted() {
     }
     assert_eq!(at.objects(), 0);
 }
+
+/// Whose process is killed before the kernel drops what it has of a file.
+struct Killing;
+
+impl Pull for Killing {
+    fn pull(&self, _: Ino) -> Result<()> {
+        Ok(())
+    }
+
+    fn rolled_back(&self, _: Ino, _: u64) {
+        panic!("killed");
+    }
+}
+
+/// A kernel that drops what it has.
+#[derive(Default)]
+struct Dropping(Mutex<Vec<(Ino, u64)>>);
+
+impl Pull for Dropping {
+    fn pull(&self, _: Ino) -> Result<()> {
+        Ok(())
+    }
+
+    fn rolled_back(&self, ino: Ino, size: u64) {
+        self.0.lock().unwrap().push((ino, size));
+    }
+}
+
+/// The tree has nothing uncommitted of the file any more, and the kernel has it still.
+#[test]
+fn the_kernel_drops_what_a_killed_process_rolled_back() {
+    for (chains, kills) in [(true, 1), (false, 1), (true, 2)] {
+        let mut at = Killed::new();
+        let a = synced(at.tree(), "a", b"old");
+        let txn = at.tree().begin(7, false).unwrap();
+        at.tree().add(txn, a).unwrap();
+        at.tree().write(a, 0, b"longer").unwrap();
+        answering(5);
+        let killed = std::panic::AssertUnwindSafe(|| at.tree().abort(txn, chains, &Killing));
+        assert!(std::panic::catch_unwind(killed).is_err());
+        (0..kills).for_each(|_| at.kill(MUCH));
+        answering(5);
+        let kernel = Dropping::default();
+        at.tree().abort(txn, chains, &kernel).unwrap();
+        assert_eq!(*kernel.0.lock().unwrap(), [(a, 3)], "{chains} {kills}");
+        assert_eq!(contents_of(at.tree(), "a"), b"old");
+        answering(0);
+    }
+}
+
+/// What a file had before its transaction's first commit is given up by the end of its opening only behind that commit, also
+/// where another process goes on.
+#[test]
+fn one_that_keeps_gives_up_only_what_comes_behind_its_first_commit() {
+    for commits in [false, true] {
+        let mut at = Killed::new();
+        let a = file(at.tree(), "a");
+        at.tree().write(a, 0, b"before").unwrap();
+        let txn = at.tree().begin(7, true).unwrap();
+        at.tree().add(txn, a).unwrap();
+        if commits {
+            at.tree().commit(txn, true, &Clean).unwrap();
+            at.tree().write(a, 0, b"behind").unwrap();
+        }
+        at.kill(MUCH);
+        for left in at.tree().end_opening(7) {
+            at.tree().leave(left, &Clean);
+        }
+        assert_eq!(contents_of(at.tree(), "a"), b"before", "{commits}");
+        at.tree().sync(a, &Clean).unwrap();
+        assert_eq!(contents_of(&at.cut(), "a"), b"before");
+    }
+}

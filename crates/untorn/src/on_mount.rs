@@ -63,6 +63,24 @@ impl Transaction {
         Transaction::begin_with(file.as_fd(), false)
     }
 
+    /// Commits what is uncommitted of a file, whoever has written it, and begins a transaction with it, which has what comes
+    /// then: nothing from before is given up with it.
+    ///
+    /// # Errors
+    /// As [`begin`](Transaction::begin) and [`commit_and_chain`](Transaction::commit_and_chain). There is no transaction then,
+    /// and what was uncommitted stays so.
+    pub fn begin_committed(file: impl AsFd) -> Result<Transaction> {
+        // Until it is committed, the end of the process gives nothing up either.
+        let mut begun = Transaction::begin_with(file.as_fd(), true)?;
+        match begun.commit_and_chain() {
+            Ok(()) => Ok(begun),
+            Err(e) => {
+                begun.dissolve();
+                Err(e)
+            }
+        }
+    }
+
     fn begin_with(file: BorrowedFd<'_>, keeps: bool) -> Result<Transaction> {
         let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
         let mut begun = Transaction { files: Vec::new(), number, waits: false };

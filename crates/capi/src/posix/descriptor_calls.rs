@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{off_t, size_t, ssize_t};
 
 use super::call_section::{Section, enter};
-use super::descriptor_table::{MANAGED, ON_MOUNT};
+use super::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
 use super::file_owner::is_borrower;
 use super::managed_files::{all, find, is_any_managed, is_own, note_descriptor, on_managed, release_if_unused};
 use super::mount_files::{self, written};
@@ -195,7 +195,8 @@ fn refuse<T>(call: &str, fds: [c_int; 2], failed: T, errno: c_int) -> Option<T> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
-    refuse("sendfile", [to, from], -1, libc::EINVAL).unwrap_or_else(|| unsafe { libc::sendfile(to, from, offset, len) })
+    let send = || unsafe { libc::sendfile(to, from, offset, len) };
+    refuse("sendfile", [to, from], -1, libc::EINVAL).unwrap_or_else(|| written("sendfile", to, send()))
 }
 
 /// `copy_file_range`. From or to a managed file: EXDEV, at which programs read and write.
@@ -212,8 +213,8 @@ pub unsafe extern "C" fn untorn_fd_copy_file_range(
     flags: c_uint,
 ) -> ssize_t {
     // SAFETY: the caller's promise.
-    refuse("copy_file_range", [to, from], -1, libc::EXDEV)
-        .unwrap_or_else(|| unsafe { libc::copy_file_range(from, from_offset, to, to_offset, len, flags) })
+    let copy = || unsafe { libc::copy_file_range(from, from_offset, to, to_offset, len, flags) };
+    refuse("copy_file_range", [to, from], -1, libc::EXDEV).unwrap_or_else(|| written("copy_file_range", to, copy()))
 }
 
 /// `splice`. From or to a managed file: EINVAL, at which programs read and write.
@@ -230,8 +231,8 @@ pub unsafe extern "C" fn untorn_fd_splice(
     flags: c_uint,
 ) -> ssize_t {
     // SAFETY: the caller's promise.
-    refuse("splice", [to, from], -1, libc::EINVAL)
-        .unwrap_or_else(|| unsafe { libc::splice(from, from_offset, to, to_offset, len, flags) })
+    let splice = || unsafe { libc::splice(from, from_offset, to, to_offset, len, flags) };
+    refuse("splice", [to, from], -1, libc::EINVAL).unwrap_or_else(|| written("splice", to, splice()))
 }
 
 /// `preadv2`. On a managed file flags are not supported: EOPNOTSUPP.
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev2(
     // SAFETY: the caller's promise.
     let done = refuse("pwritev2", [fd, -1], -1, libc::EOPNOTSUPP)
         .unwrap_or_else(|| written("pwritev2", fd, unsafe { libc::pwritev2(fd, vector, count, at, flags) }));
-    if !syncs || done <= 0 {
+    if !syncs || done <= 0 || COMMITS_WRITES.has(fd) {
         return done;
     }
     mount_files::on_mount("pwritev2", fd, -1, |file| file.commit().map(|()| done)).unwrap_or(done)
@@ -340,6 +341,12 @@ pub unsafe extern "C" fn untorn_fd_ioctl(fd: c_int, request: libc::c_ulong, argu
 unsafe fn aio(call: &str, control: *mut libc::aiocb, submit: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's promise.
     let fd = unsafe { control.as_ref() }.map_or(-1, |control| control.aio_fildes);
+    // On a mount the kernel cannot sync what is in a transaction.
+    let syncs = call == "aio_fsync" && ON_MOUNT.has(fd) || call == "aio_write" && COMMITS_WRITES.has(fd);
+    if syncs {
+        let text = format!("{call}: the file is on a mount and committed by fsync: call that");
+        return reported(call, -1, || Err(refusal(libc::EINVAL, text)));
+    }
     refuse(call, [fd, -1], -1, libc::EINVAL).unwrap_or_else(submit)
 }
 

@@ -14,7 +14,7 @@ use super::managed_files::{
     Window, add, extend, find, halve, is_any_doubled, is_any_managed, is_doubled, is_reserved, learn, mapped_in, unmap,
 };
 use super::managing::{keep_on_mount, manage, undo};
-use super::mount_files;
+use super::mount_files::{self, Change, MountFile, Shown};
 use super::patterns;
 use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, path_of, stat, system};
 use super::relocation;
@@ -57,8 +57,13 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
         check_writable(fd).map_err(denied)?;
     }
     let has_store = || path_of(fd).is_ok_and(|path| relocation::has_store(&path));
-    if find(fd).is_none() && (mount_files::learn(fd).is_some() || !has_store() && keep_on_mount(fd)?) {
-        return map_on_mount(address, len, prot, flags, fd, at);
+    if find(fd).is_none() {
+        if mount_files::learn(fd).is_none() && !has_store() {
+            keep_on_mount(fd)?;
+        }
+        if let Some(file) = mount_files::learn(fd) {
+            return map_on_mount(file, (address, len), prot, flags, fd, at);
+        }
     }
     let page = page_bytes();
     let rounded = len.checked_next_multiple_of(page).filter(|rounded| *rounded > 0 && at >= 0);
@@ -91,26 +96,26 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
 
 /// The kernel's map of a file on a mount.
 fn map_on_mount(
-    address: *mut c_void,
-    len: usize,
+    file: Arc<MountFile>,
+    (address, len): (*mut c_void, usize),
     prot: c_int,
     flags: c_int,
     fd: c_int,
     at: off_t,
 ) -> Result<*mut c_void> {
-    let file = mount_files::find(fd).ok_or_else(|| Failure::bad_handle("descriptor"))?;
-    // SAFETY: the promise of whoever calls `mmap`.
-    let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
-    if start == libc::MAP_FAILED {
-        return Err(system("map the file"));
+    let map = || {
+        // SAFETY: the promise of whoever calls `mmap`.
+        let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
+        let is_ours = start != libc::MAP_FAILED && !file.is_parents();
+        let change = pages(start, len)
+            .filter(|_| is_ours)
+            .map(|new| Change { gone: vec![new.clone()], new: Some((new, Shown::File(file))) });
+        (start, change.unwrap_or_default())
+    };
+    match mount_files::change_maps("mmap", map) {
+        (libc::MAP_FAILED, _) => Err(system("map the file")),
+        (start, _) => Ok(start),
     }
-    if let Some(addresses) = pages(start, len) {
-        if flags & libc::MAP_FIXED != 0 {
-            mount_files::unmapped(&addresses)?;
-        }
-        mount_files::mapped(addresses, &file);
-    }
-    Ok(start)
 }
 
 /// `mmap`. Stores to a shared map of a managed file reach the disk at msync or fsync, all or nothing. The first
@@ -140,27 +145,26 @@ pub unsafe extern "C" fn untorn_mmap(
         },
         false => None,
     };
-    if is_ours(prot, flags, fd) {
-        return reported("mmap", libc::MAP_FAILED, || map(address, len, prot, flags, fd, at));
-    }
     if flags & libc::MAP_FIXED != 0 && pages(address, len).is_some_and(|pages| is_reserved(&pages)) {
         let refused = || Err(failure(libc::ENOTSUP, "MAP_FIXED over the map of a managed file"));
         return reported("mmap", libc::MAP_FAILED, refused);
     }
-    // SAFETY: the caller's promise.
-    let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
-    if start != libc::MAP_FAILED && flags & libc::MAP_FIXED != 0 {
-        no_longer_mapped("mmap", start, len);
+    if is_ours(prot, flags, fd) {
+        return reported("mmap", libc::MAP_FAILED, || map(address, len, prot, flags, fd, at));
     }
-    start
-}
-
-/// Addresses show no file on a mount any more, which may end its transaction.
-fn no_longer_mapped(call: &str, address: *mut c_void, len: usize) -> c_int {
-    match pages(address, len) {
-        Some(pages) if mount_files::is_any() => reported(call, -1, || mount_files::unmapped(&pages).map(|()| 0)),
-        _ => 0,
+    let map = || {
+        // SAFETY: the caller's promise.
+        unsafe { libc::mmap(address, len, prot, flags, fd, at) }
+    };
+    if flags & libc::MAP_FIXED == 0 || !mount_files::is_any() || is_borrower() {
+        return map();
     }
+    let replace = || {
+        let start = map();
+        let gone = pages(start, len).filter(|_| start != libc::MAP_FAILED).into_iter().collect();
+        (start, Change { gone, new: None })
+    };
+    mount_files::change_maps("mmap", replace).0
 }
 
 /// `msync`. MS_SYNC commits all changes of the whole file, durable on return, all or nothing. MS_ASYNC starts a
@@ -222,11 +226,21 @@ pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_in
             };
             halve(pages).into_iter().map(unmap).fold(0, c_int::min)
         }
-        // SAFETY: the caller's promise.
-        _ => match unsafe { libc::munmap(address, len) } {
-            0 => no_longer_mapped("munmap", address, len),
-            failed => failed,
-        },
+        pages => {
+            let unmap = || {
+                // SAFETY: the caller's promise.
+                let done = unsafe { libc::munmap(address, len) };
+                let gone = pages.filter(|_| done == 0).into_iter().collect();
+                (done, Change { gone, new: None })
+            };
+            match mount_files::is_any() && !is_borrower() {
+                false => unmap().0,
+                true => match mount_files::change_maps("munmap", unmap) {
+                    (done, true) => done,
+                    (_, false) => -1,
+                },
+            }
+        }
     }
 }
 
@@ -249,14 +263,21 @@ pub unsafe extern "C" fn untorn_mremap(
         return reported("mremap", libc::MAP_FAILED, || Err(failure(libc::ENOMEM, detail)));
     }
     let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
-        // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
-        let moved = unsafe { libc::mremap(address, old_len, new_len, flags, to) };
-        if moved != libc::MAP_FAILED
-            && let (Some(first), Some(new)) = (pages(address, 1), pages(moved, new_len))
-        {
-            let old = first.start..pages(address, old_len).map_or(first.start, |old| old.end);
-            reported("mremap", (), || mount_files::remapped(&old, &new));
-        }
+        let remap = || {
+            // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
+            let moved = unsafe { libc::mremap(address, old_len, new_len, flags, to) };
+            let Some(new) = pages(moved, new_len).filter(|_| moved != libc::MAP_FAILED) else {
+                return (moved, Change::default());
+            };
+            // A map may be doubled: by a length of 0, or so that the old one stays.
+            let old = pages(address, old_len).filter(|_| flags & libc::MREMAP_DONTUNMAP == 0);
+            let gone = old.into_iter().chain([new.clone()]).collect();
+            (moved, Change { gone, new: Some((new, Shown::AsAt(address.addr()))) })
+        };
+        let moved = match mount_files::is_any() && !is_borrower() {
+            true => mount_files::change_maps("mremap", remap).0,
+            false => remap().0,
+        };
         return moved;
     };
     reported("mremap", libc::MAP_FAILED, || {

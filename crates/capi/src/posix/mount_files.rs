@@ -5,13 +5,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_int};
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use untorn::on_mount::Transaction;
+use untorn_os::Fd;
 use untorn_os::mount_calls::is_on_mount;
 
 use super::address_ranges::{overlap, subtract};
@@ -33,14 +34,15 @@ const MOMENT: Duration = Duration::from_millis(10);
 /// A file in a transaction.
 pub(super) struct MountFile {
     key: Key,
-    /// For messages.
-    pub path: Mutex<PathBuf>,
+    /// An opening of this process's own, by which the transaction began: it ends with the process, whoever has inherited the
+    /// program's. It is closed after all others, as that drops the program's record locks.
+    own: Fd,
     /// Which process has the transaction, as forks are counted.
     process: u64,
     /// None: it has ended.
     txn: Mutex<Option<Transaction>>,
-    /// Descriptors of the file.
-    descriptors: Mutex<BTreeSet<c_int>>,
+    /// Descriptors of the file; none once it has ended.
+    descriptors: Mutex<Option<BTreeSet<c_int>>>,
     /// The program wants uncommitted changes to be committed when the file is closed.
     pub commit_on_close: AtomicBool,
 }
@@ -100,10 +102,12 @@ impl MountFile {
         if self.is_parents() {
             return Ok(());
         }
+        let mut descriptors = lock(&self.descriptors);
+        let descriptors = descriptors.as_mut().ok_or_else(|| Failure::bad_handle("file"))?;
         if !ON_MOUNT.set(fd) {
             return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
         }
-        if lock(&self.descriptors).insert(fd) {
+        if descriptors.insert(fd) {
             COMMITS_WRITES.clear(fd);
             // `O_SYNC` has this bit, too.
             if flags(fd)? & libc::O_DSYNC != 0 {
@@ -114,21 +118,35 @@ impl MountFile {
         Ok(())
     }
 
+    /// Nobody finds it any more. Returns its descriptors.
+    fn leave_table(&self) -> BTreeSet<c_int> {
+        let mut table = table();
+        if table.files.get(&self.key).is_some_and(|known| std::ptr::eq(&**known, self)) {
+            table.files.remove(&self.key);
+            FILES.store(table.files.len(), Release);
+        }
+        lock(&self.descriptors).take().unwrap_or_default()
+    }
+
     /// A descriptor is of this file no more.
     pub fn forget(&self, fd: c_int) {
         ON_MOUNT.clear(fd);
         COMMITS_WRITES.clear(fd);
-        lock(&self.descriptors).remove(&fd);
+        if let Some(descriptors) = lock(&self.descriptors).as_mut() {
+            descriptors.remove(&fd);
+        }
     }
 
-    /// Ends the transaction: what was not synced is given up, or committed if the program wants that.
-    fn end(&self, call: &str) -> Result<()> {
-        let Some(mut txn) = lock(&self.txn).take() else { return Ok(()) };
+    /// Gives up what was not synced, or commits it if the program wants that. The transaction goes on.
+    fn settle(&self, call: &str) -> Result<()> {
         if self.commit_on_close.load(Acquire) {
-            return Ok(txn.commit()?);
+            return self.commit();
         }
-        if txn.abort()? {
-            tell_discarded(call, &lock(&self.path));
+        let path = self.own.get().ok().and_then(|own| path_of(own.as_raw_fd()).ok());
+        match (self.with(Transaction::abort_and_chain)?, path) {
+            (true, Some(path)) => tell_discarded(call, &path),
+            // Nobody misses what a file without a name had.
+            _ => {}
         }
         Ok(())
     }
@@ -170,15 +188,21 @@ fn without_sync(fd: c_int) -> Result<()> {
     }
 }
 
-fn begin(fd: c_int) -> Result<Transaction> {
-    // Of an opening of this process's own, which ends with it, whoever has inherited the program's. Where the file's mode
-    // forbids that, of the program's.
-    let own = reopen(fd, libc::O_WRONLY).ok();
-    // SAFETY: open during the call.
-    let file = own.as_ref().map_or_else(|| unsafe { BorrowedFd::borrow_raw(fd) }, AsFd::as_fd);
+/// An opening of this process's own; where the file's mode forbids that, a copy of the program's.
+fn own_opening(fd: c_int) -> Result<Fd> {
+    let copy = || {
+        // SAFETY: open during the call, or an error.
+        let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        copy.map_err(|_| system("copy the descriptor"))
+    };
+    reopen(fd, libc::O_WRONLY).or_else(|_| copy()).map(Fd::new)
+}
+
+fn begin(file: BorrowedFd<'_>) -> Result<Transaction> {
     let started = Instant::now();
     loop {
-        match Transaction::begin(file) {
+        // What was written before, by whomever, is not to be given up with what is written from now on.
+        match Transaction::begin_committed(file) {
             Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(MOMENT),
             Err(untorn::Error::InTransaction { path }) => {
                 let message = format!(
@@ -201,35 +225,37 @@ pub(super) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
     }
     let Some(stat) = stat(fd).filter(is_regular) else { return Ok(false) };
     // SAFETY: open, as it has a status; during the call.
-    if !is_on_mount(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|is| is) {
+    let is_on_mount = is_on_mount(unsafe { BorrowedFd::borrow_raw(fd) });
+    if !is_on_mount.map_err(|e| failure(e.raw_os_error(), format!("cannot ask what file system it is on: {e}")))? {
         return Ok(false);
     }
     check_writable(fd)?;
+    let own = own_opening(fd)?;
+    let txn = begin(own.get().map_err(|_| Failure::forked())?)?;
     let file = Arc::new(MountFile {
         key: key_of(&stat),
-        path: Mutex::new(path_of(fd).unwrap_or_default()),
+        own,
         process: untorn_os::process_generation(),
-        txn: Mutex::new(Some(begin(fd)?)),
-        descriptors: Mutex::default(),
+        txn: Mutex::new(Some(txn)),
+        descriptors: Mutex::new(Some(BTreeSet::new())),
         commit_on_close: AtomicBool::new(commits_on_close),
     });
-    // What was written before, by whomever, is not to be given up with what is written from now on.
-    let begun = file.commit().and_then(|()| {
-        // Those that were opened for reading, too, or by calls that are not renamed.
-        let all = open_descriptors(file.key, &untorn_os::is_own_descriptor).into_iter().chain([fd]);
-        all.into_iter().try_for_each(|fd| file.note(fd))
-    });
-    if let Err(e) = begun {
-        let noted: Vec<c_int> = lock(&file.descriptors).iter().copied().collect();
+    {
+        // Before any descriptor is known to be of it.
+        let mut table = table();
+        table.files.insert(file.key, Arc::clone(&file));
+        FILES.store(table.files.len(), Release);
+    }
+    // Those that were opened for reading, too, or by calls that are not renamed.
+    let mut all = open_descriptors(file.key, &untorn_os::is_own_descriptor).into_iter().chain([fd]);
+    if let Err(e) = all.try_for_each(|fd| file.note(fd)) {
+        let noted = file.leave_table();
         noted.into_iter().for_each(|fd| file.forget(fd));
         if let Some(txn) = lock(&file.txn).take() {
             txn.dissolve();
         }
         return Err(e);
     }
-    let mut table = table();
-    table.files.insert(file.key, file);
-    FILES.store(table.files.len(), Release);
     Ok(true)
 }
 
@@ -310,54 +336,62 @@ pub(super) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
     {
         let mut table = table();
         let mut descriptors = lock(&file.descriptors);
-        descriptors.retain(|fd| ON_MOUNT.has(*fd) && file.is_of(*fd));
-        if !descriptors.is_empty() || table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file)) {
+        let Some(left) = descriptors.as_mut() else { return Ok(()) };
+        left.retain(|fd| ON_MOUNT.has(*fd) && file.is_of(*fd));
+        if !left.is_empty() || table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file)) {
             return Ok(());
         }
+        *descriptors = None;
         table.files.remove(&file.key);
         FILES.store(table.files.len(), Release);
     }
-    file.end("close")
+    let settled = file.settle("close");
+    // What is left is given up, as at the end of a process.
+    drop(lock(&file.txn).take());
+    settled
 }
 
-/// A map was made.
-pub(super) fn mapped(addresses: Range<usize>, file: &Arc<MountFile>) {
-    table().windows.push((addresses, Arc::clone(file)));
+/// What a call has done to the maps of this process.
+#[derive(Default)]
+pub(super) struct Change {
+    /// What these addresses showed, they do not show any more.
+    pub gone: Vec<Range<usize>>,
+    /// What these addresses show now.
+    pub new: Option<(Range<usize>, Shown)>,
 }
 
-/// These addresses show nothing any more, or something else.
-pub(super) fn unmapped(addresses: &Range<usize>) -> Result<()> {
-    change_windows(addresses, None)
+pub(super) enum Shown {
+    File(Arc<MountFile>),
+    /// The file that this address showed.
+    AsAt(usize),
 }
 
-/// What was mapped at the beginning of `old` is mapped at `new`, and `old` shows nothing any more; if it is empty, its map
-/// was doubled.
-pub(super) fn remapped(old: &Range<usize>, new: &Range<usize>) -> Result<()> {
-    change_windows(old, Some(new))
-}
-
-fn change_windows(old: &Range<usize>, new: Option<&Range<usize>>) -> Result<()> {
-    if !is_any() {
-        return Ok(());
-    }
+/// Makes a system call that changes maps, and notes what it did before another thread can map anything there. Files of
+/// which nothing is left are released; also returned is whether that succeeds.
+pub(super) fn change_maps<T>(call: &str, change: impl FnOnce() -> (T, Change)) -> (T, bool) {
     let mut touched = Vec::new();
-    {
+    let done = {
         let mut table = table();
-        let windows = std::mem::take(&mut table.windows);
-        let moved =
-            windows.iter().rev().find(|(range, _)| range.contains(&old.start)).map(|(_, file)| Arc::clone(file));
-        for (range, file) in windows {
-            let left = subtract(subtract(vec![range.clone()], old), new.unwrap_or(&(0..0)));
+        let (done, Change { gone, new }) = change();
+        let new = new.and_then(|(range, shown)| match shown {
+            Shown::File(file) => Some((range, file)),
+            Shown::AsAt(at) => {
+                let shown = table.windows.iter().rev().find(|(window, _)| window.contains(&at));
+                shown.map(|(_, file)| (range, Arc::clone(file)))
+            }
+        });
+        for (range, file) in std::mem::take(&mut table.windows) {
+            let left = gone.iter().fold(vec![range.clone()], subtract);
             if left != [range] {
                 touched.push(Arc::clone(&file));
             }
             table.windows.extend(left.into_iter().map(|left| (left, Arc::clone(&file))));
         }
-        if let (Some(new), Some(file)) = (new, moved) {
-            table.windows.push((new.clone(), file));
-        }
-    }
-    touched.iter().try_for_each(release_if_unused)
+        table.windows.extend(new);
+        done
+    };
+    let released = touched.iter().map(|file| reported(call, false, || release_if_unused(file).map(|()| true)));
+    (done, released.fold(true, |all, is| all && is))
 }
 
 /// The files that are mapped in a range of addresses.
@@ -378,13 +412,14 @@ pub(super) fn is_any_own() -> bool {
     is_any() && table().files.values().any(|file| !file.is_parents())
 }
 
-/// The end of the process.
+/// The end of the process. The transactions go on as long as that: what other threads write until then, and the C library,
+/// which empties its streams, is given up, too.
 pub(super) fn end_all() {
     if !is_any() {
         return;
     }
     let files: Vec<Arc<MountFile>> = table().files.values().filter(|file| !file.is_parents()).cloned().collect();
     for file in files {
-        reported("exit", (), || file.end("exit"));
+        reported("exit", (), || file.settle("exit"));
     }
 }

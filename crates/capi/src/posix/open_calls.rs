@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use super::call_section::{enter, is_inside};
-use super::descriptor_table::{MANAGED, ON_MOUNT};
+use super::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
 use super::file_owner::is_borrower;
 use super::io_calls::untorn_fd_ftruncate;
 use super::managed_files::{Managed, find, is_own, learn, map_of, note_lock, on_managed, release_if_unused};
@@ -17,7 +17,7 @@ use super::patterns;
 use super::posix_descriptor::{
     check_readable, check_writable, failure, is_regular, lstat, path_at, path_of, refusal, stat,
 };
-use super::relocation::{has_store, set_aside};
+use super::relocation::{has_store, is_dir_on_mount, set_aside};
 use super::report::{errno, reported, set_errno};
 use crate::error::{Failure, Result, guard};
 
@@ -85,7 +85,8 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     }
     let name_bytes = path.file_name().map_or(0, OsStr::len);
     let fits = name_bytes <= NAME_BYTES_MAX || name_bytes > libc::NAME_MAX as usize;
-    if !fits && flags & libc::O_ACCMODE != libc::O_RDONLY && patterns::match_path(path) {
+    if !fits && flags & libc::O_ACCMODE != libc::O_RDONLY && patterns::match_path(path) && !is_beside_mount_files(path)
+    {
         return Err(refusal(
             libc::ENAMETOOLONG,
             format!(
@@ -96,6 +97,22 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Whether a file of this path is, or would be, on a mount of Untorn's.
+fn is_beside_mount_files(path: &Path) -> bool {
+    path.parent().is_some_and(|dir| is_dir_on_mount(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }))
+}
+
+/// Whether each write is to be a commit of a named file on a mount: that is this library's business, as the kernel cannot
+/// sync what is in a transaction.
+fn takes_sync(path: Option<&Path>, flags: c_int) -> bool {
+    // `O_SYNC` has this bit, too.
+    if flags & libc::O_DSYNC == 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
+        return false;
+    }
+    let whole = path.and_then(|path| std::fs::canonicalize(path).or_else(|_| std::path::absolute(path)).ok());
+    whole.is_some_and(|path| patterns::match_path(&path) && !has_store(&path) && is_beside_mount_files(&path))
 }
 
 /// Keeps an error of a call over the closing of its descriptor.
@@ -120,11 +137,14 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     }
     let Some(section) = enter("open") else { return -1 };
     // SAFETY: the caller's promise.
-    if let Some(path) = unsafe { path_at(dir, path) }.filter(|_| flags & libc::O_CREAT != 0)
-        && reported("open", -1, || clear_name(&path, flags).map(|()| 0)) < 0
+    let named = unsafe { path_at(dir, path) };
+    if let Some(path) = named.as_deref().filter(|_| flags & libc::O_CREAT != 0)
+        && reported("open", -1, || clear_name(path, flags).map(|()| 0)) < 0
     {
         return -1;
     }
+    let commits_writes = takes_sync(named.as_deref(), flags);
+    let flags = if commits_writes { flags & !libc::O_SYNC } else { flags };
     let truncate = flags & libc::O_TRUNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
     let fd = open(if truncate { flags & !libc::O_TRUNC } else { flags });
     if fd < 0 || flags & libc::O_PATH != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
@@ -135,6 +155,9 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     drop(section);
     if adopted < 0 {
         return give_up(fd);
+    }
+    if commits_writes {
+        COMMITS_WRITES.set(fd);
     }
     if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
         return give_up(fd);

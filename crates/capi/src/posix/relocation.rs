@@ -57,7 +57,10 @@ impl Name {
 
     /// Nothing of this name is Untorn's business.
     pub fn is_ordinary(&self) -> bool {
-        self.file.is_none() && !self.has_store && !(self.is_regular_or_missing() && patterns::match_path(&self.path))
+        self.file.is_none()
+            && !self.has_store
+            && kept(self).is_none()
+            && !(self.is_regular_or_missing() && patterns::match_path(&self.path))
     }
 
     pub fn is_missing(&self) -> bool {
@@ -377,12 +380,15 @@ pub(super) fn rename(
 /// Whether both names are on a mount of Untorn's, and no store is beside them.
 pub(super) fn is_on_mount(from: &Name, to: &Name) -> bool {
     let plain = |name: &Name| name.file.is_none() && !name.has_store;
-    let is_on_mount = |name: &Name| {
-        let dir = std::fs::File::open(name.dir());
-        kept(name).is_some() || dir.is_ok_and(|dir| untorn_os::mount_calls::is_on_mount(&dir).is_ok_and(|is| is))
-    };
+    let is_on_mount = |name: &Name| kept(name).is_some() || is_dir_on_mount(name.dir());
     // No rename goes from one file system to another.
     plain(from) && plain(to) && (is_on_mount(from) || is_on_mount(to))
+}
+
+/// Whether a directory is on a mount of Untorn's.
+pub(super) fn is_dir_on_mount(dir: &Path) -> bool {
+    let dir = std::fs::File::open(dir);
+    dir.is_ok_and(|dir| untorn_os::mount_calls::is_on_mount(&dir).is_ok_and(|is| is))
 }
 
 /// The file of a name, if it is in a transaction of this process.
@@ -418,12 +424,6 @@ pub(super) fn rename_on_mount(
     plain.as_ref().map_or(Ok(()), flush)?;
     if rename() != 0 {
         return Err(system(&format!("rename {} to {}", from.path.display(), to.path.display())));
-    }
-    if let Some(mover) = &mover {
-        to.path.clone_into(&mut lock(&mover.path));
-    }
-    if let Some(target) = &target {
-        from.path.clone_into(&mut lock(&target.path));
     }
     if let Some(fd) =
         from.key().filter(|_| mover.is_none() && patterns::match_path(&to.path)).and_then(|key| writers(key).pop())

@@ -4,14 +4,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
-#include <spawn.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -106,6 +108,10 @@ static void maps(void) {
     FAILS_WITH(msync(at, page, MS_SYNC | MS_ASYNC), EINVAL);
     CHECK(msync(at, page, MS_ASYNC) == 0 && msync(at + page, page, MS_SYNC) == 0); /* of the whole file */
     strcpy(at, "two");
+    char *twice = mremap(at, 3 * page, 3 * page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+    if (twice != MAP_FAILED) { /* Linux before 5.13 has it for private memory only */
+        CHECK(msync(at, page, MS_SYNC) == 0 && munmap(twice, 3 * page) == 0 && untorn_fd_rollback(-1) == -1);
+    }
     at = mremap(at, 3 * page, page, 0);
     CHECK(at != MAP_FAILED);
     at = mremap(at, page, 64 * page, MREMAP_MAYMOVE);
@@ -150,7 +156,85 @@ static void writes_that_sync(void) {
     int copy = dup(fd);
     CHECK(write(copy, "4", 1) == 1 && untorn_fd_rollback(fd) == 0);
     check_seen("sync.db", "123234");
-    CHECK(close(fd) == 0 && close(other) == 0 && close(copy) == 0);
+    int from = open_file("from", O_RDWR | O_CREAT);
+    put(from, "56");
+    off_t begin = 0;
+    CHECK(sendfile(fd, from, &begin, 2) == -1); /* not to O_APPEND, as Linux */
+    CHECK(close(from) == 0 && close(fd) == 0 && close(other) == 0 && close(copy) == 0);
+
+    /* Where the mode forbids another opening; and record locks stay. */
+    unlink("mode.db");
+    fd = open("mode.db", O_RDWR | O_CREAT | O_DSYNC, 0444);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0 && write(fd, "kept", 4) == 4);
+    CHECK(untorn_fd_rollback(fd) == 0);
+    check_seen("mode.db", "kept");
+    CHECK(lseek(fd, 0, SEEK_SET) == 0);
+    from = open_file("from", O_RDONLY);
+    begin = 0;
+    CHECK(sendfile(fd, from, &begin, 2) == 2 && untorn_fd_rollback(fd) == 0 && close(from) == 0);
+    check_seen("mode.db", "56pt");
+    CHECK(chmod("mode.db", 0644) == 0);
+    other = open_file("mode.db", O_RDWR | O_SYNC);
+    pid_t child = fork();
+    if (child == 0) _exit(fcntl(fd, F_SETLK, &lock) == -1 ? 0 : 1);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0 && close(other) == 0 && close(fd) == 0);
+}
+
+static atomic_int stops;
+
+static void *writes(void *fd) {
+    for (int n = 0; !stops; n++) CHECK(pwrite(*(int *)fd, &n, sizeof n, 8) == sizeof n);
+    return NULL;
+}
+
+static void *maps_much(void *unused) {
+    while (!stops) {
+        void *at = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(at != MAP_FAILED && munmap(at, 4096) == 0);
+    }
+    return unused;
+}
+
+static void threads(void) {
+    int fd = open_file("race.db", O_RDWR | O_CREAT);
+    pthread_t thread;
+    stops = 0;
+    CHECK(pthread_create(&thread, NULL, writes, &fd) == 0);
+    for (int n = 0; n < 20; n++) {
+        close(open_file("raced.db", O_RDWR | O_CREAT));
+        CHECK(rename("race.db", "raced.db") == 0 && rename("raced.db", "race.db") == 0);
+    }
+    stops = 1;
+    CHECK(pthread_join(thread, NULL) == 0 && close(fd) == 0);
+
+    /* What one thread unmaps, another one may get at once. */
+    fd = open_file("race.db", O_RDWR);
+    CHECK(ftruncate(fd, 4096) == 0);
+    stops = 0;
+    CHECK(pthread_create(&thread, NULL, maps_much, NULL) == 0);
+    for (int n = 0; n < 300; n++) {
+        int *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        CHECK(at != MAP_FAILED);
+        *at = n;
+        CHECK(msync(at, 4096, MS_SYNC) == 0 && munmap(at, 4096) == 0);
+    }
+    stops = 1;
+    CHECK(pthread_join(thread, NULL) == 0 && close(fd) == 0);
+}
+
+/* A file beside the mount has a store: its place in memory is not replaced. */
+static void beside_a_store(void) {
+    char dir[] = "/tmp/untorn-test-XXXXXX", path[64];
+    CHECK(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/store.db", dir);
+    int stored = open_file(path, O_RDWR | O_CREAT), fd = open_file("fixed.db", O_RDWR | O_CREAT);
+    CHECK(ftruncate(stored, 4096) == 0 && ftruncate(fd, 4096) == 0);
+    char *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, stored, 0);
+    CHECK(at != MAP_FAILED);
+    FAILS_WITH(mmap(at, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0), ENOTSUP);
+    CHECK(munmap(at, 4096) == 0 && close(stored) == 0 && close(fd) == 0 && unlink(path) == 0 && rmdir(dir) == 0);
 }
 
 static void names(void) {
@@ -182,6 +266,15 @@ static void names(void) {
     check_seen("other.db", "PLAIN");
     CHECK(link("other.db", "linked.db") == 0); /* a mount has hard links */
     CHECK(unlink("other.db") == 0 && unlink("old.db") == 0);
+    /* Under names that are not named. */
+    int third = open_file("third.db", O_RDWR | O_CREAT);
+    put(third, "third");
+    CHECK(rename("third.db", "third") == 0);
+    put(third, "THIRD");
+    CHECK(rename("third", "fourth") == 0);
+    put(third, "xxxxx");
+    CHECK(close(third) == 0);
+    check_seen("fourth", "THIRD");
     put(fd, "gone?");
     CHECK(fsync(fd) == 0 && fsync(other) == 0 && close(fd) == 0 && close(other) == 0);
     check_seen("linked.db", "gone?");
@@ -215,6 +308,9 @@ static void other_processes(const char *self) {
     if (child == 0) {
         FAILS_WITH(fsync(fd), ECHILD);
         FAILS_WITH(untorn_fd_rollback(fd), ECHILD);
+        int reader = open_file("shared.db", O_RDONLY);
+        char *at = mmap(NULL, 3, PROT_READ, MAP_SHARED, reader, 0);
+        CHECK(at != MAP_FAILED && memcmp(at, "two", 3) == 0 && munmap(at, 3) == 0 && close(reader) == 0);
         CHECK(close(fd) == 0);
         exit(0); /* gives nothing up that is the parent's */
     }
@@ -259,6 +355,17 @@ static void other_processes(const char *self) {
     }
     check_child(child);
     check_seen("shared.db", "two");
+    /* The C library empties streams behind everything else, and threads go on until then. */
+    child = fork();
+    if (child == 0) {
+        FILE *out = fopen("shared.db", "w");
+        fd = open_file("shared.db", O_RDWR);
+        pthread_t thread;
+        CHECK(out && fputs("lost", out) >= 0 && pthread_create(&thread, NULL, writes, &fd) == 0);
+        exit(0);
+    }
+    check_child(child);
+    check_committed("shared.db", "two");
 }
 
 static void own_descriptors(void) {
@@ -286,6 +393,8 @@ int main(int argc, char **argv) {
     what_was_there();
     maps();
     writes_that_sync();
+    threads();
+    beside_a_store();
     names();
     streams();
     other_processes(argv[0]);

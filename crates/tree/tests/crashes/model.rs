@@ -301,7 +301,7 @@ impl Model {
                 if target == Some(file) {
                     return true;
                 }
-                let seals = self.round.is_none() && (target.is_some() || !self.files[file].synced);
+                let seals = self.seals(file) && (target.is_some() || !self.files[file].synced);
                 if !self.seal(file, seals) {
                     return false;
                 }
@@ -314,20 +314,16 @@ impl Model {
                 if a == b {
                     return true;
                 }
-                let seals = self.round.is_none();
-                if seals {
-                    // Both are pulled before either is looked at.
-                    self.files[a].send(now);
-                    self.files[b].send(now);
-                }
+                let sealed: Vec<File> = [a, b].into_iter().filter(|n| self.seals(*n)).collect();
+                // Both are pulled before either is looked at.
+                sealed.iter().for_each(|n| self.files[*n].send(now));
                 if self.files[a].poisoned || self.files[b].poisoned {
                     return false;
                 }
-                if seals && [a, b].iter().any(|n| self.files[*n].in_txn && self.files[*n].changed) {
+                if sealed.iter().any(|n| self.files[*n].in_txn && self.files[*n].changed) {
                     return false;
                 }
-                self.seal(a, seals);
-                self.seal(b, seals);
+                sealed.iter().for_each(|n| assert!(self.seal(*n, true)));
                 self.names.insert(one, b);
                 self.names.insert(other, a);
             }
@@ -400,6 +396,11 @@ impl Model {
     fn end_txn(&mut self) {
         self.txn = false;
         self.files.iter_mut().for_each(|file| file.in_txn = false);
+    }
+
+    /// Whether a rename of the file commits it. One that is in a transaction gets the name as it was committed.
+    fn seals(&self, file: File) -> bool {
+        self.round.is_none() && !(self.files[file].in_txn && self.files[file].synced)
     }
 
     fn seal(&mut self, file: File, seals: bool) -> bool {

@@ -1,4 +1,5 @@
-//! Programs under the porting header whose files are on a mount: the mount commits them.
+//! C programs with files on a mount: under the porting header the mount commits them, and by the library they have
+//! transactions.
 
 mod common;
 
@@ -98,6 +99,25 @@ fn a_sync_commits_and_the_end_gives_up() {
         }
         place.umount();
     }
+}
+
+#[test]
+fn transactions_by_the_c_interface() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount(&[]);
+    let program = place.0.path().join("transactions");
+    compile(&here("tests/c/transactions.c"), &program);
+    run(Command::new(&program).arg(place.at("")));
+    place.umount();
+    place.mount(&[]);
+    assert_eq!(
+        (fs::read(place.at("a")).unwrap(), fs::read(place.at("b")).unwrap()),
+        (b"one".to_vec(), b"ten".to_vec())
+    );
+    place.umount();
 }
 
 /// The second program of the tutorial never loses a coin, however often it is killed, with the daemon and without.
