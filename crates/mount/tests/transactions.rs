@@ -216,6 +216,63 @@ fn one_that_finds_no_room_goes_on() {
     }
 }
 
+/// Takes the room away again that the log has got ahead.
+fn punch_the_log(store: &Path) {
+    for entry in fs::read_dir(store.join(".untorn/journal")).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| (last / 4096 + 1) * 4096);
+        if path.file_name().unwrap().as_encoded_bytes().starts_with(b"segment") && used < bytes.len() {
+            let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            let file = OpenOptions::new().write(true).open(path).unwrap();
+            rustix::fs::fallocate(&file, flags, used as u64, (bytes.len() - used) as u64).unwrap();
+        }
+    }
+}
+
+/// Where nothing can be committed any more, an unmount does not insist on it.
+#[test]
+fn a_mount_whose_log_failed_ends_and_says_so() {
+    if !rustix::process::geteuid().is_root() || !can_mount() {
+        return eprintln!("skipped: a file system that is full needs root");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (small, flags) = (Small(dir.path().join("store")), rustix::mount::MountFlags::empty());
+    fs::create_dir(&small.0).unwrap();
+    rustix::mount::mount("none", &small.0, "tmpfs", flags, c"size=100m").unwrap();
+    let mount = Mount::in_store(dir, "store/store");
+    let a = mount.synced("a", &[0; 100]);
+    let more = mount.synced("more", b"");
+    for n in 0..100 {
+        more.write_all_at(&[1; 50_000], n * 50_000).unwrap();
+        more.sync_all().unwrap();
+    }
+    let mut acknowledged = 0;
+    let failed = (1..=200_u8).find(|version| {
+        punch_the_log(&small.0.join("store"));
+        small.fill();
+        a.write_all_at(&[*version; 100], 0).unwrap();
+        match a.sync_all() {
+            Ok(()) => acknowledged = *version,
+            Err(e) => assert!(matches!(e.raw_os_error(), Some(libc::EIO | libc::ENOSPC)), "{e}"),
+        }
+        untorn_mount::mount_status::has_failed(&mount.at(""))
+    });
+    let failed = failed.expect("the log finds no room");
+    let said = |command: &str| Command::new(env!("CARGO_BIN_EXE_untorn-mount")).arg(command).arg(mount.at("")).output();
+    let status = String::from_utf8(said("status").unwrap().stdout).unwrap();
+    assert!(status.contains("a write or flush of the log failed"), "{status}");
+    drop((a, more));
+    let umount = said("umount").unwrap();
+    let told = String::from_utf8(umount.stderr).unwrap();
+    assert!(told.contains("is unmounted, but a write or flush of its log had failed") && !umount.status.success());
+    fs::remove_file(small.0.join("filler")).unwrap();
+    mount.untorn(&[&mount.dir.path().join(mount.store), &mount.at("")]);
+    let found = fs::read(mount.at("a")).unwrap();
+    assert!((acknowledged..=failed).any(|version| found == [version; 100]), "{acknowledged} to {failed}");
+    mount.untorn(&["umount".as_ref(), &mount.at("")]);
+}
+
 const DIES: &str = "UNTORN_TRANSACTION_DIES";
 
 /// The program that dies, if the variable says so.
