@@ -143,10 +143,10 @@ impl MountFile {
             return self.commit();
         }
         let path = self.own.get().ok().and_then(|own| path_of(own.as_raw_fd()).ok());
-        match (self.with(Transaction::abort_and_chain)?, path) {
-            (true, Some(path)) => tell_discarded(call, &path),
-            // Nobody misses what a file without a name had.
-            _ => {}
+        let given_up = self.with(Transaction::abort_and_chain)?;
+        // Nobody misses what a file without a name had.
+        if let Some(path) = path.filter(|_| given_up) {
+            tell_discarded(call, &path);
         }
         Ok(())
     }
@@ -390,8 +390,9 @@ pub(super) fn change_maps<T>(call: &str, change: impl FnOnce() -> (T, Change)) -
         table.windows.extend(new);
         done
     };
-    let released = touched.iter().map(|file| reported(call, false, || release_if_unused(file).map(|()| true)));
-    (done, released.fold(true, |all, is| all && is))
+    let release = |file: &Arc<MountFile>| reported(call, false, || release_if_unused(file).map(|()| true));
+    let failed = touched.iter().filter(|file| !release(file)).count();
+    (done, failed == 0)
 }
 
 /// The files that are mapped in a range of addresses.
