@@ -465,7 +465,9 @@ impl Umount {
             let wait = |most: Option<&Timespec>| poll(&mut [PollFd::new(&daemon, PollFlags::IN)], most);
             let soon = Timespec { tv_sec: TELL_AFTER.as_secs().cast_signed(), tv_nsec: 0 };
             if wait(Some(&soon)).context("cannot wait for the daemon")? == 0 {
-                eprintln!("untorn-mount: {}", Umount::why_it_goes_on(&mounted, &shown.to_string()));
+                if !has_failed {
+                    eprintln!("untorn-mount: {}", Umount::why_it_goes_on(&mounted, &shown.to_string()));
+                }
                 wait(None).context("cannot wait for the daemon")?;
             }
         }

@@ -94,7 +94,7 @@ fn a_sync_commits_and_the_end_gives_up() {
             let files = place.at(&format!("of-{user}"));
             fs::create_dir(&files).unwrap();
             std::os::unix::fs::chown(&files, Some(user), Some(user)).unwrap();
-            let said = run(Command::new(&program).arg(&files).uid(user).gid(user));
+            let said = run(Command::new(&program).arg(&files).env("MODE", mode).uid(user).gid(user));
             assert!(said.contains("a.db: changes that were not synced are discarded"), "{mode}: {said}");
         }
         place.umount();

@@ -67,8 +67,8 @@ pub fn is_on_mount(file: impl AsFd) -> Result<bool> {
     }
     match status(file) {
         Ok(_) | Err(Errno::PERM) => Ok(true),
-        Err(Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(false),
-        Err(e) => Err(e),
+        Err(e @ (Errno::NOTCONN | Errno::CONNABORTED | Errno::INTR)) => Err(e),
+        Err(_) => Ok(false),
     }
 }
 

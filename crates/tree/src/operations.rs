@@ -104,14 +104,12 @@ impl StoreTree {
         if !self.seals() {
             return Ok(inos);
         }
-        // What was committed of a file that is in a transaction gets the name.
-        let is_sealed = |inode: &Inode| inode.is_file() && !(inode.txn.is_some() && inode.row.synced);
         let source = core.inode(from)?;
-        if is_sealed(source) && (to.is_some() || !source.row.synced) {
+        if source.is_file() && (to.is_some() || !source.row.synced) {
             inos.push(from);
         }
         if let (RenameFlags::Exchange, Some(to)) = (flags, to)
-            && is_sealed(core.inode(to)?)
+            && core.inode(to)?.is_file()
         {
             inos.push(to);
         }

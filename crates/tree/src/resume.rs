@@ -234,7 +234,8 @@ impl Core {
         self.numbers.commit = number.wrapping_sub(1);
         // Of a transaction that went on, the files are in it still.
         self.chaining = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
-        let submitted = self.submit(inos);
+        // An earlier one that found no room comes with this one: its names do.
+        let submitted = self.submit(&self.with_owed(inos));
         self.chaining = None;
         match submitted {
             // On a full disk the next commit has it. Nobody was told that it is durable.

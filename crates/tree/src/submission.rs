@@ -105,10 +105,7 @@ impl Core {
         let number = self.numbers.commit;
         let done = match self.owed.is_empty() {
             true => self.submit(contents),
-            false => {
-                let with_owed: BTreeSet<Ino> = self.owed.iter().chain(contents).copied().collect();
-                self.submit(&with_owed.into_iter().collect::<Vec<_>>())
-            }
+            false => self.submit(&self.with_owed(contents)),
         };
         if done.is_err() && self.numbers.commit != number {
             self.note_void();
@@ -136,6 +133,12 @@ impl Core {
     pub fn owe(&mut self, contents: &[Ino]) {
         self.owed.extend(contents);
         contents.iter().for_each(|ino| self.note_owed(*ino));
+    }
+
+    /// These files, and those of which seals are owed.
+    pub fn with_owed(&self, contents: &[Ino]) -> Vec<Ino> {
+        let all: BTreeSet<Ino> = self.owed.iter().chain(contents).copied().collect();
+        all.into_iter().collect()
     }
 
     /// Files whose seals are yet to be asked for.

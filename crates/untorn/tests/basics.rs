@@ -488,7 +488,8 @@ fn status_counts() {
     }
     let status = store.status();
     assert_eq!(status.commits, before.commits + 10);
-    assert_eq!(status.lsn, before.lsn + 10);
+    // A durable mark, which a moment without commits brings, has an LSN, too.
+    assert!((10..=20).contains(&(status.lsn - before.lsn)), "{status:?}");
     assert_eq!(status.open_files, 1);
     assert!((1..=10).contains(&(status.commit_groups - before.commit_groups)));
     assert!(status.bytes_written >= before.bytes_written + 10_000, "{status:?}");

@@ -282,7 +282,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev2(
     if !syncs || done <= 0 || COMMITS_WRITES.has(fd) {
         return done;
     }
-    mount_files::on_mount("pwritev2", fd, -1, |file| file.commit().map(|()| done)).unwrap_or(done)
+    mount_files::commit_written("pwritev2", fd, done)
 }
 
 /// `sync_file_range`: nothing happens to a managed file, as the call promises nothing about a crash.
@@ -343,7 +343,9 @@ unsafe fn aio(call: &str, control: *mut libc::aiocb, submit: impl FnOnce() -> c_
     let fd = unsafe { control.as_ref() }.map_or(-1, |control| control.aio_fildes);
     // On a mount the kernel cannot sync what is in a transaction.
     let syncs = call == "aio_fsync" && ON_MOUNT.has(fd) || call == "aio_write" && COMMITS_WRITES.has(fd);
-    if syncs {
+    let section = if syncs { enter(call).map(Some) } else { Some(None) };
+    let Some(_section) = section else { return -1 };
+    if syncs && mount_files::find(fd).is_some() {
         let text = format!("{call}: the file is on a mount and committed by fsync: call that");
         return reported(call, -1, || Err(refusal(libc::EINVAL, text)));
     }

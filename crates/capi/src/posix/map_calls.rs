@@ -263,6 +263,10 @@ pub unsafe extern "C" fn untorn_mremap(
         return reported("mremap", libc::MAP_FAILED, || Err(failure(libc::ENOMEM, detail)));
     }
     let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
+        if flags & libc::MREMAP_FIXED != 0 && pages(to, new_len).is_some_and(|to| is_reserved(&to)) {
+            let refused = || Err(failure(libc::ENOTSUP, "MREMAP_FIXED over the map of a managed file"));
+            return reported("mremap", libc::MAP_FAILED, refused);
+        }
         let remap = || {
             // SAFETY: the caller's promise; the last argument is read only with MREMAP_FIXED.
             let moved = unsafe { libc::mremap(address, old_len, new_len, flags, to) };

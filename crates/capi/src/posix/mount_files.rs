@@ -20,7 +20,7 @@ use super::call_section::{Held, enter, lock};
 use super::descriptor_table::{COMMITS_WRITES, ON_MOUNT};
 use super::file_owner::is_borrower;
 use super::posix_descriptor::{
-    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, seek, stat, system,
+    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, refusal, stat, system,
 };
 use super::report::{about, reported, tell};
 use crate::error::untorn_error::UNTORN_E_BUSY;
@@ -69,14 +69,14 @@ pub(super) fn is_any() -> bool {
     FILES.load(Acquire) > 0
 }
 
+fn is_of(key: Key, fd: c_int) -> bool {
+    stat(fd).is_some_and(|stat| key_of(&stat) == key)
+}
+
 impl MountFile {
     /// The transaction is the parent process's.
     pub fn is_parents(&self) -> bool {
         self.process != untorn_os::process_generation() || is_borrower()
-    }
-
-    fn is_of(&self, fd: c_int) -> bool {
-        stat(fd).is_some_and(|stat| key_of(&stat) == self.key)
     }
 
     fn with<T>(&self, call: impl FnOnce(&mut Transaction) -> untorn::Result<T>) -> Result<T> {
@@ -104,28 +104,15 @@ impl MountFile {
         }
         let mut descriptors = lock(&self.descriptors);
         let descriptors = descriptors.as_mut().ok_or_else(|| Failure::bad_handle("file"))?;
+        // A number whose mark is gone was closed by a call that is not renamed.
+        let is_new = !ON_MOUNT.has(fd);
         if !ON_MOUNT.set(fd) {
             return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
         }
-        if descriptors.insert(fd) {
+        if descriptors.insert(fd) || is_new {
             COMMITS_WRITES.clear(fd);
-            // `O_SYNC` has this bit, too.
-            if flags(fd)? & libc::O_DSYNC != 0 {
-                without_sync(fd)?;
-                COMMITS_WRITES.set(fd);
-            }
         }
         Ok(())
-    }
-
-    /// Nobody finds it any more. Returns its descriptors.
-    fn leave_table(&self) -> BTreeSet<c_int> {
-        let mut table = table();
-        if table.files.get(&self.key).is_some_and(|known| std::ptr::eq(&**known, self)) {
-            table.files.remove(&self.key);
-            FILES.store(table.files.len(), Release);
-        }
-        lock(&self.descriptors).take().unwrap_or_default()
     }
 
     /// A descriptor is of this file no more.
@@ -172,19 +159,19 @@ fn reopen(fd: c_int, flags: c_int) -> Result<OwnedFd> {
     }
 }
 
-/// Makes a descriptor that was opened with `O_SYNC` or `O_DSYNC` one without: the kernel would ask the mount for a sync
-/// behind each write, and what is in a transaction nothing else commits.
-fn without_sync(fd: c_int) -> Result<()> {
-    let opened = flags(fd)?;
-    let plain = reopen(fd, opened & (libc::O_ACCMODE | libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME))?;
-    let copy = plain.as_raw_fd();
-    seek(copy, seek(fd, 0, libc::SEEK_CUR)?, libc::SEEK_SET)?;
-    // SAFETY: takes numbers.
-    let closes = unsafe { libc::fcntl(fd, libc::F_GETFD) } & libc::FD_CLOEXEC != 0;
-    // SAFETY: takes numbers; the program's descriptor is of the same file as before.
-    match unsafe { libc::dup3(copy, fd, if closes { libc::O_CLOEXEC } else { 0 }) } {
-        -1 => Err(system("open the file without O_SYNC")),
-        _ => Ok(()),
+/// Refuses a file with a descriptor whose writes the kernel has the mount sync: what is in a transaction nothing else
+/// commits. A descriptor that another thread closes meanwhile is none.
+fn check_no_sync(key: Key, fds: &[c_int]) -> Result<()> {
+    // `O_SYNC` has this bit, too.
+    let syncs = |fd: &&c_int| flags(**fd).is_ok_and(|flags| flags & libc::O_DSYNC != 0) && is_of(key, **fd);
+    match fds.iter().find(syncs) {
+        None => Ok(()),
+        Some(fd) => Err(refusal(
+            libc::EINVAL,
+            format!(
+                "descriptor {fd} was opened with O_SYNC or O_DSYNC before the file was named: name it before it is opened"
+            ),
+        )),
     }
 }
 
@@ -198,7 +185,8 @@ fn own_opening(fd: c_int) -> Result<Fd> {
     reopen(fd, libc::O_WRONLY).or_else(|_| copy()).map(Fd::new)
 }
 
-fn begin(file: BorrowedFd<'_>) -> Result<Transaction> {
+/// None: it is on no mount of Untorn's.
+fn begin(file: BorrowedFd<'_>) -> Result<Option<Transaction>> {
     let started = Instant::now();
     loop {
         // What was written before, by whomever, is not to be given up with what is written from now on.
@@ -212,7 +200,9 @@ fn begin(file: BorrowedFd<'_>) -> Result<Transaction> {
                 );
                 return Err(Failure { kind: UNTORN_E_BUSY, ..failure(libc::EBUSY, message) });
             }
-            begun => return Ok(begun?),
+            // Another file system may answer as a mount does.
+            Err(untorn::Error::Invalid { .. }) => return Ok(None),
+            begun => return Ok(Some(begun?)),
         }
     }
 }
@@ -230,31 +220,38 @@ pub(super) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
         return Ok(false);
     }
     check_writable(fd)?;
+    let key = key_of(&stat);
+    // Those that were opened for reading, too, or by calls that are not renamed.
+    let mut all = open_descriptors(key, &untorn_os::is_own_descriptor);
+    all.retain(|other| *other != fd);
+    all.push(fd);
+    check_no_sync(key, &all)?;
     let own = own_opening(fd)?;
-    let txn = begin(own.get().map_err(|_| Failure::forked())?)?;
+    let Some(txn) = begin(own.get().map_err(|_| Failure::forked())?)? else { return Ok(false) };
     let file = Arc::new(MountFile {
-        key: key_of(&stat),
+        key,
         own,
         process: untorn_os::process_generation(),
         txn: Mutex::new(Some(txn)),
         descriptors: Mutex::new(Some(BTreeSet::new())),
         commit_on_close: AtomicBool::new(commits_on_close),
     });
+    // Before anybody can find that it has no descriptors.
+    file.note(fd)?;
     {
-        // Before any descriptor is known to be of it.
         let mut table = table();
-        table.files.insert(file.key, Arc::clone(&file));
+        // A forked child has the maps of its parent's file.
+        let before = table.files.insert(key, Arc::clone(&file));
+        if let Some(before) = before {
+            let of_it = table.windows.iter_mut().filter(|(_, shown)| Arc::ptr_eq(shown, &before));
+            of_it.for_each(|(_, shown)| *shown = Arc::clone(&file));
+        }
         FILES.store(table.files.len(), Release);
     }
-    // Those that were opened for reading, too, or by calls that are not renamed.
-    let mut all = open_descriptors(file.key, &untorn_os::is_own_descriptor).into_iter().chain([fd]);
-    if let Err(e) = all.try_for_each(|fd| file.note(fd)) {
-        let noted = file.leave_table();
-        noted.into_iter().for_each(|fd| file.forget(fd));
-        if let Some(txn) = lock(&file.txn).take() {
-            txn.dissolve();
-        }
-        return Err(e);
+    ON_MOUNT.set(fd);
+    for other in all.into_iter().filter(|fd| is_of(key, *fd)) {
+        // One with a number that is too large commits by no sync.
+        file.note(other)?;
     }
     Ok(true)
 }
@@ -312,10 +309,17 @@ pub(super) fn on_mount<T>(
 
 /// After the kernel wrote `n` bytes: with O_SYNC or O_DSYNC that is a commit. Returns `n`, or -1 if the commit fails.
 pub(super) fn written(call: &str, fd: c_int, n: isize) -> isize {
-    if n <= 0 || !COMMITS_WRITES.has(fd) {
-        return n;
+    match n > 0 && COMMITS_WRITES.has(fd) {
+        true => commit_written(call, fd, n),
+        false => n,
     }
-    on_mount(call, fd, -1, |file| file.commit().map(|()| n)).unwrap_or(n)
+}
+
+/// Commits what was written just now, and returns `n`; or -1.
+pub(super) fn commit_written(call: &str, fd: c_int, n: isize) -> isize {
+    // A forked child's write is one of its parent's transaction.
+    let commit = |file: &Arc<MountFile>| if file.is_parents() { Ok(n) } else { file.commit().map(|()| n) };
+    on_mount(call, fd, -1, commit).unwrap_or(n)
 }
 
 /// A copy of a descriptor was made.
@@ -337,7 +341,7 @@ pub(super) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
         let mut table = table();
         let mut descriptors = lock(&file.descriptors);
         let Some(left) = descriptors.as_mut() else { return Ok(()) };
-        left.retain(|fd| ON_MOUNT.has(*fd) && file.is_of(*fd));
+        left.retain(|fd| is_of(file.key, *fd));
         if !left.is_empty() || table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file)) {
             return Ok(());
         }

@@ -144,6 +144,7 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
         return -1;
     }
     let commits_writes = takes_sync(named.as_deref(), flags);
+    let wanted = flags;
     let flags = if commits_writes { flags & !libc::O_SYNC } else { flags };
     let truncate = flags & libc::O_TRUNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
     let fd = open(if truncate { flags & !libc::O_TRUNC } else { flags });
@@ -156,8 +157,24 @@ pub(super) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     if adopted < 0 {
         return give_up(fd);
     }
-    if commits_writes {
-        COMMITS_WRITES.set(fd);
+    let fd = match commits_writes {
+        false => fd,
+        true if ON_MOUNT.has(fd) => {
+            COMMITS_WRITES.set(fd);
+            fd
+        }
+        // It is elsewhere than its name.
+        true => {
+            untorn_fd_close(fd);
+            let again = open(wanted & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
+            if again >= 0 && reported("open", -1, || adopt(again, wanted).map(|()| 0)) < 0 {
+                return give_up(again);
+            }
+            again
+        }
+    };
+    if fd < 0 {
+        return fd;
     }
     if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
         return give_up(fd);

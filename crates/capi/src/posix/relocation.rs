@@ -19,7 +19,7 @@ use super::managing::{keep_on_mount_locked, manage_locked};
 use super::mount_files::{self, MountFile};
 use super::patterns;
 use super::posix_descriptor::{Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system};
-use super::report::tell;
+use super::report::{errno, tell};
 use crate::error::{Failure, Result};
 
 /// Whether a file has a private store beside it.
@@ -396,18 +396,18 @@ fn kept(name: &Name) -> Option<Arc<MountFile>> {
     name.stat.as_ref().and_then(mount_files::find_by_key)
 }
 
+/// A file that other threads write to is committed so often, until it gets its name between two writes.
+const RENAME_TRIES: usize = 20;
+
 /// Renames a file on a mount of Untorn's, which commits it by that. What is in a transaction is committed before.
 pub(super) fn rename_on_mount(
     from: &Name,
     to: &Name,
     exchange: bool,
-    rename: impl FnOnce() -> c_int,
+    rename: impl Fn() -> c_int,
     managing: &Managing,
 ) -> Result<()> {
     let (mover, target) = (kept(from), kept(to).filter(|_| exchange));
-    for file in mover.iter().chain(&target) {
-        file.commit()?;
-    }
     // The contents are to be durable before they replace others.
     let plain = match (&mover, from.key()) {
         (None, Some(_)) => Some(Descriptor::open(&from.path, libc::O_RDONLY)?),
@@ -422,8 +422,18 @@ pub(super) fn rename_on_mount(
         }
     };
     plain.as_ref().map_or(Ok(()), flush)?;
-    if rename() != 0 {
-        return Err(system(&format!("rename {} to {}", from.path.display(), to.path.display())));
+    let mut tries = 0..RENAME_TRIES;
+    loop {
+        for file in mover.iter().chain(&target) {
+            file.commit()?;
+        }
+        if rename() == 0 {
+            break;
+        }
+        // Another thread has written in between.
+        if errno() != libc::EBUSY || tries.next().is_none() {
+            return Err(system(&format!("rename {} to {}", from.path.display(), to.path.display())));
+        }
     }
     if let Some(fd) =
         from.key().filter(|_| mover.is_none() && patterns::match_path(&to.path)).and_then(|key| writers(key).pop())

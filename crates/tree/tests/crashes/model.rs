@@ -301,7 +301,7 @@ impl Model {
                 if target == Some(file) {
                     return true;
                 }
-                let seals = self.seals(file) && (target.is_some() || !self.files[file].synced);
+                let seals = self.round.is_none() && (target.is_some() || !self.files[file].synced);
                 if !self.seal(file, seals) {
                     return false;
                 }
@@ -314,7 +314,7 @@ impl Model {
                 if a == b {
                     return true;
                 }
-                let sealed: Vec<File> = [a, b].into_iter().filter(|n| self.seals(*n)).collect();
+                let sealed: Vec<File> = if self.round.is_none() { vec![a, b] } else { Vec::new() };
                 // Both are pulled before either is looked at.
                 sealed.iter().for_each(|n| self.files[*n].send(now));
                 if self.files[a].poisoned || self.files[b].poisoned {
@@ -396,11 +396,6 @@ impl Model {
     fn end_txn(&mut self) {
         self.txn = false;
         self.files.iter_mut().for_each(|file| file.in_txn = false);
-    }
-
-    /// Whether a rename of the file commits it. One that is in a transaction gets the name as it was committed.
-    fn seals(&self, file: File) -> bool {
-        self.round.is_none() && !(self.files[file].in_txn && self.files[file].synced)
     }
 
     fn seal(&mut self, file: File, seals: bool) -> bool {
