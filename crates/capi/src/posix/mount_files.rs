@@ -250,7 +250,7 @@ pub(super) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
     }
     ON_MOUNT.set(fd);
     for other in all.into_iter().filter(|fd| is_of(key, *fd)) {
-        // One with a number that is too large commits by no sync.
+        // One whose number is too large to be marked is an error: its syncs would not commit.
         file.note(other)?;
     }
     Ok(true)
