@@ -75,8 +75,8 @@ pub(crate) struct Core {
     pub failed: bool,
     /// Whoever commits waits for it at once.
     pub waits: bool,
-    /// The transaction that is being committed and goes on.
-    pub chaining: Option<Transaction>,
+    /// The transaction that is being committed: its files are in it until the commit is asked for.
+    pub committing: Option<Transaction>,
     /// What another process goes on from, if this one is killed.
     pub continuation: Option<Continuation>,
 }
@@ -159,7 +159,7 @@ impl Core {
             txns: HashMap::new(),
             failed: false,
             waits: false,
-            chaining: None,
+            committing: None,
             continuation: None,
         }
     }
@@ -334,6 +334,12 @@ impl Core {
     pub fn check_free(&self, inos: &[Ino]) -> Result<()> {
         let taken = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.txn.is_some());
         if inos.iter().any(taken) { Err(Errno(libc::EBUSY)) } else { Ok(()) }
+    }
+
+    /// As [`check_free`](Self::check_free), for what seals these files: where nothing is uncommitted, nothing is sealed.
+    pub fn check_sealable(&self, inos: &[Ino]) -> Result<()> {
+        let has_changes = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.uncommitted.is_some());
+        self.check_free(&inos.iter().copied().filter(has_changes).collect::<Vec<_>>())
     }
 
     /// After a flush that failed, nothing changes any more.

@@ -104,7 +104,12 @@ impl Inode {
 
     /// Whether a commit that no transaction asks for can have what is uncommitted.
     pub fn is_committable(&self) -> bool {
-        !self.poisoned && self.txn.is_none()
+        self.is_committable_by(None)
+    }
+
+    /// Whether a commit can have what is uncommitted, which a transaction asks for or none.
+    pub fn is_committable_by(&self, txn: Option<Transaction>) -> bool {
+        !self.poisoned && (self.txn.is_none() || self.txn == txn)
     }
 
     /// Where the bytes are.

@@ -329,11 +329,12 @@ impl FileTree for StoreTree {
         if inode.poisoned {
             return Err(Errno(libc::EIO));
         }
-        if self.seals() && !inode.row.synced && inode.txn.is_some() && inode.uncommitted.is_some() {
-            return Err(Errno(libc::EBUSY));
-        }
-        inode.row.nlink = inode.row.nlink.checked_add(1).ok_or(Errno(libc::EMLINK))?;
         let seals = self.seals() && inode.is_file() && !inode.row.synced;
+        if seals {
+            core.check_sealable(&[ino])?;
+        }
+        let inode = core.inode_mut(ino)?;
+        inode.row.nlink = inode.row.nlink.checked_add(1).ok_or(Errno(libc::EMLINK))?;
         core.set_name(dir, name, ino);
         core.touch(ino);
         core.touch_dir(dir);
@@ -415,9 +416,7 @@ impl FileTree for StoreTree {
                     return Err(Errno(libc::EIO));
                 }
             }
-            // Of one in a transaction of which nothing is uncommitted, nothing is to be sealed.
-            let has_changes = |ino: &Ino| core.inode(*ino).is_ok_and(|inode| inode.uncommitted.is_some());
-            core.check_free(&seals.iter().copied().filter(has_changes).collect::<Vec<_>>())?;
+            core.check_sealable(&seals)?;
             Self::apply_rename(&mut core, (from.0, name, source), (to.0, new_name, target), flags)?;
             core.note_happened(source);
             Self::seal(&mut core, &seals);

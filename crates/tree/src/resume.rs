@@ -232,11 +232,11 @@ impl Core {
             return Ok(());
         }
         self.numbers.commit = number.wrapping_sub(1);
-        // Of a transaction that went on, the files are in it still.
-        self.chaining = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
+        // The files of a transaction are in it still.
+        self.committing = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
         // An earlier one that found no room comes with this one: its names do.
         let submitted = self.submit(&self.with_owed(inos));
-        self.chaining = None;
+        self.committing = None;
         match submitted {
             // On a full disk the next commit has it. Nobody was told that it is durable.
             Err(e) if !is_final(&e) => {

@@ -171,8 +171,7 @@ impl Core {
         let mut folded = Vec::new();
         for ino in contents {
             let Some(inode) = self.inodes.get_mut(ino) else { continue };
-            let is_chained = !inode.poisoned && inode.txn.is_some() && inode.txn == self.chaining;
-            if inode.row.nlink == 0 || !(inode.is_committable() || is_chained) {
+            if inode.row.nlink == 0 || !inode.is_committable_by(self.committing) {
                 continue;
             }
             if let Some(before) = inode.fold() {

@@ -23,15 +23,14 @@ fn check_whole(core: &Core, inos: &[Ino]) -> Result<()> {
 }
 
 /// The transaction is over: its files are as any other.
-fn set_free(core: &mut Core, txn: Transaction) -> Option<Txn> {
-    let ended = core.txns.remove(&txn)?;
+fn set_free(core: &mut Core, txn: Transaction) {
+    let Some(ended) = core.txns.remove(&txn) else { return };
     for ino in &ended.files {
         if let Ok(inode) = core.inode_mut(*ino) {
             inode.txn = None;
         }
     }
     core.note_ended(txn);
-    Some(ended)
 }
 
 impl Core {
@@ -86,7 +85,7 @@ impl StoreTree {
     pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
         let inos = {
             let core = self.changing()?;
-            // One that could not be asked for goes on. One that goes on anyway is committed twice.
+            // One that goes on could not be asked for, or had not ended, or chains: it is committed, perhaps once more.
             if happened(&core).is_some() && !core.txns.contains_key(&txn) {
                 return self.wait(core);
             }
@@ -112,27 +111,16 @@ impl StoreTree {
         check_whole(core, others)?;
         Self::mark_synced(core, &inos)?;
         let all: Vec<Ino> = inos.iter().chain(others).copied().collect();
-        if chains {
-            core.note_happened(txn);
-            core.chaining = Some(txn);
-            let asked = core.commit(&all);
-            core.chaining = None;
-            if asked.is_ok() {
-                core.end_keeping(txn);
-            }
-            return asked;
-        }
-        let Some(ended) = set_free(core, txn) else { return Err(Errno(libc::ENOENT)) };
         core.note_happened(txn);
-        let Err(e) = core.commit(&all) else { return Ok(()) };
-        core.note_begun(txn, &ended);
-        for ino in &inos {
-            if let Ok(inode) = core.inode_mut(*ino) {
-                inode.txn = Some(txn);
-            }
+        core.committing = Some(txn);
+        let asked = core.commit(&all);
+        core.committing = None;
+        asked?;
+        match chains {
+            true => core.end_keeping(txn),
+            false => set_free(core, txn),
         }
-        core.txns.insert(txn, ended);
-        Err(e)
+        Ok(())
     }
 
     pub(crate) fn abort_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool> {
@@ -168,7 +156,7 @@ impl StoreTree {
         let mut core = self.core()?;
         match core.txns.get_mut(&txn) {
             Some(going_on) if chains => going_on.resumed = false,
-            _ => drop(set_free(&mut core, txn)),
+            _ => set_free(&mut core, txn),
         }
         core.note_happened(txn);
         done.map(|()| had_changes)
