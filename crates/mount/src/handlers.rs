@@ -509,10 +509,11 @@ impl Handlers {
         match command {
             mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
             mount_control::PREPARE_UNMOUNT => {
-                let prepared = self.tree.prepare_end(&*self.pull);
                 // After a failed flush of the log there is nothing to wait for: only a new mount commits again.
-                if prepared.is_err() && !self.tree.status()?.failed {
-                    prepared?;
+                if let Err(e) = self.tree.prepare_end(&*self.pull)
+                    && !self.tree.status()?.failed
+                {
+                    return Err(e);
                 }
                 Ok(done.u32(supervised::last_to_end()))
             }

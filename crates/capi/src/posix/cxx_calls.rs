@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 use super::file_owner::is_borrower;
 use super::managed_files::{find_by_key, is_any_managed};
+use super::managing::has_store;
 use super::open_calls::recover_unmanaged;
 use super::path_calls::{untorn_path_remove, untorn_path_rename, untorn_path_stat, untorn_path_truncate};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
-use super::relocation::has_store;
 use super::report::{errno, reported, set_errno, tell};
 
 /// A function of the C++ library.

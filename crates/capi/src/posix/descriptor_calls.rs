@@ -1,14 +1,15 @@
 //! Exported functions: calls that copy descriptors, lock records, or that no managed file can take part in.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use libc::{off_t, size_t, ssize_t};
 
 use super::call_section::{Section, enter};
-use super::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
+use super::descriptor_table::{COMMITS_WRITES, MANAGED, Marks, ON_MOUNT};
 use super::file_owner::is_borrower;
-use super::managed_files::{all, find, is_any_managed, is_own, note_descriptor, on_managed, release_if_unused};
-use super::mount_files::{self, written};
+use super::managed_files::{Leaving, all, find, is_any_managed, is_own, note_descriptor, on_managed};
+use super::mount_files::{self, MountFile, on_mount, written};
 use super::posix_descriptor::{path_of, refusal, seek};
 use super::report::reported;
 use crate::error::Result;
@@ -55,24 +56,14 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
         );
         return reported(call, -1, || Err(refusal(libc::EBUSY, text)));
     }
-    let before = find(to).filter(|file| !file.is_parents() && fd != to);
-    let on_mount = mount_files::find(to).filter(|file| !file.is_parents() && fd != to);
+    let leaving = if fd == to { Leaving::default() } else { Leaving::of(to) };
     let done = dup();
     if done < 0 || is_borrower() {
         return done;
     }
-    if before.is_some() {
-        MANAGED.clear(to);
-    }
-    if let Some(file) = &on_mount {
-        file.forget(to);
-    }
+    leaving.forget(to);
     let done = copied(call, fd, done);
-    let release = || {
-        before.map_or(Ok(()), |file| release_if_unused(&file))?;
-        on_mount.map_or(Ok(done), |file| mount_files::release_if_unused(&file).map(|()| done))
-    };
-    reported(call, -1, release)
+    reported(call, -1, || leaving.release().map(|()| done))
 }
 
 /// `dup2`. What `to` was is closed, as by untorn_fd_close(). A descriptor of Untorn's own as `to`: EBUSY.
@@ -334,20 +325,18 @@ pub unsafe extern "C" fn untorn_fd_ioctl(fd: c_int, request: libc::c_ulong, argu
     refused.unwrap_or_else(|| unsafe { libc::ioctl(fd, request, argument) })
 }
 
-/// The calls of asynchronous I/O, which begin with a `struct aiocb`.
+/// The calls of asynchronous I/O, which begin with a `struct aiocb`. Of a file on a mount, by a descriptor with one of the
+/// marks, the kernel would have to sync what is in a transaction.
 ///
 /// # Safety
 /// `control` is NULL or points to a `struct aiocb`.
-unsafe fn aio(call: &str, control: *mut libc::aiocb, submit: impl FnOnce() -> c_int) -> c_int {
+unsafe fn aio(call: &str, control: *mut libc::aiocb, syncs: Option<&Marks>, submit: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's promise.
     let fd = unsafe { control.as_ref() }.map_or(-1, |control| control.aio_fildes);
-    // On a mount the kernel cannot sync what is in a transaction.
-    let syncs = call == "aio_fsync" && ON_MOUNT.has(fd) || call == "aio_write" && COMMITS_WRITES.has(fd);
-    let section = if syncs { enter(call).map(Some) } else { Some(None) };
-    let Some(_section) = section else { return -1 };
-    if syncs && mount_files::find(fd).is_some() {
-        let text = format!("{call}: the file is on a mount and committed by fsync: call that");
-        return reported(call, -1, || Err(refusal(libc::EINVAL, text)));
+    if syncs.is_some_and(|marks| marks.has(fd)) {
+        let text = "the file is on a mount and committed by fsync: call that";
+        let refused = |_: &Arc<MountFile>| Err(refusal(libc::EINVAL, text));
+        return on_mount(call, fd, -1, refused).unwrap_or_else(submit);
     }
     refuse(call, [fd, -1], -1, libc::EINVAL).unwrap_or_else(submit)
 }
@@ -359,7 +348,7 @@ unsafe fn aio(call: &str, control: *mut libc::aiocb, submit: impl FnOnce() -> c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_aio_read(control: *mut libc::aiocb) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { aio("aio_read", control, || libc::aio_read(control)) }
+    unsafe { aio("aio_read", control, None, || libc::aio_read(control)) }
 }
 
 /// `aio_write`. On a managed file: EINVAL.
@@ -369,7 +358,7 @@ pub unsafe extern "C" fn untorn_aio_read(control: *mut libc::aiocb) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_aio_write(control: *mut libc::aiocb) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { aio("aio_write", control, || libc::aio_write(control)) }
+    unsafe { aio("aio_write", control, Some(&COMMITS_WRITES), || libc::aio_write(control)) }
 }
 
 /// `aio_fsync`. On a managed file: EINVAL.
@@ -379,5 +368,5 @@ pub unsafe extern "C" fn untorn_aio_write(control: *mut libc::aiocb) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_aio_fsync(operation: c_int, control: *mut libc::aiocb) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { aio("aio_fsync", control, || libc::aio_fsync(operation, control)) }
+    unsafe { aio("aio_fsync", control, Some(&ON_MOUNT), || libc::aio_fsync(operation, control)) }
 }

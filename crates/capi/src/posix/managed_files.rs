@@ -14,7 +14,7 @@ use super::address_ranges::{overlap, subtract};
 use super::call_section::{self, Held, enter, lock};
 use super::descriptor_table::MANAGED;
 use super::file_owner::{become_owner, is_borrower};
-use super::mount_files::{self, tell_discarded};
+use super::mount_files::{self, MountFile, tell_discarded};
 use super::posix_descriptor::{Key, failure, is_regular, key_of, path_of, stat};
 use super::record_locks::RecordLocks;
 use super::report::{about, reported};
@@ -296,9 +296,42 @@ pub(super) fn note_lock(fd: c_int, operation: c_int) {
 
 /// Stops managing a file if its last descriptor and map are gone. **Discards uncommitted changes**, unless the
 /// program asked for a commit on close.
-pub(super) fn release_if_unused(managed: &Arc<Managed>) -> Result<()> {
+fn release_if_unused(managed: &Arc<Managed>) -> Result<()> {
     let managing = begin_managing();
     release_if_unused_locked(managed, &managing)
+}
+
+/// The file of a descriptor that is about to be closed: managed, on a mount, or neither.
+#[derive(Default)]
+pub(super) struct Leaving {
+    managed: Option<Arc<Managed>>,
+    on_mount: Option<Arc<MountFile>>,
+}
+
+impl Leaving {
+    /// None of a parent process's.
+    pub fn of(fd: c_int) -> Leaving {
+        Leaving {
+            managed: find(fd).filter(|file| !file.is_parents()),
+            on_mount: mount_files::find(fd).filter(|file| !file.is_parents()),
+        }
+    }
+
+    /// The descriptor is of that file no more.
+    pub fn forget(&self, fd: c_int) {
+        if self.managed.is_some() {
+            MANAGED.clear(fd);
+        }
+        if let Some(file) = &self.on_mount {
+            file.forget(fd);
+        }
+    }
+
+    /// After the descriptor was closed.
+    pub fn release(self) -> Result<()> {
+        self.managed.map_or(Ok(()), |file| release_if_unused(&file))?;
+        self.on_mount.map_or(Ok(()), |file| mount_files::release_if_unused(&file))
+    }
 }
 
 fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Files begin to be managed.
 
 use std::ffi::c_int;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use untorn::File;
@@ -14,17 +15,32 @@ use super::mount_files;
 use super::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
 use crate::error::Result;
 
+/// Whether a file has a private store beside it.
+pub(super) fn has_store(path: &Path) -> bool {
+    store_dir(path).is_dir()
+}
+
+pub(super) fn store_dir(path: &Path) -> PathBuf {
+    let mut store = path.as_os_str().to_owned();
+    store.push(".untorn");
+    PathBuf::from(store)
+}
+
 /// The managed file of a descriptor of a regular file, which is managed from now on if it was not before.
 pub(super) fn manage(fd: c_int) -> Result<Arc<Managed>> {
     manage_locked(fd, &begin_managing())
 }
 
-/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's. False: it is on none.
+/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's. False: it is on none, or has a
+/// store, from elsewhere, with which it goes on.
 pub(super) fn keep_on_mount(fd: c_int) -> Result<bool> {
     keep_on_mount_locked(fd, &begin_managing())
 }
 
 pub(super) fn keep_on_mount_locked(fd: c_int, _managing: &Managing) -> Result<bool> {
+    if path_of(fd).is_ok_and(|path| has_store(&path)) {
+        return Ok(false);
+    }
     watch_forks();
     at_exit::register();
     mount_files::keep(fd, commits_on_close())

@@ -17,7 +17,6 @@ use super::managing::{keep_on_mount, manage, undo};
 use super::mount_files::{self, Change, MountFile, Shown};
 use super::patterns;
 use super::posix_descriptor::{check_readable, check_writable, failure, is_regular, path_of, stat, system};
-use super::relocation;
 use super::report::{reported, tell};
 use crate::error::{Failure, Result};
 
@@ -56,9 +55,8 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     if prot & libc::PROT_WRITE != 0 {
         check_writable(fd).map_err(denied)?;
     }
-    let has_store = || path_of(fd).is_ok_and(|path| relocation::has_store(&path));
     if find(fd).is_none() {
-        if mount_files::learn(fd).is_none() && !has_store() {
+        if mount_files::learn(fd).is_none() {
             keep_on_mount(fd)?;
         }
         if let Some(file) = mount_files::learn(fd) {
@@ -156,7 +154,7 @@ pub unsafe extern "C" fn untorn_mmap(
         // SAFETY: the caller's promise.
         unsafe { libc::mmap(address, len, prot, flags, fd, at) }
     };
-    if flags & libc::MAP_FIXED == 0 || !mount_files::is_any() || is_borrower() {
+    if flags & libc::MAP_FIXED == 0 {
         return map();
     }
     let replace = || {
@@ -233,12 +231,9 @@ pub unsafe extern "C" fn untorn_munmap(address: *mut c_void, len: usize) -> c_in
                 let gone = pages.filter(|_| done == 0).into_iter().collect();
                 (done, Change { gone, new: None })
             };
-            match mount_files::is_any() && !is_borrower() {
-                false => unmap().0,
-                true => match mount_files::change_maps("munmap", unmap) {
-                    (done, true) => done,
-                    (_, false) => -1,
-                },
+            match mount_files::change_maps("munmap", unmap) {
+                (done, true) => done,
+                (_, false) => -1,
             }
         }
     }
@@ -278,11 +273,7 @@ pub unsafe extern "C" fn untorn_mremap(
             let gone = old.into_iter().chain([new.clone()]).collect();
             (moved, Change { gone, new: Some((new, Shown::AsAt(address.addr()))) })
         };
-        let moved = match mount_files::is_any() && !is_borrower() {
-            true => mount_files::change_maps("mremap", remap).0,
-            false => remap().0,
-        };
-        return moved;
+        return mount_files::change_maps("mremap", remap).0;
     };
     reported("mremap", libc::MAP_FAILED, || {
         let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "an invalid length"))?;

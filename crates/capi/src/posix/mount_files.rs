@@ -373,6 +373,9 @@ pub(super) enum Shown {
 /// Makes a system call that changes maps, and notes what it did before another thread can map anything there. Files of
 /// which nothing is left are released; also returned is whether that succeeds.
 pub(super) fn change_maps<T>(call: &str, change: impl FnOnce() -> (T, Change)) -> (T, bool) {
+    if !is_any() || is_borrower() {
+        return (change().0, true);
+    }
     let mut touched = Vec::new();
     let done = {
         let mut table = table();

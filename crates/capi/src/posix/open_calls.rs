@@ -10,14 +10,14 @@ use super::call_section::{enter, is_inside};
 use super::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
 use super::file_owner::is_borrower;
 use super::io_calls::untorn_fd_ftruncate;
-use super::managed_files::{Managed, find, is_own, learn, map_of, note_lock, on_managed, release_if_unused};
-use super::managing::{keep_on_mount, manage};
+use super::managed_files::{Leaving, Managed, is_own, learn, map_of, note_lock, on_managed};
+use super::managing::{has_store, keep_on_mount, manage};
 use super::mount_files::{self, MountFile, on_mount};
 use super::patterns;
 use super::posix_descriptor::{
     check_readable, check_writable, failure, is_regular, lstat, path_at, path_of, refusal, stat,
 };
-use super::relocation::{has_store, is_dir_on_mount, set_aside};
+use super::relocation::{is_dir_on_mount, set_aside};
 use super::report::{errno, reported, set_errno};
 use crate::error::{Failure, Result, guard};
 
@@ -57,8 +57,7 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
         return Ok(());
     }
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
-        // A store from elsewhere is recovered, and goes on.
-        if has_store || !keep_on_mount(fd)? {
+        if !keep_on_mount(fd)? {
             manage(fd)?;
         }
         return Ok(());
@@ -272,21 +271,11 @@ pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
     }
     let section = if MANAGED.has(fd) || ON_MOUNT.has(fd) { enter("close").map(Some) } else { Some(None) };
     let Some(_section) = section else { return -1 };
-    let file = find(fd).filter(|file| !file.is_parents());
-    let on_mount = mount_files::find(fd).filter(|file| !file.is_parents());
-    if file.is_some() {
-        MANAGED.clear(fd);
-    }
-    if let Some(file) = &on_mount {
-        file.forget(fd);
-    }
+    let leaving = Leaving::of(fd);
+    leaving.forget(fd);
     // SAFETY: closes the descriptor that the caller passed to be closed.
     let closed = unsafe { libc::close(fd) };
-    let release = || {
-        file.map_or(Ok(()), |file| release_if_unused(&file))?;
-        on_mount.map_or(Ok(closed), |file| mount_files::release_if_unused(&file).map(|()| closed))
-    };
-    reported("close", -1, release)
+    reported("close", -1, || leaving.release().map(|()| closed))
 }
 
 fn commit(file: &Managed) -> Result<c_int> {

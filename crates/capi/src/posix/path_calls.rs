@@ -10,11 +10,12 @@ use super::call_section::enter;
 use super::file_owner::is_borrower;
 use super::io_calls::untorn_fd_ftruncate;
 use super::managed_files::{begin_managing, find_by_key, is_any_managed};
+use super::managing::has_store;
 use super::mount_files;
 use super::open_calls::{open_path, untorn_fd_close, untorn_fd_fsync};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
-use super::relocation::{self, Name, has_store};
+use super::relocation::{self, Name};
 use super::report::{errno, reported, set_errno};
 use crate::error::Result;
 

@@ -15,23 +15,12 @@ use untorn::{File, MapOptions};
 use super::address_ranges::subtract;
 use super::call_section::lock;
 use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, windows_of};
-use super::managing::{keep_on_mount_locked, manage_locked};
+use super::managing::{has_store, keep_on_mount_locked, manage_locked, store_dir};
 use super::mount_files::{self, MountFile};
 use super::patterns;
 use super::posix_descriptor::{Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system};
 use super::report::{errno, tell};
 use crate::error::{Failure, Result};
-
-/// Whether a file has a private store beside it.
-pub(super) fn has_store(path: &Path) -> bool {
-    store_dir(path).is_dir()
-}
-
-fn store_dir(path: &Path) -> PathBuf {
-    let mut store = path.as_os_str().to_owned();
-    store.push(".untorn");
-    PathBuf::from(store)
-}
 
 /// A name, and what it is the name of.
 pub(super) struct Name {
@@ -271,6 +260,15 @@ impl Descriptor {
             fd => Ok(Descriptor(fd)),
         }
     }
+
+    /// Flushes the file, whose path is for the message.
+    fn flush(&self, path: &Path) -> Result<()> {
+        // SAFETY: takes a number.
+        match unsafe { libc::fsync(self.0) } {
+            0 => Ok(()),
+            _ => Err(system(&format!("flush {}", path.display()))),
+        }
+    }
 }
 
 impl Drop for Descriptor {
@@ -331,11 +329,7 @@ pub(super) fn rename(
     to.recover()?;
     if from.file.is_none() && from.key().is_some() {
         // The contents are to be durable before they replace others.
-        let file = Descriptor::open(&from.path, libc::O_RDONLY)?;
-        // SAFETY: takes a number.
-        if unsafe { libc::fsync(file.0) } != 0 {
-            return Err(system(&format!("flush {}", from.path.display())));
-        }
+        Descriptor::open(&from.path, libc::O_RDONLY)?.flush(&from.path)?;
     }
     let replaced = match &to.file {
         Some(_) if !exchange => Some(Descriptor::open(&to.path, libc::O_RDWR)?),
@@ -413,15 +407,7 @@ pub(super) fn rename_on_mount(
         (None, Some(_)) => Some(Descriptor::open(&from.path, libc::O_RDONLY)?),
         _ => None,
     };
-    let flush = |file: &Descriptor| {
-        // SAFETY: takes a number.
-        if unsafe { libc::fsync(file.0) } == 0 {
-            Ok(())
-        } else {
-            Err(system(&format!("flush {}", from.path.display())))
-        }
-    };
-    plain.as_ref().map_or(Ok(()), flush)?;
+    plain.as_ref().map_or(Ok(()), |plain| plain.flush(&from.path))?;
     let mut tries = 0..RENAME_TRIES;
     loop {
         for file in mover.iter().chain(&target) {
@@ -443,7 +429,7 @@ pub(super) fn rename_on_mount(
     // A commit has all names.
     match (mover.or_else(|| kept(from)), &plain) {
         (Some(mover), _) => mover.commit(),
-        (None, Some(plain)) => flush(plain),
+        (None, Some(plain)) => plain.flush(&from.path),
         (None, None) => Ok(()),
     }
 }

@@ -11,11 +11,11 @@ use super::call_section::{Section, enter, is_inside, lock};
 use super::file_owner::is_borrower;
 use super::io_calls::{untorn_fd_lseek, untorn_fd_read, untorn_fd_write};
 use super::managed_files::{find, find_by_key};
+use super::managing::has_store;
 use super::mount_files;
 use super::open_calls::{open_path, untorn_fd_close};
 use super::patterns;
 use super::posix_descriptor::{lstat, path_at, refusal};
-use super::relocation::has_store;
 use super::report::{errno, reported, set_errno};
 
 #[repr(C)]

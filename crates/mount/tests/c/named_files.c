@@ -255,6 +255,30 @@ static void beside_a_store(void) {
     CHECK(munmap(at, 4096) == 0 && close(stored) == 0 && close(fd) == 0 && unlink(path) == 0 && rmdir(dir) == 0);
 }
 
+/* A file that comes with a store, in which a commit waits, goes on with that. */
+static void with_a_store(void) {
+    char dir[] = "/tmp/untorn-test-XXXXXX", path[64], command[256];
+    CHECK(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/brought", dir);
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = open_file(path, O_RDWR | O_CREAT);
+        CHECK(untorn_fd_manage(fd) == 0);
+        put(fd, "kept");
+        CHECK(fsync(fd) == 0);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    snprintf(command, sizeof command, "cp -a %s %s.untorn . && rm -r %s", path, path, dir);
+    CHECK(system(command) == 0);
+    int fd = open_file("brought", O_RDWR);
+    CHECK(untorn_fd_manage(fd) == 0);
+    put(fd, "lost");
+    CHECK(close(fd) == 0);
+    check_seen("brought", "kept");
+}
+
 static void names(void) {
     int fd = open_file("new.db", O_RDWR | O_CREAT), old = open_file("old.db", O_RDWR | O_CREAT);
     put(old, "old");
@@ -422,6 +446,7 @@ int main(int argc, char **argv) {
     writes_that_sync();
     threads();
     beside_a_store();
+    with_a_store();
     names();
     streams();
     other_processes(argv[0]);
