@@ -43,8 +43,33 @@ tail -n +1 -f --pid="$session" "$log"
 wait "$session"
 status=$?
 
+# Each program that did not pass, at the end again, where a log that was cut short still has it: what it said of its
+# failures, or which of its tests had not ended when it did.
+say_failed_programs() {
+    local program part
+    part=$(mktemp)
+    sed -n 's/^ *Running .* (\(.*\))$/\1/p' "$log" | while read -r program; do
+        awk -v program="$program" '
+            /^ *(Running|Doc-tests) / { within = index($0, "(" program ")") }
+            within' "$log" >"$part"
+        grep -q '^test result: ok' "$part" && continue
+        echo "==== $program"
+        if grep -q '^failures:$' "$part"; then
+            sed -n '/^failures:$/,$p' "$part" | tail -n 150
+        else
+            tail -n 30 "$part"
+            echo "Its tests that had not ended:"
+            { "$program" --list 2>/dev/null | sed -n 's/: test$//p'; sed -n 's/^test \([^ ]*\) .*\.\.\. .*/\1/p' "$part"; } | sort | uniq -u
+        fi
+    done
+    rm -f "$part"
+}
+
 echo
-[ "$status" = 0 ] || echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
+if [ "$status" != 0 ]; then
+    say_failed_programs
+    echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
+fi
 awk -v seconds=$((SECONDS - started)) '
     /^---- .* stdout ----$/ { test = $2 " " }
     /^(test |running )/ { test = "" }

@@ -3,76 +3,22 @@
 //! A kernel that behaves otherwise is noticed here.
 
 mod common;
+#[path = "common/mapping.rs"]
+mod mapping;
 
-use common::Mount;
 use common::memory_tree::Asked;
+use common::{Mount, new_file, places};
+use mapping::{Mapping, PAGE};
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::process::Command;
-use std::ptr;
-use std::sync::Arc;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
-use untorn_mount::End;
 use untorn_tree::CommitMode;
-
-const PAGE: usize = 4096;
-
-fn new_file(mount: &Mount, name: &str) -> File {
-    OpenOptions::new().read(true).write(true).create_new(true).open(mount.at(name)).unwrap()
-}
-
-/// Where the first request of a sort is, and where the last write.
-fn places(asked: &[Asked], is: impl Fn(&Asked) -> bool) -> (usize, Option<usize>) {
-    let place = asked.iter().position(is).unwrap_or_else(|| panic!("not asked: {asked:?}"));
-    (place, asked.iter().rposition(|asked| matches!(asked, Asked::Write(..))))
-}
-
-/// A shared mapping of a whole file.
-struct Map {
-    address: *mut u8,
-    len: usize,
-}
-
-impl Map {
-    fn of(file: &File, len: usize) -> Map {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, wherever there is room.
-        let address = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        assert_ne!(address, libc::MAP_FAILED);
-        Map { address: address.cast(), len }
-    }
-
-    fn store(&self, at: usize, byte: u8) {
-        assert!(at < self.len);
-        // SAFETY: it is in the mapping, which nobody else has.
-        unsafe { self.address.add(at).write_volatile(byte) };
-    }
-
-    /// Whether the kernel has a page in its cache.
-    fn is_cached(&self, page: usize) -> bool {
-        let mut found = 0;
-        // SAFETY: the page is in the mapping, and one byte is written for it.
-        assert_eq!(unsafe { libc::mincore(self.address.add(page * PAGE).cast(), PAGE, &raw mut found) }, 0);
-        found & 1 != 0
-    }
-
-    fn sync(&self, at: usize, len: usize) {
-        assert!(at + len <= self.len);
-        // SAFETY: it is in the mapping.
-        assert_eq!(unsafe { libc::msync(self.address.add(at).cast(), len, libc::MS_SYNC) }, 0);
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses the mapping any more.
-        unsafe { libc::munmap(self.address.cast(), self.len) };
-    }
-}
 
 #[test]
 fn fsync_is_sent_after_the_writes() {
@@ -96,7 +42,7 @@ fn msync_sends_its_range_alone_and_a_pull_the_rest() {
         }
         let file = new_file(&mount, "f");
         file.set_len(8 * PAGE as u64).unwrap();
-        let map = Map::of(&file, 8 * PAGE);
+        let mut map = Mapping::of(&file, 8 * PAGE);
         mount.tree.asked();
         map.store(0, 1);
         map.store(5 * PAGE, 1);
@@ -140,7 +86,7 @@ fn what_has_sent_the_whole_file_is_not_pulled() {
     {
         file.write_all_at(&[1; PAGE], 0).unwrap();
         sync(&file).unwrap();
-        assert_eq!(Map::of(&file, PAGE).is_cached(0), stays, "{name}");
+        assert_eq!(Mapping::of(&file, PAGE).is_cached(0), stays, "{name}");
     }
 }
 
@@ -213,7 +159,7 @@ fn the_release_is_after_the_last_mapping() {
     mount.tree.be_lazy();
     let file = new_file(&mount, "f");
     file.set_len(PAGE as u64).unwrap();
-    let map = Map::of(&file, PAGE);
+    let mut map = Mapping::of(&file, PAGE);
     drop(file);
     mount.tree.asked();
     map.store(0, 1);
@@ -251,23 +197,6 @@ fn a_pull_tells_of_a_failed_write() {
     mount.tree.fail_writes(true);
     assert_eq!(fs::rename(mount.at("f"), mount.at("g")).unwrap_err().raw_os_error(), Some(libc::EIO));
     assert!(mount.at("f").exists() && !mount.at("g").exists());
-}
-
-#[test]
-fn sync_and_syncfs_are_not_passed_on_and_the_command_is() {
-    let Some(mount) = Mount::new() else { return };
-    let mut file = new_file(&mount, "f");
-    file.write_all(&[1; PAGE]).unwrap();
-    rustix::fs::syncfs(&file).unwrap();
-    sync();
-    assert!(!mount.tree.asked().contains(&Asked::SyncAll));
-    file.seek(SeekFrom::Start(0)).unwrap();
-    file.write_all(&[2; PAGE]).unwrap();
-    assert!(untorn_mount::mount_control::sync_all(mount.path()).unwrap());
-    let asked = mount.tree.asked();
-    let (place, last_write) = places(&asked, |asked| *asked == Asked::SyncAll);
-    assert!(last_write.unwrap() < place, "{asked:?}");
-    assert!(!untorn_mount::mount_control::sync_all("/tmp".as_ref()).unwrap(), "elsewhere nobody is asked");
 }
 
 #[test]
@@ -310,31 +239,52 @@ fn the_hidden_directory_is_not_found() {
 #[test]
 fn handlers_never_wait_for_each_other() {
     let Some(mount) = Mount::new() else { return };
-    let mount = Arc::new(mount);
-    let worker = |n: usize| {
-        let mount = Arc::clone(&mount);
-        move || {
-            for round in 0..60 {
-                let name = format!("t{}", n % 3);
-                let options = OpenOptions::new().read(true).write(true).create(true).truncate(round % 7 == 0).clone();
-                // Renamed by another thread.
-                let Ok(file) = options.open(mount.at(&name)) else { continue };
-                file.set_len(16 * PAGE as u64).unwrap();
-                let map = Map::of(&file, 16 * PAGE);
-                file.write_all_at(&[round as u8; 3 * PAGE], 5 * PAGE as u64).unwrap();
-                map.sync(0, PAGE);
-                let _ = fs::rename(mount.at(&name), mount.at(&format!("u{}", n % 2)));
-                let _ = fs::hard_link(mount.at(&format!("u{}", n % 2)), mount.at(&name));
-                file.sync_data().unwrap();
-                drop(map);
-                if round % 5 == 0 {
-                    let _ = untorn_mount::mount_control::sync_all(mount.path());
-                }
+    let workers: Vec<_> = (0..4)
+        .map(|n| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "workers", "--nocapture"]).env(WORKS_ON, mount.path()).env(WORKER, n.to_string());
+            command.stdout(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    for mut worker in workers {
+        assert!(worker.wait().unwrap().success());
+    }
+    let asked = mount.tree.asked();
+    assert!(asked.contains(&Asked::Rename));
+    let syncs = asked.iter().filter(|asked| matches!(asked, Asked::Sync(_))).count();
+    assert!(syncs > 400, "{syncs}");
+}
+
+const WORKS_ON: &str = "UNTORN_WORKS_ON";
+const WORKER: &str = "UNTORN_WORKER";
+
+/// Two that work, in a process of their own, if the variables say so: see [`mapping`].
+#[test]
+fn workers() {
+    let (Ok(at), Ok(process)) = (std::env::var(WORKS_ON), std::env::var(WORKER)) else { return };
+    let at = Path::new(&at);
+    let work = |n: usize| {
+        for round in 0..60 {
+            let name = format!("t{}", n % 3);
+            let options = OpenOptions::new().read(true).write(true).create(true).truncate(round % 7 == 0).clone();
+            // Renamed by another one.
+            let Ok(file) = options.open(at.join(&name)) else { continue };
+            file.set_len(16 * PAGE as u64).unwrap();
+            // SAFETY: nobody reads it.
+            let map = unsafe { memmap2::MmapOptions::new().len(16 * PAGE).map_mut(&file) }.unwrap();
+            file.write_all_at(&[round as u8; 3 * PAGE], 5 * PAGE as u64).unwrap();
+            map.flush_range(0, PAGE).unwrap();
+            let _ = fs::rename(at.join(&name), at.join(format!("u{}", n % 2)));
+            let _ = fs::hard_link(at.join(format!("u{}", n % 2)), at.join(&name));
+            file.sync_data().unwrap();
+            drop(map);
+            if round % 5 == 0 {
+                let _ = untorn_mount::mount_control::sync_all(at);
             }
         }
     };
-    let workers: Vec<_> = (0..8).map(|n| thread::spawn(worker(n))).collect();
-    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    let process: usize = process.parse().unwrap();
+    thread::scope(|scope| (0..2).for_each(|n| _ = scope.spawn(move || work(2 * process + n))));
 }
 
 /// Wherever it is in the file and in memory: with the cache, even without writeback, a write that begins within a page
@@ -375,7 +325,7 @@ fn without_cache_mappings_and_writes_see_each_other() {
     let Some(mount) = Mount::with(CommitMode::Write) else { return };
     let file = new_file(&mount, "f");
     file.write_all_at(&[1; 2 * PAGE], 0).unwrap();
-    let map = Map::of(&file, 2 * PAGE);
+    let mut map = Mapping::of(&file, 2 * PAGE);
     map.store(10, 2);
     let mut found = [0; 3];
     file.read_exact_at(&mut found, 9).unwrap();
@@ -387,35 +337,4 @@ fn without_cache_mappings_and_writes_see_each_other() {
     assert!(matches!(mount.tree.asked()[..], [Asked::Write(..), .., Asked::Sync(_)]));
     file.read_exact_at(&mut found, 10).unwrap();
     assert_eq!(found, [2, 3, 4]);
-}
-
-/// `sync` of everything, in another process: it waits for this one.
-fn sync() {
-    assert!(Command::new("sync").status().unwrap().success());
-}
-
-#[test]
-fn a_mount_of_a_device_is_sent_sync_and_syncfs_after_the_writes() {
-    let Some(mount) = Mount::of_device() else { return };
-    mount.tree.be_lazy();
-    let mut file = new_file(&mount, "f");
-    for syncfs in [true, false] {
-        file.write_all(&[1; 3 * PAGE]).unwrap();
-        assert!(mount.tree.asked().is_empty(), "write() itself sends nothing");
-        match syncfs {
-            true => rustix::fs::syncfs(&file).unwrap(),
-            false => sync(),
-        }
-        let asked = mount.tree.asked();
-        let (sync, last_write) = places(&asked, |asked| *asked == Asked::SyncAll);
-        assert!(last_write.unwrap() < sync, "{asked:?}");
-    }
-    // The kernel tells of a sync that failed, but not whoever syncs everything.
-    mount.tree.fail_writes(true);
-    assert_eq!(rustix::fs::syncfs(&file), Err(rustix::io::Errno::IO));
-    sync();
-    mount.tree.fail_writes(false);
-    rustix::fs::syncfs(&file).unwrap();
-    drop(file);
-    assert_eq!(mount.unmount(), End::Unmounted);
 }

@@ -5,10 +5,10 @@
 pub mod memory_tree;
 pub mod place;
 
-use memory_tree::MemoryTree;
+use memory_tree::{Asked, MemoryTree};
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::mount::MountPropagationFlags;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -67,7 +67,7 @@ pub struct Mount {
 
 /// Whether this process can mount; says so if not.
 pub fn can_mount() -> bool {
-    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let device = File::options().read(true).write(true).open("/dev/fuse").is_ok();
     let can = device && may_mount() && kernel() >= (6, 16);
     if !can {
         eprintln!("skipped: needs /dev/fuse, root with CAP_SYS_ADMIN, and Linux 6.16");
@@ -166,4 +166,14 @@ pub fn device_for_everybody() {
     rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::empty(), number).unwrap();
     fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).unwrap();
     rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
+}
+
+pub fn new_file(mount: &Mount, name: &str) -> File {
+    OpenOptions::new().read(true).write(true).create_new(true).open(mount.at(name)).unwrap()
+}
+
+/// Where the first request of a sort is, and where the last write.
+pub fn places(asked: &[Asked], is: impl Fn(&Asked) -> bool) -> (usize, Option<usize>) {
+    let place = asked.iter().position(is).unwrap_or_else(|| panic!("not asked: {asked:?}"));
+    (place, asked.iter().rposition(|asked| matches!(asked, Asked::Write(..))))
 }
