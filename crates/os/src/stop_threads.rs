@@ -412,15 +412,33 @@ fn name_thread(id: i32, signal: i32) -> NotStopped {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     const MOST: Duration = Duration::from_secs(20);
+
+    /// A thread of one test that does not stop would keep the moments of the other one waiting.
+    fn one_at_a_time() -> MutexGuard<'static, ()> {
+        static ONE: Mutex<()> = Mutex::new(());
+        ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the threads of a test, also if it fails.
+    struct StopAtEnd<'a>(&'a AtomicBool);
+
+    impl Drop for StopAtEnd<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
 
     /// Threads that count, begin and end others, sleep and read stand still; then they go on.
     #[test]
     fn nothing_moves_while_threads_stand() {
+        let _turn = one_at_a_time();
         let stop = AtomicBool::new(false);
         let counts = [const { AtomicU64::new(0) }; 4];
         std::thread::scope(|scope| {
+            let _stop = StopAtEnd(&stop);
             for count in &counts[..2] {
                 scope.spawn(|| {
                     while !stop.load(Relaxed) {
@@ -456,13 +474,13 @@ mod tests {
                     std::thread::yield_now();
                 }
             }
-            stop.store(true, Relaxed);
         });
     }
 
     /// A thread that blocks all signals is told of, unless it is one of the library's own.
     #[test]
     fn a_thread_that_does_not_stop_is_named() {
+        let _turn = one_at_a_time();
         for own in [true, false] {
             let (ready, is_ready) = std::sync::mpsc::channel();
             let (end, ends) = std::sync::mpsc::channel::<()>();
