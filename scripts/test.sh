@@ -68,6 +68,7 @@ say_failed_programs() {
 echo
 if [ "$status" != 0 ]; then
     say_failed_programs
+    grep '^error' "$log" | sort -u | head -n 20
     echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
 fi
 awk -v seconds=$((SECONDS - started)) '
