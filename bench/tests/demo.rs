@@ -37,7 +37,10 @@ fn interrupted_it_cleans_up() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-bench"));
     command.args(["demo", "--kills", "100000", "--dir"]).arg(dir.path());
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(700));
+    while std::fs::read_dir(dir.path()).unwrap().count() == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(300));
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let run = child.wait_with_output().unwrap();

@@ -23,6 +23,11 @@ const TYPE_OF_DEVICE: &str = "fuseblk.untorn-mount";
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
 
+/// A mount that is busy is tried again for so long,
+const BUSY_MAX: Duration = Duration::from_secs(1);
+/// after such pauses.
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+
 /// A daemon that is killed may take so long until the kernel says so.
 pub const DYING_MAX: Duration = Duration::from_millis(500);
 
@@ -296,9 +301,19 @@ fn said(stderr: &[u8]) -> String {
     String::from_utf8_lossy(stderr).trim().trim_start_matches("fusermount3: ").to_owned()
 }
 
-/// Unmounts, if no program uses the mount.
+/// Unmounts, if no program uses the mount. One that is just being started has copies of its parent's descriptors for a
+/// moment: while the mount is busy, it is tried again for some time.
 pub fn unmount(at: &Path) -> Result<()> {
-    unmount_with(at, UnmountFlags::NOFOLLOW, &["-u"]).with_context(|| {
+    let started = Instant::now();
+    // The helper says so in words.
+    let is_busy = |e: &anyhow::Error| e.downcast_ref() == Some(&Errno::BUSY) || e.to_string().contains("busy");
+    let done = loop {
+        match unmount_with(at, UnmountFlags::NOFOLLOW, &["-u"]) {
+            Err(e) if is_busy(&e) && started.elapsed() < BUSY_MAX => std::thread::sleep(BETWEEN_TRIES),
+            done => break done,
+        }
+    };
+    done.with_context(|| {
         format!("cannot unmount {}: a program may work in it or have a file of it open (fuser -vm {0})", at.display())
     })
 }

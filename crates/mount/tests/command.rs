@@ -178,6 +178,30 @@ fn a_busy_mount_stays_and_a_signal_detaches_it() {
     }
 }
 
+/// Who has a descriptor for a moment, as a process that is being started has copies of others', does not keep the mount.
+#[test]
+fn a_mount_that_is_busy_is_tried_again() {
+    for place in Place::all() {
+        place.mount();
+        place.sh("echo x > f");
+        // Until the pause between two tries was seen in time.
+        let done = (0..50).any(|_| {
+            let open = fs::File::open(place.at().join("f")).unwrap();
+            let at = place.at();
+            let umount = place.command(&place.program).arg("umount").arg(&at).stderr(Stdio::piped()).spawn().unwrap();
+            let call = || fs::read_to_string(format!("/proc/{}/syscall", umount.id())).unwrap_or_default();
+            let sleeps = |call: &str| call.starts_with(&format!("{} ", libc::SYS_clock_nanosleep));
+            // A process that has ended is in no call.
+            while !sleeps(&call()) && !call().starts_with("0 0x0 0x0 0x0 0x0") && !call().is_empty() {
+                std::thread::yield_now();
+            }
+            drop(open);
+            umount.wait_with_output().unwrap().status.success()
+        });
+        assert!(done, "as {}", place.uid);
+    }
+}
+
 /// Root unmounts as any file system.
 #[test]
 fn an_unmount_by_root_ends_the_daemon() {

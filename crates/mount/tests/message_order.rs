@@ -7,7 +7,7 @@ mod common;
 mod mapping;
 
 use common::memory_tree::Asked;
-use common::{Mount, new_file, places};
+use common::{Mount, new_file, one_at_a_time, places};
 use mapping::{Mapping, PAGE};
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
@@ -22,6 +22,7 @@ use untorn_tree::CommitMode;
 
 #[test]
 fn fsync_is_sent_after_the_writes() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     mount.tree.be_lazy();
     let mut file = new_file(&mount, "f");
@@ -35,6 +36,7 @@ fn fsync_is_sent_after_the_writes() {
 
 #[test]
 fn msync_sends_its_range_alone_and_a_pull_the_rest() {
+    let _turn = one_at_a_time();
     for lazy in [true, false] {
         let Some(mount) = Mount::new() else { return };
         if lazy {
@@ -57,6 +59,7 @@ fn msync_sends_its_range_alone_and_a_pull_the_rest() {
 /// Writes that are to be durable are synced like files, by the same question, and send their range alone.
 #[test]
 fn durable_writes_send_their_range_alone_and_a_pull_the_rest() {
+    let _turn = one_at_a_time();
     for flags in [ReadWriteFlags::SYNC, ReadWriteFlags::DSYNC] {
         let Some(mount) = Mount::new() else { return };
         let file = new_file(&mount, "f");
@@ -73,6 +76,7 @@ fn durable_writes_send_their_range_alone_and_a_pull_the_rest() {
 /// what is cached.
 #[test]
 fn what_has_sent_the_whole_file_is_not_pulled() {
+    let _turn = one_at_a_time();
     type Sync = fn(&File) -> io::Result<()>;
     let by_write: Sync = |file| {
         rustix::io::pwritev2(file, &[IoSlice::new(&[2; PAGE])], 0, ReadWriteFlags::SYNC)?;
@@ -93,6 +97,7 @@ fn what_has_sent_the_whole_file_is_not_pulled() {
 /// Each of them is done while a file is open and dirty.
 #[test]
 fn renames_links_and_seeks_come_before_the_data_unless_it_is_pulled() {
+    let _turn = one_at_a_time();
     type Step = (&'static str, fn(&Mount, &mut File), fn(&Asked) -> bool);
     let steps: [Step; 3] = [
         ("rename", |mount, _| fs::rename(mount.at("f"), mount.at("g")).unwrap(), |asked| *asked == Asked::Rename),
@@ -124,6 +129,7 @@ fn renames_links_and_seeks_come_before_the_data_unless_it_is_pulled() {
 
 #[test]
 fn truncation_comes_before_the_data() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let file = new_file(&mount, "f");
     file.write_all_at(&[1; 3 * PAGE], 0).unwrap();
@@ -136,6 +142,7 @@ fn truncation_comes_before_the_data() {
 /// Punching sends the range that it is about; allocating sends nothing.
 #[test]
 fn holes_and_the_end_of_an_opening_come_after_the_data() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     mount.tree.be_lazy();
     let file = new_file(&mount, "f");
@@ -155,6 +162,7 @@ fn holes_and_the_end_of_an_opening_come_after_the_data() {
 /// A mapping outlives the descriptor, and what is stored to it is sent before it ends.
 #[test]
 fn the_release_is_after_the_last_mapping() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     mount.tree.be_lazy();
     let file = new_file(&mount, "f");
@@ -175,6 +183,7 @@ fn the_release_is_after_the_last_mapping() {
 
 #[test]
 fn a_failed_write_is_told_once_and_then_forgotten() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let mut file = new_file(&mount, "f");
     mount.tree.fail_writes(true);
@@ -191,6 +200,7 @@ fn a_failed_write_is_told_once_and_then_forgotten() {
 /// A write that fails while it is pulled fails the rename.
 #[test]
 fn a_pull_tells_of_a_failed_write() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let mut file = new_file(&mount, "f");
     file.write_all(&[1; PAGE]).unwrap();
@@ -201,6 +211,7 @@ fn a_pull_tells_of_a_failed_write() {
 
 #[test]
 fn several_files_are_synced_as_one() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let files = ["a", "b"].map(|name| new_file(&mount, name));
     files.iter().for_each(|file| file.write_all_at(&[1; PAGE], 0).unwrap());
@@ -214,6 +225,7 @@ fn several_files_are_synced_as_one() {
 /// Where the hidden directory is closed, the kernel is made to send by dropping what it has.
 #[test]
 fn a_pull_works_without_the_hidden_directory() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let mut file = new_file(&mount, "f");
     mount.pull().close_all();
@@ -228,6 +240,7 @@ fn a_pull_works_without_the_hidden_directory() {
 /// Nothing of the server's own is seen in the root.
 #[test]
 fn the_hidden_directory_is_not_found() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
     let mut inside = std::process::Command::new("find");
@@ -238,6 +251,7 @@ fn the_hidden_directory_is_not_found() {
 /// Handlers that pull, from more threads than receive, on files that others write, sync, rename and close.
 #[test]
 fn handlers_never_wait_for_each_other() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let workers: Vec<_> = (0..4)
         .map(|n| {
@@ -291,6 +305,7 @@ fn workers() {
 /// would come as two.
 #[test]
 fn without_cache_each_write_is_one_message() {
+    let _turn = one_at_a_time();
     const MOST: usize = 1020 << 10;
     let Some(mount) = Mount::with(CommitMode::Write) else { return };
     let mut file = new_file(&mount, "f");
@@ -322,6 +337,7 @@ fn without_cache_each_write_is_one_message() {
 
 #[test]
 fn without_cache_mappings_and_writes_see_each_other() {
+    let _turn = one_at_a_time();
     let Some(mount) = Mount::with(CommitMode::Write) else { return };
     let file = new_file(&mount, "f");
     file.write_all_at(&[1; 2 * PAGE], 0).unwrap();

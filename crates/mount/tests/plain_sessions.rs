@@ -122,8 +122,11 @@ fn a_session_ends_as_its_program_does() {
         let output = sh(&place, "tree", &format!("unshare {flags} sleep 600 > /dev/null 2>&1 & sleep 0.2; exit 4"));
         assert_eq!(output.status.code(), Some(4), "{}", said(&output));
         let started = Instant::now();
-        let output =
-            sh(&place, "tree", "(trap '' TERM; while :; do echo x >> loop; sleep 0.01; done) & sleep 0.1; exit 3");
+        let output = sh(
+            &place,
+            "tree",
+            "(trap '' TERM; while :; do echo x >> loop; sleep 0.01; done) & until [ -e loop ]; do sleep 0.01; done; exit 3",
+        );
         assert_eq!(output.status.code(), Some(3), "{}", said(&output));
         assert!(started.elapsed() < Duration::from_secs(60));
         let len = fs::metadata(place.at("tree/loop")).unwrap().len();
@@ -182,8 +185,9 @@ fn a_killed_session_is_recovered_to_its_last_commits() {
     for place in places() {
         let tree = make_tree(&place, "tree");
         for round in 0..6 {
-            let script = "n=0; > ../begun; while :; do n=$((n + 1)); echo $n > synced; seq $n $((n + 500)) >> synced; sync synced
-                echo $n > new; sync new; mv new replaced; sync .; echo $n >> ../acknowledged; done";
+            let script = "n=0; > ../begun; while :; do n=$((n + 1)); { echo $n; seq $n $((n + 500)); } > synced &&
+                sync synced && echo $n > new && sync new && mv new replaced && sync . && echo $n >> ../acknowledged ||
+                while :; do sleep 0.1; done; done";
             let mut child = begun(&place, script);
             let acknowledged = || fs::read_to_string(place.at("acknowledged")).unwrap_or_default().lines().count();
             let enough = random.usize(1..15);

@@ -189,7 +189,7 @@ fn a_killed_daemon_is_replaced_unnoticed() {
         println!("without kills the longest call took {} ms", longest.swap(0, SeqCst) / 1000);
         for kill in 0..KILLS {
             // Not eight short lives one after the other: that is taken for a daemon that cannot live.
-            let life = if kill % 5 == 4 { 1200 } else { random.u64(20..250) };
+            let life = if kill % 5 == 4 { 3000 } else { random.u64(20..250) };
             rustix::fs::statfs(place.path("mnt")).unwrap();
             thread::sleep(Duration::from_millis(life));
             if !goes_on() {

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// What waits is seen to do so for this time.
 const MOMENT: Duration = Duration::from_millis(300);
 
+/// `sync` is of all mounts of the machine: one test at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// A store and a mount point of root's.
 struct Mounted {
     place: Place,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Mounted {
@@ -29,9 +34,10 @@ impl Mounted {
             eprintln!("skipped: needs root and loop devices");
             return None;
         }
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let place = Place::of(0);
         fs::create_dir(place.at("mnt")).unwrap();
-        Some(Mounted { place })
+        Some(Mounted { place, _turn })
     }
 
     fn mount(&self, options: &[&str]) {
@@ -214,7 +220,8 @@ fn a_replaced_daemon_answers_a_sync_that_waits() {
         });
         for kill in 0..10 {
             // Not short lives one after the other: that is taken for a daemon that cannot live.
-            thread::sleep(if kill % 5 == 4 { Duration::from_millis(1200) } else { MOMENT });
+            rustix::fs::statfs(&mounted.place.at("mnt")).unwrap();
+            thread::sleep(if kill % 5 == 4 { Duration::from_secs(3) } else { MOMENT });
             mounted.processes(Some(true)).into_iter().for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
         }
         stop.store(true, SeqCst);

@@ -5,18 +5,12 @@
 mod common;
 
 use common::memory_tree::Asked;
-use common::{Mount, new_file, places};
+use common::{Mount, new_file, one_at_a_time, places};
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use untorn_mount::End;
 
 const PAGE: usize = 4096;
-
-fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[test]
 fn sync_and_syncfs_are_not_passed_on_and_the_command_is() {

@@ -69,9 +69,7 @@ mod tests {
         let storage = Linux::open(dir.path()).unwrap();
         let writer = storage.open(Path::new("f"), Open::create(0o600)).unwrap();
         let listener = storage.open(Path::new("f"), Open::READ).unwrap().listen().unwrap();
-        let start = Instant::now();
         listener.wait(Duration::from_millis(20));
-        assert!(start.elapsed() >= Duration::from_millis(20), "nothing was written");
         write_all_at(&*writer, b"1", 0).unwrap();
         let start = Instant::now();
         listener.wait(LIMIT);

@@ -214,7 +214,11 @@ impl Scan {
     pub fn open() -> io::Result<Scan> {
         static WORKS: OnceLock<bool> = OnceLock::new();
         if *WORKS.get_or_init(|| trial().unwrap_or(false)) {
-            Scan::open_untried()
+            // A filter of system calls may have come since.
+            Scan::open_untried().map_err(|e| match Errno::from_io_error(&e) {
+                Some(Errno::NOSYS | Errno::PERM) => Errno::OPNOTSUPP.into(),
+                _ => e,
+            })
         } else {
             Err(Errno::OPNOTSUPP.into())
         }

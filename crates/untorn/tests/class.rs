@@ -93,6 +93,6 @@ fn a_commit_of_class_process_needs_no_flush() {
 fn a_commit_of_class_power_is_one_flush() {
     let syncs = syncs_of(100, FailureClass::Power);
     assert!(syncs >= 100, "{syncs} syncs cannot have made 100 commits durable one by one");
-    // An idle moment may have added its mark, no more than one to a commit in the worst case of a slow machine.
-    assert!(syncs <= 110, "{syncs} syncs for 100 commits");
+    // An idle moment may have added its mark: on a slow machine one to each commit.
+    assert!(syncs <= 200, "{syncs} syncs for 100 commits");
 }

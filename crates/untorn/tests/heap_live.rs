@@ -593,8 +593,9 @@ fn a_lock_free_queue_loses_nothing() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // Where an ordinary user can run it.
     let program = dir.path().join("live_queue");
-    fs::copy(example("live_queue"), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: a copy of a descriptor that writes to it, in what another test starts, would keep it from running.
+    let installed = Command::new("install").args(["-m", "755"]).arg(example("live_queue")).arg(&program).status();
+    assert!(installed.unwrap().success());
     let path = dir.path().join("heap");
     let mut acknowledged = [0u64; 8];
     let rounds = kills(60);

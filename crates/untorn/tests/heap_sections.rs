@@ -758,6 +758,8 @@ fn a_rollback_leaves_locks_free() {
     let dir = directory();
     let heap = live().open(dir.path().join("heap")).unwrap();
     let (own, elsewhere) = (lock_in(&heap), SectionLock::new());
+    // Other tests have live heaps open.
+    elsewhere.set_heap(heap.downgrade()).unwrap();
     set(&heap, "n", 1);
     std::thread::scope(|scope| {
         let (held, is_held) = mpsc::channel();

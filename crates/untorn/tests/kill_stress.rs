@@ -239,8 +239,11 @@ fn commits_survive_sigkill_whole() {
             scope.spawn(move || {
                 let mut victim = Victim::new(seed * STORES + store);
                 let rng = &mut Rng::with_seed(victim.seed);
-                while start.elapsed() < DURATION {
-                    let after = Duration::from_micros(rng.u64(5_000..120_000));
+                // At least so long, and until enough has happened to prove something.
+                while start.elapsed() < DURATION || victim.kills < 10 || victim.verified < 100 {
+                    // Where starting takes longer than that, longer.
+                    let slow = if victim.verified < 100 { 1 + victim.kills / 30 } else { 1 };
+                    let after = Duration::from_micros(rng.u64(5_000..120_000) * slow as u64);
                     let acknowledged = victim.run_and_kill(after);
                     victim.verify(acknowledged);
                 }
@@ -248,7 +251,6 @@ fn commits_survive_sigkill_whole() {
                     "store {store}: {} kills, {} commits, {} torn tails dropped",
                     victim.kills, victim.verified, victim.torn_tails
                 );
-                assert!(victim.kills >= 10 && victim.verified >= 100, "too little happened to prove anything");
             });
         }
     });

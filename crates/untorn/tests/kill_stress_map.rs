@@ -155,7 +155,9 @@ fn mapped_commits_survive_sigkill_whole() {
                 let (mut model, mut verified, mut kills) = (Vec::new(), 0, 0);
                 // At least so long, and until enough has happened to prove something.
                 while start.elapsed() < DURATION || kills < 10 || verified < 50 {
-                    let after = Duration::from_micros(rng.u64(5_000..120_000));
+                    // Where starting takes longer than that, longer.
+                    let slow = if verified < 50 { 1 + kills / 30 } else { 1 };
+                    let after = Duration::from_micros(rng.u64(5_000..120_000) * slow as u64);
                     let order = format!("{seed} {tracker} {}", path_text(dir.path()));
                     let acknowledged = run_and_kill(again(TEST).env(CHILD, order), after);
                     kills += 1;

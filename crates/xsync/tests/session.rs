@@ -385,7 +385,9 @@ fn without_root_it_says_so() {
     let mut command = place.xsync(&["--", "true"]);
     // Where nobody can execute it.
     let program = place.dir.path().join("untorn-xsync");
-    fs::copy(command.get_program(), &program).unwrap();
+    // By another process: a copy of a descriptor that writes to it, in what another test starts, would keep it from running.
+    let installed = Command::new("install").args(["-m", "755"]).arg(command.get_program()).arg(&program).status();
+    assert!(installed.unwrap().success());
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     command = Command::new(program);

@@ -6,6 +6,7 @@ use common::{Place, Run};
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Runs a shell command at a terminal; none if there is no program for that.
 fn at_a_terminal(place: &Place, command: &str) -> Option<Child> {
@@ -76,8 +77,23 @@ fn control_c_ends_the_program_and_control_z_stops_it() {
     let program = xsync(&place, "sh -c 'echo rea\"\"dy; read line; echo \"got $line\"'");
     to.write_all(format!("{program}\n").as_bytes()).unwrap();
     until(&mut from, "ready");
-    to.write_all(b"\x1a").unwrap();
-    until(&mut from, "Stopped");
+    let stopped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // As above: again and again. The shell ignores it.
+        scope.spawn(|| {
+            for typed in 0.. {
+                if stopped.load(SeqCst) {
+                    break;
+                }
+                if typed % 20 == 0 {
+                    let _ = to.write_all(b"\x1a");
+                }
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        });
+        until(&mut from, "Stopped");
+        stopped.store(true, SeqCst);
+    });
     to.write_all(b"echo at the sh\"\"ell\n").unwrap();
     until(&mut from, "at the shell");
     to.write_all(b"fg\n").unwrap();

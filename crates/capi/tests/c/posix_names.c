@@ -546,7 +546,7 @@ static void in_signal_handlers(void) {
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
     timer_t timer;
     CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
-    alarm(60); /* a deadlock ends by this */
+    alarm(300); /* a deadlock ends by this */
     const long enough = getenv("UNDER_VALGRIND") ? 20 : 2000;
     const long slower = getenv("UNDER_VALGRIND") ? 10 : 1;
     for (unsigned round = 0; in_calls < enough; round++) {
@@ -625,7 +625,7 @@ static void work_and_be_interrupted(long enough) {
     logged_fd = open("log.db", O_RDWR | O_APPEND);
     logged_map = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     CHECK(fd >= 0 && logged_fd >= 0 && logged_map != MAP_FAILED && write(fd, "begin", 5) == 5 && fsync(fd) == 0);
-    alarm(60); /* a deadlock ends by this */
+    alarm(300); /* a deadlock ends by this */
     for (unsigned round = 0; refused_in_handler < enough; round++) {
         struct itimerspec period = {.it_interval.tv_nsec = 997000 + round * 7919 % 126000, .it_value.tv_nsec = 50000};
         CHECK(timer_settime(timer, 0, &period, NULL) == 0);
@@ -668,7 +668,7 @@ static void managed_in_signal_handlers(void) {
         logged_fd = open("log.db", O_RDWR | O_TRUNC);
         CHECK(logged_fd >= 0 && write(logged_fd, "begin", 5) == 5 && fsync(logged_fd) == 0);
         CHECK(sigaction(SIGSYS, &action, NULL) == 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-        alarm(60);
+        alarm(300);
         if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(3);
         (void)!write(logged_fd, "more", 4); /* asks for the offset, and is stopped there */
         _exit(2);

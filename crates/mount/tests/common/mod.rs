@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -24,7 +24,7 @@ use untorn_mount::mount_point::{self, Allowed};
 use untorn_tree::{CommitMode, FileTree};
 
 /// No test takes as long, unless a handler waits for ever.
-const WATCHDOG: Duration = Duration::from_secs(60);
+const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// What this run's random choices follow from.
 pub fn seed() -> u64 {
@@ -166,6 +166,13 @@ pub fn device_for_everybody() {
     rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::empty(), number).unwrap();
     fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).unwrap();
     rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
+}
+
+/// What another test starts has copies of descriptors for a moment, and flushes their files when it closes them; and `sync`
+/// is of all mounts. Where it matters what the kernel sends, one test runs at a time.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn new_file(mount: &Mount, name: &str) -> File {
