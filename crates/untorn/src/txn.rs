@@ -21,6 +21,8 @@ pub struct Txn {
     store: Arc<OpenStore>,
     id: u64,
     files: Vec<Arc<SharedFile>>,
+    /// Ids of files that the transaction makes. One that an earlier commit makes, which is on its way, is none of them.
+    made: Vec<u64>,
     names: Vec<NameOp>,
     changes: NameChanges,
     /// Names whose files the transaction may have brought into the store's table.
@@ -35,6 +37,7 @@ impl Txn {
             store,
             id,
             files: Vec::new(),
+            made: Vec::new(),
             names: Vec::new(),
             changes: NameChanges::default(),
             loaded: Vec::new(),
@@ -100,6 +103,7 @@ impl Txn {
         state.txn = Some(self.id);
         let shared = SharedFile::new(self.store.new_file_id()?, state);
         self.change(NameOp::Create { file: shared.clone(), path, mode })?;
+        self.made.push(shared.id);
         self.files.push(shared.clone());
         Ok(shared)
     }
@@ -176,11 +180,11 @@ impl Txn {
         self.forget()
     }
 
-    /// Changes of files that were there before are uncommitted again, as those of a commit that failed.
+    /// Changes of files that it does not make are uncommitted again, as those of a commit that failed.
     fn release(&mut self) {
         for file in &self.files {
             let mut state = file.write();
-            if !self.ended && state.txn == Some(self.id) && state.life != Life::Uncommitted {
+            if !self.ended && state.txn == Some(self.id) && !self.made.contains(&file.id) {
                 state.txn = None;
             }
         }
@@ -196,7 +200,7 @@ impl Txn {
             if state.txn == Some(self.id) {
                 done = state.discard_changes().and(done);
                 state.txn = None;
-                if state.life == Life::Uncommitted {
+                if self.made.contains(&file.id) {
                     state.be_gone();
                 }
             }

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use std::fs;
 use std::path::Path;
-use untorn::{File, Store};
+use untorn::{File, Store, StoreOptions};
 
 /// A store with these files, each containing its [`text`] of version "old", and the directory that it is in.
 fn store_with(names: &[&str]) -> (tempfile::TempDir, Store) {
@@ -294,6 +294,33 @@ fn impossible(what: &str, step: impl FnOnce(&mut untorn::Txn) -> untorn::Result<
     assert_same(&plain(dir.path().join("a")), &text("old", "a"), what);
     assert_eq!(names(dir.path()), ["a", "b", "full"], "{what}");
     assert_eq!(names(&dir.path().join("full")), ["x"], "{what}");
+}
+
+/// A commit that is on its way makes a file; a later transaction that has the file is aborted, or cannot be committed.
+#[test]
+fn an_aborted_transaction_leaves_what_an_earlier_one_makes() {
+    for in_order in [false, true] {
+        let dir = directory();
+        // Commits are written when somebody waits.
+        let store = StoreOptions::default().background(false).in_order(in_order).open(dir.path()).unwrap();
+        let mut first = store.begin();
+        let made = first.create("made", 0o644).unwrap();
+        made.write_all_at(b"first", 0).unwrap();
+        let ticket = first.commit_async().unwrap();
+        let mut second = store.begin();
+        second.add(&made).unwrap();
+        made.write_all_at(b"SECOND", 0).unwrap();
+        let own = second.create("own", 0o644).unwrap();
+        drop(second);
+        refused(own.append(b"x"), &["io"]);
+        ticket.wait().unwrap();
+        let left: &[u8] = if in_order { b"SECOND" } else { b"first" };
+        assert_same(&contents(&made), left, "what is left of the second");
+        made.commit().unwrap();
+        store.close().unwrap();
+        assert_same(&plain(dir.path().join("made")), left, "committed");
+        assert_eq!(names(dir.path()), ["made"]);
+    }
 }
 
 #[test]
