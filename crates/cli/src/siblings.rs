@@ -138,8 +138,18 @@ pub fn is_on_mount(path: &Path) -> bool {
     matches!(asked, Ok(_) | Err(Errno::PERM | Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Whether `untorn mount` has made a store.
+/// Whether `untorn mount` has made a store. One whose table is damaged or lost has the other names.
 pub fn holds_a_tree(store: &Path) -> bool {
+    begins_a_tree(store) || has_names_of_tree(store)
+}
+
+fn has_names_of_tree(store: &Path) -> bool {
+    let [journal, objects, pack, table] = [".untorn", "obj", "pack", "table"].map(|name| store.join(name));
+    let has_nothing_else = || std::fs::read_dir(store).is_ok_and(|entries| entries.count() == 3);
+    journal.is_dir() && objects.is_dir() && pack.is_file() && (table.is_file() || has_nothing_else())
+}
+
+fn begins_a_tree(store: &Path) -> bool {
     let mut begin = [0; TREE.len()];
     let read = File::open(store.join("table")).and_then(|mut table| table.read_exact(&mut begin));
     read.is_ok() && begin == *TREE

@@ -43,10 +43,19 @@ fn wrong_usage_is_2_and_failure_is_1() {
 #[test]
 fn what_is_no_store_is_said_to_be_none_and_nothing_is_made() {
     let dir = tempfile::tempdir().unwrap();
-    let looks = ["status", "check", "dump"].map(|command| (command, 2));
-    for (command, code) in ["recover", "checkpoint", "eject"].map(|command| (command, 1)).into_iter().chain(looks) {
+    for (command, code) in [("checkpoint", 1), ("eject", 1), ("check", 2), ("dump", 2)] {
         let e = run(&[command], dir.path()).fails(code);
         assert!(e.contains("cannot find a store"), "{command}: {e}");
+    }
+    let said = run(&["status"], dir.path());
+    assert_eq!(said.code, Some(2));
+    let said = said.out;
+    assert!(said.contains("is no store") && said.contains("no session works on it, and none was left"), "{said}");
+    let said = common::json(&run(&["status", "--json"], dir.path()).out);
+    assert!(said["store"].is_null() && said["session"] == "none", "{said}");
+    for arguments in [&["recover"][..], &["recover", "--dry-run"]] {
+        let e = run(arguments, dir.path()).fails(1);
+        assert!(e.contains("is no store, and no session on it was left"), "{e}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -129,6 +138,12 @@ fn a_session_beside_a_directory_is_asked_about() {
         let run = run(subcommand);
         assert_eq!((run.code, run.out), (Some(7), format!("{subcommand} tree/\n")));
     }
+    // What only sessions have is never done to a store.
+    for (option, on) in [("--overwrite", "tree"), ("--discard", "tree"), ("--discard", ".")] {
+        let run: Run =
+            Command::new(&command).args(["recover", option, on]).current_dir(dir.path()).output().unwrap().into();
+        assert_eq!((run.code, run.out), (Some(7), format!("recover {option} {on}\n")));
+    }
 }
 
 /// Names of files on a mount are in its table alone (docs/MOUNT.md has the bytes): what the command would do to files of a
@@ -155,6 +170,15 @@ fn the_store_of_a_mount_is_asked_about() {
         assert_eq!((run.code, run.out), (Some(7), format!("{} store\n", arguments.join(" "))));
     }
     run(&["status"]).ok();
+    // The table is damaged, or lost: the other names tell.
+    std::fs::create_dir(path.join("obj")).unwrap();
+    std::fs::write(path.join("pack"), "").unwrap();
+    std::fs::write(path.join("table"), "").unwrap();
+    assert_eq!(run(&["check"]).code, Some(7));
+    std::fs::remove_file(path.join("table")).unwrap();
+    assert_eq!(run(&["check"]).code, Some(7));
+    std::fs::write(path.join("other"), "").unwrap();
+    assert_ne!(run(&["check"]).code, Some(7), "a store of the library, perhaps");
     // A killed `eject` has left what is to be removed.
     let _ = (std::fs::remove_dir_all(&path), std::fs::create_dir(&path));
     assert_ne!(run(&["eject", "--yes"]).code, Some(7));

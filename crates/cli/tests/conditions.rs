@@ -204,9 +204,13 @@ fn exit_codes_tell_order_problems_and_no_look() {
         run(&[command], &store).ok();
         let e = run(&[command], &dir.path().join("nothing")).fails(2);
         assert!(e.contains("No such file") && e.contains("check the path"), "{command}: {e}");
+    }
+    for command in ["check", "dump"] {
         let e = run(&[command], dir.path()).fails(2);
         assert!(e.contains("cannot find a store"), "{command}: {e}");
     }
+    let status = run(&["status"], dir.path());
+    assert!(status.code == Some(2) && status.out.contains("is no store"));
     // Another file is in the place of the one with pending commits.
     fs::remove_file(store.join("file")).unwrap();
     fs::write(store.join("file"), "foreign").unwrap();

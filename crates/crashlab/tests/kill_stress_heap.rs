@@ -99,7 +99,7 @@ fn heaps_survive_sigkill_whole() {
         while start.elapsed() < DURATION || kills < 10 || verified < 50 {
             // Where starting takes longer than that, longer.
             let slow = if verified < 50 { 1 + kills / 30 } else { 1 };
-            let after = Duration::from_micros(rng.u64(5_000..120_000) * slow as u64);
+            let after = Duration::from_micros(rng.u64(5_000..120_000) * slow);
             let acknowledged = run_and_kill(again.command().env(CHILD, &order), after);
             kills += 1;
             let heap = open(&path, tracker).expect("recovery");

@@ -4,11 +4,12 @@ use crate::error_line::in_one_line;
 use crate::kept_log::KeptLog;
 use crate::mount_point::{self, Allowed, Mounted};
 use crate::mounted_store;
+use crate::passed_signals::Signals;
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
 use crate::supervised::{DEVICE, Supervised};
 use crate::{daemon, daemon_start, daemon_supervisor, export, import, made_plain, mount_check, mount_status};
-use crate::{passed_signals, puller, sync_paths};
+use crate::{puller, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -180,7 +181,11 @@ struct Export {
 /// what it left running is ended, and what changed goes back to the directory. If the session is killed, `untorn recover`
 /// puts back what it had committed. What somebody else changed meanwhile is a conflict, and not overwritten.
 ///
-/// The exit code is the program's; 124: there was a conflict; 125: the session could not begin, or was killed.
+/// Signals go to the program, but for those that stop it and let it go on. One that ends programs (SIGHUP, SIGINT, SIGQUIT,
+/// SIGTERM) and comes before the program has begun ends the session; the directory is as it was.
+///
+/// The exit code is the program's; 124: there was a conflict; 125: the session could not begin, or was killed; 128 and the
+/// number of the signal: a signal ended it before the program began.
 #[derive(Args)]
 struct Run {
     /// The directory.
@@ -262,6 +267,8 @@ struct SessionOf {
     commit: Commit,
     #[arg(long)]
     parent: i32,
+    #[arg(long)]
+    blocked: u64,
     store: PathBuf,
     at: PathBuf,
     ended: PathBuf,
@@ -317,7 +324,7 @@ impl Mount {
             return daemon_start::start(&arguments).map(|code| Output::default().code(code));
         }
         if self.announce {
-            daemon_start::leave_terminal()?;
+            daemon_start::leave_starter()?;
         }
         let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
         if !self.no_supervisor {
@@ -348,7 +355,7 @@ impl Mount {
 
     fn serve_supervised(&self, open: Open) -> Result<Output> {
         // The supervisor passes signals on.
-        passed_signals::block()?;
+        Signals::that_end().block()?;
         let supervised = Arc::new(Supervised::begin()?);
         let served = (|| {
             let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
@@ -411,8 +418,9 @@ impl Status {
 
 impl SessionOf {
     fn run(self, open: Open) -> Result<Output, Failure> {
-        let SessionOf { commit, parent, store, at, ended, cwd, command } = self;
-        let session = Session { store, at, cwd, ended, parent, commit: commit.into(), command };
+        let SessionOf { commit, parent, blocked, store, at, ended, cwd, command } = self;
+        let (commit, blocked) = (commit.into(), Signals(blocked));
+        let session = Session { store, at, cwd, ended, parent, commit, blocked, command };
         session.run(open).map_err(|e| could_not(&e))?;
         Ok(Output::default())
     }
@@ -448,6 +456,14 @@ impl Umount {
         if mount_point::is_dead(&at) {
             mount_point::detach(&at)?;
             return Ok(had_ended(&at, &mounted.source));
+        }
+        if mount_point::is_root() && mount_point::is_closed(&at) {
+            mount_point::unmount(&at)?;
+            return Ok(Output::text(format!(
+                "{shown}, the mount of another user, is unmounted; its daemon commits everything before it ends, if it had not \
+                 ended before: `untorn status {}` says how the store is\n",
+                mounted.source.display()
+            )));
         }
         let daemon = match crate::mount_control::prepare_unmount(&at) {
             Err(_) if mount_point::is_dead(&at) => {

@@ -4,7 +4,7 @@ use crate::fuse_device::End;
 use crate::fuse_server::Server;
 use crate::kernel_pull::KernelPull;
 use crate::mount_point::{self, Allowed};
-use crate::passed_signals;
+use crate::passed_signals::Signals;
 use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -75,7 +75,7 @@ pub fn serve(
                 let _ = signals.send(Event::Signal);
             }
             // Nobody passes signals on any more.
-            passed_signals::unblock();
+            Signals::that_end().unblock();
             loop {
                 thread::park();
             }

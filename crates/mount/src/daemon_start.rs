@@ -24,8 +24,11 @@ pub fn start(arguments: &[OsString]) -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code > 0).unwrap_or(1))
 }
 
-/// In the daemon, before anything else: the starter's terminal has no signals for it.
-pub fn leave_terminal() -> Result<()> {
+/// In the daemon, before anything else: the starter's terminal has no signals for it, and it keeps nothing that the starter
+/// has open: a lock, a pipe whose end somebody waits for, a file on another mount.
+pub fn leave_starter() -> Result<()> {
+    // SAFETY: this process has opened nothing yet that is still open. Where the kernel cannot, they stay.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     // A leader of a group of processes has a session of its own already.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/").context("/")

@@ -3,7 +3,7 @@
 use crate::copying::{self, NoKernel, Report, path_of};
 use crate::made_whole::MadeWhole;
 use crate::manifest::{self, Manifest, Plain, Stored};
-use crate::mounted_store;
+use crate::store_files::{self, JOURNAL};
 use anyhow::{Context, Error, Result, bail, ensure};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags, Stat, openat};
@@ -22,9 +22,12 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
     let shown = directory.display();
     let source = directory.canonicalize().with_context(|| format!("cannot open {shown}"))?;
     ensure!(
-        !source.join(mounted_store::JOURNAL).exists(),
+        !source.join(JOURNAL).exists(),
         "{shown} is a store; mount it, or copy its files out first (untorn export, untorn eject)"
     );
+    if manifest.is_none() {
+        store_files::check_place(store)?;
+    }
     let made = MadeWhole::begin(store)?;
     let place = made.place().display();
     ensure!(

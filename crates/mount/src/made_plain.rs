@@ -9,7 +9,8 @@ use crate::copying::NoKernel;
 use crate::export::Export;
 use crate::made_whole::{MadeWhole, remove_left};
 use crate::mount_point;
-use crate::mounted_store::{self, JOURNAL};
+use crate::mounted_store;
+use crate::store_files::{self, JOURNAL};
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -27,6 +28,7 @@ pub fn eject(store: &Path, yes: bool) -> Result<String> {
         return Ok(format!("{shown} had its plain tree already; what was left of its store is removed\n"));
     }
     let tree = mounted_store::open_to_export(&place)?;
+    store_files::check(&place).context("nothing was changed, as this would be removed with the store")?;
     if !yes && std::io::stdin().is_terminal() && !confirmed(&place)? {
         bail!("nothing was changed");
     }

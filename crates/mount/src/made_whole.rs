@@ -2,8 +2,9 @@
 //! durable.
 
 use crate::copying::path_of;
-use crate::mount_point;
+use crate::{mount_point, store_files};
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fd::AsFd;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -125,24 +126,23 @@ impl MadeWhole {
     }
 }
 
-/// What was in the place of a directory before.
+/// The store that was in the place of a directory before.
 pub struct Replaced(PathBuf);
 
 impl Replaced {
-    /// Removes it.
-    pub fn remove(self) -> std::io::Result<()> {
-        open_up(&self.0);
-        fs::remove_dir_all(&self.0)
+    /// Removes it, and nothing that somebody else has put there.
+    pub fn remove(self) -> Result<()> {
+        store_files::remove(&self.0)
     }
 }
 
-/// Removes what is beside a place, unfinished or replaced. False: nothing is.
+/// Removes the store that is left beside a place, replaced by what is there. False: nothing is.
 pub fn remove_left(place: &Path) -> Result<bool> {
     let path = unfinished(place)?;
     if !path.is_dir() {
         return Ok(false);
     }
-    let _lock = locked(&path, place)?;
+    let Some(_lock) = lock_there(&path, place)? else { return Ok(false) };
     Replaced(path).remove().with_context(|| format!("cannot remove what was left beside {}", place.display()))?;
     Ok(true)
 }
@@ -205,7 +205,6 @@ fn clean_up(state: &Mutex<State>) -> bool {
 /// A new directory at `path`, of this user alone, and locked. What is there is removed.
 fn locked(path: &Path, place: &Path) -> Result<File> {
     let shown = path.display();
-    let me = rustix::process::geteuid();
     loop {
         let is_new = match DirBuilder::new().mode(0o700).create(path) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => {
@@ -213,30 +212,8 @@ fn locked(path: &Path, place: &Path) -> Result<File> {
             }
             made => made.is_ok(),
         };
-        let open =
-            |path: &Path, flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let found = match open(path, OFlags::PATH | OFlags::NOFOLLOW) {
-            Err(Errno::NOENT) => continue,
-            Err(Errno::NOTDIR | Errno::LOOP) => bail!("{shown} is in the way, and no directory; remove it"),
-            opened => opened.with_context(|| format!("cannot open {shown}"))?,
-        };
-        let is_ours = rustix::fs::fstat(&found).context("stat")?.st_uid == me.as_raw();
-        ensure!(is_ours || me.is_root(), "{shown} is another user's, and in the way; have it removed");
-        let itself = path_of(&found).join(".");
-        if is_ours {
-            // A killed process may have left one that is closed, as a model was.
-            let _ = fs::set_permissions(&itself, Permissions::from_mode(0o700));
-        }
-        let directory = File::from(open(&itself, OFlags::RDONLY).with_context(|| format!("cannot open {shown}"))?);
-        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => bail!("another process is making {}; wait for it", place.display()),
-            result => result.with_context(|| format!("cannot lock {shown}"))?,
-        }
-        // The process that had it may have removed it, or given it its place, meanwhile.
-        let ours = directory.metadata().context("stat")?;
-        if !fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
-            continue;
-        }
+        let Some(directory) = lock_there(path, place)? else { continue };
+        let is_ours = is_mine(&directory)?;
         if is_new {
             ensure!(
                 is_ours,
@@ -248,8 +225,44 @@ fn locked(path: &Path, place: &Path) -> Result<File> {
         if is_ours {
             open_up(path);
         }
+        // An ejection leaves a store in which there is something else.
+        if store_files::is_tree(path) {
+            store_files::remove(path)?;
+            continue;
+        }
         fs::remove_dir_all(path).with_context(|| format!("cannot remove what was left in {shown}"))?;
     }
+}
+
+fn is_mine(directory: impl AsFd) -> Result<bool> {
+    Ok(rustix::fs::fstat(directory).context("stat")?.st_uid == rustix::process::geteuid().as_raw())
+}
+
+/// The directory at `path`, locked; none if it was removed or renamed meanwhile.
+fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
+    let shown = path.display();
+    let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let found = match open(path, OFlags::PATH | OFlags::NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::NOTDIR | Errno::LOOP) => bail!("{shown} is in the way, and no directory; remove it"),
+        opened => opened.with_context(|| format!("cannot open {shown}"))?,
+    };
+    let is_ours = is_mine(&found)?;
+    ensure!(is_ours || mount_point::is_root(), "{shown} is another user's, and in the way; have it removed");
+    let itself = path_of(&found).join(".");
+    if is_ours {
+        // A killed process may have left one that is closed, as a model was.
+        let _ = fs::set_permissions(&itself, Permissions::from_mode(0o700));
+    }
+    let directory = File::from(open(&itself, OFlags::RDONLY).with_context(|| format!("cannot open {shown}"))?);
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => bail!("another process is making {}; wait for it", place.display()),
+        result => result.with_context(|| format!("cannot lock {shown}"))?,
+    }
+    // The process that had it may have removed it, or given it its place, meanwhile.
+    let ours = directory.metadata().context("stat")?;
+    let is_there = fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+    Ok(is_there.then_some(directory))
 }
 
 /// Lets the owner remove what is in directories that are closed as their models are.

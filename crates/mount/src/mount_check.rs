@@ -41,10 +41,10 @@ pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
             problems.push("the state of the store is unknown".to_owned());
         }
     }
-    let (mut lsn, mut tree) = (0, Verified::default());
+    let mut tree = None;
     match look_at_tree(&store) {
-        Ok((of, found)) => {
-            (lsn, tree) = (of, found);
+        Ok((lsn, found)) => {
+            let tree = &tree.insert((lsn, found)).1;
             problems.extend(tree.problems.iter().cloned());
             if tree.problem_count > tree.problems.len() as u64 {
                 problems.push(format!("and {} more", tree.problem_count - tree.problems.len() as u64));
@@ -57,27 +57,31 @@ pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
     }
     let sound = problems.is_empty();
     let text = if json {
+        let of = |number: fn(&Verified) -> u64| tree.as_ref().map(|(_, tree)| number(tree));
         let value = json!({
             "store": store.to_string_lossy(),
             "sound": sound,
-            "commit": lsn,
+            "commit": tree.as_ref().map(|(lsn, _)| lsn),
             "log_looked_at": log.is_some(),
-            "files": tree.files,
-            "directories": tree.directories,
-            "others": tree.others,
-            "bytes": tree.bytes,
-            "removed_in_use": tree.removed,
+            "files": of(|tree| tree.files),
+            "directories": of(|tree| tree.directories),
+            "others": of(|tree| tree.others),
+            "bytes": of(|tree| tree.bytes),
+            "removed_in_use": of(|tree| tree.removed),
             "problems": problems,
         });
         format!("{value:#}\n")
     } else {
-        let mut text = format!(
-            "{shown}: {}, {}, {}, {}, as of commit {lsn}\n",
-            count(tree.files, "file", "files"),
-            count(tree.directories, "directory", "directories"),
-            count(tree.others, "other", "others"),
-            bytes(tree.bytes)
-        );
+        let mut text = String::new();
+        if let Some((lsn, tree)) = &tree {
+            text += &format!(
+                "{shown}: {}, {}, {}, {}, as of commit {lsn}\n",
+                count(tree.files, "file", "files"),
+                count(tree.directories, "directory", "directories"),
+                count(tree.others, "other", "others"),
+                bytes(tree.bytes)
+            );
+        }
         if log.is_none() && sound {
             text += "note     the log changed all the time: only what readers read of it was looked at\n";
         }

@@ -1,6 +1,6 @@
 //! What `untorn` commands ask the daemon of a mount: `ioctl` on any directory of the mount.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -37,12 +37,13 @@ pub fn prepare_unmount(mount_point: &Path) -> Result<u32> {
     let directory = directory(mount_point)?;
     // SAFETY: the number says that 32 bits are read, and the kernel copies as many from the daemon.
     let result = unsafe { ioctl(&directory, Getter::<{ PREPARE_UNMOUNT }, u32>::new()) };
-    result.with_context(|| {
-        format!(
-            "cannot commit everything on {}, so it stays mounted; find the cause, and try again",
-            mount_point.display()
-        )
-    })
+    let shown = mount_point.display();
+    match result {
+        Err(Errno::PERM) => bail!("{shown} is a mount of another user, who alone can unmount it (and root)"),
+        result => result.with_context(|| {
+            format!("cannot commit everything on {shown}, so it stays mounted; find the cause, and try again")
+        }),
+    }
 }
 
 /// Has files of a mount committed as one. There are at most [`MOST_FILES`].

@@ -301,6 +301,12 @@ fn said(stderr: &[u8]) -> String {
     String::from_utf8_lossy(stderr).trim().trim_start_matches("fusermount3: ").to_owned()
 }
 
+/// Whether the mount answers nobody but the user who mounted it, root neither.
+pub fn is_closed(at: &Path) -> bool {
+    let opened = rustix::fs::open(at, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    opened.is_err_and(|e| e == Errno::ACCESS)
+}
+
 /// Unmounts, if no program uses the mount. One that is just being started has copies of its parent's descriptors for a
 /// moment: while the mount is busy, it is tried again for some time.
 pub fn unmount(at: &Path) -> Result<()> {

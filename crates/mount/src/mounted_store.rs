@@ -1,6 +1,7 @@
 //! The store behind a mount.
 
 use crate::mount_point::{self, Mounted};
+use crate::store_files::{self, JOURNAL, OBJECTS, PACK, TABLE};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -9,16 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::Store;
-use untorn_tree::{CommitMode, FileTree, Kept, StoreTree, TreeOptions};
+use untorn_tree::{CommitMode, FileTree, Kept, StoreTree, TreeOptions, missing_table};
 
 /// A daemon may take so long to close a store that nobody uses any more.
 const CLOSING_MAX: Duration = Duration::from_secs(60);
 const TELL_AFTER: Duration = Duration::from_secs(2);
-
-/// Where a store has its journal.
-pub const JOURNAL: &str = ".untorn";
-/// The file of a tree in which its names are.
-const TABLE: &str = "table";
 
 /// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
 pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>> {
@@ -32,11 +28,7 @@ pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Res
         eprintln!("untorn-mount: a new store is made in {}", path.display());
     }
     let options = TreeOptions { commit, kept, ..TreeOptions::default() };
-    let tree = match open_when_closed(path).and_then(|store| StoreTree::open(store, options)) {
-        Err(untorn::Error::Busy { pid, .. }) => bail!("{}", busy(path, pid)),
-        done => done,
-    };
-    Ok(Arc::new(tree.with_context(|| format!("cannot open {}", path.display()))?))
+    Ok(Arc::new(open_tree(path, options)?))
 }
 
 /// Whether a store is at a path.
@@ -59,8 +51,26 @@ pub fn open_to_export(path: &Path) -> Result<StoreTree> {
     if is_mounted(path) {
         bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
     }
-    let tree = open_when_closed(path).and_then(|store| StoreTree::open(store, TreeOptions::default()));
-    tree.with_context(|| format!("cannot open {shown}"))
+    open_tree(path, TreeOptions::default())
+}
+
+fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
+    let shown = path.display();
+    let opened = open_when_closed(path).and_then(|store| {
+        // A tree has both from its first commit on.
+        match path.join(PACK).exists() && !path.join(TABLE).exists() {
+            true => Err(missing_table()),
+            false => StoreTree::open(store, options),
+        }
+    });
+    match opened {
+        Err(untorn::Error::Busy { pid, .. }) => bail!("{}", busy(path, pid)),
+        Err(untorn::Error::Io { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => bail!(
+            "{shown} is on a file system that is read-only, and a store is brought up to date when it is opened; remount that \
+             file system for writing, or copy the store elsewhere (cp -a)"
+        ),
+        done => done.with_context(|| format!("cannot open {shown}")),
+    }
 }
 
 /// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
@@ -113,6 +123,7 @@ fn is_new(path: &Path) -> Result<bool> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(e) if e.kind() == ErrorKind::NotFound => {
+            store_files::check_place(path)?;
             DirBuilder::new().mode(0o700).create(path).with_context(|| format!("cannot make the directory {shown}"))?;
             return Ok(true);
         }
@@ -127,11 +138,13 @@ fn is_new(path: &Path) -> Result<bool> {
     match (journal, table) {
         (true, true) => Ok(false),
         // A crash may have left an empty journal, or the names that recovery makes.
-        (true, false) if names.iter().all(|name| name == JOURNAL || name == "obj") => Ok(false),
+        (true, false) if names.iter().all(|name| [JOURNAL, OBJECTS, PACK].iter().any(|known| name == known)) => {
+            Ok(false)
+        }
         (true, false) => {
             bail!("{shown} is a store with files of programs, and none that can be mounted; use another directory")
         }
-        (false, _) if names.is_empty() => Ok(true),
+        (false, _) if names.is_empty() => store_files::check_place(path).map(|()| true),
         (false, _) => bail!("{shown} is not empty and no store; use a new or an empty directory"),
     }
 }

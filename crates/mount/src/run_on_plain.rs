@@ -1,8 +1,9 @@
 //! `untorn run`: a program has all-or-nothing files in a plain directory, which is plain again after.
 
-use crate::passed_signals;
+use crate::passed_signals::{self, Meant, Signals};
 use crate::put_back::{PutBack, put_back};
 use crate::session_dir::{Condition, SessionDir, condition};
+use crate::session_mount::BY_SIGNAL;
 use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
 use serde_json::json;
@@ -18,24 +19,33 @@ use untorn_terminal::table::count;
 pub const COULD_NOT: u8 = 125;
 /// Somebody else changed what the session changed.
 pub const CONFLICT: u8 = 124;
+
 /// Runs a program on a directory; the result is its exit code.
 pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
     let program = std::env::current_exe().context("cannot tell which program this is")?;
-    let before = passed_signals::block()?;
+    let before = Signals::that_are_passed_on().block()?;
     let session = SessionDir::begin(on)?;
     let meant = passed_signals::pass_on()?;
-    let run = |command: &mut Command| -> Result<ExitStatus> {
-        let mut child =
-            before.for_command(command).spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        meant.is(Pid::from_child(&child));
+    let run = |command: &mut Command, is_meant: fn(&Meant, Pid)| -> Result<ExitStatus> {
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        is_meant(&meant, Pid::from_child(&child));
         let status = child.wait().context("cannot wait");
         meant.is_nobody();
         status
     };
     let mut import = Command::new(&program);
     import.arg("import").arg("--manifest").arg(session.manifest()).arg("--").arg(session.of()).arg(session.store());
-    let status = run(import.stdin(Stdio::null()).stdout(Stdio::null()));
+    let status = run(before.for_command(&mut import).stdin(Stdio::null()).stdout(Stdio::null()), Meant::is_preparing);
+    // It may have come when all was imported.
+    if let Some(signal) = meant.ended_by() {
+        eprintln!(
+            "untorn-mount: ended by signal {signal} before the program began; {} is as it was",
+            session.of().display()
+        );
+        session.remove()?;
+        return Ok(u8::try_from(BY_SIGNAL + signal).unwrap_or(COULD_NOT));
+    }
     match status {
         Ok(status) if status.success() => {}
         status => {
@@ -48,8 +58,9 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     }
     let mut serve = Command::new(&program);
     serve.arg("session").arg(format!("--commit={commit}")).arg(format!("--parent={}", std::process::id()));
+    serve.arg(format!("--blocked={}", before.0));
     serve.arg("--").args([&session.store(), session.of(), &session.ended(), &cwd]).args(command);
-    let status = run(&mut serve)?;
+    let status = run(passed_signals::ends_with_us(&mut serve), Meant::is)?;
     let code = fs::read_to_string(session.ended()).ok().and_then(|text| text.trim().parse().ok());
     let Some(code) = code else {
         if status.code() == Some(COULD_NOT.into()) {
@@ -91,8 +102,8 @@ fn finish(session: SessionDir, overwrite: bool) -> Result<Finished> {
             let names: Vec<String> = paths.iter().map(|path| format!("  {}", path.display())).collect();
             Ok(Finished::Conflicts(format!(
                 "somebody else changed in {of} what the session changed, so that was left as it is:\n{}\n\
-                 The session's files are in {}: `untorn export` copies them out. `untorn-mount recover --overwrite {of}` \
-                 puts them in place of the others, `untorn-mount recover --discard {of}` throws them away.",
+                 The session's files are in {}: `untorn export` copies them out. `untorn recover --overwrite {of}` \
+                 puts them in place of the others, `untorn recover --discard {of}` throws them away.",
                 names.join("\n"),
                 session.store().display()
             )))
@@ -153,7 +164,7 @@ pub fn status(of: &Path, json: bool) -> Result<Output> {
             Condition::Running => format!("a session works on {of}; its files are in {at}\n"),
             Condition::Left => format!(
                 "a session on {of} was killed, or met a conflict; what it did is in {at}: `untorn recover {of}` puts it \
-                 back\n"
+                 back, or says what is in conflict\n"
             ),
         })
     };

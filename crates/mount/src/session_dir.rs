@@ -89,8 +89,8 @@ impl SessionDir {
         let session = SessionDir::lock(of, at)?;
         if session.manifest().exists() && !session.done().exists() {
             bail!(
-                "a session on {0} was killed, or met a conflict; `untorn recover {0}` puts back what it did, \
-                 `untorn-mount recover --discard {0}` throws it away",
+                "a session on {0} was killed, or met a conflict; `untorn recover {0}` puts back what it did, or says what is in conflict; \
+                 `untorn recover --discard {0}` throws it away",
                 session.of.display()
             );
         }

@@ -4,7 +4,7 @@
 use crate::daemon;
 use crate::fuse_server::Server;
 use crate::mount_point::{self, Allowed};
-use crate::passed_signals;
+use crate::passed_signals::{self, Signals};
 use anyhow::{Context, Error, Result, ensure};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change};
 use rustix::process::{
@@ -26,7 +26,7 @@ use untorn_tree::{CommitMode, FileTree, Kept};
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// Added to the number of a signal by shells.
-const BY_SIGNAL: i32 = 128;
+pub const BY_SIGNAL: i32 = 128;
 /// What the program left behind has so long to end.
 const LEFT_BEHIND_MAX: Duration = Duration::from_secs(2);
 /// And what cannot be ended by then is left alone.
@@ -47,6 +47,8 @@ pub struct Session {
     pub parent: i32,
     /// What commits a file.
     pub commit: CommitMode,
+    /// The signals that the program begins with blocked. What is passed on to it is blocked here from the beginning.
+    pub blocked: Signals,
     /// The program and its arguments.
     pub command: Vec<OsString>,
 }
@@ -57,7 +59,6 @@ impl Session {
         self,
         open: impl FnOnce(&Path, CommitMode, Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>>,
     ) -> Result<()> {
-        let before = passed_signals::block()?;
         private_mounts()?;
         // A new user namespace may have taken it away.
         set_parent_process_death_signal(Some(Signal::KILL)).context("the end of the session")?;
@@ -79,7 +80,7 @@ impl Session {
                 }
             })
             .context("cannot start a thread")?;
-        let code = self.program(before);
+        let code = self.program();
         end_the_rest(puller);
         server.pull().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
@@ -92,12 +93,12 @@ impl Session {
     }
 
     /// Runs the program; its exit code.
-    fn program(&self, before: passed_signals::Before) -> u8 {
+    fn program(&self) -> u8 {
         let shown = Path::new(&self.command[0]).display();
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).current_dir(&self.cwd);
-        before.for_command(&mut command);
-        let child = match passed_signals::pass_on().and_then(|meant| Ok((meant, command.spawn()?))) {
+        self.blocked.for_command(&mut command);
+        let (meant, child) = match passed_signals::pass_on().and_then(|meant| Ok((meant, command.spawn()?))) {
             Err(e) => {
                 eprintln!("untorn-mount: cannot execute {shown}: {e:#}");
                 let missing = e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::NotFound);
@@ -106,13 +107,14 @@ impl Session {
             Ok((meant, child)) => {
                 let child = Pid::from_child(&child);
                 meant.is(child);
-                child
+                (meant, child)
             }
         };
         // What others left behind is this process's to bury.
         loop {
             match waitpid(None, WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == child => {
+                    meant.is_nobody();
                     let status = std::process::ExitStatus::from_raw(status.as_raw());
                     let code = status.code().or(status.signal().map(|number| BY_SIGNAL + number));
                     return code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1);

@@ -1,6 +1,7 @@
 //! `untorn sync`: files are committed by name.
 
-use crate::{mount_control, mount_point};
+use crate::mount_control;
+use crate::mount_point::{self, Mounted};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -15,6 +16,7 @@ pub fn sync(paths: &[PathBuf]) -> Result<()> {
             "{} is on a mount whose daemon has ended: nothing can be committed; `untorn status` says how to mount it again",
             path.display()
         );
+        check_mount(path)?;
     }
     if let [path] = paths {
         return sync_one(path);
@@ -48,10 +50,19 @@ pub fn sync(paths: &[PathBuf]) -> Result<()> {
 fn sync_one(path: &Path) -> Result<()> {
     let file = opened(path)?;
     let about = file.metadata().with_context(|| path.display().to_string())?;
-    if about.is_dir() && !mount_control::sync_all(path)? {
-        return rustix::fs::syncfs(&file).with_context(|| format!("cannot sync {}", path.display()));
+    if about.is_dir() {
+        return mount_control::sync_all(path).map(drop);
     }
     file.sync_all().with_context(|| format!("cannot commit {}; its last commit stands", path.display()))
+}
+
+/// Elsewhere a sync would commit nothing.
+fn check_mount(path: &Path) -> Result<()> {
+    let shown = path.display();
+    let device = path.metadata().with_context(|| format!("cannot open {shown}"))?.dev();
+    let is_on = |mounted: &Mounted| mounted.is_ours() && mounted.device == device;
+    ensure!(mount_point::mounts()?.iter().any(is_on), "{shown} is on no mount of Untorn's; use `sync` there");
+    Ok(())
 }
 
 /// Whoever may read or write a file may commit it.

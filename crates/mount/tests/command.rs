@@ -202,6 +202,21 @@ fn a_mount_that_is_busy_is_tried_again() {
     }
 }
 
+/// The kernel lets root ask nothing of an ordinary user's mount.
+#[test]
+fn root_unmounts_what_an_ordinary_user_has_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::of(NOBODY);
+    place.mount();
+    place.sh("echo x > f");
+    let output = Command::new(&place.program).arg("umount").arg(place.at()).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("the mount of another user, is unmounted"));
+    place.wait("ended", |place| !place.mounted() && place.daemon().is_none());
+}
+
 /// Root unmounts as any file system.
 #[test]
 fn an_unmount_by_root_ends_the_daemon() {
@@ -272,6 +287,45 @@ fn mount_points_that_will_not_do() {
             assert!(text(&output.stderr).contains("install the package fuse3"), "{output:?}");
         }
     }
+}
+
+#[test]
+fn what_is_on_no_mount_cannot_be_synced() {
+    for place in Place::all() {
+        fs::write(place.dir.path().join("file"), "").unwrap();
+        let paths = [place.dir.path().to_owned(), place.dir.path().join("file")];
+        place.mount();
+        place.sh("echo x > f; mkdir d");
+        for path in [place.at(), place.at().join("d"), place.at().join("f")] {
+            assert!(place.run(&["sync", path.to_str().unwrap()]).status.success());
+        }
+        let file = paths[1].to_str().unwrap();
+        for words in [&["sync", paths[0].to_str().unwrap()][..], &["sync", file], &["sync", file, file]] {
+            let output = place.run(words);
+            assert_eq!(output.status.code(), Some(1));
+            assert!(text(&output.stderr).contains("is on no mount of Untorn's"), "{output:?}");
+        }
+        assert!(place.umount().status.success());
+    }
+}
+
+#[test]
+fn another_user_does_not_unmount() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::of(0);
+    place.mount();
+    let other = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&place.program)
+        .arg("umount")
+        .arg(place.at())
+        .output()
+        .unwrap();
+    assert_eq!(other.status.code(), Some(1));
+    assert!(text(&other.stderr).contains("is a mount of another user"), "{other:?}");
+    assert!(place.mounted() && place.umount().status.success());
 }
 
 #[test]

@@ -174,4 +174,15 @@ fn a_damaged_tree_is_not_sound() {
     anew();
     table().write_all_at(b"x", 0).unwrap();
     found("no row of a tree at byte 0");
+    let output = place.run(&["check", "store"]);
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("0 files"), "nothing is said of what was not looked at");
+    table().set_len(0).unwrap();
+    found("no row of a tree at byte 0");
+    fs::remove_file(place.at("store/table")).unwrap();
+    found("the file is missing");
+    place.refused(&["export", "store", "copy"], "table is damaged: the file is missing");
+    anew();
+    table().write_all_at(b"untorn tree   9\n", 0).unwrap();
+    place.refused_with(2, &["check", "store"], "format version 9; this Untorn reads up to 2");
+    place.refused(&["export", "store", "copy"], "format version 9; this Untorn reads up to 2");
 }

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
@@ -169,6 +170,77 @@ fn signals_are_passed_on_and_a_second_session_is_refused() {
         assert_eq!(child.wait().unwrap().code(), Some(5));
         assert_eq!(fs::read_to_string(place.at("tree/heard")).unwrap(), "heard\n");
         assert!(String::from_utf8_lossy(&place.done(&["status", "tree"]).stdout).contains("no session works on it"));
+    }
+}
+
+/// Whoever runs the tests may ignore some signals (`nohup`).
+fn ignoring_nothing(mut command: Command) -> Command {
+    let prepare = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+            // SAFETY: a system call that may be made after fork.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls only.
+    unsafe { command.pre_exec(prepare) };
+    command
+}
+
+/// Those of job control stay with whoever gets them; the program is not stopped by what does not reach it.
+#[test]
+fn what_programs_are_told_is_passed_on() {
+    for place in places() {
+        make_tree(&place, "tree");
+        let names = "HUP INT QUIT USR1 USR2 ALRM VTALRM PROF WINCH IO PWR RTMIN RTMAX";
+        // Not `sh`, which may know no real-time signals.
+        let script = format!(
+            "cd tree; for name in {names}; do trap \"echo $name >> ../heard\" $name; done; trap 'exit 6' TERM; > ../begun
+            while :; do sleep 0.01; done"
+        );
+        let command = place.command(&["run", "--on", "tree", "--", "bash", "-c", &script]);
+        let child = ignoring_nothing(command).spawn().unwrap();
+        until(|| place.at("begun").exists());
+        let send = |name: &str| {
+            let kill = format!("kill -{name} {}", child.id());
+            assert!(Command::new("bash").args(["-c", &kill]).status().unwrap().success());
+        };
+        for (at, name) in names.split(' ').enumerate() {
+            send(name);
+            let heard = || fs::read_to_string(place.at("heard")).unwrap_or_default();
+            until(|| heard().lines().count() > at);
+            assert_eq!(heard().lines().last(), Some(name), "as {}", place.uid);
+        }
+        for name in ["STOP", "CONT", "TERM"] {
+            send(name);
+        }
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+        assert_eq!(place.left(&["tree", "begun", "heard"]), [""; 0]);
+    }
+}
+
+/// Whenever it comes: it ends the command itself, which has done nothing yet, the import, or the program.
+#[test]
+fn a_signal_at_the_start_is_not_lost() {
+    let mut random = fastrand::Rng::with_seed(seed());
+    for place in places() {
+        let tree = make_tree(&place, "tree");
+        let before = listing(&tree);
+        for round in 0..10 {
+            let signal = if round % 2 == 0 { Signal::TERM } else { Signal::HUP };
+            let child = ignoring_nothing(place.command(&["run", "--on", "tree", "--", "sleep", "60"])).spawn().unwrap();
+            // Its first child is the import. A moment may be that of any step.
+            let children = format!("/proc/{0}/task/{0}/children", child.id());
+            until(|| !fs::read_to_string(&children).unwrap().is_empty());
+            std::thread::sleep(Duration::from_micros(random.u64(0..80_000)));
+            kill_process(Pid::from_child(&child), signal).unwrap();
+            let output = child.wait_with_output().unwrap();
+            let code = Some(128 + signal.as_raw());
+            assert_eq!(output.status.code(), code, "as {}, round {round}: {}", place.uid, said(&output));
+            same(&before, &listing(&tree), "nothing was done");
+            assert_eq!(place.left(&["tree"]), [""; 0]);
+        }
     }
 }
 

@@ -339,6 +339,65 @@ fn an_ejected_store_is_a_plain_tree_in_its_place() {
     }
 }
 
+/// What somebody has put into a store's directory, a store perhaps, is not removed with the store.
+#[test]
+fn a_store_with_something_else_in_it_is_not_ejected() {
+    for place in Place::all() {
+        fs::create_dir(place.at("tree")).unwrap();
+        fs::write(place.at("tree/large"), vec![1; 100_000]).unwrap();
+        place.give("tree");
+        place.done(&["import", "tree", "store"]);
+        for to in ["store/in", "store/obj/in", "store/.untorn/in"] {
+            place.refused(&["import", "tree", to], "lies in the store");
+        }
+        place.done(&["import", "tree", "in"]);
+        fs::write(place.at("file"), "precious").unwrap();
+        for (from, to) in
+            [("in", "store/in"), ("in", "store/obj/0/in"), ("file", "store/README"), ("file", "store/.untorn/f")]
+        {
+            fs::rename(place.at(from), place.at(to)).unwrap();
+            let name = to.strip_prefix("store/").unwrap();
+            place.refused(&["eject", "--yes", "store"], &format!("has what is not of a store: {name}; move that out"));
+            assert_eq!(place.left(&["tree", "store", "in", "file"]), [""; 0]);
+            place.done(&["check", "store"]);
+            fs::rename(place.at(to), place.at(from)).unwrap();
+        }
+        // A killed `eject` has left the store beside, and somebody has put something there.
+        fs::rename(place.at("store"), place.at(".plain.untorn-unfinished")).unwrap();
+        fs::create_dir(place.at("plain")).unwrap();
+        fs::rename(place.at("in"), place.at(".plain.untorn-unfinished/in")).unwrap();
+        place.refused(&["eject", "--yes", "plain"], "has what is not of a store: in");
+        fs::rename(place.at(".plain.untorn-unfinished/in"), place.at("in")).unwrap();
+        place.done(&["check", ".plain.untorn-unfinished"]);
+        place.done(&["eject", "--yes", "plain"]);
+        assert_eq!(place.left(&["tree", "plain", "in", "file"]), [""; 0]);
+        place.done(&["eject", "--yes", "in"]);
+        assert_eq!(fs::read(place.at("in/large")).unwrap().len(), 100_000);
+    }
+}
+
+#[test]
+fn a_store_that_cannot_be_written_to_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let place = Place::of(0);
+    fs::create_dir_all(place.at("disk")).unwrap();
+    let mount =
+        |arguments: &[&str]| Command::new("mount").args(arguments).arg(place.at("disk")).status().unwrap().success();
+    if !mount(&["-t", "tmpfs", "untorn-test"]) {
+        eprintln!("skipped: cannot mount a tmpfs");
+        return;
+    }
+    fs::create_dir(place.at("tree")).unwrap();
+    place.done(&["import", "tree", "disk/store"]);
+    assert!(mount(&["-o", "remount,ro"]));
+    let outputs = [&["export", "disk/store", "copy"][..], &["eject", "-y", "disk/store"]].map(|words| place.run(words));
+    assert!(Command::new("umount").arg(place.at("disk")).status().unwrap().success());
+    outputs.iter().for_each(|output| assert!(said(output).contains("copy the store elsewhere"), "{}", said(output)));
+}
+
 /// What a copy of a user's would leave out is not removed with the store.
 #[test]
 fn a_user_cannot_eject_what_is_of_others() {

@@ -117,6 +117,35 @@ fn a_store_is_mounted_again_right_after_umount() {
     place.umount();
 }
 
+/// What was open when it was mounted, as the lock of a script, is not kept.
+#[test]
+fn a_daemon_keeps_no_lock_of_its_starter() {
+    let Some(place) = Place::new() else { return };
+    let script = "exec 9> lock; flock 9; \"$1\" store mnt; exec 9>&-; flock -n lock true";
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", script, "sh", env!("CARGO_BIN_EXE_untorn-mount")]).current_dir(place.dir.path());
+    let output = shell.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    place.umount();
+}
+
+#[test]
+fn a_store_is_moved_while_it_is_mounted() {
+    let Some(place) = Place::new() else { return };
+    place.mount();
+    let elsewhere = place.dir.path().join("elsewhere");
+    fs::rename(place.store(), &elsewhere).unwrap();
+    fs::create_dir(place.at("d")).unwrap();
+    fs::write(place.at("d/f"), [1; 100_000]).unwrap();
+    fs::File::open(place.at("d/f")).unwrap().sync_all().unwrap();
+    assert!(rustix::fs::statvfs(place.at("")).unwrap().f_blocks > 0);
+    place.umount();
+    fs::rename(&elsewhere, place.store()).unwrap();
+    place.mount();
+    assert_eq!(fs::read(place.at("d/f")).unwrap(), [1; 100_000]);
+    place.umount();
+}
+
 #[test]
 fn everything_is_there_after_an_unmount() {
     let Some(place) = Place::new() else { return };
@@ -213,6 +242,24 @@ fn directories_that_are_no_store_are_left_alone() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("is not empty and no store"), "{said}");
     assert_eq!(fs::read_dir(place.store()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_store_is_not_made_in_another_one() {
+    let Some(place) = Place::new() else { return };
+    place.mount();
+    place.umount();
+    let inside = place.store().join("in");
+    let refused = || {
+        let output = Place::program().arg(&inside).arg(place.dir.path().join("mnt")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("lies in the store"), "{said}");
+    };
+    refused();
+    assert!(!inside.exists());
+    fs::create_dir(&inside).unwrap();
+    refused();
+    assert!(fs::read_dir(&inside).unwrap().next().is_none());
 }
 
 #[test]

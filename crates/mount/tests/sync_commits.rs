@@ -220,7 +220,7 @@ fn a_replaced_daemon_answers_a_sync_that_waits() {
         });
         for kill in 0..10 {
             // Not short lives one after the other: that is taken for a daemon that cannot live.
-            rustix::fs::statfs(&mounted.place.at("mnt")).unwrap();
+            rustix::fs::statfs(mounted.place.at("mnt")).unwrap();
             thread::sleep(if kill % 5 == 4 { Duration::from_secs(3) } else { MOMENT });
             mounted.processes(Some(true)).into_iter().for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
         }

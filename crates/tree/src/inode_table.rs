@@ -13,6 +13,9 @@ use untorn::{Error, File, Result};
 pub(crate) const TABLE: &str = "table";
 
 const MAGIC: &[u8; 16] = b"untorn tree   2\n";
+/// How tables of all versions begin; the number follows.
+const ANY_VERSION: &[u8] = b"untorn tree";
+const VERSION: u32 = 2;
 const HEAD: usize = 64;
 const SLOT_HEAD: usize = 8;
 /// 64 << 12: room for the largest value of an extended attribute.
@@ -225,8 +228,26 @@ fn damaged(at: usize) -> Error {
     }
 }
 
+/// The error of a tree without its table.
+pub fn missing_table() -> Error {
+    Error::Corrupt {
+        path: PathBuf::from(TABLE),
+        detail: "the file is missing".to_owned(),
+        advice: "Restore the store from a copy.",
+    }
+}
+
+/// The version that a table's first bytes say.
+fn version(bytes: &[u8]) -> Option<u32> {
+    let number = bytes.get(..MAGIC.len())?.strip_prefix(ANY_VERSION)?.strip_suffix(b"\n")?;
+    std::str::from_utf8(number).ok()?.trim_start().parse().ok()
+}
+
 /// Goes through all slots of a table: where each is, its exponent, and its row; none if it is free.
 pub(crate) fn read_slots(bytes: &[u8], each: &mut dyn FnMut(u64, u8, Option<Row>)) -> Result<Numbers> {
+    if let Some(found) = version(bytes).filter(|found| *found > VERSION) {
+        return Err(Error::NewerVersion { path: PathBuf::from(TABLE), found, supported: VERSION });
+    }
     if bytes.len() < HEAD || !bytes.starts_with(MAGIC) {
         return Err(damaged(0));
     }

@@ -9,6 +9,8 @@ use crate::file_tree::{Errno, Ino, Pull, Request, Result, SpaceUse, Transaction}
 use crate::kept::Kept;
 use crate::pack_room::EXTENT_MAX;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -112,6 +114,8 @@ pub struct StoreTree {
     pub(crate) mode: CommitMode,
     pub(crate) path: PathBuf,
     below: Option<Arc<Below>>,
+    /// The store's, wherever it is moved.
+    directory: Option<OwnedFd>,
 }
 
 impl StoreTree {
@@ -128,7 +132,16 @@ impl StoreTree {
         let path = store.path();
         let core = Core::open_kept(store, options.clock, options.owner, options.small_max, options.kept)?;
         let (core, rounds) = (Mutex::new(Some(core)), Rounds::default());
-        Ok(StoreTree { core, rounds, mode: options.commit, path, below: options.below })
+        let below = options.below;
+        // What stands in for the room below has no directory either.
+        let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = match below {
+            Some(_) => None,
+            None => Some(
+                rustix::fs::open(&path, how, Mode::empty()).map_err(|e| untorn::Error::io("open", &path, e.into()))?,
+            ),
+        };
+        Ok(StoreTree { core, rounds, mode: options.commit, path, below, directory })
     }
 
     /// The room on the file system below.
@@ -136,7 +149,8 @@ impl StoreTree {
         if let Some(below) = &self.below {
             return below();
         }
-        let below = rustix::fs::statvfs(&self.path).map_err(|e| Errno(e.raw_os_error()))?;
+        let of = self.directory.as_ref().ok_or(Errno(libc::EIO))?;
+        let below = rustix::fs::fstatvfs(of).map_err(|e| Errno(e.raw_os_error()))?;
         Ok(SpaceUse {
             block_size: below.f_frsize.max(1) as u32,
             blocks: below.f_blocks,

@@ -4,7 +4,7 @@
 use crate::access_list::{self, AccessList};
 use crate::core::object_path;
 use crate::file_tree::{Ino, Kind, ROOT};
-use crate::inode_table::{TABLE, read_slots};
+use crate::inode_table::{TABLE, missing_table, read_slots};
 use crate::pack::PACK;
 use crate::pack_room::Extent;
 use crate::row::{InodeRow, Key, Row};
@@ -233,12 +233,19 @@ impl Found {
     }
 }
 
+fn is_missing(e: &Error) -> bool {
+    matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+}
+
 /// Looks at all of a tree.
 ///
 /// # Errors
-/// Those of the snapshot, and [`Error::Corrupt`] if its table is none.
+/// Those of the snapshot, and [`Error::Corrupt`] if its table is none, [`Error::NewerVersion`] if it is a newer one.
 pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
-    let file = snapshot.open(TABLE)?;
+    let file = match snapshot.open(TABLE) {
+        Err(e) if is_missing(&e) && snapshot.metadata(PACK).is_ok() => return Err(missing_table()),
+        opened => opened?,
+    };
     let mut bytes = vec![0; file.len()? as usize];
     let mut done = 0;
     while done < bytes.len() {

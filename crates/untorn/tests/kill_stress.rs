@@ -243,7 +243,7 @@ fn commits_survive_sigkill_whole() {
                 while start.elapsed() < DURATION || victim.kills < 10 || victim.verified < 100 {
                     // Where starting takes longer than that, longer.
                     let slow = if victim.verified < 100 { 1 + victim.kills / 30 } else { 1 };
-                    let after = Duration::from_micros(rng.u64(5_000..120_000) * slow as u64);
+                    let after = Duration::from_micros(rng.u64(5_000..120_000) * slow);
                     let acknowledged = victim.run_and_kill(after);
                     victim.verify(acknowledged);
                 }

@@ -19,7 +19,8 @@ const SALVAGED: &str = "salvaged";
 /// Opening a store does the same by itself. Interrupting this does no harm: run it again, or open
 /// the store.
 ///
-/// Of a directory with a session of `untorn run` that was killed, puts back what it did (the program untorn-mount).
+/// Of a directory with a session of `untorn run` that was killed, or met a conflict, puts back what it did (the program
+/// untorn-mount). Exit code 124: there is a conflict.
 #[derive(Args)]
 pub struct Recover {
     /// A store's directory, or a file with its own store.
@@ -50,12 +51,24 @@ pub struct Recover {
     /// Wait for the present owner to close the store.
     #[arg(long)]
     wait: bool,
+    /// Of a session: put back what it did also where somebody else changed the same meanwhile. What they did there is lost.
+    #[arg(long)]
+    overwrite: bool,
+    /// Of a session: throw away what it did, or, if that is put back in part, what is in conflict.
+    #[arg(long, conflicts_with = "overwrite")]
+    discard: bool,
 }
 
 impl Recover {
     pub fn run(self) -> Result<Output, Failure> {
-        if siblings::has_session(&self.path) {
+        if self.overwrite || self.discard || siblings::has_session(&self.path) {
             return Err(siblings::Other::Recover.execute());
+        }
+        if !self.accept_lost && status::is_no_store(&self.path) {
+            let path = self.path.display();
+            return Err(Failure::new(format!(
+                "{path} is no store, and no session on it was left; there is nothing to recover"
+            )));
         }
         if self.dry_run {
             return self.dry_run();

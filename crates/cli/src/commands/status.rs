@@ -3,6 +3,8 @@
 use crate::json;
 use crate::siblings;
 use clap::{Args, ValueHint};
+use serde_json::json;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use untorn::Error;
 use untorn::offline::{self, Inspection};
@@ -15,10 +17,11 @@ use untorn_terminal::{Failure, Output};
 /// moment old. Root may look at anybody's store.
 ///
 /// Of a mount (a mount point, or a directory on it), says who serves it, what is uncommitted, and which files are
-/// poisoned; of a directory with a session of `untorn run`, how that is. Both are the program untorn-mount's.
+/// poisoned; of a directory with a session of `untorn run`, how that is. Both are the program untorn-mount's. Of a
+/// directory with nothing of all that, says so; with --json, `store` is null and `session` is `none`.
 ///
-/// Exit code: 0 in order, 1 problems, 2 could not look. A store that its owner did not close is in order
-/// if recovery will bring back its last commit.
+/// Exit code: 0 in order, 1 problems, 2 could not look, also at a directory with nothing to look at. A store that its owner
+/// did not close is in order if recovery will bring back its last commit.
 #[derive(Args)]
 pub struct Status {
     /// A store's directory, or a file with its own store.
@@ -34,10 +37,33 @@ impl Status {
         if siblings::is_on_mount(&self.path) || siblings::has_session(&self.path) {
             return Err(siblings::Other::Status.execute());
         }
+        if is_no_store(&self.path) {
+            return self.of_no_store();
+        }
         let found = look(&self.path)?;
         let output = if self.json { json::output(&summary(&found)?)? } else { Output::text(text(&found)) };
         Ok(output.code(code(&found)))
     }
+
+    /// Of a directory on no mount, and with no session: as `untorn-mount status` has it, and that it is no store.
+    fn of_no_store(&self) -> Result<Output, Failure> {
+        if self.json {
+            let directory = self.path.to_string_lossy();
+            let none = json!({ "directory": directory, "store": null, "session": "none", "files": null });
+            return Ok(json::output(&none)?.code(COULD_NOT_LOOK));
+        }
+        let path = self.path.display();
+        Ok(Output::text(format!(
+            "{path} is no store, and on no mount of Untorn; no session works on it, and none was left\n"
+        ))
+        .code(COULD_NOT_LOOK))
+    }
+}
+
+/// Whether this is a directory that has no store, and no files that wait for one.
+pub fn is_no_store(path: &Path) -> bool {
+    let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
+    path.is_dir() && is_missing(&path.join(".untorn")) && offline::lost_files(path).is_ok_and(|files| files.is_empty())
 }
 
 /// Exit code of a look that found problems.
