@@ -458,7 +458,7 @@ impl Umount {
             return Ok(had_ended(&at, &mounted.source));
         }
         if mount_point::is_root() && mount_point::is_closed(&at) {
-            mount_point::unmount(&at)?;
+            mount_point::unmount_soon(&at)?;
             return Ok(Output::text(format!(
                 "{shown}, the mount of another user, is unmounted; its daemon commits everything before it ends, if it had not \
                  ended before: `untorn status {}` says how the store is\n",
@@ -476,7 +476,7 @@ impl Umount {
         let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
         // In another namespace of processes the daemon cannot be seen, and is not waited for.
         let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
-        mount_point::unmount(&at)?;
+        mount_point::unmount_soon(&at)?;
         if let Some(daemon) = daemon {
             let wait = |most: Option<&Timespec>| poll(&mut [PollFd::new(&daemon, PollFlags::IN)], most);
             let soon = Timespec { tv_sec: TELL_AFTER.as_secs().cast_signed(), tv_nsec: 0 };

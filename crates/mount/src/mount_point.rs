@@ -307,21 +307,28 @@ pub fn is_closed(at: &Path) -> bool {
     opened.is_err_and(|e| e == Errno::ACCESS)
 }
 
-/// Unmounts, if no program uses the mount. One that is just being started has copies of its parent's descriptors for a
-/// moment: while the mount is busy, it is tried again for some time.
+/// Unmounts, if no program uses the mount.
 pub fn unmount(at: &Path) -> Result<()> {
-    let started = Instant::now();
-    // The helper says so in words.
-    let is_busy = |e: &anyhow::Error| e.downcast_ref() == Some(&Errno::BUSY) || e.to_string().contains("busy");
-    let done = loop {
-        match unmount_with(at, UnmountFlags::NOFOLLOW, &["-u"]) {
-            Err(e) if is_busy(&e) && started.elapsed() < BUSY_MAX => std::thread::sleep(BETWEEN_TRIES),
-            done => break done,
-        }
-    };
-    done.with_context(|| {
+    unmount_with(at, UnmountFlags::NOFOLLOW, &["-u"]).with_context(|| {
         format!("cannot unmount {}: a program may work in it or have a file of it open (fuser -vm {0})", at.display())
     })
+}
+
+/// As [`unmount`], and tries for some time while the mount is busy: a program that is just being started has copies of its
+/// parent's descriptors for a moment.
+pub fn unmount_soon(at: &Path) -> Result<()> {
+    let started = Instant::now();
+    // The helper says so in words.
+    let is_busy = |e: &anyhow::Error| {
+        let cause = e.root_cause();
+        cause.downcast_ref() == Some(&Errno::BUSY) || cause.to_string().contains("busy")
+    };
+    loop {
+        match unmount(at) {
+            Err(e) if is_busy(&e) && started.elapsed() < BUSY_MAX => std::thread::sleep(BETWEEN_TRIES),
+            done => return done,
+        }
+    }
 }
 
 /// Takes a mount out of the tree of directories; it ends when no program uses it any more.

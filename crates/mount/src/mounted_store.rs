@@ -1,7 +1,7 @@
 //! The store behind a mount.
 
 use crate::mount_point::{self, Mounted};
-use crate::store_files::{self, JOURNAL, OBJECTS, PACK, TABLE};
+use crate::store_files::{self, JOURNAL, OBJECTS};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::Store;
-use untorn_tree::{CommitMode, FileTree, Kept, StoreTree, TreeOptions, missing_table};
+use untorn_tree::{CommitMode, FileTree, Kept, PACK, StoreTree, TABLE, TreeOptions, missing_table};
 
 /// A daemon may take so long to close a store that nobody uses any more.
 const CLOSING_MAX: Duration = Duration::from_secs(60);

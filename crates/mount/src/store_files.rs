@@ -5,13 +5,10 @@ use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use untorn_tree::{PACK, TABLE};
 
 /// Where a store has its journal.
 pub const JOURNAL: &str = ".untorn";
-/// The file of a tree in which its names are.
-pub const TABLE: &str = "table";
-/// The file of a tree in which small files are.
-pub const PACK: &str = "pack";
 /// Where a tree has its objects.
 pub const OBJECTS: &str = "obj";
 

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 
 /// Commits one file, several files of a mount as one, or all that is on a directory's mount.
 pub fn sync(paths: &[PathBuf]) -> Result<()> {
+    let mounts: Vec<Mounted> = mount_point::mounts()?.into_iter().filter(Mounted::is_ours).collect();
     for path in paths {
         ensure!(
             !mount_point::is_dead(path),
             "{} is on a mount whose daemon has ended: nothing can be committed; `untorn status` says how to mount it again",
             path.display()
         );
-        check_mount(path)?;
+        check_is_on(&mounts, path)?;
     }
     if let [path] = paths {
         return sync_one(path);
@@ -57,11 +58,11 @@ fn sync_one(path: &Path) -> Result<()> {
 }
 
 /// Elsewhere a sync would commit nothing.
-fn check_mount(path: &Path) -> Result<()> {
+fn check_is_on(mounts: &[Mounted], path: &Path) -> Result<()> {
     let shown = path.display();
     let device = path.metadata().with_context(|| format!("cannot open {shown}"))?.dev();
-    let is_on = |mounted: &Mounted| mounted.is_ours() && mounted.device == device;
-    ensure!(mount_point::mounts()?.iter().any(is_on), "{shown} is on no mount of Untorn's; use `sync` there");
+    let is_on = mounts.iter().any(|mounted| mounted.device == device);
+    ensure!(is_on, "{shown} is on no mount of Untorn's; use `sync` there");
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -74,6 +74,16 @@ impl Place {
             self.command("sh").args(["-ec", &format!("cd {}; {script}", self.at().display())]).output().unwrap();
         assert!(output.status.success(), "as {}: {script}: {}", self.uid, text(&output.stderr));
         text(&output.stdout)
+    }
+
+    /// A program that has a file open which a shell opens so, in the mount, until it is killed.
+    fn has_open(&self, opens: &str) -> Child {
+        let script = format!("cd {}; {opens}; cd /; echo open; exec sleep 60", self.at().display());
+        let mut user = self.command("sh").args(["-ec", &script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(user.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "open\n");
+        user
     }
 
     /// With the store's path: inside the directory of the test.
@@ -152,11 +162,7 @@ fn a_busy_mount_stays_and_a_signal_detaches_it() {
     for place in Place::all() {
         for signals in [1, 2] {
             place.mount();
-            let script = format!("exec 3>{}/f; echo first >&3; echo open; exec sleep 60", place.at().display());
-            let mut user = place.command("sh").args(["-ec", &script]).stdout(Stdio::piped()).spawn().unwrap();
-            let mut line = String::new();
-            BufReader::new(user.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-            assert_eq!(line, "open\n");
+            let mut user = place.has_open("exec 3> f; echo first >&3");
             let output = place.umount();
             assert!(
                 !output.status.success() && text(&output.stderr).contains("a program may work in it"),
@@ -187,10 +193,7 @@ fn a_mount_that_is_busy_is_tried_again() {
         // Until the pause between two tries was seen in time.
         let done = (0..50).any(|_| {
             let at = place.at();
-            let script = format!("exec 3< {}/f; echo open; exec sleep 60", at.display());
-            let mut user = place.command("sh").args(["-ec", &script]).stdout(Stdio::piped()).spawn().unwrap();
-            let mut line = String::new();
-            BufReader::new(user.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            let mut user = place.has_open("exec 3< f");
             let umount = place.command(&place.program).arg("umount").arg(&at).stderr(Stdio::piped()).spawn().unwrap();
             let call = || fs::read_to_string(format!("/proc/{}/syscall", umount.id())).unwrap_or_default();
             let sleeps = |call: &str| call.starts_with(&format!("{} ", libc::SYS_clock_nanosleep));

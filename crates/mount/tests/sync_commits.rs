@@ -2,15 +2,15 @@
 
 mod common;
 
-use common::can_mount;
 use common::place::{NOBODY, Place, said};
+use common::{can_mount, one_at_a_time};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// What waits is seen to do so for this time.
 const MOMENT: Duration = Duration::from_millis(300);
-
-/// `sync` is of all mounts of the machine: one test at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A store and a mount point of root's.
 struct Mounted {
@@ -34,7 +31,7 @@ impl Mounted {
             eprintln!("skipped: needs root and loop devices");
             return None;
         }
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = one_at_a_time();
         let place = Place::of(0);
         fs::create_dir(place.at("mnt")).unwrap();
         Some(Mounted { place, _turn })

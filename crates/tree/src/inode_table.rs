@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use untorn::{Error, File, Result};
 
 /// The table's name in the store.
-pub(crate) const TABLE: &str = "table";
+pub const TABLE: &str = "table";
 
 const MAGIC: &[u8; 16] = b"untorn tree   2\n";
 /// How tables of all versions begin; the number follows.

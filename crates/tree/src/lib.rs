@@ -34,8 +34,9 @@ pub use file_tree::{
     Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
     Time, Transaction, TreeStatus,
 };
-pub use inode_table::missing_table;
+pub use inode_table::{TABLE, missing_table};
 pub use kept::Kept;
+pub use pack::PACK;
 pub use plain_contents::Contents;
 pub use store_tree::{Below, CommitMode, StoreTree, TreeOptions};
 pub use verification::{Verified, verify};

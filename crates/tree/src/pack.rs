@@ -11,7 +11,7 @@ use std::sync::Arc;
 use untorn::{Error, File, Result};
 
 /// The pack's name in the store.
-pub(crate) const PACK: &str = "pack";
+pub const PACK: &str = "pack";
 
 /// The pack.
 pub(crate) struct Pack {

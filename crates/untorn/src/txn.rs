@@ -8,6 +8,7 @@ use crate::name_op::NameOp;
 use crate::names::{NameChanges, Names};
 use crate::open_store::OpenStore;
 use crate::ticket::Ticket;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::{Error, Result};
@@ -22,7 +23,7 @@ pub struct Txn {
     id: u64,
     files: Vec<Arc<SharedFile>>,
     /// Ids of files that the transaction makes. One that an earlier commit makes, which is on its way, is none of them.
-    made: Vec<u64>,
+    made: HashSet<u64>,
     names: Vec<NameOp>,
     changes: NameChanges,
     /// Names whose files the transaction may have brought into the store's table.
@@ -37,7 +38,7 @@ impl Txn {
             store,
             id,
             files: Vec::new(),
-            made: Vec::new(),
+            made: HashSet::new(),
             names: Vec::new(),
             changes: NameChanges::default(),
             loaded: Vec::new(),
@@ -103,7 +104,7 @@ impl Txn {
         state.txn = Some(self.id);
         let shared = SharedFile::new(self.store.new_file_id()?, state);
         self.change(NameOp::Create { file: shared.clone(), path, mode })?;
-        self.made.push(shared.id);
+        self.made.insert(shared.id);
         self.files.push(shared.clone());
         Ok(shared)
     }

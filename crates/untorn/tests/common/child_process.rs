@@ -172,6 +172,14 @@ pub fn again(test: &str) -> Command {
     command
 }
 
+/// Whether this process runs the named test alone; otherwise one was started that did, and passed.
+pub fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "UNTORN_TEST_ALONE";
+    let is_alone = std::env::var_os(ALONE).is_some();
+    assert!(is_alone || again(test).env(ALONE, "").status().expect("a second process").success(), "{test} alone");
+    is_alone
+}
+
 /// A path for a command; the tests' directories have plain names.
 pub fn path_text(path: &(impl AsRef<Path> + ?Sized)) -> &str {
     path.as_ref().to_str().expect("a path in UTF-8")
