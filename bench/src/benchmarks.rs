@@ -11,6 +11,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::time::Duration;
+use untorn_terminal::tell;
 
 /// Measure commits, side by side with what plain system calls cost here
 ///
@@ -112,7 +113,7 @@ fn warn_of_company(processors: usize) -> Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let running = load.split(' ').next().and_then(|minute| minute.parse().ok()).unwrap_or(0.0);
     if running > processors as f64 / 4.0 {
-        eprintln!("The machine is busy (load {running} on {processors} processors): run this again when it is not.");
+        tell!("The machine is busy (load {running} on {processors} processors): run this again when it is not.");
     }
     Ok(())
 }
@@ -133,7 +134,7 @@ impl Bench {
         }
         scratch::clean_up_on_signals()?;
         if cfg!(debug_assertions) {
-            eprintln!("This is a debug build: its figures mean nothing. Build with --release.");
+            tell!("This is a debug build: its figures mean nothing. Build with --release.");
         }
         let run = Run {
             quick: self.quick,

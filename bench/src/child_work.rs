@@ -10,9 +10,9 @@ use crate::xsync;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 use rustix::process::Signal;
-use std::io::Write;
 use std::time::{Duration, Instant};
 use untorn::{File, StoreOptions, offline};
+use untorn_terminal::say;
 
 /// If this process is such a child: does its job and says so.
 pub fn run_if_child() -> Option<Result<()>> {
@@ -66,7 +66,7 @@ fn run(job: Job) -> Result<()> {
             replace_file(&dir, &name, &content)?;
         }
     }
-    println!("{}", start.elapsed().as_nanos());
+    say!("{}", start.elapsed().as_nanos());
     Ok(())
 }
 
@@ -101,8 +101,7 @@ fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_b
 
 /// Says a number and kills itself.
 fn say_and_die(number: u64) -> Result<()> {
-    println!("{number}");
-    std::io::stdout().flush()?;
+    say!("{number}");
     rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
     bail!("survived SIGKILL")
 }

@@ -31,7 +31,7 @@ enum Command {
 
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
-    let cli = Cli::parse();
+    let cli = untorn_terminal::parse::<Cli>();
     match (cli.command, cli.bench) {
         (Some(Command::Demo(demo)), _) => demo.run(env!("CARGO_BIN_NAME")),
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),

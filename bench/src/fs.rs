@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use untorn_os::AlignedBuf;
+use untorn_terminal::tell;
 
 /// Size of an image; large enough for two files of 1 GiB, a journal, and the floors.
 pub const IMAGE_BYTES: u64 = 4 << 30;
@@ -118,7 +119,7 @@ impl Place {
         if rustix::process::geteuid().is_root() {
             return [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs].map(|fs| (fs, false)).to_vec();
         }
-        eprintln!("Not root: measuring where it stands, in {}. As root, ext4, XFS and btrfs are made.", dir.display());
+        tell!("Not root: measuring where it stands, in {}. As root, ext4, XFS and btrfs are made.", dir.display());
         vec![(FileSystem::Here, true)]
     }
 

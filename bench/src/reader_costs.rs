@@ -11,12 +11,13 @@ use crate::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use std::cell::{Cell, RefCell};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use untorn::reader::Snapshot;
 use untorn::{Error, Store, StoreOptions};
+use untorn_terminal::standard_streams::write_output;
 
 const PAGE: usize = 4096;
 const FILE_BYTES: u64 = 64 << 20;
@@ -334,8 +335,8 @@ fn monotonic() -> u64 {
 }
 
 fn say(word: impl std::fmt::Display) -> Result<()> {
-    println!("{word}");
-    Ok(std::io::stdout().flush()?)
+    ensure!(write_output(format!("{word}\n").as_bytes())?, "nobody reads what this says");
+    Ok(())
 }
 
 /// Reads all the time, until its input ends; says how often it read.

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
+use untorn_terminal::tell;
 
 /// What a shell calls "ended by Ctrl-C".
 const INTERRUPTED: i32 = 130;
@@ -53,7 +54,7 @@ fn remove(path: &Path) {
     if let Err(e) = std::fs::remove_dir_all(path)
         && e.kind() != std::io::ErrorKind::NotFound
     {
-        eprintln!("cannot remove {}: {e}", path.display());
+        tell!("cannot remove {}: {e}", path.display());
     }
 }
 

@@ -3,6 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
+use untorn_terminal::{say, tell};
 
 /// A progress line; where standard error is no terminal, one plain line per cell instead.
 pub struct StatusLine {
@@ -29,7 +30,7 @@ impl StatusLine {
     pub fn cell(&self, what: impl Into<String>) {
         let what = what.into();
         if self.plain {
-            eprintln!("{what}");
+            tell!("{what}");
         }
         self.bar.set_prefix(what);
         self.bar.set_message("");
@@ -46,7 +47,7 @@ impl StatusLine {
 
     /// Prints to standard output without disturbing the line.
     pub fn print(&self, text: &str) {
-        self.bar.suspend(|| println!("{text}"));
+        self.bar.suspend(|| say!("{text}"));
     }
 }
 

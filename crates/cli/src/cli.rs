@@ -76,7 +76,7 @@ enum Command {
 
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
-    match Cli::parse().command {
+    match untorn_terminal::parse::<Cli>().command {
         Command::Status(c) => c.run(),
         Command::Check(c) => c.run(),
         Command::Dump(c) => c.run(),

@@ -4,6 +4,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
+use untorn_terminal::tell;
 
 const QUIET: Duration = Duration::from_secs(1);
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
@@ -31,7 +32,7 @@ impl Progress {
     /// To be called as often as one likes.
     pub fn show(&self, done_bytes: u64, all_bytes: u64) {
         if let Some(line) = self.step(done_bytes, all_bytes, Instant::now()) {
-            eprintln!("{line}");
+            tell!("{line}");
         }
     }
 

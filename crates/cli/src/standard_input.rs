@@ -1,12 +1,12 @@
 //! Standard input as new contents of a file: one that was closed, or cannot be read, is no empty file.
 
 use rustix::fs::{OFlags, fcntl_getfl};
-use std::fs::File;
 use std::os::fd::AsFd;
+use untorn_terminal::standard_streams::Waiting;
 use untorn_terminal::{Failure, standard_streams};
 
 /// Standard input, if it was not closed.
-pub fn open(allow_empty: bool) -> Result<File, Failure> {
+pub fn open(allow_empty: bool) -> Result<Waiting, Failure> {
     let stdin = std::io::stdin();
     let refused = |why: &str| {
         Failure::new(format!(
@@ -24,5 +24,5 @@ pub fn open(allow_empty: bool) -> Result<File, Failure> {
     }
     // Unlike that of the standard library, this one takes no error for the end.
     let file = fd.try_clone_to_owned().map_err(|e| refused(&format!("cannot be used ({e})")))?;
-    Ok(file.into())
+    Ok(Waiting(file.into()))
 }

@@ -29,7 +29,7 @@ enum Command {
 
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
-    let cli = Cli::parse();
+    let cli = untorn_terminal::parse::<Cli>();
     match (cli.command, cli.crashtest) {
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use untorn_crashlab::device::watch::{self, Limits};
 use untorn_crashlab::device::{Again, FileSystem};
-use untorn_terminal::{Failure, Output, signals};
+use untorn_terminal::{Failure, Output, signals, tell};
 
 const VIOLATED: u8 = 1;
 const COULD_NOT: u8 = 2;
@@ -155,13 +155,13 @@ impl Crashtest {
         let limits = Limits { whole: silence + Duration::from_secs(self.states * 60), silence };
         let (bar, mut done, mut trouble, mut last) = (bar(fs, self.states), None, None, Instant::now());
         let watched = watch::supervise(again, &job, limits, |line| match serde_json::from_str(line) {
-            Ok(News::Says(text)) => bar.suspend(|| eprintln!("{fs}: {text}")),
+            Ok(News::Says(text)) => bar.suspend(|| tell!("{fs}: {text}")),
             Ok(News::Progress { states, broken }) => {
                 bar.set_position(states);
                 bar.set_message(format!("{broken} violations"));
                 if bar.is_hidden() && last.elapsed() > BETWEEN_LINES {
                     last = Instant::now();
-                    eprintln!("{fs}: {states} of {} states, {broken} violations", self.states);
+                    tell!("{fs}: {states} of {} states, {broken} violations", self.states);
                 }
             }
             Ok(News::Done(all)) => done = Some(*all),

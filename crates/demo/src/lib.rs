@@ -19,7 +19,7 @@ use records::Records;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use untorn_terminal::table::{bytes, table};
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, tell};
 use updater::{Ack, Keeper};
 use workplace::Workplace;
 
@@ -74,16 +74,12 @@ impl Demo {
     fn all(&self, work: &Workplace, texts: &[Vec<u8>], source: &Path, seed: u64) -> Result<Output, Failure> {
         texts::save(&work.texts(), texts)?;
         let size = bytes(texts.iter().map(|t| t.len() as u64).sum());
-        eprintln!(
-            "{} records, {size}, from {}, in two files: the records and their index",
-            texts.len(),
-            source.display()
-        );
-        eprintln!(
+        tell!("{} records, {size}, from {}, in two files: the records and their index", texts.len(), source.display());
+        tell!(
             "A child updates {} records and both files' headers at a time, for ever; it is killed at random moments.",
             records::RECORDS_PER_UPDATE
         );
-        eprintln!("Working in {}; seed {seed}\n", work.describe());
+        tell!("Working in {}; seed {seed}\n\n", work.describe());
         let mut tallies = Vec::new();
         for keeper in Keeper::ALL {
             tallies.push((keeper, self.torture(keeper, work, texts, seed)?));
@@ -116,7 +112,7 @@ impl Demo {
             bar.set_message(format!("{} torn", tally.torn));
             bar.inc(1);
             if bar.is_hidden() && tally.kills.is_multiple_of(KILLS_PER_LINE) {
-                eprintln!("{}: {} of {} kills, {} torn", bar.prefix(), tally.kills, self.kills, tally.torn);
+                tell!("{}: {} of {} kills, {} torn", bar.prefix(), tally.kills, self.kills, tally.torn);
             }
         }
         bar.finish();

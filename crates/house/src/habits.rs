@@ -1,4 +1,4 @@
-//! Habits of the source: file names, first lines of doc comments, numbers of errors.
+//! Habits of the source: file names, first lines of doc comments, numbers of errors, standard streams.
 
 use anyhow::{Context, Result};
 use proc_macro2::{TokenStream, TokenTree};
@@ -40,6 +40,9 @@ const ONE_CONCEPT: &[&[&str]] = &[
         "bench/src/cli.rs",
     ],
 ];
+
+/// Macros that panic where standard output or standard error takes nothing.
+const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 
 /// Every Rust file beneath a directory, in order; builds and hidden directories are left out.
 pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
@@ -142,4 +145,37 @@ fn has_bare_number(tokens: &[TokenTree]) -> bool {
         }
         _ => false,
     })
+}
+
+/// Lines that print by a macro of the standard library, which panics where the stream takes nothing; tests may.
+pub fn printing(text: &str) -> Result<Vec<usize>> {
+    let tokens = text.parse::<TokenStream>().map_err(|e| anyhow::anyhow!("{e}"))?;
+    let mut found = Vec::new();
+    look_for_printing(tokens, &mut found);
+    Ok(found)
+}
+
+fn look_for_printing(tokens: TokenStream, found: &mut Vec<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.to_string() == text);
+    let mut at = 0;
+    while at < tokens.len() {
+        // The item that an attribute makes a test ends with a body or a semicolon.
+        if is(at, "#") && is(at + 1, "[cfg(test)]") {
+            let ends = |token: &TokenTree| match token {
+                TokenTree::Group(group) => group.delimiter() == proc_macro2::Delimiter::Brace,
+                token => token.to_string() == ";",
+            };
+            at += 1 + tokens[at..].iter().position(ends).unwrap_or(tokens.len());
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Group(group) => look_for_printing(group.stream(), found),
+            TokenTree::Ident(name) if PRINTING.iter().any(|of| name == of) && is(at + 1, "!") => {
+                found.push(name.span().start().line);
+            }
+            _ => {}
+        }
+        at += 1;
+    }
 }

@@ -7,8 +7,15 @@ use std::path::{Path, PathBuf};
 
 /// Everything that is against a rule.
 pub fn all(workspace: &Path) -> Result<Vec<String>> {
-    Ok([circles(workspace)?, crates(workspace)?, file_names(workspace)?, wording(workspace)?, errors(workspace)?]
-        .concat())
+    Ok([
+        circles(workspace)?,
+        crates(workspace)?,
+        file_names(workspace)?,
+        wording(workspace)?,
+        errors(workspace)?,
+        printing(workspace)?,
+    ]
+    .concat())
 }
 
 /// Circles of imports between the files of a crate.
@@ -54,9 +61,32 @@ pub fn errors(workspace: &Path) -> Result<Vec<String>> {
     in_each_file(workspace, "an error is compared with a bare number", habits::bare_errors)
 }
 
-fn in_each_file(workspace: &Path, what: &str, look: impl Fn(&str) -> Result<Vec<usize>>) -> Result<Vec<String>> {
+/// Programs that print by other ways than `untorn_terminal::standard_streams`.
+pub fn printing(workspace: &Path) -> Result<Vec<String>> {
+    const STREAMS: &str = "untorn-terminal";
+    let what = "programs print by `tell!` and `say!` of untorn-terminal, which do not panic";
     let mut found = Vec::new();
-    for path in habits::rust_files(workspace)? {
+    for package in arrows::packages(workspace)? {
+        if package.name == STREAMS || package.dependencies.iter().any(|of| of == STREAMS) {
+            found.extend(in_files(&package.dir.join("src"), workspace, what, habits::printing)?);
+        }
+    }
+    Ok(found)
+}
+
+fn in_each_file(workspace: &Path, what: &str, look: impl Fn(&str) -> Result<Vec<usize>>) -> Result<Vec<String>> {
+    in_files(workspace, workspace, what, look)
+}
+
+/// Looks at each file beneath a directory.
+fn in_files(
+    dir: &Path,
+    workspace: &Path,
+    what: &str,
+    look: impl Fn(&str) -> Result<Vec<usize>>,
+) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for path in habits::rust_files(dir)? {
         let lines = look(&fs::read_to_string(&path)?)?.into_iter();
         let shown = path.strip_prefix(workspace).unwrap_or(&path).display();
         found.extend(lines.map(|line| format!("{shown}:{line}: {what}")));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use untorn_house::arrows::{Package, not_drawn, wrong_arrows};
-use untorn_house::habits::{bare_errors, first_lines_that_lean, repeated_names};
+use untorn_house::habits::{bare_errors, first_lines_that_lean, printing, repeated_names};
 use untorn_house::imports::{Imports, imports_of};
 use untorn_house::listing::{self, Listing};
 use untorn_house::modules::Crate;
@@ -299,4 +299,20 @@ fn errors_compared_with_bare_numbers() {
     }
     fn raw_os_error() -> Option<i32> { Some(1) }";
     assert_eq!(bare_errors(text).expect("tokens"), [2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn macros_that_panic_where_a_stream_takes_nothing() {
+    let text = "fn f() {
+        println!(\"a\");
+        bar.suspend(|| eprint!(\"b\"));
+        tell!(\"c\"); let print = 1; print(); writeln!(to, \"println!\");
+    }
+    #[cfg(test)]
+    use other::thing;
+    fn g() { std::eprintln!(\"d\"); }
+    #[cfg(test)]
+    mod tests { fn h() { println!(\"e\"); } }
+    fn i() { dbg!(1); }";
+    assert_eq!(printing(text).expect("tokens"), [2, 3, 8, 11]);
 }

@@ -38,6 +38,11 @@ fn errors_of_the_system_are_compared_by_name() {
     none(violations::errors(&workspace()));
 }
 
+#[test]
+fn programs_print_where_nothing_panics() {
+    none(violations::printing(&workspace()));
+}
+
 /// A checker that sees nothing finds nothing: it must know the workspace's imports.
 #[test]
 fn the_checker_sees_the_sources() {

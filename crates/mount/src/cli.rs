@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, tell};
 use untorn_tree::{CommitMode, FileTree, Kept};
 
 /// Opens what is to be mounted; makes it where nothing is.
@@ -279,7 +279,7 @@ struct SessionOf {
 
 /// Runs the command that this process was started with.
 pub fn run(open: Open) -> Result<Output, Failure> {
-    let cli = Cli::parse();
+    let cli = untorn_terminal::parse::<Cli>();
     let done = match (cli.command, cli.mount) {
         (Some(Command::Completions(completions)), _) => return completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => return man.run(Cli::command()),
@@ -482,7 +482,7 @@ impl Umount {
             let soon = Timespec { tv_sec: TELL_AFTER.as_secs().cast_signed(), tv_nsec: 0 };
             if wait(Some(&soon)).context("cannot wait for the daemon")? == 0 {
                 if !has_failed {
-                    eprintln!("untorn-mount: {}", Umount::why_it_goes_on(&mounted, &shown.to_string()));
+                    tell!("untorn-mount: {}", Umount::why_it_goes_on(&mounted, &shown.to_string()));
                 }
                 wait(None).context("cannot wait for the daemon")?;
             }

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use untorn_terminal::table::{bytes, count};
+use untorn_terminal::tell;
 use untorn_tree::{Ino, Kind, Pull};
 
 /// Copied at a time: the user is told in between.
@@ -65,7 +66,7 @@ impl Report {
         self.bytes += bytes;
         if Instant::now() >= self.tell {
             self.tell = Instant::now() + TELL_AGAIN;
-            eprintln!("untorn-mount: {}: {}", self.doing, self.counts());
+            tell!("untorn-mount: {}: {}", self.doing, self.counts());
         }
     }
 
@@ -96,7 +97,7 @@ impl Report {
     /// Says what was left out, a line for each sort.
     pub fn say_what_was_left_out(&self) {
         for (what, (times, first)) in &self.left_out {
-            eprintln!("untorn-mount: {what}: {}, the first at {}", count(*times, "time", "times"), first.display());
+            tell!("untorn-mount: {what}: {}, the first at {}", count(*times, "time", "times"), first.display());
         }
     }
 }

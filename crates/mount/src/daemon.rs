@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+use untorn_terminal::tell;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
 /// Between two looks at what is due.
@@ -169,7 +170,7 @@ impl Life<'_> {
             );
         }
         if let Err(e) = committed {
-            eprintln!("untorn-mount: {e:#}; unmounting tries it again");
+            tell!("untorn-mount: {e:#}; unmounting tries it again");
         }
         // Another mount may have come over this one: that is not to be unmounted.
         if mount_point::mounted_at(self.at)?.is_none_or(|mounted| mounted.id != self.id) {
@@ -177,7 +178,7 @@ impl Life<'_> {
         }
         if mount_point::unmount(self.at).is_err() {
             mount_point::detach(self.at)?;
-            eprintln!(
+            tell!(
                 "untorn-mount: programs use files of {}: it is detached, and ends with the last of them; \
                  a second signal ends it at once",
                 self.at.display()

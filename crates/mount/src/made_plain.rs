@@ -11,9 +11,10 @@ use crate::made_whole::{MadeWhole, remove_left};
 use crate::mount_point;
 use crate::mounted_store;
 use crate::store_files::{self, JOURNAL};
-use anyhow::{Context, Result, bail, ensure};
-use std::io::{IsTerminal, Write};
+use anyhow::{Context, Error, Result, bail, ensure};
+use std::io::IsTerminal;
 use std::path::Path;
+use untorn_terminal::standard_streams;
 use untorn_tree::{Errno, FileTree};
 
 /// Makes a plain tree of a store, in its place; returns what is to be said.
@@ -52,9 +53,9 @@ pub fn eject(store: &Path, yes: bool) -> Result<String> {
 }
 
 fn confirmed(store: &Path) -> Result<bool> {
-    eprint!("Make {} a plain directory, and remove the store with its log? [y/N] ", store.display());
-    std::io::stderr().flush()?;
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("cannot ask; use --yes")?;
-    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    standard_streams::confirmed(&format!(
+        "Make {} a plain directory, and remove the store with its log?",
+        store.display()
+    ))
+    .map_err(Error::msg)
 }

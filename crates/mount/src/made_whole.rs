@@ -13,7 +13,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use untorn_terminal::signals;
+use untorn_terminal::{signals, tell};
 
 /// What an interruption finds.
 enum State {
@@ -163,7 +163,7 @@ impl Drop for MadeWhole {
         if let State::Unfinished(path) = std::mem::replace(&mut *held(&self.state), State::Done) {
             open_up(&path);
             if let Err(e) = fs::remove_dir_all(&path) {
-                eprintln!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
+                tell!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
             }
         }
     }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::Store;
+use untorn_terminal::tell;
 use untorn_tree::{CommitMode, FileTree, Kept, PACK, StoreTree, TABLE, TreeOptions, missing_table};
 
 /// A daemon may take so long to close a store that nobody uses any more.
@@ -25,7 +26,7 @@ pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Res
         path.display()
     );
     if is_new(path)? {
-        eprintln!("untorn-mount: a new store is made in {}", path.display());
+        tell!("untorn-mount: a new store is made in {}", path.display());
     }
     let options = TreeOptions { commit, kept, ..TreeOptions::default() };
     Ok(Arc::new(open_tree(path, options)?))
@@ -86,7 +87,7 @@ fn open_when_closed(path: &Path) -> untorn::Result<Store> {
         }
         if !told && started.elapsed() > TELL_AFTER {
             told = true;
-            eprintln!("untorn-mount: waiting for the daemon that had {} mounted, and closes it", path.display());
+            tell!("untorn-mount: waiting for the daemon that had {} mounted, and closes it", path.display());
         }
         std::thread::sleep(Duration::from_millis(10));
     }

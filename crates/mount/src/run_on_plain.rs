@@ -12,8 +12,8 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use untorn_terminal::Output;
 use untorn_terminal::table::count;
+use untorn_terminal::{Output, tell};
 
 /// The session could not begin, or was killed; as `timeout`, `chroot` and others have it.
 pub const COULD_NOT: u8 = 125;
@@ -39,7 +39,7 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     let status = run(before.for_command(&mut import).stdin(Stdio::null()).stdout(Stdio::null()), Meant::is_preparing);
     // It may have come when all was imported.
     if let Some(signal) = meant.ended_by() {
-        eprintln!(
+        tell!(
             "untorn-mount: ended by signal {signal} before the program began; {} is as it was",
             session.of().display()
         );
@@ -77,7 +77,7 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     match finish(session, false)? {
         Finished::All(..) => Ok(code),
         Finished::Conflicts(text) => {
-            eprintln!("untorn-mount: {text}\nuntorn-mount: the program ended with exit code {code}");
+            tell!("untorn-mount: {text}\nuntorn-mount: the program ended with exit code {code}");
             Ok(CONFLICT)
         }
     }
@@ -139,7 +139,7 @@ pub fn recover(of: &Path, what: Left) -> Result<Output> {
             Ok(Output::text(text))
         }
         Finished::Conflicts(text) => {
-            eprintln!("untorn-mount: {text}");
+            tell!("untorn-mount: {text}");
             Ok(Output::default().code(CONFLICT))
         }
     }

@@ -20,7 +20,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use untorn_terminal::user_namespace;
+use untorn_terminal::{tell, user_namespace};
 use untorn_tree::{CommitMode, FileTree, Kept};
 
 const NOT_EXECUTABLE: u8 = 126;
@@ -100,7 +100,7 @@ impl Session {
         self.blocked.for_command(&mut command);
         let (meant, child) = match passed_signals::pass_on().and_then(|meant| Ok((meant, command.spawn()?))) {
             Err(e) => {
-                eprintln!("untorn-mount: cannot execute {shown}: {e:#}");
+                tell!("untorn-mount: cannot execute {shown}: {e:#}");
                 let missing = e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::NotFound);
                 return if missing { NOT_FOUND } else { NOT_EXECUTABLE };
             }
@@ -121,7 +121,7 @@ impl Session {
                 }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    eprintln!("untorn-mount: cannot wait for {shown}: {e}");
+                    tell!("untorn-mount: cannot wait for {shown}: {e}");
                     return 1;
                 }
             }

@@ -1,7 +1,9 @@
 //! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]),
-//! interruption ([`signals`]), standard streams that were closed ([`standard_streams`]), user namespaces ([`user_namespace`]), and, with the feature `pages`, completion scripts
-//! and manual pages.
+//! interruption ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), and, with the
+//! feature `pages`, command lines, completion scripts and manual pages.
 
+#[cfg(feature = "pages")]
+mod command_line;
 mod name_text;
 mod output;
 #[cfg(feature = "pages")]
@@ -11,5 +13,7 @@ pub mod standard_streams;
 pub mod table;
 pub mod user_namespace;
 
+#[cfg(feature = "pages")]
+pub use command_line::parse;
 pub use name_text::shown;
 pub use output::{Failure, Output, print, write};

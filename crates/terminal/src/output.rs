@@ -2,7 +2,7 @@
 //! is one that scripts can rely on.
 
 use crate::standard_streams;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -84,26 +84,28 @@ fn advice(e: &untorn::Error) -> Option<&'static str> {
 /// # Errors
 /// Standard output was closed, or takes nothing.
 pub fn write(bytes: &[u8]) -> Result<bool, Failure> {
-    if bytes.is_empty() {
-        return Ok(true);
-    }
-    if standard_streams::output_was_closed() {
-        return Err(Failure::new("cannot write the result: standard output is closed"));
-    }
-    let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(Failure::new(format!("cannot write the result: {e}"))),
+    standard_streams::write_output(bytes).map_err(|e| unwritten(e.into()))
+}
+
+fn unwritten(e: std::io::Error) -> Failure {
+    match standard_streams::output_was_closed() {
+        true => Failure::new("cannot write the result: standard output is closed"),
+        false => Failure::new(format!("cannot write the result: {e}")),
     }
 }
 
-/// Prints the result of a program, and turns it into the process's exit code.
+/// Prints the result of a program, and turns it into the process's exit code: the result's own, but never 0 if a part of it
+/// was lost. A message that standard error does not take changes no exit code.
 pub fn print(program: &str, result: Result<Output, Failure>) -> ExitCode {
-    match result.and_then(|output| write(output.text.as_bytes()).map(|_| output.code)) {
+    let printed = |output: Output| match write(output.text.as_bytes()) {
+        Ok(_) => Ok(output.code),
+        Err(failure) => Err(failure.code(output.code.max(1))),
+    };
+    let said = |code: u8| standard_streams::lost_output().map_or(Ok(code), |e| Err(unwritten(e).code(code.max(1))));
+    match result.and_then(printed).and_then(said) {
         Ok(code) => code.into(),
         Err(failure) => {
-            eprintln!("{program}: {}", failure.message);
+            crate::tell!("{program}: {}", failure.message);
             failure.code.into()
         }
     }

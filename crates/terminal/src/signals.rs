@@ -14,7 +14,7 @@ pub fn on_interrupt(
 ) -> Result<(), ctrlc::Error> {
     ctrlc::set_handler(move || {
         cleanup();
-        eprintln!("{program}: {message}");
+        crate::tell!("{program}: {message}");
         std::process::exit(INTERRUPTED);
     })
 }

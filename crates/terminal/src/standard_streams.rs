@@ -1,9 +1,20 @@
-//! Standard streams that were closed when the process began. The runtime opens `/dev/null` in their place before `main`, so that
-//! later nobody can tell them from those that were meant to go there.
+//! Standard streams: which were closed, and the one place where programs write to them.
+//!
+//! Nothing here panics: a message that cannot be told changes nothing that a program does. What is written is not
+//! buffered, so that standard output and standard error that go to one file keep their order there. A stream that takes
+//! nothing at the moment is waited for, blocking or not. `untorn-house` refuses `println!` and its kin in programs.
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::fmt::Arguments;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
-/// A bit for each of the three descriptors that was closed.
+/// A bit for each of the three descriptors that was closed. The runtime opens `/dev/null` in their place before `main`, so
+/// that later nobody can tell them from those that were meant to go there.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// The loader calls it before the runtime begins.
@@ -29,4 +40,220 @@ pub fn input_was_closed() -> bool {
 /// Whether standard output was closed.
 pub fn output_was_closed() -> bool {
     CLOSED.load(Relaxed) & 2 != 0
+}
+
+/// Tells people something, on standard error: takes what `format!` takes, and ends the line if the text does not.
+#[macro_export]
+macro_rules! tell {
+    ($($arguments:tt)*) => { $crate::standard_streams::tell(::std::format_args!($($arguments)*)) };
+}
+
+/// Says a part of a program's result, on standard output: takes what `format!` takes, and ends the line if the text does
+/// not. What cannot be said is a failure of the program at its end ([`print`](crate::print)).
+#[macro_export]
+macro_rules! say {
+    ($($arguments:tt)*) => { $crate::standard_streams::say(::std::format_args!($($arguments)*)) };
+}
+
+/// Messages in a row that standard error did not take.
+struct Untold {
+    messages: usize,
+    why: Errno,
+}
+
+static UNTOLD: Mutex<Untold> = Mutex::new(Untold { messages: 0, why: Errno::NOSPC });
+
+/// Why a part of the result was lost.
+static UNSAID: Mutex<Option<Errno>> = Mutex::new(None);
+
+/// The function of [`tell!`](crate::tell). The first message after some that were lost is told with their number.
+pub fn tell(message: Arguments<'_>) {
+    let mut text = lines(message);
+    let mut untold = UNTOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if untold.messages > 0 {
+        let (messages, why) = (untold.messages, io::Error::from(untold.why));
+        text = format!("(messages lost before this one: {messages}, the last because of: {why})\n{text}");
+    }
+    match write_whole(rustix::stdio::stderr(), text.as_bytes()) {
+        Ok(()) => untold.messages = 0,
+        Err(why) => *untold = Untold { messages: untold.messages + 1, why },
+    }
+}
+
+/// The function of [`say!`](crate::say).
+pub fn say(text: Arguments<'_>) {
+    let mut unsaid = UNSAID.lock().unwrap_or_else(PoisonError::into_inner);
+    // What comes after a gap would be taken for all of it.
+    if unsaid.is_none() {
+        *unsaid = write_output(lines(text).as_bytes()).err();
+    }
+}
+
+/// Why a part of the result was lost, if one was.
+pub fn lost_output() -> Option<io::Error> {
+    UNSAID.lock().unwrap_or_else(PoisonError::into_inner).map(io::Error::from)
+}
+
+/// Writes to standard output. False: whoever reads it has seen enough (`| head`).
+///
+/// # Errors
+/// Standard output was closed (`EBADF`), or does not take all of it.
+pub fn write_output(bytes: &[u8]) -> rustix::io::Result<bool> {
+    if bytes.is_empty() {
+        return Ok(true);
+    }
+    if output_was_closed() {
+        return Err(Errno::BADF);
+    }
+    match write_whole(rustix::stdio::stdout(), bytes) {
+        Err(Errno::PIPE) => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
+/// Writes everything, and waits as often as nothing is taken at the moment, also if the stream does not block: it may be
+/// another program's, too, which has made it so.
+///
+/// # Errors
+/// Those of `write`, other than `EINTR` and `EAGAIN`.
+pub fn write_whole(to: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait(to, PollFlags::OUT)?,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// What is read from a stream, blocking or not: where nothing has come yet, this waits.
+#[derive(Debug)]
+pub struct Waiting(pub File);
+
+impl Read for Waiting {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(buf) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => wait(self.0.as_fd(), PollFlags::IN)?,
+                done => return done,
+            }
+        }
+    }
+}
+
+/// Until the stream takes or gives something, or fails.
+fn wait(stream: BorrowedFd<'_>, until: PollFlags) -> rustix::io::Result<()> {
+    match poll(&mut [PollFd::new(&stream, until)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Asks a question on standard error, and reads the answer from standard input: whether it is yes.
+///
+/// # Errors
+/// It cannot be asked; the message says how to do without.
+pub fn confirmed(question: &str) -> Result<bool, String> {
+    let mut line = String::new();
+    write_whole(rustix::stdio::stderr(), format!("{question} [y/N] ").as_bytes())
+        .map_err(io::Error::from)
+        .and_then(|()| rustix::stdio::stdin().try_clone_to_owned())
+        .and_then(|input| BufReader::new(Waiting(input.into())).read_line(&mut line))
+        .map_err(|e| format!("cannot ask: {e}; nothing was changed. Use --yes"))?;
+    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+fn lines(text: Arguments<'_>) -> String {
+    let mut text = text.to_string();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{OFlags, fcntl_setfl};
+    use std::io::{Write, pipe};
+    use std::os::fd::OwnedFd;
+
+    #[test]
+    fn a_stream_that_does_not_block_is_waited_for() {
+        let (from, to) = pipe().unwrap();
+        fcntl_setfl(&to, OFlags::NONBLOCK).unwrap();
+        fcntl_setfl(&from, OFlags::NONBLOCK).unwrap();
+        let sent: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
+        let mut came = Vec::new();
+        std::thread::scope(|scope| {
+            let sent = &sent;
+            scope.spawn(move || write_whole(to.as_fd(), sent).unwrap());
+            Waiting(OwnedFd::from(from).into()).read_to_end(&mut came).unwrap();
+        });
+        assert_eq!(came, sent);
+    }
+
+    #[test]
+    fn what_is_not_taken_is_an_error() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        assert_eq!(write_whole(full.as_fd(), b"lost"), Err(Errno::NOSPC));
+        let (from, to) = pipe().unwrap();
+        drop(from);
+        assert_eq!(write_whole(to.as_fd(), b"lost"), Err(Errno::PIPE));
+        assert_eq!(write_whole(to.as_fd(), b""), Ok(()));
+        assert!((&to).write_all(b"lost").is_err());
+    }
+
+    const CHILD: &str = "UNTORN_TEST_STREAMS";
+
+    /// Run in a process of its own, which has the streams that are wanted.
+    #[test]
+    fn says_and_tells() {
+        if std::env::var_os(CHILD).is_some() {
+            (0..3).for_each(|n| {
+                crate::say!("said {n}");
+                crate::tell!("told {n}");
+            });
+        }
+    }
+
+    fn child(out: File, err: File) {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "standard_streams::tests::says_and_tells", "--nocapture"]).env(CHILD, "");
+        command.stdout(out).stderr(err).status().unwrap();
+    }
+
+    fn lines_of(path: &std::path::Path) -> Vec<String> {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines().filter(|line| line.contains("said") || line.contains("told")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn both_streams_into_one_file_keep_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = || File::options().append(true).create(true).open(&path).unwrap();
+        child(log(), log());
+        assert_eq!(lines_of(&path), ["said 0", "told 0", "said 1", "told 1", "said 2", "told 2"]);
+    }
+
+    #[test]
+    fn a_stream_that_takes_nothing_does_not_keep_the_other_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let (log, full) = (|| File::create(&path).unwrap(), || File::options().write(true).open("/dev/full").unwrap());
+        child(log(), full());
+        assert_eq!(lines_of(&path), ["said 0", "said 1", "said 2"]);
+        child(full(), log());
+        assert_eq!(lines_of(&path), ["told 0", "told 1", "told 2"]);
+    }
+
+    #[test]
+    fn a_text_ends_its_line_once() {
+        assert_eq!(lines(format_args!("a {}", 1)), "a 1\n");
+        assert_eq!(lines(format_args!("a\nb\n")), "a\nb\n");
+    }
 }

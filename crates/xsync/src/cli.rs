@@ -139,7 +139,7 @@ struct Xsync {
 
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
-    let cli = Cli::parse();
+    let cli = untorn_terminal::parse::<Cli>();
     match (cli.command, cli.xsync) {
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),

@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+use untorn_terminal::tell;
 
 /// How often it is looked whether the session listens yet.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -50,7 +51,7 @@ impl Port {
             let opened =
                 listen(&socket, BACKLOG).context("listen").and_then(|()| served.requests.serve(socket, number));
             if let Err(e) = opened {
-                eprintln!("untorn-xsync: cannot listen at port {number}: {e:#}");
+                tell!("untorn-xsync: cannot listen at port {number}: {e:#}");
             }
         };
         thread::Builder::new().spawn(work).map(drop).context("a thread for a port")

@@ -29,7 +29,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use untorn_terminal::user_namespace::is_root;
+use untorn_terminal::{tell, user_namespace::is_root};
 
 /// Ends the names of such directories; those that are made or removed have another end.
 const LAYERS: &str = "layers";
@@ -64,7 +64,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
         cwd,
     };
     if wanted.explain {
-        eprint!("{}{}", view.explain(), explain_net(wanted.net));
+        tell!("{}{}", view.explain(), explain_net(wanted.net));
     }
     let ground = Ground { root: &home.root, at: &home.path, disk: &place.disk };
     let committer = Committer::on(ground, &scratch, wanted.cares)?;
@@ -81,14 +81,14 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {
-        eprintln!("untorn-xsync: {}", ended.report);
+        tell!("untorn-xsync: {}", ended.report);
     }
     if !ended.durable {
         tell_what_is_lost(&ended, &home.path, &work);
         if let Some(to) = &rescue_to {
             match rescue::rescue(None, &work.layers(&home.path), to) {
-                Ok(rescued) => eprintln!("untorn-xsync: {}", rescued.tell(to)),
-                Err(e) => eprintln!("untorn-xsync: nothing was saved from memory: {e:#}"),
+                Ok(rescued) => tell!("untorn-xsync: {}", rescued.tell(to)),
+                Err(e) => tell!("untorn-xsync: nothing was saved from memory: {e:#}"),
             }
         }
         return Ok(ended.code);
@@ -103,7 +103,7 @@ pub fn resume(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     let Some(work) = work else { return home.remove() };
     if work.phase == Phase::Running {
-        eprintln!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
+        tell!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
     }
     home.finish(&work, &lists)
 }

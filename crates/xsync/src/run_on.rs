@@ -14,6 +14,7 @@ use crate::watcher::Watcher;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::sync::Arc;
+use untorn_terminal::tell;
 
 /// Runs the session. The result is the exit code.
 pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
@@ -40,7 +41,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         cwd,
     };
     if wanted.explain {
-        eprint!("{}{}", view.explain(), explain_net(wanted.net));
+        tell!("{}{}", view.explain(), explain_net(wanted.net));
     }
     let committer = Committer::on(on.ground(), &scratch, wanted.cares)?;
     committer.commit()?;
@@ -58,7 +59,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {
-        eprintln!("untorn-xsync: {}", ended.report);
+        tell!("untorn-xsync: {}", ended.report);
     }
     if !ended.durable {
         tell_what_is_lost(&ended, &on);
@@ -71,7 +72,7 @@ fn tell_what_is_lost(ended: &Ended, on: &OnDirectory) {
         0 => "No output was held back.".to_owned(),
         bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
     };
-    eprintln!(
+    tell!(
         "untorn-xsync: the session was ended, because the file system of {} failed. {held} Everything that was shown is \
          there, once the disk works and the file system was checked (`e2fsck`). What is newer is in memory until the \
          file system is unmounted: copy it away before.",

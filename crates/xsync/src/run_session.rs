@@ -24,6 +24,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use untorn_terminal::tell;
 
 /// What the user asks for.
 #[derive(Clone, Debug)]
@@ -103,7 +104,7 @@ impl Wanted {
         let volume = self.volume(&scratch, &work)?;
         let view = self.view(&scratch, &volume, &work, &cwd)?;
         if self.explain {
-            eprint!("{}{}", view.explain(), explain_net(self.net));
+            tell!("{}{}", view.explain(), explain_net(self.net));
         }
         let committer = Committer::new(&volume, &scratch, self.cares)?;
         committer.commit()?;
@@ -128,7 +129,7 @@ impl Wanted {
         let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
         committer.close()?;
         if self.summary {
-            eprintln!("untorn-xsync: {}", ended.report);
+            tell!("untorn-xsync: {}", ended.report);
         }
         if !ended.durable {
             tell_what_is_lost(&ended, volume.path(), &work);
@@ -164,15 +165,13 @@ impl Wanted {
     /// Before the volume is unmounted, and what the kernel has in memory is gone.
     fn rescue(&self, volume: &Volume, work: &WorkDirs, to: Option<&Path>) {
         let Some(to) = to else {
-            eprintln!(
-                "untorn-xsync: what is in memory and not on the disk is gone now; --rescue DIR saves it next time"
-            );
+            tell!("untorn-xsync: what is in memory and not on the disk is gone now; --rescue DIR saves it next time");
             return;
         };
         let data = self.volume.as_ref().map(|_| volume.at().join(DATA));
         match rescue::rescue(data.as_deref(), &work.layers(volume.at()), to) {
-            Ok(rescued) => eprintln!("untorn-xsync: {}", rescued.tell(to)),
-            Err(e) => eprintln!("untorn-xsync: nothing was saved from memory: {e:#}"),
+            Ok(rescued) => tell!("untorn-xsync: {}", rescued.tell(to)),
+            Err(e) => tell!("untorn-xsync: nothing was saved from memory: {e:#}"),
         }
     }
 
@@ -272,7 +271,7 @@ fn keep_applied(mut volume: Volume) -> Result<()> {
     let kept = volume.path().with_extension(volume_name::KEPT);
     volume.rename(&kept)?;
     volume.unmount()?;
-    eprintln!(
+    tell!(
         "untorn-xsync: the volume is kept: {0} (what changed is in overlays/*/upper of its file system); \
          `untorn xsync --discard {0}` removes it",
         kept.display()
@@ -317,7 +316,7 @@ pub(crate) fn tell_what_is_lost(ended: &Ended, path: &Path, work: &WorkDirs) {
         true => "Open it again when its disk works.".to_owned(),
         false => format!("`untorn xsync --resume {path}` applies it when its disk works."),
     };
-    eprintln!(
+    tell!(
         "untorn-xsync: the session was ended, because its volume failed. {held} Everything that was shown is in {path}. \
          {what_to_do}"
     );
@@ -338,11 +337,11 @@ pub fn resume(path: &Path) -> Result<()> {
             bail!("{} holds what was applied already; `untorn xsync --discard {0}` removes it", path.display());
         }
         // Its session was killed in between.
-        eprintln!("untorn-xsync: everything was applied already");
+        tell!("untorn-xsync: everything was applied already");
         return volume.throw_away();
     };
     if work.phase == Phase::Running {
-        eprintln!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
+        tell!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
     }
     finish(volume, work, false).with_context(|| not_applied(path))
 }

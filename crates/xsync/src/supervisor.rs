@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use untorn_terminal::user_namespace::is_root;
+use untorn_terminal::{tell, user_namespace::is_root};
 
 /// Of the pipes between program and supervisor.
 const PIPE_BYTES: usize = 1 << 20;
@@ -250,7 +250,7 @@ impl Running {
                 (News::WayOut(Takes::Connections), Some(socket)) => self.ways_out.push(socket),
                 (News::WayOut(Takes::Datagrams), Some(socket)) => self.takes_datagrams.push(socket),
                 (News::Running(missing), _) => {
-                    missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
+                    missing.iter().for_each(|line| tell!("untorn-xsync: {line}"));
                     self.open_ports(init)?;
                 }
                 (News::Stopped, _) => self.stop_with_the_program(),
@@ -299,7 +299,7 @@ impl Running {
         let counters = self.counters.clone();
         thread::spawn(move || {
             if let Err(e) = relay::bring_in(rustix::stdio::stdin(), &to, &counters) {
-                eprintln!("untorn-xsync: {e:#}");
+                tell!("untorn-xsync: {e:#}");
             }
         });
     }
@@ -329,7 +329,7 @@ impl Running {
         signal_thread::hear(move |heard| match heard {
             Heard::Report => {
                 let commits = committer.upgrade().map_or(0, |committer| committer.commits());
-                eprintln!("untorn-xsync: {}", report.clone().counted(&counters, commits));
+                tell!("untorn-xsync: {}", report.clone().counted(&counters, commits));
             }
             Heard::Size => {
                 // The program hears of it by its own terminal.
@@ -346,7 +346,7 @@ impl Running {
                     // The session is over: its changes are being applied, or somebody outside does not read.
                     outer.iter().for_each(|outer| outer.restore());
                     let volume = &report.volume;
-                    eprintln!(
+                    tell!(
                         "untorn-xsync: interrupted; changes of directories that are not applied yet are in {volume}: \
                          `untorn xsync --resume {volume}` applies them"
                     );
@@ -394,13 +394,13 @@ impl Running {
         let lost_bytes = self.counters.dropped.load(SeqCst);
         let committer = last_of(self.committer);
         if let Some(why) = failed {
-            eprintln!("untorn-xsync: {why}");
+            tell!("untorn-xsync: {why}");
         }
         if let Err(e) = &durable {
-            eprintln!("untorn-xsync: {e:#}");
+            tell!("untorn-xsync: {e:#}");
         }
         if let Some(e) = trouble {
-            eprintln!("untorn-xsync: {e:#}");
+            tell!("untorn-xsync: {e:#}");
         }
         // Without a word of its own the session was killed: as a shell would have it.
         let code = code.unwrap_or(128 + libc::SIGKILL as u8);

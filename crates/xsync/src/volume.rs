@@ -14,6 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use untorn_terminal::tell;
 
 const MIB: u64 = 1 << 20;
 /// Of a volume whose size nobody gave.
@@ -137,7 +138,7 @@ impl Image {
             );
         }
         if superblock[STATE_AT] & HAS_ERRORS != 0 {
-            eprintln!("untorn-xsync: {} has errors; repairing it by e2fsck", path.display());
+            tell!("untorn-xsync: {} has errors; repairing it by e2fsck", path.display());
             image.check()?;
         }
         Ok(image)
@@ -209,7 +210,7 @@ impl Image {
         let mut mounted = mount(disk.path(), at, "ext4", flags, &*options);
         if mounted == Err(Errno::BADMSG) {
             // The superblock is the one block that ext4 writes in place. If a power cut tore it, a copy is as good.
-            eprintln!("untorn-xsync: the superblock of {} is torn; repairing it by e2fsck", self.path.display());
+            tell!("untorn-xsync: the superblock of {} is torn; repairing it by e2fsck", self.path.display());
             repair_superblock(disk.path())?;
             mounted = mount(disk.path(), at, "ext4", flags, &*options);
         }

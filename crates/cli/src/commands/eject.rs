@@ -4,9 +4,10 @@ use super::recover;
 use crate::progress_bar::Progress;
 use crate::siblings;
 use clap::{Args, ValueHint};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use untorn::offline;
+use untorn_terminal::standard_streams::confirmed;
 use untorn_terminal::{Failure, Output};
 
 /// Leave plain files: recover, then remove everything of Untorn's.
@@ -50,12 +51,7 @@ impl Eject {
     }
 
     fn confirmed(&self) -> Result<bool, Failure> {
-        eprint!("Make the files of {} plain and remove their journal? [y/N] ", self.path.display());
-        let mut line = String::new();
-        std::io::stderr()
-            .flush()
-            .and_then(|()| std::io::stdin().read_line(&mut line))
-            .map_err(|e| Failure::new(format!("cannot ask: {e}; use --yes")))?;
-        Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+        confirmed(&format!("Make the files of {} plain and remove their journal?", self.path.display()))
+            .map_err(Failure::new)
     }
 }

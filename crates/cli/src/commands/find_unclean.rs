@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use untorn::offline::{self, Inspection, RecoverOptions};
 use untorn_terminal::table::count;
-use untorn_terminal::{Failure, Output, shown};
+use untorn_terminal::{Failure, Output, shown, tell};
 
 /// Some store needs recovery, or has a problem.
 const UNCLEAN: u8 = 1;
@@ -167,7 +167,7 @@ impl Search {
         if self.told.is_some_and(|told| told.elapsed() > TELL_AFTER) {
             let (directories, stores) = (self.directories, self.stores.len() as u64);
             let directories = count(directories, "directory", "directories");
-            eprintln!("looking: {directories}, {} so far", count(stores, "store", "stores"));
+            tell!("looking: {directories}, {} so far", count(stores, "store", "stores"));
             self.told = Some(Instant::now());
         }
     }

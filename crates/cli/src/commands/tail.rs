@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use untorn::Store;
 use untorn::reader::{Change, Commit, Followed, What};
-use untorn_terminal::{Failure, Output, shown, write};
+use untorn_terminal::{Failure, Output, shown, tell, write};
 
 /// Follow the commits of a store as they become durable, while a program has it open.
 ///
@@ -35,7 +35,7 @@ const PIECE_BYTES: usize = 64 << 10;
 impl Tail {
     pub fn run(self) -> Result<Output, Failure> {
         let mut follow = Store::open_read_only(&self.path)?.follow()?;
-        eprintln!("following {} after commit {}", self.path.display(), follow.lsn());
+        tell!("following {} after commit {}", self.path.display(), follow.lsn());
         let mut left = self.commits.unwrap_or(u64::MAX);
         while left > 0 {
             let Some(next) = follow.next().transpose()? else { break };

@@ -40,7 +40,8 @@ pub fn serve_if_asked() {
     let code = match serve(&order) {
         Ok(()) => 0,
         Err(e) => {
-            eprintln!("the recording device: {e}");
+            // Nobody may read it, and the exit code says it, too.
+            let _ = writeln!(io::stderr(), "the recording device: {e}");
             1
         }
     };

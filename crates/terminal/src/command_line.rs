@@ -1,0 +1,31 @@
+//! The command line of a program.
+
+use crate::standard_streams;
+use anstream::{AutoStream, ColorChoice};
+use clap::Parser;
+use clap::error::Error;
+
+/// The command line that this process was started with. Help that was asked for, and wrong usage, end the process as `clap`
+/// ends it, but for help that cannot be written, which is a failure.
+pub fn parse<C: Parser>() -> C {
+    C::try_parse().unwrap_or_else(|e| std::process::exit(answer(&e)))
+}
+
+fn answer(e: &Error) -> i32 {
+    let text = e.render();
+    let styled = |choice| match choice {
+        ColorChoice::Never => text.to_string(),
+        _ => text.ansi().to_string(),
+    };
+    if e.use_stderr() {
+        crate::tell!("{}", styled(AutoStream::choice(&std::io::stderr())));
+        return e.exit_code();
+    }
+    match standard_streams::write_output(styled(AutoStream::choice(&std::io::stdout())).as_bytes()) {
+        Ok(_) => e.exit_code(),
+        Err(why) => {
+            crate::tell!("cannot write the help: {}", std::io::Error::from(why));
+            1
+        }
+    }
+}
