@@ -28,7 +28,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
+use untorn_os::{
+    AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds, write_all_at,
+};
 
 /// Sizes and promises of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,11 @@ struct Segment {
     last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
+}
+
+/// What is known of records after a write of them failed: the descriptor is looked at before anything is written.
+fn outcome_of_write(e: &io::Error) -> Outcome {
+    if is_closed_by_program(e) { Outcome::NotCommitted } else { Outcome::UnknownUntilReopened }
 }
 
 /// A spill file that records in the journal refer to.
@@ -527,7 +534,7 @@ impl Journal {
         self.group_at = self.position;
         self.position += self.buf.len() as u64;
         self.note_written();
-        written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
+        written.map_err(|e| self.fail(outcome_of_write(&e), e))
     }
 
     /// The buffer was written to the current segment, or some of it.
