@@ -383,9 +383,10 @@ impl Journal {
 
     /// Writes as many records as fit into one segment; 0: there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
+        self.check_file_size_limit(self.room_for(&records[0]))?;
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            let room = self.segments[self.current].bytes - self.position;
+            let room = self.usable_bytes(self.current).saturating_sub(self.position);
             match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
                 Ok(0) => {}
                 Ok(n) => {
@@ -573,7 +574,7 @@ impl Journal {
         if !self.mark_due || self.failed.is_some() || !self.options.durable {
             return Ok(false);
         }
-        let left = self.segments[self.current].bytes - self.position;
+        let left = self.usable_bytes(self.current).saturating_sub(self.position);
         if left < BLOCK_BYTES as u64 + self.reserved_here(self.current) {
             return Ok(false);
         }

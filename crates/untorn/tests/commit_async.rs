@@ -55,3 +55,66 @@ fn thousands_of_commits_on_their_way_are_readable() {
         assert_eq!(bytes[792..], 19_999u64.to_le_bytes());
     }
 }
+
+/// Closing, by whichever handle comes last, finishes the commit, and the store is free at once.
+#[test]
+fn a_ticket_does_not_keep_the_store_open() {
+    for background in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tickets = Vec::new();
+        for n in 0..10_u8 {
+            // Without `wait`: a store that is still open is busy.
+            let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
+            let file = store.open_or_create("f").unwrap();
+            assert_eq!(contents(&file).len(), usize::from(n));
+            file.append(&[n]).unwrap();
+            tickets.push(file.commit_async().unwrap());
+            let mut txn = store.begin();
+            txn.create(format!("g{n}"), 0o600).unwrap();
+            tickets.push(txn.commit_async().unwrap());
+            if n % 2 == 0 {
+                drop((file, store));
+            } else {
+                drop(store);
+                file.close().unwrap();
+            }
+        }
+        for ticket in &tickets {
+            assert!(matches!(ticket.poll(), Some(Ok(()))), "{ticket:?}");
+            ticket.wait().unwrap();
+        }
+        assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert!((0..10).all(|n| dir.path().join(format!("g{n}")).exists()));
+    }
+}
+
+#[test]
+fn a_ticket_does_not_keep_a_standalone_file_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let mut tickets = Vec::new();
+    for n in 0..4_u8 {
+        let file = untorn::File::open_or_create(&path).unwrap();
+        file.append(&[n]).unwrap();
+        tickets.push(file.commit_async().unwrap());
+        drop(file);
+    }
+    tickets.iter().for_each(|ticket| ticket.wait().unwrap());
+    assert_eq!(std::fs::read(&path).unwrap(), [0, 1, 2, 3]);
+}
+
+/// The result of a commit that its store could not finish any more.
+#[test]
+fn a_ticket_of_a_closed_store_tells_why_its_commit_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    std::fs::write(&path, "before").unwrap();
+    let store = open_quiet(dir.path());
+    let file = store.open_file("f").unwrap();
+    file.write_all_at(b"refused", 0).unwrap();
+    let ticket = file.commit_async().unwrap();
+    std::fs::write(&path, "somebody else's").unwrap();
+    drop((file, store));
+    refused(ticket.wait(), &["conflict"]);
+    refused(ticket.poll().unwrap(), &["conflict"]);
+}

@@ -31,7 +31,7 @@ impl Journal {
             || self.reserved > 0
             || !is_ours
             || segment.appended + needed > APPENDED_BYTES_MAX
-            || from + needed > self.options.segment_bytes_max()
+            || from + needed > self.options.segment_bytes_max().min(self.storage.file_size_limit())
             || self.allocated_bytes() + needed > self.options.journal_bytes
         {
             return Ok(None);
