@@ -53,6 +53,8 @@ impl Store {
         store.check_usable()?;
         let path = path.as_ref();
         let is_missing = |loaded: &Result<_>| matches!(loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound);
+        // Until a commit of names is written, its names lead to the files that they led to before.
+        store.settle_name(path)?;
         let mut loaded = store.load(path, 1);
         if is_missing(&loaded) {
             // A commit that is on its way may make the file.

@@ -118,3 +118,81 @@ fn a_ticket_of_a_closed_store_tells_why_its_commit_failed() {
     refused(ticket.wait(), &["conflict"]);
     refused(ticket.poll().unwrap(), &["conflict"]);
 }
+
+/// Each name leads to what the last commit made of it, whether it is written yet or not.
+#[test]
+fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
+    for background in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
+        for (name, text) in [("a", b"AAAA"), ("b", b"BBBB"), ("c", b"CCCC"), ("d", b"DDDD")] {
+            let file = store.open_or_create(name).unwrap();
+            file.append(text).unwrap();
+            file.commit().unwrap();
+        }
+        let mut txn = store.begin();
+        txn.rename("a", "b").unwrap();
+        let renamed = txn.commit_async().unwrap();
+        let file = store.open_file("b").unwrap();
+        assert_eq!(contents(&file), b"AAAA");
+        file.write_all_at(b"NEW!", 0).unwrap();
+        file.commit().unwrap();
+        refused_with_errno(store.open_file("a"), libc::ENOENT);
+        renamed.wait().unwrap();
+
+        let mut txn = store.begin();
+        txn.unlink("c").unwrap();
+        let unlinked = txn.commit_async().unwrap();
+        refused_with_errno(store.open_file("c"), libc::ENOENT);
+        unlinked.wait().unwrap();
+
+        // A name that is taken again, in one transaction and in two.
+        let mut txn = store.begin();
+        txn.rename("d", "c").unwrap();
+        let made = txn.create("d", 0o600).unwrap();
+        made.append(b"made").unwrap();
+        let first = txn.commit_async().unwrap();
+        let mut txn = store.begin();
+        txn.rename("c", "e").unwrap();
+        let second = txn.commit_async().unwrap();
+        assert_eq!(contents(&store.open_or_create("d").unwrap()), b"made");
+        assert_eq!(contents(&store.open_or_create("e").unwrap()), b"DDDD");
+        let new = store.open_or_create("c").unwrap();
+        assert_eq!(new.len().unwrap(), 0);
+        first.wait().unwrap();
+        second.wait().unwrap();
+
+        // The mode that a commit on its way sets.
+        let mut txn = store.begin();
+        txn.chmod("d", 0o400).unwrap();
+        let changed = txn.commit_async().unwrap();
+        if !is_root() {
+            drop(made);
+            refused_with_errno(store.open_file("d"), libc::EACCES);
+        }
+        changed.wait().unwrap();
+        store.close().unwrap();
+        assert_eq!(std::fs::read(dir.path().join("b")).unwrap(), b"NEW!");
+    }
+}
+
+/// A commit of names that is refused has changed no name.
+#[test]
+fn the_name_of_a_refused_commit_is_that_of_the_commit_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_quiet(dir.path());
+    for name in ["a", "b"] {
+        let file = store.open_or_create(name).unwrap();
+        file.append(name.as_bytes()).unwrap();
+        file.commit().unwrap();
+    }
+    let mut txn = store.begin();
+    txn.rename("a", "b").unwrap();
+    let mut earlier = store.begin();
+    earlier.unlink("a").unwrap();
+    let (earlier, refused_one) = (earlier.commit_async().unwrap(), txn.commit_async().unwrap());
+    assert_eq!(contents(&store.open_file("b").unwrap()), b"b");
+    earlier.wait().unwrap();
+    refused_with_errno(refused_one.wait(), libc::ENOENT);
+    store.close().unwrap();
+}
