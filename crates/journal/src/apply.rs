@@ -13,7 +13,7 @@ use crate::spill::CHUNK_BYTES;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use untorn_os::{BLOCK_BYTES, File, Kind, holds, value_if_holds, write_all_at};
+use untorn_os::{BLOCK_BYTES, File, Kind, holds, value_if_holds, write_more_at};
 
 /// A directory that could not be brought to its final state.
 #[derive(Clone, Debug)]
@@ -334,6 +334,8 @@ pub fn apply_overlay_in_steps(
     if let Some(e) = overlay.unreadable() {
         return Err(e.clone());
     }
+    // For all writes of this turn.
+    file.check_own().context("write", path)?;
     let current = file.meta().context("stat", path)?.size;
     let size = overlay.size.unwrap_or(current);
     if size < current {
@@ -359,7 +361,7 @@ pub fn apply_overlay_in_steps(
             }
             Source::Bytes { .. } => {
                 let bytes = source.slice(&(range.start..end)).expect("bytes in memory");
-                write_all_at(file, &bytes, range.start).context("write", path)?;
+                write_more_at(file, &bytes, range.start).context("write", path)?;
                 step(end - range.start)?;
             }
             Source::Spill { .. } | Source::Log { .. } => {
@@ -374,7 +376,7 @@ pub fn apply_overlay_in_steps(
                     while rest.start < rest.end {
                         let n = chunk.len().min((rest.end - rest.start) as usize);
                         source.copy_to(&mut chunk[..n], rest.start)?;
-                        write_all_at(file, &chunk[..n], rest.start).context("write", path)?;
+                        write_more_at(file, &chunk[..n], rest.start).context("write", path)?;
                         rest.start += n as u64;
                         step(n as u64)?;
                     }

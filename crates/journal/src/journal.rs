@@ -28,7 +28,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, value_if_holds, write_all_at};
+use untorn_os::{
+    AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds, write_all_at,
+};
 
 /// Sizes and promises of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,11 @@ struct Segment {
     last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
+}
+
+/// What is known of records after a write of them failed: the descriptor is looked at before anything is written.
+fn outcome_of_write(e: &io::Error) -> Outcome {
+    if is_closed_by_program(e) { Outcome::NotCommitted } else { Outcome::UnknownUntilReopened }
 }
 
 /// A spill file that records in the journal refer to.
@@ -376,9 +383,10 @@ impl Journal {
 
     /// Writes as many records as fit into one segment; 0: there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
+        self.check_file_size_limit(self.room_for(&records[0]))?;
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            let room = self.segments[self.current].bytes - self.position;
+            let room = self.usable_bytes(self.current).saturating_sub(self.position);
             match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
                 Ok(0) => {}
                 Ok(n) => {
@@ -527,7 +535,7 @@ impl Journal {
         self.group_at = self.position;
         self.position += self.buf.len() as u64;
         self.note_written();
-        written.map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
+        written.map_err(|e| self.fail(outcome_of_write(&e), e))
     }
 
     /// The buffer was written to the current segment, or some of it.
@@ -566,7 +574,7 @@ impl Journal {
         if !self.mark_due || self.failed.is_some() || !self.options.durable {
             return Ok(false);
         }
-        let left = self.segments[self.current].bytes - self.position;
+        let left = self.usable_bytes(self.current).saturating_sub(self.position);
         if left < BLOCK_BYTES as u64 + self.reserved_here(self.current) {
             return Ok(false);
         }

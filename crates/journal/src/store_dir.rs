@@ -284,7 +284,12 @@ pub fn is_owned_by_somebody(storage: &dyn Storage, store_dir: &StoreDir, lock: &
 
 fn is_named(storage: &dyn Storage, file: &dyn File, path: &Path) -> Result<bool> {
     let locked = file.meta().context("stat", path)?;
-    Ok(storage.stat(path).is_ok_and(|named| named.inode == locked.inode && locked.links > 0))
+    match storage.stat(path) {
+        Ok(named) => Ok(named.inode == locked.inode && locked.links > 0),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        // Such as a lack of descriptors, which says nothing about the file.
+        Err(e) => Err(Error::io("stat", path, e)),
+    }
 }
 
 /// Locks the owner file. A child that this process is just spawning holds copies of its locks until the

@@ -129,6 +129,26 @@ fn a_daemon_keeps_no_lock_of_its_starter() {
     place.umount();
 }
 
+/// Standard streams that were closed stay numbers of nothing that is kept: not of the store, and not of the device.
+#[test]
+fn a_daemon_that_begins_without_standard_streams_keeps_nothing_in_their_place() {
+    let Some(place) = Place::new() else { return };
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", "exec \"$1\" store mnt <&- >&- 2>&-", "sh", env!("CARGO_BIN_EXE_untorn-mount")]);
+    assert!(shell.current_dir(place.dir.path()).status().unwrap().success());
+    fs::write(place.at("f"), "contents").unwrap();
+    fs::File::open(place.at("f")).unwrap().sync_all().unwrap();
+    let owner = fs::read_to_string(place.store().join(".untorn/lock")).unwrap();
+    for number in 0..3 {
+        let link = fs::read_link(format!("/proc/{}/fd/{number}", owner.trim())).unwrap();
+        assert!(!link.starts_with(place.store()) && link != Path::new("/dev/fuse"), "{number} is {}", link.display());
+    }
+    place.umount();
+    place.mount();
+    assert_eq!(fs::read_to_string(place.at("f")).unwrap(), "contents");
+    place.umount();
+}
+
 #[test]
 fn a_store_is_moved_while_it_is_mounted() {
     let Some(place) = Place::new() else { return };

@@ -5,6 +5,7 @@
 //! table, and the child closes them all before `fork` returns in it. The table needs no lock (the
 //! child could inherit it locked) and allocates only while registering.
 
+use crate::descriptor_identity::Identity;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Once;
@@ -12,9 +13,35 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::SeqCst};
 
 const SLOTS: usize = 1024;
 const FREE: RawFd = -1;
+/// Somebody's whose descriptor is about to be written there.
+const TAKEN: RawFd = -2;
+
+/// A descriptor of ours, and which file it is of: the program may close it, and have its number for a file of its own.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    fd: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot { fd: AtomicI32::new(FREE), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
+    }
+
+    /// The descriptor is about to be closed.
+    pub(crate) fn free(&self) {
+        self.fd.store(FREE, SeqCst);
+    }
+
+    /// Whether this number is still of the file that it was listed for. Async-signal-safe.
+    fn is_of(&self, fd: RawFd) -> bool {
+        Identity { device: self.device.load(SeqCst), inode: self.inode.load(SeqCst) }.is_of(fd)
+    }
+}
 
 struct Chunk {
-    slots: [AtomicI32; SLOTS],
+    slots: [Slot; SLOTS],
     next: AtomicPtr<Chunk>,
 }
 
@@ -24,7 +51,7 @@ static INSTALL: Once = Once::new();
 
 impl Chunk {
     const fn new() -> Chunk {
-        Chunk { slots: [const { AtomicI32::new(FREE) }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+        Chunk { slots: [const { Slot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
     }
 
     fn next(&'static self) -> Option<&'static Chunk> {
@@ -51,16 +78,19 @@ pub fn process_generation() -> u64 {
     GENERATION.load(SeqCst)
 }
 
-/// Lists a descriptor to be closed in forked children; the token unlists it.
-pub(crate) fn register(fd: RawFd) -> &'static AtomicI32 {
+/// Lists a descriptor to be closed in forked children, until its slot is freed.
+pub(crate) fn register(fd: RawFd, identity: Identity) -> &'static Slot {
     INSTALL.call_once(|| {
-        // SAFETY: `in_child` only touches atomics and calls close(2), which is async-signal-safe.
+        // SAFETY: `in_child` only touches atomics and makes system calls, all of which are async-signal-safe.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     let mut chunk = &FIRST;
     loop {
         for slot in &chunk.slots {
-            if slot.load(SeqCst) == FREE && slot.compare_exchange(FREE, fd, SeqCst, SeqCst).is_ok() {
+            if slot.fd.load(SeqCst) == FREE && slot.fd.compare_exchange(FREE, TAKEN, SeqCst, SeqCst).is_ok() {
+                slot.device.store(identity.device, SeqCst);
+                slot.inode.store(identity.inode, SeqCst);
+                slot.fd.store(fd, SeqCst);
                 return slot;
             }
         }
@@ -72,7 +102,7 @@ pub(crate) fn register(fd: RawFd) -> &'static AtomicI32 {
 pub fn is_own_descriptor(fd: RawFd) -> bool {
     let mut chunk = Some(&FIRST);
     while let Some(c) = chunk {
-        if c.slots.iter().any(|slot| slot.load(SeqCst) == fd) {
+        if c.slots.iter().any(|slot| slot.fd.load(SeqCst) == fd && slot.is_of(fd)) {
             return true;
         }
         chunk = c.next();
@@ -85,8 +115,8 @@ extern "C" fn in_child() {
     let mut chunk = Some(&FIRST);
     while let Some(c) = chunk {
         for slot in &c.slots {
-            let fd = slot.swap(FREE, SeqCst);
-            if fd != FREE {
+            let fd = slot.fd.swap(FREE, SeqCst);
+            if fd >= 0 && slot.is_of(fd) {
                 // SAFETY: the descriptor is ours; its owner sees the new generation and leaves it alone.
                 unsafe { libc::close(fd) };
             }

@@ -19,6 +19,7 @@ mod buffer;
 mod chunk_scan;
 mod clone_range;
 mod descriptor;
+mod descriptor_identity;
 mod file_handle;
 mod fork;
 mod futex;
@@ -49,7 +50,7 @@ mod write_out;
 
 pub use asymmetric_barrier::{heavy_barrier, is_asymmetric, light_barrier};
 pub use buffer::{AlignedBuf, BLOCK_BYTES};
-pub use descriptor::Fd;
+pub use descriptor::{Fd, above_standard, is_closed_by_program};
 pub use file_handle::FileHandle;
 pub use fork::{is_own_descriptor, process_generation};
 pub use futex::{wait_shared, wake_shared};
@@ -65,7 +66,7 @@ pub use memory_limit::memory_limit;
 pub use page_memory::PageMemory;
 pub use process_memory::{process_memory, set_read_only};
 pub use read_mapping::ReadMapping;
-pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at};
+pub use read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
 pub use sanitizer::sanitizer;

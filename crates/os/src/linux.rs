@@ -3,7 +3,8 @@
 use crate::both_at_once::both_at_once;
 use crate::buffer::BLOCK_BYTES;
 use crate::clone_range::clone_range;
-use crate::descriptor::Fd;
+use crate::descriptor::{Fd, above_standard};
+use crate::descriptor_identity::OVERLAYFS_MAGIC;
 use crate::kernel::kernel_is;
 use crate::linux_map::LinuxMapping;
 use crate::listener::{Inotify, Listener};
@@ -29,9 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What `statfs` calls overlay file systems.
-const OVERLAYFS_MAGIC: u32 = 0x794c_7630;
-/// What it calls FUSE.
+/// What `statfs` calls FUSE.
 const FUSE_MAGIC: u32 = 0x6573_5546;
 
 /// What the kernel reads ahead, as far as nobody has set it to less.
@@ -58,9 +57,9 @@ impl Linux {
     /// Opens a directory as the root of a storage. The path itself may go through links.
     pub fn open(path: &Path) -> io::Result<Arc<Linux>> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let root = fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Arc::new(Linux {
-            root: Fd::new(root),
+            root: Fd::open(|| fs::open(path, flags, Mode::empty()))?,
             totals: Arc::default(),
             has_openat2: AtomicBool::new(true),
             keeps_order: OnceLock::new(),
@@ -68,19 +67,23 @@ impl Linux {
     }
 
     /// A file that somebody else has opened.
-    pub fn file_of(fd: OwnedFd) -> Arc<dyn File> {
+    pub fn file_of(fd: OwnedFd) -> io::Result<Arc<dyn File>> {
         let (directory, holds_lock) = (Mutex::new(None), AtomicBool::new(false));
-        Arc::new(LinuxFile { fd: Fd::new(fd), directory, direct: false, holds_lock, totals: Arc::default() })
+        Ok(Arc::new(LinuxFile { fd: Fd::new(fd)?, directory, direct: false, holds_lock, totals: Arc::default() }))
     }
 
     /// A new file in memory, without a name (`memfd_create`).
     pub fn memory_file() -> io::Result<Arc<dyn File>> {
-        Ok(Linux::file_of(fs::memfd_create("untorn", fs::MemfdFlags::CLOEXEC)?))
+        Linux::file_of(above_standard(|| fs::memfd_create("untorn", fs::MemfdFlags::CLOEXEC))?)
     }
 
     /// Opens beneath the root, through neither links nor mounts.
     fn open_beneath(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        let root = self.root.get()?;
+        let root = self.root.own()?;
+        above_standard(|| self.open_below(root, path, flags, mode))
+    }
+
+    fn open_below(&self, root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         // `openat2` would let those pass that stay inside.
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(Errno::XDEV.into());
@@ -129,9 +132,9 @@ impl Linux {
         Ok(at)
     }
 
-    fn file(&self, fd: OwnedFd, direct: bool, directory: Option<Fd>) -> LinuxFile {
-        let holds_lock = AtomicBool::new(false);
-        LinuxFile { fd: Fd::new(fd), directory: Mutex::new(directory), direct, holds_lock, totals: self.totals.clone() }
+    fn file(&self, fd: OwnedFd, direct: bool, directory: Option<Fd>) -> io::Result<LinuxFile> {
+        let (fd, directory, holds_lock) = (Fd::new(fd)?, Mutex::new(directory), AtomicBool::new(false));
+        Ok(LinuxFile { fd, directory, direct, holds_lock, totals: self.totals.clone() })
     }
 
     /// The directory that holds a name, and the name.
@@ -141,7 +144,7 @@ impl Linux {
             Some(parent) if !parent.as_os_str().is_empty() => {
                 Directory::Below(self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?)
             }
-            _ => Directory::Root(self.root.get()?),
+            _ => Directory::Root(self.root.own()?),
         };
         Ok((directory, name))
     }
@@ -209,7 +212,7 @@ impl Storage for Linux {
             }
             done => done?,
         };
-        let file = self.file(fd, direct, None);
+        let file = self.file(fd, direct, None)?;
         if let Some(mode) = how.create {
             let shown = match how.shown {
                 true => shown_by(self.stat(path.parent().unwrap_or(Path::new("")))?.mode),
@@ -225,7 +228,7 @@ impl Storage for Linux {
         match self.open_beneath(directory, flags, Mode::from_raw_mode(0o600)) {
             Ok(fd) => {
                 let directory = self.open_beneath(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
-                Ok(Arc::new(self.file(fd, false, Some(Fd::new(directory)))))
+                Ok(Arc::new(self.file(fd, false, Some(Fd::new(directory)?))?))
             }
             // A kernel that does not know the flag takes it for that of a directory.
             Err(e) if Errno::from_io_error(&e) == Some(Errno::ISDIR) => Err(Errno::OPNOTSUPP.into()),
@@ -380,7 +383,7 @@ impl Storage for Linux {
 
     fn sync_file_system(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
-        Ok(fs::syncfs(self.root.get()?)?)
+        Ok(fs::syncfs(self.root.own()?)?)
     }
 
     fn sync_file_system_reports_errors(&self) -> bool {
@@ -480,7 +483,7 @@ struct LinuxFile {
 impl Drop for LinuxFile {
     fn drop(&mut self) {
         if self.holds_lock.load(Relaxed)
-            && let Ok(fd) = self.fd.get()
+            && let Ok(fd) = self.fd.own()
         {
             let _ = fs::flock(fd, FlockOperation::Unlock);
             let _ = set_lock(fd, libc::F_UNLCK, libc::F_OFD_SETLK, 0..0);
@@ -519,7 +522,7 @@ fn file_size_limit() -> u64 {
 impl LinuxFile {
     /// Takes a lock. False: somebody else has one that forbids it.
     fn take_lock(&self, kind: libc::c_int, command: libc::c_int, range: Range<u64>) -> io::Result<bool> {
-        match set_lock(self.fd.get()?, kind, command, range) {
+        match set_lock(self.fd.own()?, kind, command, range) {
             Ok(_) => {
                 self.holds_lock.store(true, Relaxed);
                 Ok(true)
@@ -541,7 +544,7 @@ impl LinuxFile {
     /// opened for. Where the mode forbids writing to the file's owner, and this process runs as the owner,
     /// the mode is changed for the moment.
     fn as_writable(&self, change: impl Fn(BorrowedFd<'_>) -> rustix::io::Result<()>) -> io::Result<()> {
-        let fd = self.fd.get()?;
+        let fd = self.fd.own()?;
         match change(fd) {
             Err(Errno::ACCESS) => {}
             done => return Ok(done?),
@@ -571,7 +574,7 @@ impl LinuxFile {
 impl File for LinuxFile {
     fn give_name(&self, name: &OsStr) -> io::Result<()> {
         let mut place = self.directory.lock();
-        let (fd, directory) = (self.fd.get()?, place.as_ref().ok_or(Errno::INVAL)?.get()?);
+        let (fd, directory) = (self.fd.own()?, place.as_ref().ok_or(Errno::INVAL)?.own()?);
         if fs::fstat(fd)?.st_nlink != 0 {
             return Err(Errno::INVAL.into());
         }
@@ -629,14 +632,14 @@ impl File for LinuxFile {
     }
 
     fn forget_cached(&self) -> io::Result<()> {
-        let fd = self.fd.get()?;
+        let fd = self.fd.own()?;
         fs::fadvise(fd, 0, None, fs::Advice::DontNeed)?;
         Ok(fs::ftruncate(fd, fs::fstat(fd)?.st_size as u64)?)
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
         self.check_growth(size)?;
-        Ok(fs::ftruncate(self.fd.get()?, size)?)
+        Ok(fs::ftruncate(self.fd.own()?, size)?)
     }
 
     fn size_max(&self) -> io::Result<u64> {
@@ -665,12 +668,12 @@ impl File for LinuxFile {
         if offset.saturating_add(len) > file_size_limit() {
             return Err(Errno::FBIG.into());
         }
-        clone_range(self.fd.get()?, offset, from.fd.get()?, from_offset, len)
+        clone_range(self.fd.own()?, offset, from.fd.own()?, from_offset, len)
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_growth(offset.saturating_add(len))?;
-        match fs::fallocate(self.fd.get()?, FallocateFlags::empty(), offset, len) {
+        match fs::fallocate(self.fd.own()?, FallocateFlags::empty(), offset, len) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             done => Ok(done?),
         }
@@ -680,7 +683,7 @@ impl File for LinuxFile {
         if len == 0 {
             return Ok(());
         }
-        let fd = self.fd.get()?;
+        let fd = self.fd.own()?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fs::fallocate(fd, hole, offset, len) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.zero_by_writing(offset, len),
@@ -690,22 +693,22 @@ impl File for LinuxFile {
 
     fn sync_data(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
-        Ok(fs::fdatasync(self.fd.get()?)?)
+        Ok(fs::fdatasync(self.fd.own()?)?)
     }
 
     fn sync_all(&self, _point: SyncPoint) -> io::Result<()> {
         self.totals.syncs.fetch_add(1, Relaxed);
-        Ok(fs::fsync(self.fd.get()?)?)
+        Ok(fs::fsync(self.fd.own()?)?)
     }
 
     fn begin_write_out(&self, offset: u64, len: u64) {
-        if let Ok(fd) = self.fd.get() {
+        if let Ok(fd) = self.fd.own() {
             let _ = write_out::begin(fd, offset, len);
         }
     }
 
     fn write_out(&self, _point: SyncPoint) -> io::Result<()> {
-        write_out::whole(self.fd.get()?)
+        write_out::whole(self.fd.own()?)
     }
 
     fn meta(&self) -> io::Result<Meta> {
@@ -713,7 +716,7 @@ impl File for LinuxFile {
     }
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {
-        Ok(fs::fchmod(self.fd.get()?, Mode::from_raw_mode(mode))?)
+        Ok(fs::fchmod(self.fd.own()?, Mode::from_raw_mode(mode))?)
     }
 
     fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
@@ -739,7 +742,7 @@ impl File for LinuxFile {
     }
 
     fn try_claim(&self) -> io::Result<bool> {
-        match fs::flock(self.fd.get()?, FlockOperation::NonBlockingLockExclusive) {
+        match fs::flock(self.fd.own()?, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(e) => Err(e.into()),
             Ok(()) => {
@@ -780,19 +783,23 @@ impl File for LinuxFile {
     }
 
     fn listen(&self) -> io::Result<Box<dyn Listener>> {
-        Ok(Box::new(Inotify::of(self.fd.get()?)?))
+        Ok(Box::new(Inotify::of(self.fd.own()?)?))
     }
 
     fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
-        Ok(Box::new(LinuxMapping::new(self.fd.get()?, request)?))
+        Ok(Box::new(LinuxMapping::new(self.fd.own()?, request)?))
     }
 
     fn show_in(&self, memory: &mut ReadMapping, len: usize) -> io::Result<()> {
-        memory.show(self.fd.get()?, len)
+        memory.show(self.fd.own()?, len)
     }
 
     fn duplicate(&self) -> io::Result<OwnedFd> {
-        Ok(rustix::io::fcntl_dupfd_cloexec(self.fd.get()?, 0)?)
+        above_standard(|| self.fd.own()?.try_clone_to_owned())
+    }
+
+    fn check_own(&self) -> io::Result<()> {
+        self.fd.own().map(drop)
     }
 
     fn next_contents(&self, from: u64, end: u64) -> io::Result<Option<Range<u64>>> {

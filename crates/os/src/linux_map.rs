@@ -1,7 +1,7 @@
 //! Private mappings on Linux.
 
 use crate::chunk_scan::ChunkScan;
-use crate::descriptor::Fd;
+use crate::descriptor::{Fd, above_standard};
 use crate::fork::process_generation;
 use crate::mapping::{MapRequest, Mapping, Piece, Tracker};
 use crate::tracker::PageMap;
@@ -40,7 +40,13 @@ unsafe impl Sync for LinuxMapping {}
 /// on to the description that it was made from, in forked children, too. A private mapping needs no more than to
 /// read it.
 fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    Ok(fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(above_standard(|| fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?)
+}
+
+/// The memory of this process as a file.
+fn own_memory(access: OFlags) -> io::Result<OwnedFd> {
+    Ok(above_standard(|| fs::open("/proc/self/mem", access | OFlags::CLOEXEC, Mode::empty()))?)
 }
 
 impl LinuxMapping {
@@ -53,7 +59,7 @@ impl LinuxMapping {
         let page_bytes = rustix::param::page_size() as u64;
         let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        let file = Fd::new(file);
+        let file = Fd::new(file)?;
         let told = request.tracker == Some(Tracker::Told);
         let pagemap = PageMap::open().map(Some).or_else(|e| if told { Ok(None) } else { Err(e) })?;
         let scan = match request.tracker {
@@ -127,7 +133,7 @@ impl LinuxMapping {
     pub(crate) fn map_shared(&self, range: Range<u64>, offset: u64) -> io::Result<()> {
         let (at, len) = self.address_and_len(&range);
         // SAFETY: as in `show`.
-        unsafe { mm::mmap(at, len, self.protection, MapFlags::SHARED | MapFlags::FIXED, self.file.get()?, offset)? };
+        unsafe { mm::mmap(at, len, self.protection, MapFlags::SHARED | MapFlags::FIXED, self.file.own()?, offset)? };
         // SAFETY: the range just mapped. A forked child is another process, and stores to no memory of its parent.
         let _ = unsafe { mm::madvise(at, len, Advice::LinuxDontFork) };
         self.watch(&range)
@@ -161,7 +167,7 @@ impl LinuxMapping {
 
     /// Copies out through `/proc/self/mem`, where a filter forbids `process_vm_writev`.
     fn copy_out_by_file(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
-        let memory = fs::open("/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let memory = own_memory(OFlags::RDONLY)?;
         for piece in pieces {
             let mut done = 0;
             while done < piece.into.len() {
@@ -178,7 +184,7 @@ impl LinuxMapping {
     }
 
     fn copy_in_by_file(&self, offset: u64, mut bytes: &[u8]) -> io::Result<()> {
-        let memory = fs::open("/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let memory = own_memory(OFlags::RDWR)?;
         let mut at = self.base as u64 + offset;
         while !bytes.is_empty() {
             match rustix::io::pwrite(&memory, bytes, at) {
@@ -228,7 +234,7 @@ impl Mapping for LinuxMapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the range is a part of what this mapping reserved. Whoever holds pointers into it was
         // told that its contents follow the file's.
-        unsafe { mm::mmap(at, len, self.protection, flags, self.file.get()?, range.start)? };
+        unsafe { mm::mmap(at, len, self.protection, flags, self.file.own()?, range.start)? };
         if self.huge_pages {
             // SAFETY: the range just mapped. It is only advice, which kernels without huge pages refuse.
             let _ = unsafe { mm::madvise(at, len, Advice::LinuxHugepage) };

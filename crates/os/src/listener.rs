@@ -28,13 +28,13 @@ pub(crate) struct Inotify(Fd);
 impl Inotify {
     /// Needs the right to read the file, and no more.
     pub(crate) fn of(file: BorrowedFd<'_>) -> io::Result<Inotify> {
-        let fd = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        add_watch(&fd, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::MODIFY)?;
-        Ok(Inotify(Fd::new(fd)))
+        let fd = Fd::open(|| init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK))?;
+        add_watch(fd.get()?, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::MODIFY)?;
+        Ok(Inotify(fd))
     }
 
     fn try_wait(&self, at_most: Duration) -> io::Result<()> {
-        let fd = self.0.get()?;
+        let fd = self.0.own()?;
         let timeout = Timespec::try_from(at_most).ok();
         poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref())?;
         // What was heard is heard: all of it, as far as it fits.

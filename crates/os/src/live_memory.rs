@@ -8,7 +8,7 @@
 //!
 //! What is stored to is allocated before: a store to tmpfs that finds no room is a `SIGBUS`.
 
-use crate::descriptor::Fd;
+use crate::descriptor::{Fd, above_standard};
 use crate::mapping::{MapRequest, Mapping};
 use crate::shared_mapping::{LIVE_HEAD_BYTES, SharedMapping, allocate, write_all};
 use crate::storage::File;
@@ -101,7 +101,7 @@ fn lock_shared(file: &OwnedFd) {
 /// Opens the file of that name, if it is one that a user made.
 pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(OwnedFd, fs::Stat)> {
     let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = fs::open(path, flags, Mode::empty())?;
+    let file = above_standard(|| fs::open(path, flags, Mode::empty()))?;
     lock_shared(&file);
     let stat = fs::fstat(&file)?;
     let is_one = stat.st_mode & libc::S_IFMT == libc::S_IFREG
@@ -124,7 +124,7 @@ impl LiveMemory {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(e) => return Err(e.into()),
             }
-            Ok(fs::open(path, flags, Mode::from_raw_mode(0o600))?)
+            Ok(above_standard(|| fs::open(path, flags, Mode::from_raw_mode(0o600)))?)
         };
         let mut tries = 0;
         let file: OwnedFd = loop {
@@ -157,7 +157,7 @@ impl LiveMemory {
         // SAFETY: the mapping just made. A forked child is another process, and stores to no memory of its parent.
         let _ = unsafe { mm::madvise(head, LIVE_HEAD_BYTES, Advice::LinuxDontFork) };
         let head = NonNull::new(head.cast()).ok_or(Errno::NOMEM)?;
-        Ok(LiveMemory { path: path.to_owned(), file: Fd::new(file), head })
+        Ok(LiveMemory { path: path.to_owned(), file: Fd::new(file)?, head })
     }
 
     /// Its name.
@@ -175,7 +175,7 @@ impl LiveMemory {
         if offset.checked_add(bytes).is_none_or(|end| end > LIVE_HEAD_BYTES) {
             return Err(Errno::INVAL.into());
         }
-        allocate(&self.file.get()?.try_clone_to_owned()?, offset as u64, bytes as u64)
+        allocate(&self.file.own()?.try_clone_to_owned()?, offset as u64, bytes as u64)
     }
 
     /// Bytes of the body.
@@ -209,8 +209,8 @@ impl LiveMemory {
     /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
     pub fn map(&self, data: Arc<dyn File>, request: &MapRequest, present: u64) -> io::Result<Box<dyn Mapping>> {
         // Another description of the file, which a mapping needs as long as it lives.
-        let again = format!("/proc/self/fd/{}", self.file.get()?.as_raw_fd());
-        let file = fs::open(again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let again = format!("/proc/self/fd/{}", self.file.own()?.as_raw_fd());
+        let file = above_standard(|| fs::open(again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))?;
         // What is behind it would come back as something else than zeros.
         fs::ftruncate(&file, LIVE_HEAD_BYTES as u64 + present)?;
         Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present)?))
@@ -218,7 +218,7 @@ impl LiveMemory {
 
     /// Removes the name, if it is still this file's: nobody finds the memory any more.
     pub fn remove(&self) -> io::Result<()> {
-        remove_name(&self.path, self.file.get()?)
+        remove_name(&self.path, self.file.own()?)
     }
 }
 
@@ -257,7 +257,7 @@ impl FoundMemory {
         };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let directory = fs::open(parent, flags | OFlags::DIRECTORY, Mode::empty())?;
-        let file = fs::openat(&directory, name, flags, Mode::empty())?;
+        let file = above_standard(|| fs::openat(&directory, name, flags, Mode::empty()))?;
         match fs::fstat(&file)?.st_mode & libc::S_IFMT {
             libc::S_IFREG => Ok(FoundMemory { path: path.to_owned(), file: file.into() }),
             _ => Err(ErrorKind::InvalidData.into()),

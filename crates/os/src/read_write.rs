@@ -13,8 +13,15 @@ fn try_again(e: &io::Error, left: &mut u32) -> bool {
     again
 }
 
-/// Writes all of `buf`, going on after short writes and interruptions.
-pub fn write_all_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
+/// Writes all of `buf`, going on after short writes and interruptions, if the descriptor is still the file's
+/// ([`File::check_own`]).
+pub fn write_all_at(file: &dyn File, buf: &[u8], offset: u64) -> io::Result<()> {
+    file.check_own()?;
+    write_more_at(file, buf, offset)
+}
+
+/// As [`write_all_at`], where that was asked for the file shortly before.
+pub fn write_more_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
     let mut left = TRIES;
     while !buf.is_empty() {
         match file.write_at(buf, offset) {

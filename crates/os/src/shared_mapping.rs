@@ -55,7 +55,7 @@ pub(crate) fn allocate(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()
 /// Writes bytes that have room.
 pub(crate) fn write_all(file: &Fd, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
-        let fd = file.get()?;
+        let fd = file.own()?;
         match rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, at))? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             n => {
@@ -75,9 +75,8 @@ impl SharedMapping {
         request: &MapRequest,
         present: u64,
     ) -> io::Result<SharedMapping> {
-        let again = rustix::io::fcntl_dupfd_cloexec(&file, 0)?;
-        let inner = LinuxMapping::of(again, request)?;
-        let mapping = SharedMapping { inner, path: path.to_owned(), file: Fd::new(file), data, end: Mutex::new(0) };
+        let inner = LinuxMapping::of(file.try_clone()?, request)?;
+        let mapping = SharedMapping { inner, path: path.to_owned(), file: Fd::new(file)?, data, end: Mutex::new(0) };
         mapping.reach(present)?;
         Ok(mapping)
     }
@@ -87,7 +86,7 @@ impl SharedMapping {
         let mut end = self.end.lock();
         let old = *end;
         if wanted > old {
-            let file = self.file.get()?.try_clone_to_owned()?;
+            let file = self.file.own()?.try_clone_to_owned()?;
             // Of memory that another process left, usually all is there: seeing that is faster than allocating it again.
             let hole = fs::seek(&file, SeekFrom::Hole(in_file(old)));
             if hole.map_or(true, |hole| hole < in_file(wanted)) {
@@ -171,7 +170,7 @@ impl Mapping for SharedMapping {
         if range.start < *end {
             self.inner.hide(range.start..*end)?;
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fs::fallocate(self.file.get()?, flags, in_file(range.start), *end - range.start)?;
+            fs::fallocate(self.file.own()?, flags, in_file(range.start), *end - range.start)?;
             *end = range.start;
         }
         Ok(())

@@ -220,6 +220,12 @@ pub trait File: Any + Send + Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// `pwrite`: may write fewer bytes than asked. Alignment as for `read_at`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize>;
+    /// Fails if the program has closed the descriptor of the file, which may be another file's since
+    /// ([`is_closed_by_program`](crate::is_closed_by_program)). Calls that change a file ask this by themselves, but for
+    /// `write_at`: one call can speak for many writes.
+    fn check_own(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Reads what the device holds, not what the cache holds. Call after a sync of the file.
     /// Buffer, offset and length are multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
     fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;

@@ -37,8 +37,8 @@ fn push(into: &mut Vec<Range<u64>>, range: Range<u64>) {
 
 impl PageMap {
     pub fn open() -> io::Result<PageMap> {
-        let fd = fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(PageMap { fd: Fd::new(fd) })
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(PageMap { fd: Fd::open(|| fs::open("/proc/self/pagemap", flags, Mode::empty()))? })
     }
 
     /// Appends the addresses of pages that were stored to and are still there, or in swap.
@@ -226,13 +226,12 @@ impl Scan {
 
     fn open_untried() -> io::Result<Scan> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
-        // SAFETY: a system call without pointers.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor that the kernel has just made.
-        let uffd = Fd::new(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+        let uffd = Fd::open(|| {
+            // SAFETY: a system call without pointers.
+            let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+            // SAFETY: a descriptor that the kernel has just made.
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }) }
+        })?;
         let mut api = [UFFD_API, UFFD_FEATURE_WP_ASYNC | UFFD_FEATURE_WP_UNPOPULATED, 0];
         // SAFETY: three 64-bit fields, as `struct uffdio_api` has.
         if unsafe { ioctl(uffd.get()?.as_raw_fd(), UFFDIO_API, api.as_mut_ptr().cast()) } != 0 {

@@ -136,7 +136,7 @@ impl Engine {
             changed.push(file.clone());
         }
         let is_txn = txn.is_some();
-        queue.waiting.push_back(Request { files: changed, names, is_txn, completion: completion.clone() });
+        queue.push(Request { files: changed, names, is_txn, completion: completion.clone() });
         Ok(completion)
     }
 
@@ -225,15 +225,22 @@ impl Engine {
         self.shorten_to(QUEUE_MAX - 1)
     }
 
-    /// Waits until at most so many commits wait.
+    /// Waits until no commit that is on its way changes this name.
+    pub(crate) fn settle_name(&self, path: &Path) -> Result<()> {
+        self.write_while(|queue| queue.changes(path))
+    }
+
+    /// Waits until at most so many commits wait; with none, until none is being written.
     fn shorten_to(&self, most: usize) -> Result<()> {
+        self.write_while(|queue| queue.waiting.len() > most || most == 0 && queue.leading)
+    }
+
+    /// Writes batches, or waits for who writes them, as long as it must.
+    fn write_while(&self, must: impl Fn(&Queue) -> bool) -> Result<()> {
         let mut queue = self.queue.lock();
         let mut led = false;
-        while queue.leading || queue.waiting.len() > most {
+        while must(&queue) {
             if queue.leading {
-                if most > 0 && queue.waiting.len() <= most {
-                    break;
-                }
                 self.queue_changed.wait(&mut queue);
                 continue;
             }
@@ -399,7 +406,10 @@ impl Engine {
                 Ok(n) => {
                     no_room = None;
                     (singles_left, waited) = (usize::saturating_sub(singles_left, n), false);
-                    batch.drain(..n).for_each(|request| request.completion.complete(Ok(())));
+                    batch.drain(..n).for_each(|request| {
+                        self.settle_names(&request);
+                        request.completion.complete(Ok(()));
+                    });
                     continue;
                 }
                 // One commit of the run may be to blame: the others try alone.
@@ -616,10 +626,18 @@ struct Marked {
 
 // Fail.
 impl Engine {
+    /// The commit has a result: what it made of its names is so.
+    fn settle_names(&self, request: &Request) {
+        if !request.names.is_empty() {
+            self.queue.lock().settle(&request.names);
+        }
+    }
+
     /// None of these commits happened, or nobody knows. What did not happen is uncommitted again.
     fn fail(&self, requests: Vec<Request>, e: &Error) {
         if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
             for request in requests {
+                self.settle_names(&request);
                 request.files.iter().for_each(|file| file.write().finish_commit_unknown());
                 request.completion.complete(Err(e.clone()));
             }
@@ -643,6 +661,7 @@ impl Engine {
                 // A file whose last handle closed meanwhile keeps nothing of what was refused.
                 self.forget_if_idle(file);
             }
+            self.settle_names(&request);
             let named: Vec<_> = request.names.iter().flat_map(NameOp::paths).map(Path::to_owned).collect();
             drop(request.names);
             self.forget_names(named.iter().map(PathBuf::as_path));

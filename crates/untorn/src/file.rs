@@ -165,7 +165,7 @@ impl File {
     pub fn commit_async(&self) -> Result<Ticket> {
         self.check_write()?;
         let completion = self.store.submit_async(std::slice::from_ref(&self.shared), None)?;
-        Ok(Ticket { completion, store: self.store.clone() })
+        Ok(self.store.ticket(completion))
     }
 
     /// Forgets all uncommitted changes.

@@ -84,8 +84,8 @@ impl Transaction {
     fn begin_with(file: BorrowedFd<'_>, keeps: bool) -> Result<Transaction> {
         let number = told("begin a transaction on", file, mount_calls::begin(file, keeps))?;
         let mut begun = Transaction { files: Vec::new(), number, waits: false };
-        match file.try_clone_to_owned() {
-            Ok(own) => begun.files.push(Fd::new(own)),
+        match file.try_clone_to_owned().and_then(Fd::new) {
+            Ok(own) => begun.files.push(own),
             Err(e) => {
                 let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, number);
                 return Err(Error::io("duplicate the descriptor of", path_of(file), e));
@@ -102,8 +102,8 @@ impl Transaction {
         self.first()?;
         let file = file.as_fd();
         told("add to a transaction", file, mount_calls::ask::<{ mount_calls::ADD }>(file, self.number).map(drop))?;
-        let own = file.try_clone_to_owned();
-        self.files.push(Fd::new(own.map_err(|e| Error::io("duplicate the descriptor of", path_of(file), e))?));
+        let own = file.try_clone_to_owned().and_then(Fd::new);
+        self.files.push(own.map_err(|e| Error::io("duplicate the descriptor of", path_of(file), e))?);
         Ok(())
     }
 

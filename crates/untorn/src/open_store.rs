@@ -2,11 +2,13 @@
 
 use crate::background;
 use crate::checkpoint::After;
+use crate::completion::Completion;
 use crate::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock};
 use crate::engine::{Engine, JournalState};
 use crate::error_paths::error_in_store;
 use crate::options::StoreOptions;
 use crate::sync_point;
+use crate::ticket::Ticket;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,6 +34,11 @@ impl Deref for OpenStore {
 }
 
 impl OpenStore {
+    /// The handle of a commit that was submitted.
+    pub(crate) fn ticket(&self, completion: Arc<Completion>) -> Ticket {
+        Ticket::new(&self.engine, completion)
+    }
+
     pub(crate) fn open(
         storage: Arc<dyn Storage>,
         store_dir: StoreDir,

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use untorn_journal::{Error, Result};
+use untorn_os::Fd;
 
 /// What an output holds at most, unless the gate was made with another number.
 pub const GATE_BYTES_DEFAULT: usize = 1 << 20;
@@ -75,7 +76,7 @@ struct Shared {
     /// Something left, or will never leave.
     changed: Condvar,
     /// Calls the thread.
-    wake: OwnedFd,
+    wake: Fd,
     bytes_max: usize,
     has_thread: bool,
 }
@@ -130,8 +131,8 @@ impl Gate {
     }
 
     fn make(bytes_max: usize, has_thread: bool) -> Result<Gate> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = wake.map_err(|e| Error::io("make", "a gate's eventfd", e.into()))?;
+        let wake = Fd::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
+        let wake = wake.map_err(|e| Error::io("make", "a gate's eventfd", e))?;
         let (state, changed) = (Mutex::new(State::default()), Condvar::new());
         Ok(Gate { shared: Arc::new(Shared { state, changed, wake, bytes_max, has_thread }), thread: None })
     }
@@ -175,6 +176,7 @@ impl Gate {
             if state.outputs.values().all(|queue| queue.bytes == 0) {
                 return Ok(());
             }
+            self.shared.check_wake()?;
             self.shared.wait_for_change(&mut state);
         }
     }
@@ -187,8 +189,8 @@ impl Drop for Gate {
         state.discard();
         drop(state);
         self.shared.call_thread();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has let nothing more out.
+        if let Some(thread) = self.thread.take().filter(|_| self.shared.check_wake().is_ok()) {
+            // One that cannot be called, as the program has closed its descriptor, stays. A thread that panicked has let nothing more out.
             let _ = thread.join();
         }
         // Nobody lets anything out any more.
@@ -221,6 +223,9 @@ impl Output {
         if bytes.is_empty() {
             return Ok(());
         }
+        if state.held.is_empty() {
+            self.shared.check_wake()?;
+        }
         state.outputs.get_mut(&self.number).expect("an output that is open").bytes += bytes.len();
         state.held.push_back(Held { ticket: ticket.cloned(), output: self.number, bytes: bytes.to_vec() });
         let first = state.held.len() == 1;
@@ -251,7 +256,14 @@ fn closed() -> Error {
 impl Shared {
     fn call_thread(&self) {
         // A full counter calls as well.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        if let Ok(wake) = self.wake.own() {
+            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The thread can be called.
+    fn check_wake(&self) -> Result<()> {
+        self.wake.own().map(drop).map_err(|e| Error::io("use", "the gate", e))
     }
 
     /// Without a thread, the one who waits does its work.
@@ -320,11 +332,14 @@ impl Shared {
             let slow = state.outputs.values().filter(|queue| !queue.ready.is_empty());
             slow.filter_map(|queue| queue.sink.descriptor()?.try_clone_to_owned().ok()).collect()
         };
-        let mut ready = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        let wake = self.wake.own().ok();
+        let mut ready: Vec<_> = wake.iter().map(|wake| PollFd::new(wake, PollFlags::IN)).collect();
         ready.extend(slow.iter().map(|descriptor| PollFd::new(descriptor, PollFlags::OUT)));
-        let _ = poll(&mut ready, None);
+        // Whoever finds that it cannot be called says so ([`Shared::check_wake`]).
+        let soon = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        let _ = poll(&mut ready, if wake.is_some() { None } else { Some(&soon) });
         let mut calls = [0; 8];
-        let _ = rustix::io::read(&self.wake, &mut calls);
+        let _ = self.wake.own().map(|wake| rustix::io::read(wake, &mut calls));
     }
 }
 

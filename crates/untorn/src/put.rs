@@ -24,6 +24,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn_journal::format::{Attribute, AttributeFound, crc64};
+use untorn_os::above_standard;
 
 /// The mark of a managed file. Never copied: the copy is not managed.
 const MANAGED: &[u8] = b"user.untorn";
@@ -193,7 +194,8 @@ impl Target {
         if path.components().any(|c| c.as_os_str() == STORE_NAME) {
             return Err(Error::invalid(format!("{} belongs to a store's journal; leave it alone", path.display())));
         }
-        let dir = fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = above_standard(|| fs::open(parent, flags, Mode::empty()))
             .map_err(|e| io("open the directory", parent, e))?;
         let old = Old::open(&dir, name, &path)?;
         let name = name.to_owned();
@@ -340,7 +342,7 @@ impl Old {
             Err(e) => return Err(io("look at", path, e)),
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = fs::openat(dir, name, flags, Mode::empty()).map_err(|e| io("read", path, e))?;
+        let file = above_standard(|| fs::openat(dir, name, flags, Mode::empty())).map_err(|e| io("read", path, e))?;
         let stat = fs::fstat(&file).map_err(|e| io("look at", path, e))?;
         check(&stat)?;
         let attributes = attributes(&file).map_err(|e| io("read the attributes of", path, e))?;
@@ -379,7 +381,7 @@ impl Aside {
             let n = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
             debug_assert_eq!(n, random.len());
             let name = format!(".untorn-put-{:016x}", u64::from_ne_bytes(random));
-            match fs::openat(&target.dir, &name, flags, mode) {
+            match above_standard(|| fs::openat(&target.dir, &name, flags, mode)) {
                 Ok(file) => return made(file, name),
                 Err(Errno::EXIST) => {}
                 Err(e) => return Err(failed(e)),

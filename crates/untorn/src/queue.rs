@@ -3,7 +3,8 @@
 use crate::completion::Completion;
 use crate::file_state::SharedFile;
 use crate::name_op::NameOp;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_journal::Error;
@@ -12,6 +13,8 @@ use untorn_journal::Error;
 #[derive(Default)]
 pub(crate) struct Queue {
     pub waiting: VecDeque<Request>,
+    /// Names that commits on their way change, waiting or being written, and how many of them do.
+    names: HashMap<PathBuf, usize>,
     /// A thread is writing a batch.
     pub leading: bool,
     /// Threads that wait for a commit of theirs now, and the most that did during the last batch.
@@ -22,6 +25,32 @@ pub(crate) struct Queue {
     pub stuck: Option<Error>,
     /// How long the last batch took.
     pub batch_took: Duration,
+}
+
+impl Queue {
+    pub(crate) fn push(&mut self, request: Request) {
+        for path in request.names.iter().flat_map(NameOp::paths) {
+            *self.names.entry(path.to_owned()).or_insert(0) += 1;
+        }
+        self.waiting.push_back(request);
+    }
+
+    /// The commit that changes these names has a result.
+    pub(crate) fn settle(&mut self, names: &[NameOp]) {
+        for path in names.iter().flat_map(NameOp::paths) {
+            if let Some(n) = self.names.get_mut(path) {
+                *n -= 1;
+                if *n == 0 {
+                    self.names.remove(path);
+                }
+            }
+        }
+    }
+
+    /// Whether a commit on its way changes this name.
+    pub(crate) fn changes(&self, path: &Path) -> bool {
+        self.names.contains_key(path)
+    }
 }
 
 /// One commit.

@@ -337,8 +337,8 @@ impl SnapshotFile {
     /// # Errors
     /// [`Error::SnapshotExpired`]
     pub fn copy_to(&self, to: &std::fs::File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
-        let to = to.try_clone().context("copy into a file", self.file.path())?;
-        self.copy_into(&*Linux::file_of(to.into()), progress)
+        let to = to.try_clone().and_then(|to| Linux::file_of(to.into()));
+        self.copy_into(&*to.context("copy into a file", self.file.path())?, progress)
     }
 
     /// The data file, opened anew for reading: for what is no content of it, such as times and owner. None: it is not made

@@ -53,6 +53,8 @@ impl Store {
         store.check_usable()?;
         let path = path.as_ref();
         let is_missing = |loaded: &Result<_>| matches!(loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound);
+        // Until a commit of names is written, its names lead to the files that they led to before.
+        store.settle_name(path)?;
         let mut loaded = store.load(path, 1);
         if is_missing(&loaded) {
             // A commit that is on its way may make the file.
@@ -140,7 +142,7 @@ impl Store {
     /// Commits the changes of many files as one, without waiting.
     pub fn syncv_async(&self, files: &[&File]) -> Result<Ticket> {
         let completion = self.open.submit_async(&self.distinct(files)?, None::<TxnPart>)?;
-        Ok(Ticket { completion, store: self.open.clone() })
+        Ok(self.open.ticket(completion))
     }
 
     /// As [`Self::syncv_async`], but nobody is woken to write it: whoever waits for the ticket, or for a later one, does.
@@ -148,7 +150,7 @@ impl Store {
     pub fn syncv_quietly(&self, files: &[&File]) -> Result<Ticket> {
         self.open.shorten_queue()?;
         let completion = self.submit(files)?;
-        Ok(Ticket { completion, store: self.open.clone() })
+        Ok(self.open.ticket(completion))
     }
 
     fn distinct(&self, files: &[&File]) -> Result<Vec<Arc<SharedFile>>> {

@@ -7,6 +7,7 @@ use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use untorn_os::above_standard;
 
 /// More tries than other replacements of one file can cost.
 const TRIES_MAX: usize = 10_000;
@@ -41,7 +42,7 @@ pub(crate) fn create_locked(
     let look = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let make = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..TRIES_MAX {
-        match fs::openat(dir, name, look, Mode::empty()) {
+        match above_standard(|| fs::openat(dir, name, look, Mode::empty())) {
             Ok(found) => {
                 let stat = fs::fstat(&found)?;
                 let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -57,7 +58,7 @@ pub(crate) fn create_locked(
                 }
             }
             Err(Errno::NOENT) => {
-                let file = match fs::openat(dir, name, make, mode) {
+                let file = match above_standard(|| fs::openat(dir, name, make, mode)) {
                     Err(Errno::EXIST) => continue,
                     file => file?,
                 };
@@ -86,7 +87,7 @@ pub(crate) fn unlock(file: &OwnedFd) {
 pub(crate) fn lock_directory(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..TRIES_MAX {
-        let dir = fs::open(path, flags, Mode::empty()).ok()?;
+        let dir = above_standard(|| fs::open(path, flags, Mode::empty())).ok()?;
         lock(&dir, FlockOperation::LockExclusive).ok()?;
         let (held, named) = (fs::fstat(&dir).ok()?, fs::lstat(path).ok()?);
         if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) {

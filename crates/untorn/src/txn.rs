@@ -148,7 +148,7 @@ impl Txn {
     /// Commits without waiting.
     pub fn commit_async(mut self) -> Result<Ticket> {
         let completion = self.end(true)?;
-        Ok(Ticket { completion, store: self.store.clone() })
+        Ok(self.store.ticket(completion))
     }
 
     /// As [`Txn::commit_async`], but nobody is woken to write it: the next commit that is waited for writes it, too.
@@ -156,7 +156,7 @@ impl Txn {
     pub fn commit_quietly(mut self) -> Result<Ticket> {
         self.store.shorten_queue()?;
         let completion = self.end(false)?;
-        Ok(Ticket { completion, store: self.store.clone() })
+        Ok(self.store.ticket(completion))
     }
 
     fn end(&mut self, in_background: bool) -> Result<Arc<Completion>> {

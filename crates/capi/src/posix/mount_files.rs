@@ -182,7 +182,7 @@ fn own_opening(fd: c_int) -> Result<Fd> {
         let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
         copy.map_err(|_| system("copy the descriptor"))
     };
-    reopen(fd, libc::O_WRONLY).or_else(|_| copy()).map(Fd::new)
+    Fd::new(reopen(fd, libc::O_WRONLY).or_else(|_| copy())?).map_err(|_| system("keep a descriptor of the file"))
 }
 
 /// None: it is on no mount of Untorn's.

@@ -1,6 +1,6 @@
 //! Commits that are appended to a segment, and by whose flush everything becomes durable that was set before.
 
-use super::{Committed, Journal};
+use super::{Committed, Journal, outcome_of_write};
 use crate::error::{Outcome, Result, is_no_space};
 use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES};
 use crate::invariant;
@@ -31,7 +31,7 @@ impl Journal {
             || self.reserved > 0
             || !is_ours
             || segment.appended + needed > APPENDED_BYTES_MAX
-            || from + needed > self.options.segment_bytes_max()
+            || from + needed > self.options.segment_bytes_max().min(self.storage.file_size_limit())
             || self.allocated_bytes() + needed > self.options.journal_bytes
         {
             return Ok(None);
@@ -72,7 +72,7 @@ impl Journal {
                 let cut = segment.file.set_len(from).and_then(|()| segment.file.sync_data(sync_point::COMMIT));
                 cut.map(|()| false).map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))
             }
-            Err(e) => Err(self.fail(Outcome::UnknownUntilReopened, e)),
+            Err(e) => Err(self.fail(outcome_of_write(&e), e)),
         }
     }
 }

@@ -74,8 +74,9 @@ impl Journal {
     /// Bytes of the current segment that commits leave: none if another segment has them.
     pub(super) fn reserved_here(&self, current: usize) -> u64 {
         let checkpoint_lsn = self.header.checkpoint_lsn;
-        let free =
-            |(at, s): (usize, &Segment)| at != current && s.last_lsn <= checkpoint_lsn && s.bytes >= self.reserved;
+        let free = |(at, s): (usize, &Segment)| {
+            at != current && s.last_lsn <= checkpoint_lsn && self.usable_bytes(at) >= self.reserved
+        };
         if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
     }
 

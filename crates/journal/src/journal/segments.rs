@@ -10,6 +10,31 @@ use std::sync::Arc;
 use untorn_os::File;
 
 impl Journal {
+    /// Bytes of a segment that this process may write to now: its limit may be lower than when the segment was made.
+    pub(super) fn usable_bytes(&self, at: usize) -> u64 {
+        self.segments[at].bytes.min(self.segment_bytes_here())
+    }
+
+    /// The largest segment that this process may write to (`RLIMIT_FSIZE`).
+    fn segment_bytes_here(&self) -> u64 {
+        let limit = self.storage.file_size_limit();
+        limit - limit % BLOCK_BYTES as u64
+    }
+
+    /// Refuses a record that this process may write to no segment. Nothing is written: with another limit it can be.
+    pub(super) fn check_file_size_limit(&self, bytes: u64) -> Result<()> {
+        if bytes <= self.segment_bytes_here() {
+            return Ok(());
+        }
+        let limit = self.storage.file_size_limit();
+        let detail = format!(
+            "this process may write files of {limit} bytes at most (RLIMIT_FSIZE, `ulimit -f`), and the commit needs \
+             {bytes} in a segment of the journal in {}",
+            self.dir.display()
+        );
+        Err(Error::NoSpace { detail })
+    }
+
     /// Switches to a free segment with that much room, making one if the journal may grow.
     pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
         // Only before the first record: later a checkpoint may be writing another header.
@@ -23,9 +48,7 @@ impl Journal {
         }
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
-        if self.position > 0
-            && self.segments[current].last_lsn <= checkpoint_lsn
-            && self.segments[current].bytes >= bytes
+        if self.position > 0 && self.segments[current].last_lsn <= checkpoint_lsn && self.usable_bytes(current) >= bytes
         {
             self.position = 0;
             return Ok(true);
@@ -33,7 +56,7 @@ impl Journal {
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
             .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
-            .find(|at| self.segments[*at].bytes >= bytes + self.reserved_here(*at));
+            .find(|at| self.usable_bytes(*at) >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
             self.current = at;
             self.position = 0;
@@ -44,7 +67,7 @@ impl Journal {
         let wanted =
             (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
         let left = self.options.journal_bytes.saturating_sub(allocated);
-        let size = wanted.min(left - left % BLOCK_BYTES as u64);
+        let size = wanted.min(left - left % BLOCK_BYTES as u64).min(self.segment_bytes_here());
         if size < bytes {
             return self.replace_small_segments(bytes);
         }

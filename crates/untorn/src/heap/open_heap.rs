@@ -225,7 +225,7 @@ impl Heap {
         body.file.store.wakeup.wake();
         self.reclaim_quiet(&completion);
         raced?;
-        Ok(Ticket { completion, store: body.file.store.clone() })
+        Ok(body.file.store.ticket(completion))
     }
 
     fn submit(&self, files: &[&File], next: Next) -> Result<Submitted> {

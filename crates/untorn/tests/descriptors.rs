@@ -1,0 +1,222 @@
+//! Programs that close descriptors: the standard streams, as daemons do, and those that they did not open.
+
+mod common;
+
+use common::child_process::again;
+use common::*;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use untorn::heap::HeapOptions;
+use untorn::{FailureClass, Gate, Store, StoreOptions};
+
+const DIR: &str = "UNTORN_TEST_DESCRIPTORS";
+
+/// Without the standard streams; they are back when this ends.
+struct WithoutStreams([OwnedFd; 3]);
+
+impl WithoutStreams {
+    fn begin() -> WithoutStreams {
+        let kept = [0, 1, 2].map(|number| {
+            // SAFETY: copies and closes numbers of this process, which runs one test.
+            unsafe {
+                let copy = libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 100);
+                assert!(copy >= 0 && libc::close(number) == 0);
+                std::os::fd::FromRawFd::from_raw_fd(copy)
+            }
+        });
+        WithoutStreams(kept)
+    }
+
+    /// What has the numbers of the standard streams.
+    fn found() -> Vec<(RawFd, PathBuf)> {
+        let named = |number: RawFd| Some((number, fs::read_link(format!("/proc/self/fd/{number}")).ok()?));
+        (0..3).filter_map(named).collect()
+    }
+
+    /// What a program, or a library that it uses, says all the time.
+    fn chatter() {
+        for number in 0..3 {
+            // SAFETY: writes to a number, whatever it is of.
+            unsafe { libc::write(number, b"warning".as_ptr().cast(), 7) };
+        }
+    }
+}
+
+impl Drop for WithoutStreams {
+    fn drop(&mut self) {
+        for (number, kept) in self.0.iter().enumerate() {
+            // SAFETY: gives a number of this process back what it was of.
+            unsafe { libc::dup2(kept.as_raw_fd(), number as RawFd) };
+        }
+    }
+}
+
+/// Runs a test in a process of its own, as it closes descriptors.
+fn in_child(test: &str, dir: &Path) {
+    let output = again(test).env(DIR, dir).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+}
+
+fn child_dir() -> Option<PathBuf> {
+    std::env::var_os(DIR).map(PathBuf::from)
+}
+
+#[test]
+fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
+    let Some(dir) = child_dir() else {
+        let dir = directory();
+        in_child("nothing_that_is_kept_has_the_number_of_a_standard_stream", dir.path());
+        let store = Store::open(dir.path().join("store")).unwrap();
+        for name in ["early", "a", "b", "c", "mapped", "large"] {
+            assert!(stored(&store, name).ends_with(b"last"), "{name}");
+        }
+        store.close().unwrap();
+        return assert_eq!(plain(dir.path().join("put")), b"put last");
+    };
+    let path = dir.join("store");
+    let store = StoreOptions::new().create(true).journal_bytes(4 << 20).open(&path).unwrap();
+    let early = store.open_or_create("early").unwrap();
+    early.append(b"first ").unwrap();
+    early.commit().unwrap();
+    // Not when the numbers of the standard streams are free: the program's own may have them.
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let other = directory();
+    let without = WithoutStreams::begin();
+    let mut found = Vec::new();
+    let mut look = || {
+        WithoutStreams::chatter();
+        found.extend(WithoutStreams::found());
+    };
+    let files = ["a", "b", "c"].map(|name| store.open_or_create(name).unwrap());
+    look();
+    files.iter().for_each(|file| _ = file.append(&[b'd'; 300_000]).unwrap());
+    store.syncv(&files.each_ref()).unwrap();
+    look();
+    // A spill file, and data files that are opened again.
+    let large = store.open_or_create("large").unwrap();
+    large.write_all_at(&vec![1; 8 << 20], 0).unwrap();
+    large.commit().unwrap();
+    store.checkpoint().unwrap();
+    look();
+    let mapped = store.open_or_create("mapped").unwrap();
+    mapped.append(&[0; 8192]).unwrap();
+    mapped.commit().unwrap();
+    let map = mapped.map().unwrap();
+    map.store(b"last", 8188).unwrap();
+    look();
+    map.msync().unwrap();
+    let heap = HeapOptions::new().open_in(&store, "heap");
+    look();
+    drop(heap);
+    let gate = Gate::new().unwrap();
+    let output = gate.output(writer.into());
+    early.append(b"last").unwrap();
+    output.write(b"said", Some(&early.commit_async().unwrap())).unwrap();
+    gate.drain().unwrap();
+    look();
+    drop((output, gate));
+    let mut said = String::new();
+    let reading = Store::open_read_only(&path).map(|reader| reader.snapshot());
+    look();
+    drop(reading);
+    untorn::offline::put(&dir.join("put"), &mut b"put last".as_slice()).unwrap();
+    for file in files.iter().chain([&large]) {
+        file.append(b"last").unwrap();
+    }
+    let all: Vec<_> = files.iter().chain([&large]).collect();
+    store.syncv(&all).unwrap();
+    look();
+    drop((map, mapped));
+    // A second store, and the first again.
+    let second = Store::open(other.path()).unwrap();
+    second.open_or_create("x").unwrap().commit().unwrap();
+    look();
+    second.close().unwrap();
+    drop(without);
+    reader.read_to_string(&mut said).unwrap();
+    assert_eq!((found, said.as_str()), (Vec::new(), "said"));
+    // Not closed: recovery finds everything.
+    std::process::exit(0);
+}
+
+/// The same numbers are of files of the program then.
+#[test]
+fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
+    let Some(dir) = child_dir() else {
+        for class in ["power", "process"] {
+            let dir = directory();
+            fs::write(dir.path().join("class"), class).unwrap();
+            in_child("a_program_that_closes_all_descriptors_is_told_and_keeps_its_files", dir.path());
+            let store = Store::open(dir.path().join("store")).unwrap();
+            assert_eq!(stored(&store, "a"), b"committed", "{class}");
+            assert_eq!(stored(&store, "large").len(), 1 << 20);
+            store.close().unwrap();
+        }
+        return;
+    };
+    let class = match plain(dir.join("class")).as_slice() {
+        b"power" => FailureClass::Power,
+        _ => FailureClass::Process,
+    };
+    let store = StoreOptions::new().class(class).create(true).open(dir.join("store")).unwrap();
+    let (a, large) = (store.open_or_create("a").unwrap(), store.open_or_create("large").unwrap());
+    a.append(b"committed").unwrap();
+    large.append(&[7; 1 << 20]).unwrap();
+    store.syncv(&[&a, &large]).unwrap();
+    let gate = Gate::new().unwrap();
+
+    // SAFETY: closes descriptors of this process, whose they are does not matter to the program.
+    assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+    let theirs = dir.join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    let text = |n: usize| format!("contents of the program's file {n}").into_bytes();
+    let open: Vec<(PathBuf, File)> = (0..64)
+        .map(|n| {
+            let path = theirs.join(n.to_string());
+            fs::write(&path, text(n)).unwrap();
+            let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            (path, file)
+        })
+        .collect();
+    let untouched = |when: &str| {
+        for (n, (path, file)) in open.iter().enumerate() {
+            assert_eq!(plain(path), text(n), "{when}");
+            let mut bytes = vec![0; text(n).len()];
+            file.read_exact_at(&mut bytes, 0).unwrap_or_else(|e| panic!("{when}: {e}"));
+            assert_eq!(attribute(path), None, "{when}");
+        }
+    };
+
+    a.append(b" and more").unwrap();
+    let e = refused(a.commit(), &["failed-sync-not-committed", "io"]);
+    assert!(e.to_string().contains("close_range"), "{e}");
+    untouched("a commit");
+    refused(large.write_all_at(&[8; 9 << 20], 0).and_then(|()| large.commit()), &["failed-sync-not-committed", "io"]);
+    refused(store.checkpoint(), &["failed-sync-not-committed", "io", "conflict"]);
+    untouched("a checkpoint");
+    assert!(store.open_or_create("new").is_err());
+    assert_eq!(fs::read_dir(&theirs).unwrap().count(), 64);
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let output = gate.output(writer.into());
+    assert!(output.write(b"said", None).is_err());
+    drop((output, gate));
+    untouched("a gate");
+    // SAFETY: the child only looks at its descriptors, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let open = open.iter().all(|(_, file)| file.metadata().is_ok());
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!open)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "a forked child has the program's files");
+    assert!(store.close().is_err());
+    drop((a, large));
+    untouched("closing");
+}
