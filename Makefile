@@ -18,7 +18,7 @@ help: ## Show this list
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
 
-build: ## Build the libraries and the four programs, optimised
+build: ## Build the libraries and the five programs, optimised
 	$(CARGO) build --release --workspace
 
 test: setup ## Run every test; prints totals

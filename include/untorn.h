@@ -134,6 +134,13 @@
  */
 #define UNTORN_READ_ONLY 64
 
+/**
+ * Options flag: a commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones,
+ * which fail with it; whenever a commit is waited for, it is tried again. So files that are committed together in
+ * different groups never come apart. Without this flag, what such a commit had is uncommitted again.
+ */
+#define UNTORN_IN_ORDER 128
+
 /** Bytes of `untorn_status.store_id`, NUL included. */
 #define UNTORN_STORE_ID_BYTES 48
 
@@ -475,7 +482,7 @@ typedef struct untorn_options {
     uint32_t failure_class;
     /**
      * UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
-     * UNTORN_READERS_ALL, or'ed.
+     * UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
      */
     uint32_t flags;
     /**
@@ -833,9 +840,10 @@ UNTORN_MUST_USE char *untorn_store_path(const struct untorn_store *store);
 
 /**
  * Replaces the contents of the file `path` by `len` bytes, whole or not at all, durably on return. The
- * file keeps its mode, owner, ACL and extended attributes. No store is needed; if the file belongs to a
- * store, the replacement is a commit of that store (EBUSY if the store is open elsewhere). Returns 0, or
- * -1 with an error: the file then still has its old contents.
+ * file keeps its mode, owner, ACL, extended attributes and flags. No store is needed; if the file belongs to
+ * a store, the replacement is a commit of that store (EBUSY if the store is open elsewhere). Returns 0, or
+ * -1 with an error: the file then still has its old contents, unless the message says that the new ones are
+ * in place, or committed.
  */
 int untorn_put(const char *path, const void *buf, size_t len);
 
@@ -1140,9 +1148,9 @@ int untorn_mount_syncv(const int *fds,
  * Opens the store in the directory `path`, or the standalone file `path`, for reading only. Nothing is created, and
  * nobody is kept waiting: another process may own the store, before and afterwards.
  *
- * Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EOPNOTSUPP if its
- * owner works in UNTORN_CLASS_PROCESS or tells readers nothing, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see
- * untorn_error.
+ * Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EBUSY if its owner
+ * tells readers nothing, for example while it is opening the store, EOPNOTSUPP if its owner works in
+ * UNTORN_CLASS_PROCESS, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see untorn_error.
  */
 UNTORN_MUST_USE
 struct untorn_reader *untorn_reader_open(const char *path);

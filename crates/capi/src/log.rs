@@ -1,10 +1,12 @@
 //! The log: what happens beside the results of calls.
 
 use crate::error::{Failure, Result, guard};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt::{self, Write as _};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write as _;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -13,6 +15,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
+use untorn::relocate::DISCARDED;
 
 /// A failure that stays, such as a journal that takes no more commits until the store is reopened.
 pub const UNTORN_LOG_ERROR: c_int = 1;
@@ -49,6 +52,35 @@ static START: Once = Once::new();
 
 thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    static IS_TOLD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Messages that were told. More than these are not told.
+static TOLD: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+const TOLD_MAX: usize = 100;
+
+/// Says something on standard error, once, unless the log is switched off (`UNTORN_LOG=off`).
+pub(crate) fn tell(text: &str) {
+    if is_off() {
+        return;
+    }
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let mut told = TOLD.lock();
+    let told = told.get_or_insert_default();
+    if told.len() < TOLD_MAX && told.insert(hasher.finish()) {
+        let line = format!("untorn: {text}\n");
+        // SAFETY: the bytes of `line`. Nobody is told of a standard error that is closed.
+        let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    }
+}
+
+/// Closes something of which the program was told already what is lost.
+pub(crate) fn told<T>(close: impl FnOnce() -> T) -> T {
+    IS_TOLD.set(true);
+    let done = close();
+    IS_TOLD.set(false);
+    done
 }
 
 /// Sends messages of the library, up to a level (UNTORN_LOG_ERROR to UNTORN_LOG_DEBUG), to `callback`. NULL ends this;
@@ -135,7 +167,7 @@ impl Subscriber for Log {
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let level = number(*metadata.level());
-        level <= SINK_LEVEL.load(Relaxed).max(STDERR_LEVEL.load(Relaxed))
+        metadata.target() == DISCARDED || level <= SINK_LEVEL.load(Relaxed).max(STDERR_LEVEL.load(Relaxed))
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -154,12 +186,17 @@ impl Subscriber for Log {
         let mut text = Text::default();
         event.record(&mut text);
         let level = number(*event.metadata().level());
-        if level <= STDERR_LEVEL.load(Relaxed) {
+        let (to_stderr, to_sink) = (level <= STDERR_LEVEL.load(Relaxed), level <= SINK_LEVEL.load(Relaxed));
+        if to_stderr {
             // A standard error that is closed is no reason to fail.
-            let _ = writeln!(std::io::stderr(), "untorn: {}: {}", word(level), text.line());
+            let _ = std::io::stderr().write_all(format!("untorn: {}: {}\n", word(level), text.line()).as_bytes());
         }
-        if level <= SINK_LEVEL.load(Relaxed) {
+        if to_sink {
             send(level, text.line());
+        }
+        // Most programs have no log, and a change that is lost is theirs to know.
+        if event.metadata().target() == DISCARDED && !to_stderr && !to_sink && !IS_TOLD.get() {
+            tell(&text.line());
         }
     }
 

@@ -36,12 +36,18 @@ pub const UNTORN_READERS_ALL: u32 = 32;
 /// without one; its handles are of another kind.
 pub const UNTORN_READ_ONLY: u32 = 64;
 
+/// Options flag: a commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones,
+/// which fail with it; whenever a commit is waited for, it is tried again. So files that are committed together in
+/// different groups never come apart. Without this flag, what such a commit had is uncommitted again.
+pub const UNTORN_IN_ORDER: u32 = 128;
+
 const ALL_FLAGS: u32 = UNTORN_MUST_EXIST
     | UNTORN_WAIT
     | UNTORN_FULL_PAGE
     | UNTORN_ACCEPT_UNKNOWN
     | UNTORN_READERS_GROUP
-    | UNTORN_READERS_ALL;
+    | UNTORN_READERS_ALL
+    | UNTORN_IN_ORDER;
 
 /// How to open a store. Zero is the default of every member but `size`. So both
 /// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
@@ -55,7 +61,7 @@ pub struct untorn_options {
     /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
     pub failure_class: u32,
     /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
-    /// UNTORN_READERS_ALL, or'ed.
+    /// UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
     pub flags: u32,
     /// The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
     /// 64 MiB. The minimum is 64 KiB; smaller numbers mean 64 KiB.
@@ -119,7 +125,8 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
         .create(flags & UNTORN_MUST_EXIST == 0)
         .wait(flags & UNTORN_WAIT != 0)
         .full_page(flags & UNTORN_FULL_PAGE != 0)
-        .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0);
+        .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0)
+        .in_order(flags & UNTORN_IN_ORDER != 0);
     match (flags & UNTORN_READERS_ALL != 0, flags & UNTORN_READERS_GROUP != 0) {
         (true, _) => result = result.readers(Readers::All),
         (false, true) => result = result.readers(Readers::Group),

@@ -116,9 +116,9 @@ pub(crate) fn wait<T>(timeout_ms: c_int, within: impl Fn(Duration) -> Result<Opt
 /// Opens the store in the directory `path`, or the standalone file `path`, for reading only. Nothing is created, and
 /// nobody is kept waiting: another process may own the store, before and afterwards.
 ///
-/// Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EOPNOTSUPP if its
-/// owner works in UNTORN_CLASS_PROCESS or tells readers nothing, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see
-/// untorn_error.
+/// Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EBUSY if its owner
+/// tells readers nothing, for example while it is opening the store, EOPNOTSUPP if its owner works in
+/// UNTORN_CLASS_PROCESS, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see untorn_error.
 ///
 /// # Safety
 /// `path` ends in NUL.

@@ -123,9 +123,10 @@ pub extern "C" fn untorn_store_path(store: *const untorn_store) -> *mut c_char {
 }
 
 /// Replaces the contents of the file `path` by `len` bytes, whole or not at all, durably on return. The
-/// file keeps its mode, owner, ACL and extended attributes. No store is needed; if the file belongs to a
-/// store, the replacement is a commit of that store (EBUSY if the store is open elsewhere). Returns 0, or
-/// -1 with an error: the file then still has its old contents.
+/// file keeps its mode, owner, ACL, extended attributes and flags. No store is needed; if the file belongs to
+/// a store, the replacement is a commit of that store (EBUSY if the store is open elsewhere). Returns 0, or
+/// -1 with an error: the file then still has its old contents, unless the message says that the new ones are
+/// in place, or committed.
 ///
 /// # Safety
 /// `path` ends in NUL; `buf` points to `len` bytes.

@@ -88,3 +88,62 @@ fn recovery_and_quarantine_are_logged_to_whom_it_concerns() {
     let (_, err) = logged(&program, 0, false, Some("info"));
     assert!(err.contains("untorn: info: recovered a store that was not closed"), "{err}");
 }
+
+/// Leaves changes uncommitted, in the way that the second argument says, in the directory of the first one.
+const LEAVES: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <untorn.h>
+
+static void on_log(int level, const char *message, void *user_data) {
+    fprintf(user_data, "%d %s\n", level, message);
+}
+
+int main(int argc, char **argv) {
+    untorn_store *store;
+    untorn_file *file, *again;
+    if (argc != 4 || chdir(argv[1]) != 0) return 2;
+    if (strcmp(argv[3], "callback") == 0 && untorn_set_log(UNTORN_LOG_WARN, on_log, stdout) != 0) return 3;
+    if (!(store = untorn_store_open(".", NULL))) return 4;
+    if (!(file = untorn_open_at(store, "file", UNTORN_CREATE, 0644))) return 5;
+    if (untorn_pwrite(file, "contents", 8, 0) != 8) return 6;
+    if (!(again = untorn_dup(file)) || untorn_close(again) != 0) return 7;
+    if (strcmp(argv[2], "commit") == 0 && untorn_commit(file) != 0) return 8;
+    if (strcmp(argv[2], "rollback") == 0 && untorn_rollback(file) != 0) return 9;
+    if (strcmp(argv[2], "on-close") == 0 && untorn_set_commit_on_close(file, 1) != 0) return 10;
+    if (strcmp(argv[2], "store") != 0 && untorn_close(file) != 0) return 11;
+    if (untorn_store_close(store) != 0) return 12;
+    if (strcmp(argv[2], "store") == 0) untorn_close(file);
+    return 0;
+}
+"#;
+
+#[test]
+fn closing_with_uncommitted_changes_is_told() {
+    build_library();
+    let build = tempfile::tempdir().expect("a directory");
+    let (source, program) = (build.path().join("leaves.c"), build.path().join("leaves"));
+    fs::write(&source, LEAVES).expect("a source");
+    run(link_with(cc().arg(&source), &program));
+    let left = |how: &str, to: &str, variable: Option<&str>| -> (String, String) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut command = Command::new(&program);
+        command.arg(dir.path()).args([how, to]).env_remove("UNTORN_LOG");
+        variable.into_iter().for_each(|value| _ = command.env("UNTORN_LOG", value));
+        let output = command.output().expect("the program");
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        assert!(output.status.success(), "{how}: {}", output.status);
+        (text(output.stdout), text(output.stderr))
+    };
+    let said = "closed without a commit: uncommitted changes are discarded; store: .; file: file\n";
+    for how in ["close", "store"] {
+        assert_eq!(left(how, "", None), (String::new(), format!("untorn: {said}")), "{how}");
+        assert_eq!(left(how, "callback", None), (format!("2 {said}"), String::new()), "{how}");
+        assert_eq!(left(how, "", Some("warn")), (String::new(), format!("untorn: warning: {said}")), "{how}");
+        assert_eq!(left(how, "", Some("off")), (String::new(), String::new()), "{how}");
+    }
+    for how in ["commit", "rollback", "on-close"] {
+        assert_eq!(left(how, "", None), (String::new(), String::new()), "{how}");
+    }
+}

@@ -143,6 +143,16 @@ pub fn holds_a_tree(store: &Path) -> bool {
     begins_a_tree(store) || has_names_of_tree(store)
 }
 
+/// What is said of the store of a mount that a path is in, if it is in one: names there are none of the files'.
+pub fn of_a_mount(path: &Path) -> Option<String> {
+    let whole = std::path::absolute(path).ok()?;
+    let store = whole.ancestors().find(|dir| holds_a_tree(dir))?.display();
+    Some(format!(
+        "{store} is the store of a mount: its files are at the mount point, or `untorn export {store} DIRECTORY` copies them \
+         out"
+    ))
+}
+
 fn has_names_of_tree(store: &Path) -> bool {
     let [journal, objects, pack, table] = [".untorn", "obj", "pack", "table"].map(|name| store.join(name));
     let has_nothing_else = || std::fs::read_dir(store).is_ok_and(|entries| entries.count() == 3);

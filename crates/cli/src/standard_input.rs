@@ -1,13 +1,47 @@
-//! Standard input as new contents of a file: one that was closed, or cannot be read, is no empty file.
+//! Standard input as new contents of a file: one that was closed, or cannot be read, is no empty file, and neither is an
+//! empty pipe.
 
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use untorn_terminal::standard_streams::Waiting;
 use untorn_terminal::{Failure, standard_streams};
 
+/// New contents. A pipe that ends without a byte is an error, unless that is allowed: the program before it may have failed.
+pub struct Contents {
+    file: Waiting,
+    name: String,
+    may_be_empty: bool,
+}
+
+impl Contents {
+    /// Of a file that is open for reading.
+    pub fn of(file: File, name: String, allow_empty: bool) -> Contents {
+        let kind = fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        let is_pipe = matches!(kind, Ok(FileType::Fifo | FileType::Socket));
+        Contents { file: Waiting(file), name, may_be_empty: allow_empty || !is_pipe }
+    }
+}
+
+impl Read for Contents {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(buf)?;
+        if n == 0 && !buf.is_empty() && !self.may_be_empty {
+            return Err(io::Error::other(format!(
+                "{} is a pipe that ended without a byte: the program before it may have failed. Nothing was changed; for an \
+                 empty file, say --allow-empty or `< /dev/null`",
+                self.name
+            )));
+        }
+        self.may_be_empty = true;
+        Ok(n)
+    }
+}
+
 /// Standard input, if it was not closed.
-pub fn open(allow_empty: bool) -> Result<Waiting, Failure> {
-    let stdin = std::io::stdin();
+pub fn open(allow_empty: bool) -> Result<Contents, Failure> {
+    let stdin = io::stdin();
     let refused = |why: &str| {
         Failure::new(format!(
             "standard input {why}: there are no new contents; nothing was changed. For an empty file, say `< /dev/null` \
@@ -24,5 +58,5 @@ pub fn open(allow_empty: bool) -> Result<Waiting, Failure> {
     }
     // Unlike that of the standard library, this one takes no error for the end.
     let file = fd.try_clone_to_owned().map_err(|e| refused(&format!("cannot be used ({e})")))?;
-    Ok(Waiting(file.into()))
+    Ok(Contents::of(file.into(), "standard input".to_owned(), allow_empty))
 }

@@ -170,6 +170,16 @@ fn the_store_of_a_mount_is_asked_about() {
         assert_eq!((run.code, run.out), (Some(7), format!("{} store\n", arguments.join(" "))));
     }
     run(&["status"]).ok();
+    // Names in it are none of the files'.
+    for arguments in [&["ls"][..], &["ls", "-l"]] {
+        let e = run(arguments).fails(1);
+        assert!(e.contains("store is the store of a mount") && e.contains("`untorn export "), "{e}");
+    }
+    for file in ["store/table", "store/notes.txt", "store/d/notes.txt"] {
+        let run = Command::new(&command).args(["cat", file]).current_dir(dir.path()).output().unwrap();
+        let e = Run::from(run).fails(1);
+        assert!(e.contains("store is the store of a mount"), "{e}");
+    }
     // The table is damaged, or lost: the other names tell.
     std::fs::create_dir(path.join("obj")).unwrap();
     std::fs::write(path.join("pack"), "").unwrap();

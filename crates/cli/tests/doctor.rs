@@ -62,7 +62,12 @@ fn memory_keeps_nothing_and_a_read_only_mount_takes_nothing() {
     assert!(remount.success());
     let run = run(&["doctor"], disk.dir.path());
     assert_eq!(run.code, Some(1));
-    assert!(run.out.contains("NO STORE CAN BE USED HERE") && run.out.contains("read-only"), "{}", run.out);
+    assert!(
+        run.out.contains("No store can be used here: a store must be written; remount it (read-only)")
+            && run.out.contains("read-only"),
+        "{}",
+        run.out
+    );
 }
 
 #[test]

@@ -325,3 +325,177 @@ fn interrupted_in_a_store_leaves_the_old_file() {
     }
     assert_eq!(names(&dir.path().join("store/.untorn/journal")), ["header", "pending-files.spare", "segment.0"]);
 }
+
+#[test]
+fn an_empty_pipe_is_no_empty_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in three_kinds(dir.path()) {
+        let e = shell("false | \"$0\" put \"$1\"", &file, None).fails(1);
+        assert!(e.contains("ended without a byte") && e.contains("--allow-empty"), "{e}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old", "{}", file.display());
+        shell("false | \"$0\" put --allow-empty \"$1\"", &file, None).ok();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "", "{}", file.display());
+        // An empty file, and a command that succeeds, say that nothing is meant.
+        for line in ["\"$0\" put \"$1\" < \"$1.empty\"", "\"$0\" put \"$1\" -- true"] {
+            fs::write(format!("{}.empty", file.display()), "").unwrap();
+            shell("printf old | \"$0\" put \"$1\"", &file, None).ok();
+            shell(line, &file, None).ok();
+            assert_eq!(fs::read_to_string(&file).unwrap(), "", "{line}");
+        }
+    }
+    // Sources of several files may be pipes, too.
+    let store = dir.path().join("store");
+    shell("printf old | \"$0\" put \"$1\"", &store.join("managed"), None).ok();
+    let e = shell("false | \"$0\" put --store \"$1\" --set managed /dev/stdin", &store, None).fails(1);
+    assert!(e.contains("/dev/stdin is a pipe that ended without a byte"), "{e}");
+    assert_eq!(fs::read_to_string(store.join("managed")).unwrap(), "old");
+    shell("false | \"$0\" put --store \"$1\" --allow-empty --set managed /dev/stdin", &store, None).ok();
+    assert_eq!(fs::read_to_string(store.join("managed")).unwrap(), "");
+}
+
+#[test]
+fn an_open_file_without_a_name_is_no_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_in(dir.path(), "old", 0o644);
+    let e = shell("exec 3<\"$1\"; rm \"$1\"; printf new | \"$0\" put /dev/fd/3", &file, None).fails(1);
+    assert!(e.contains("/3 is an open file without a name") && e.contains("Nothing was changed"), "{e}");
+    assert_eq!(names(dir.path()), Vec::<String>::new(), "nothing of the name `file (deleted)`");
+    // Of somebody else's name, of a pipe, and of one that has a name, wherever that is by now.
+    let file = file_in(dir.path(), "old", 0o644);
+    let e = shell("exec 3<\"$1\"; rm \"$1\"; touch \"$1 (deleted)\"; printf new | \"$0\" put /dev/fd/3", &file, None);
+    assert!(e.fails(1).contains("without a name"));
+    assert_eq!(fs::read_to_string(dir.path().join("file (deleted)")).unwrap(), "");
+    let e = shell("printf new | \"$0\" put /dev/stdin", &file, None).fails(1);
+    assert!(e.contains("without a name"), "{e}");
+    let file = file_in(dir.path(), "old", 0o644);
+    shell("exec 3<\"$1\"; mv \"$1\" \"$1.moved\"; printf new | \"$0\" put /dev/fd/3", &file, None).ok();
+    assert_eq!(fs::read_to_string(dir.path().join("file.moved")).unwrap(), "new");
+}
+
+/// Flags of a file, as `lsattr` says them.
+fn flags(path: &Path) -> Option<String> {
+    let listed = Command::new("lsattr").arg(path).output().ok().filter(|out| out.status.success());
+    let text = listed.map(|out| String::from_utf8(out.stdout).unwrap());
+    let flags = text.and_then(|text| Some(text.split_whitespace().next()?.to_owned()));
+    if flags.is_none() {
+        eprintln!("skipped: no lsattr, or no flags on this file system");
+    }
+    flags
+}
+
+/// Runs `chattr`; false, said aloud, where that is not possible.
+fn chattr(change: &str, path: &Path) -> bool {
+    let done = Command::new("chattr").arg(change).arg(path).stderr(Stdio::null()).status();
+    let ok = done.is_ok_and(|status| status.success());
+    if !ok {
+        eprintln!("skipped: chattr {change} is not possible on this file system");
+    }
+    ok
+}
+
+#[test]
+fn flags_of_a_file_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_in(dir.path(), "old", 0o644);
+    for change in ["+d", "+A", "+S"] {
+        if !chattr(change, &file) {
+            continue;
+        }
+        let Some(before) = flags(&file) else { return };
+        put(&file, b"new", "022", None).ok();
+        assert_eq!(flags(&file).as_deref(), Some(before.as_str()), "{change}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+}
+
+#[test]
+fn a_refused_target_is_told_before_anything_is_read_or_run() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (ran, source) = (dir.path().join("ran"), tempfile::tempfile().unwrap());
+    let refused = |file: &Path, says: &str| {
+        let run = |input: Stdio, command: &[&str]| -> Run {
+            untorn().arg("put").arg(file).args(command).stdin(input).output().unwrap().into()
+        };
+        let e = run(Stdio::null(), &["--", "touch", ran.to_str().unwrap()]).fails(1);
+        assert!(e.contains(says), "{e}");
+        assert!(!ran.exists(), "the command ran: {e}");
+        // As far as the file was read is where the next reader of it goes on.
+        (&source).write_all(b"new").unwrap();
+        std::io::Seek::rewind(&mut &source).unwrap();
+        run(source.try_clone().unwrap().into(), &[]).fails(1);
+        assert_eq!(std::io::Seek::stream_position(&mut &source).unwrap(), 0, "it was read: {e}");
+    };
+    let file = file_in(dir.path(), "old", 0o644);
+    fs::hard_link(&file, dir.path().join("second")).unwrap();
+    refused(&file, "2 hard links");
+    fs::remove_file(dir.path().join("second")).unwrap();
+    refused(dir.path(), "name a file");
+    for change in ["i", "a"] {
+        if chattr(&format!("+{change}"), &file) {
+            refused(&file, "chattr");
+            assert!(chattr(&format!("-{change}"), &file));
+        }
+    }
+    let sub = dir.path().join("sub");
+    fs::create_dir(&sub).unwrap();
+    let inner = file_in(&sub, "old", 0o644);
+    if chattr("+a", &sub) {
+        refused(&inner, "chattr");
+        assert_eq!(names(&sub), ["file"], "what could not be removed again is not made");
+        assert!(chattr("-a", &sub));
+    }
+    let other = dir.path().join("other");
+    fs::write(&other, "mounted").unwrap();
+    let (mount, umount) = (Command::new("mount").arg("--bind").args([&other, &inner]).status(), "umount");
+    if mount.is_ok_and(|status| status.success()) {
+        refused(&inner, "is mounted on it");
+        assert!(Command::new(umount).arg(&inner).status().unwrap().success());
+    } else {
+        eprintln!("skipped: cannot bind a file");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    // Of several files, each is looked at before the first one is read.
+    fs::create_dir(dir.path().join("store")).unwrap();
+    fs::create_dir(dir.path().join("store/is-a-directory")).unwrap();
+    let (mut from, mut to) = std::io::pipe().unwrap();
+    to.write_all(b"new").unwrap();
+    drop(to);
+    let mut several = untorn();
+    several.arg("put").arg("--store").arg(dir.path().join("store"));
+    several.args(["--set", "a", "/dev/stdin", "--set", "is-a-directory", "/dev/null"]);
+    Run::from(several.stdin(from.try_clone().unwrap()).output().unwrap()).fails(1);
+    let mut unread = String::new();
+    std::io::Read::read_to_string(&mut from, &mut unread).unwrap();
+    assert_eq!((unread.as_str(), dir.path().join("store/a").exists()), ("new", false));
+}
+
+/// Runs `untorn put FILE` where the nth flush fails.
+fn with_failing_flush(file: &Path, nth: u32) -> Option<Run> {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "-e"]);
+    command.arg(format!("inject=fsync:error=EIO:when={nth}")).arg(env!("CARGO_BIN_EXE_untorn")).arg("put").arg(file);
+    match command.args(["--", "echo", "new"]).stdin(Stdio::null()).output() {
+        Ok(out) => Some(out.into()),
+        Err(_) => {
+            eprintln!("skipped: needs strace");
+            None
+        }
+    }
+}
+
+#[test]
+fn what_is_in_place_is_told_when_only_its_directory_could_not_be_flushed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = file_in(dir.path(), "old", 0o644);
+    let Some(run) = with_failing_flush(&file, 1) else { return };
+    let e = run.fails(1);
+    assert!(e.contains("flush the new contents") && !e.contains("in place"), "{e}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    let e = with_failing_flush(&file, 2).unwrap().fails(1);
+    assert!(e.contains("the new contents are in place") && e.contains("put them again"), "{e}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
+    assert_eq!(names(dir.path()), ["file"]);
+}

@@ -26,7 +26,10 @@ impl Owner {
     }
 
     fn start_in_class(dir: &Path, class: &str) -> Owner {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Owner::started_by(Command::new(std::env::current_exe().unwrap()), dir, class)
+    }
+
+    fn started_by(mut command: Command, dir: &Path, class: &str) -> Owner {
         command.args(["--exact", "owner", "--ignored", "--nocapture"]).env(OWNER_DIR, dir).env(OWNER_CLASS, class);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -83,18 +86,20 @@ fn read(dir: &TempDir) -> String {
 #[test]
 fn a_killed_owners_store_is_sound_pending_and_recovers() {
     let dir = killed();
-    assert!(run(&["check"], dir.path()).ok().ends_with("sound\n"));
-    let status = json(&run(&["status", "--json"], dir.path()).ok());
+    let checked = run(&["check"], dir.path()).unclean();
+    assert!(checked.contains("\nsound, but not closed: the next opening, or `untorn recover`"), "{checked}");
+    assert_eq!(json(&run(&["check", "--json"], dir.path()).unclean())["sound"], true);
+    let status = json(&run(&["status", "--json"], dir.path()).unclean());
     assert_eq!((&status["clean"], &status["owner"]), (&false.into(), &serde_json::Value::Null));
     assert_eq!(status["files_pending"][0]["path"], "file");
 
-    let dump = json(&run(&["dump", "--json"], dir.path()).ok());
+    let dump = json(&run(&["dump", "--json"], dir.path()).unclean());
     assert!(dump["records"].as_array().unwrap().len() as u64 >= COMMITS, "{dump}");
-    let text = run(&["dump"], dir.path()).ok();
+    let text = run(&["dump"], dir.path()).unclean();
     assert!(text.contains("crc") && text.contains("write"), "{text}");
 
     let before = read(&dir);
-    assert!(run(&["recover", "--dry-run"], dir.path()).ok().contains("nothing was changed"));
+    assert!(run(&["recover", "--dry-run"], dir.path()).unclean().contains("nothing was changed"));
     assert_eq!(read(&dir), before);
     let done = run(&["recover"], dir.path()).ok();
     assert!(done.starts_with("recovered") && done.contains("1 file"), "{done}");
@@ -103,6 +108,38 @@ fn a_killed_owners_store_is_sound_pending_and_recovers() {
     assert!(run(&["recover"], dir.path()).ok().starts_with("nothing to recover"));
     let status = json(&run(&["status", "--json"], dir.path()).ok());
     assert_eq!(status["clean"], true);
+}
+
+#[test]
+fn an_owner_in_another_pid_namespace_is_called_one() {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]);
+        command
+    };
+    if !unshare().arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: cannot make a pid namespace");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = unshare();
+    command.arg(std::env::current_exe().unwrap());
+    let owner = Owner::started_by(command, dir.path(), "power");
+    let said = "process 1 of another pid namespace";
+    let e = run(&["checkpoint"], dir.path()).fails(1);
+    assert!(e.contains(said) && e.contains("read beside it"), "{e}");
+    let status = run(&["status"], dir.path()).ok();
+    assert!(status.contains(said), "{status}");
+    let status = json(&run(&["status", "--json"], dir.path()).ok());
+    assert_eq!((&status["owner"], &status["owner_elsewhere"]), (&1.into(), &true.into()));
+    owner.kill();
+    // The process in the namespace is killed because its parent was: when, the kernel knows.
+    while !json(&run(&["status", "--json"], dir.path()).out)["owner"].is_null() {}
+    // In the namespace of this process.
+    let owner = Owner::start(dir.path());
+    assert!(!run(&["checkpoint"], dir.path()).fails(1).contains("namespace"));
+    let status = run(&["status"], dir.path()).ok();
+    assert!(status.contains(&format!("process {}\n", owner.pid())), "{status}");
+    owner.kill();
 }
 
 #[test]
@@ -217,7 +254,7 @@ fn find(dir: &Path, name: &str) -> Option<PathBuf> {
 #[test]
 fn damage_in_the_middle_is_a_problem_and_salvage_keeps_what_comes_before() {
     let dir = killed();
-    let dump = json(&run(&["dump", "--json"], dir.path()).ok());
+    let dump = json(&run(&["dump", "--json"], dir.path()).unclean());
     // The second record is broken; a valid one after it says that it was durable.
     let record = &dump["records"][1];
     let segment = record["segment"].as_str().unwrap();

@@ -18,16 +18,19 @@ pub enum Outcome {
 }
 
 /// Everything that can go wrong; the kinds differ in what the caller should do.
-#[derive(Clone, Debug, thiserror::Error)]
+/// `Debug` prints the message, as `main` prints an error that it returns.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Another process, or another handle with other options, has locked the store or the file.
-    #[error("{} is in use{}; close it there, or open with `wait`", path.display(), owner(*pid))]
+    #[error("{} is in use{}{detail}", path.display(), owner(*pid))]
     Busy {
         /// The store or file.
         path: PathBuf,
         /// The id of that process, if the lock file has it.
         pid: Option<u32>,
+        /// More of that process, and what to do.
+        detail: String,
     },
     /// On-disk state that a crash cannot explain.
     #[error("{} is damaged: {detail}. Nothing was changed. {advice}", path.display())]
@@ -187,7 +190,29 @@ fn outcome_text(outcome: Outcome) -> &'static str {
     }
 }
 
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+/// What to do about a store that another process has open.
+const BUSY_ADVICE: &str = "; end that program, read beside it (`untorn cat`, `Store::open_read_only`), or wait for it \
+                           (`StoreOptions::wait`, `UNTORN_WAIT`)";
+/// Of a process whose number means another one here.
+const ELSEWHERE: &str = " of another pid namespace (as of a container; its number here is another one)";
+
 impl Error {
+    /// A store that another process has open.
+    pub fn busy(path: impl Into<PathBuf>, pid: Option<u32>) -> Error {
+        Error::Busy { path: path.into(), pid, detail: BUSY_ADVICE.to_owned() }
+    }
+
+    /// A store that a process has open whose number in the lock file is one of another pid namespace.
+    pub fn busy_elsewhere(path: impl Into<PathBuf>, pid: u32) -> Error {
+        Error::Busy { path: path.into(), pid: Some(pid), detail: format!("{ELSEWHERE}{BUSY_ADVICE}") }
+    }
+
     /// An operating-system error; a lack of space becomes [`Error::NoSpace`].
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Error {
         let path = path.as_ref();
@@ -387,5 +412,29 @@ pub trait Context<T> {
 impl<T> Context<T> for io::Result<T> {
     fn context(self, action: &'static str, path: impl AsRef<Path>) -> Result<T> {
         self.map_err(|e| Error::io(action, path, e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `fn main() -> untorn::Result<()>` prints.
+    #[test]
+    fn debug_prints_the_message() {
+        let errors = [
+            Error::busy("store", Some(7)),
+            Error::busy_elsewhere("store", 1),
+            Error::corrupt("store", "a block"),
+            Error::io("open", "file", io::ErrorKind::NotFound.into()),
+            Error::Closed,
+        ];
+        for e in errors {
+            assert_eq!(format!("{e:?}"), e.to_string());
+            assert_eq!(format!("{:?}", Err::<(), _>(e.clone())), format!("Err({e})"));
+        }
+        assert!(
+            Error::busy_elsewhere("s", 1).to_string().starts_with("s is in use by process 1 of another pid namespace")
+        );
     }
 }

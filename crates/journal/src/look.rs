@@ -100,8 +100,8 @@ impl Look {
     /// Looks at a store, at this commit or a later one.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if its owner tells readers nothing: it is of class `process`, had no room for the page, or
-    /// is still opening the store.
+    /// [`Error::Busy`] if its owner tells readers nothing: it is still opening the store, or had no room for the page.
+    /// [`Error::Unsupported`] if it is of class `process`.
     pub fn take(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Look> {
         Look::take_with(storage, store_dir, at_least, None)
     }
@@ -421,15 +421,13 @@ fn no_page(storage: &dyn Storage, store_dir: &StoreDir, pid: Option<u32>) -> Res
 }
 
 fn changing(store_dir: &StoreDir, pid: Option<u32>) -> Error {
-    let owner = pid.map_or("the process that has it open".to_owned(), |pid| format!("process {pid}"));
-    Error::Unsupported {
-        path: store_dir.dir.clone(),
-        detail: format!(
-            "{owner} tells readers nothing: it is opening or closing the store, works in failure class `process`, had no \
-             room on the disk for `readers` when it opened it, or is of an Untorn that has no readers. Try again, or open \
-             the store there again"
-        ),
-    }
+    let detail = format!(
+        "{} tells readers nothing: it is opening or closing the store, works in failure class `process`, had no room on the \
+         disk for `readers` when it opened it, or is of an Untorn that has no readers. Try again, or open the store there \
+         again",
+        if pid.is_some() { ", which" } else { " by a process that" }
+    );
+    Error::Busy { path: store_dir.dir.clone(), pid, detail }
 }
 
 fn class_process(store_dir: &StoreDir) -> Error {

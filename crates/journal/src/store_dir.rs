@@ -242,14 +242,15 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u3
             // Somebody opened it to others, who could lock it.
             owner.set_mode(0o600).context("change the mode of", &owner_path)?;
         }
-        let pid = || storage.open(&path, Open::READ).ok().and_then(|lock| read_pid(&*lock));
+        let lock = || storage.open(&path, Open::READ).ok();
+        let pid = || lock().and_then(|lock| read_pid(&*lock));
         if !acquire(storage, &*owner, &pid, wait).context("lock", &owner_path)? {
-            return Err(Error::Busy { path: store_dir.dir.clone(), pid: pid() });
+            return Err(busy(&store_dir.dir, lock().as_deref()));
         }
         // Not made before: whoever ejects the store has removed it, and then the directory.
         let file = open_lock_file(storage, &path, Open::create(0o600).shown())?;
         if !file.lease(0).context("lock", &path)? {
-            return Err(Error::Busy { path: store_dir.dir.clone(), pid: pid() });
+            return Err(busy(&store_dir.dir, lock().as_deref()));
         }
         if is_named(storage, &*owner, &owner_path)? && is_named(storage, &*file, &path)? {
             let mut note = [0; CLOSED.len() + 1];
@@ -259,7 +260,23 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u3
             return Ok(StoreLock { file, _owner: owner, unclean, dir_mode });
         }
     }
-    Err(Error::Busy { path: store_dir.dir.clone(), pid: None })
+    Err(Error::busy(&store_dir.dir, None))
+}
+
+/// The error of a store that the process has open which the lock file names.
+fn busy(path: &Path, lock: Option<&dyn File>) -> Error {
+    let pid = lock.and_then(read_pid);
+    match (lock, pid) {
+        (Some(lock), Some(pid)) if is_of_another_namespace(lock, pid) => Error::busy_elsewhere(path, pid),
+        _ => Error::busy(path, pid),
+    }
+}
+
+/// Whether the process of this number has not got this lock file open, though it locked it: it counts processes otherwise.
+pub fn is_of_another_namespace(lock: &dyn File, pid: u32) -> bool {
+    // It may have closed the store just now.
+    let has_it = || lock.is_locked().unwrap_or(false) && read_pid(lock) == Some(pid);
+    lock.is_open_in(pid) == Some(false) && has_it()
 }
 
 /// Notes that this process has the store open, before it changes anything. On a full disk there may be no room for

@@ -56,6 +56,7 @@ pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
         }
     }
     let sound = problems.is_empty();
+    let is_unclean = log.as_ref().is_some_and(|log| log.owner.is_none() && (!log.clean || log.journal_missing));
     let text = if json {
         let of = |number: fn(&Verified) -> u64| tree.as_ref().map(|(_, tree)| number(tree));
         let value = json!({
@@ -86,11 +87,16 @@ pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
             text += "note     the log changed all the time: only what readers read of it was looked at\n";
         }
         problems.iter().for_each(|problem| text += &format!("PROBLEM  {problem}\n"));
-        text +=
-            if sound { "sound\n" } else { "not sound; `untorn check` of the closed store says more about its log\n" };
+        text += match (sound, is_unclean) {
+            (true, false) => "sound\n",
+            (true, true) => {
+                "sound, but not closed: the next mount, or `untorn recover`, brings what is in the log into the files\n"
+            }
+            (false, _) => "not sound; `untorn check` of the closed store says more about its log\n",
+        };
         text
     };
-    Ok(Output::text(text).code(if sound { 0 } else { PROBLEMS }))
+    Ok(Output::text(text).code(if sound && !is_unclean { 0 } else { PROBLEMS }))
 }
 
 fn look(store: &Path) -> untorn::Result<Inspection> {

@@ -319,7 +319,7 @@ fn a_full_disk_is_told_and_nothing_is_left() {
     fs::write(place.at("disk/other"), vec![1; 6 << 20]).unwrap();
     place.refused(&["eject", "-y", "disk/store"], "No space left on device");
     let after_eject = left();
-    place.done(&["check", "disk/store"]);
+    place.sound("disk/store");
     assert!(Command::new("umount").arg(place.at("disk")).status().unwrap().success());
     assert_eq!((after_import, after_export, after_eject), (0, 0, 2));
 }
@@ -445,7 +445,7 @@ fn a_killed_ejection_leaves_the_store_or_the_tree() {
             }
             if place.at("store/.untorn").exists() {
                 stores += 1;
-                place.done(&["check", "store"]);
+                place.sound("store");
             } else {
                 same(&expected, &listing(&place.at("store")));
             }

@@ -34,6 +34,7 @@ mod mapping;
 mod memory_limit;
 mod metadata_order;
 pub mod mount_calls;
+mod other_process;
 mod page_memory;
 mod process_memory;
 mod read_mapping;

@@ -10,6 +10,7 @@ use crate::linux_map::LinuxMapping;
 use crate::listener::{Inotify, Listener};
 use crate::mapping::{MapRequest, Mapping};
 use crate::metadata_order::keeps_order;
+use crate::other_process;
 use crate::read_mapping::ReadMapping;
 use crate::read_write::write_all_at;
 use crate::storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
@@ -776,6 +777,10 @@ impl File for LinuxFile {
         }
         let (kind, start) = set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, range.clone())?;
         Ok((kind != libc::F_UNLCK).then(|| start.max(range.start)))
+    }
+
+    fn is_open_in(&self, pid: u32) -> Option<bool> {
+        other_process::has_open(pid, &fs::fstat(self.fd.get().ok()?).ok()?)
     }
 
     fn is_direct(&self) -> bool {

@@ -291,6 +291,11 @@ pub trait File: Any + Send + Sync {
     fn lease(&self, at: u64) -> io::Result<bool>;
     /// A byte of the range of which somebody else has a lease.
     fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>>;
+    /// Whether the process of this number, as this process numbers them, has the file open. None: this process may not
+    /// know.
+    fn is_open_in(&self, _pid: u32) -> Option<bool> {
+        None
+    }
     /// Hears of writes to the file from now on, by whichever process. An error: not here.
     fn listen(&self) -> io::Result<Box<dyn Listener>> {
         Err(io::ErrorKind::Unsupported.into())

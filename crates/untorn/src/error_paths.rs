@@ -7,7 +7,7 @@ use untorn_journal::{Context, Error, Result};
 pub(crate) fn error_in_store(e: Error, store: &Path) -> Error {
     let inside = |path: PathBuf| if store.as_os_str().is_empty() { path } else { join(store, &path) };
     match e {
-        Error::Busy { path, pid } => Error::Busy { path: inside(path), pid },
+        Error::Busy { path, pid, detail } => Error::Busy { path: inside(path), pid, detail },
         Error::Corrupt { path, detail, advice } => Error::Corrupt { path: inside(path), detail, advice },
         Error::Foreign { path, detail } => Error::Foreign { path: inside(path), detail },
         Error::Untrusted { path, detail } => Error::Untrusted { path: inside(path), detail },

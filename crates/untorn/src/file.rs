@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::{Error, Result};
 
 /// One handle of a file.
@@ -207,6 +207,9 @@ impl File {
             let mut state = self.shared.write();
             state.handles -= 1;
             if state.handles == 0 && state.txn.is_none() {
+                if !self.store.closed.load(SeqCst) {
+                    state.tell_what_is_discarded(&self.store.path);
+                }
                 // No handle, no map: nothing that could fail.
                 let _ = state.discard_changes();
             }

@@ -16,6 +16,9 @@ use untorn_journal::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Kind, Meta, Storage, Tracker, holds};
 
+/// Events of the log that say that closing a file lost changes.
+pub const DISCARDED: &str = "untorn::discarded";
+
 /// The unit of comparison of a mapped file: what differs is journaled in whole lines.
 const LINE_BYTES: usize = 64;
 
@@ -306,6 +309,18 @@ impl FileState {
             return Err(Error::InTransaction { path: self.path().to_owned() });
         }
         self.discard_changes()
+    }
+
+    /// Says that closing the file loses changes, if it does: most who close have forgotten to commit.
+    pub(crate) fn tell_what_is_discarded(&self, store: &Path) {
+        if self.life != Life::Gone && !self.content.write_set.is_empty() {
+            tracing::warn!(
+                target: DISCARDED,
+                store = %store.display(),
+                file = %self.path().display(),
+                "closed without a commit: uncommitted changes are discarded"
+            );
+        }
     }
 
     /// Forgets uncommitted changes, also those that were stored to the mapping. After an error memory may still

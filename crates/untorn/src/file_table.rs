@@ -58,7 +58,7 @@ impl Engine {
         let meta = file.meta().context("look at", path)?;
         check_kind(&meta, path)?;
         if writable && !file.try_claim().context("claim", path)? {
-            return Err(Error::Busy { path: path.to_owned(), pid: None });
+            return Err(claimed(path));
         }
         let attribute = file.attribute().context("read the attribute of", path)?;
         self.check_attribute(path, Attribute::decode(attribute.as_deref()))?;
@@ -140,7 +140,7 @@ impl Engine {
             return Err(Error::Conflict { path, detail: "somebody replaced the file while it was in use".into() });
         }
         if writable && !file.try_claim().context("claim", &path)? {
-            return Err(Error::Busy { path, pid: None });
+            return Err(claimed(&path));
         }
         state.content.data = Some(file);
         files.note_descriptor(shared);
@@ -201,4 +201,10 @@ fn open_error(path: &Path, e: io::Error) -> Error {
         Some(Errno::NXIO) => because("it is a device, a pipe or a socket, not a regular file"),
         _ => Error::io("open", path, e),
     }
+}
+
+/// A file that another store has open has another name there, or that store is another directory.
+fn claimed(path: &Path) -> Error {
+    let detail = " through another store, or a program has locked it (`flock`): close it there first";
+    Error::Busy { path: path.to_owned(), pid: None, detail: detail.to_owned() }
 }

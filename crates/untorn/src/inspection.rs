@@ -16,7 +16,7 @@ use untorn_journal::readers_page::held_commits;
 use untorn_journal::recovery::boot_id;
 use untorn_journal::scan::{Keep, Scan, read_header, scan};
 use untorn_journal::segment_reader::{ReadMode, ValidRecord};
-use untorn_journal::store_dir::{StoreDir, is_owned_by_somebody, read_pid, segment_name};
+use untorn_journal::store_dir::{StoreDir, is_of_another_namespace, is_owned_by_somebody, read_pid, segment_name};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Linux, Open, Storage};
 
@@ -39,6 +39,8 @@ pub struct Inspection {
     pub clean: bool,
     /// The process that owns the store now (0: a process of unknown number); the other fields may then be stale.
     pub owner: Option<u32>,
+    /// The owner's number is one of another pid namespace, as of a container: here it means another process, or none.
+    pub owner_elsewhere: bool,
     /// Class `process`, and the machine went down since.
     pub unknown_state: bool,
     /// The first commit that is not yet in the data files.
@@ -193,7 +195,13 @@ pub(crate) fn inspect_on(
         before = picture;
         storage.pause();
     }
-    Err(Error::Busy { path: path.to_owned(), pid: owner(&**storage, store_dir).filter(|pid| *pid != 0) })
+    let pid = owner(&**storage, store_dir).map(|owner| owner.pid).filter(|pid| *pid != 0);
+    let detail = format!(
+        "{} changes it all the time: there is no still picture of it. Nothing says that it is damaged; look again when it is \
+         less busy",
+        if pid.is_some() { ", which" } else { " by a process that" }
+    );
+    Err(Error::Busy { path: path.to_owned(), pid, detail })
 }
 
 /// Root may look at anybody's store, as nothing is written: what others must not trust is then a problem to tell.
@@ -238,13 +246,15 @@ fn look(
     note_header(header.as_ref(), seen);
     let header = header.as_ref();
     let boot = header.and_then(|header| header.boot).map(|_| boot_id(&**storage, path)).transpose()?;
+    let owner = owner(&**storage, store_dir);
     let mut found = Inspection {
         path: path.to_owned(),
         store_id: header.map(|header| hex(&header.store)).unwrap_or_default(),
         class: if header.is_some_and(|h| h.boot.is_some()) { FailureClass::Process } else { FailureClass::Power },
         format_version: VERSION,
         clean: scanned.as_ref().is_none_or(|scanned| scanned.header.clean && scanned.accepted_heads.is_empty()),
-        owner: owner(&**storage, store_dir),
+        owner: owner.map(|owner| owner.pid),
+        owner_elsewhere: owner.is_some_and(|owner| owner.is_elsewhere),
         unknown_state: header.is_some_and(|header| header.boot != boot),
         first_lsn: header.map_or(1, |header| header.checkpoint_lsn + 1),
         last_lsn: scanned.as_ref().map_or(0, |scanned| scanned.last_lsn),
@@ -294,11 +304,34 @@ fn note_records(scanned: &Scan, seen: &mut DefaultHasher) {
     }
 }
 
-/// The process that has a store open; 0: a process of unknown number.
-pub(crate) fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<u32> {
+/// The process that has a store open.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner {
+    /// 0: of unknown number.
+    pid: u32,
+    /// It is another process here, or none: the number is one of another pid namespace.
+    is_elsewhere: bool,
+}
+
+impl Owner {
+    /// That the store is busy.
+    pub(crate) fn busy(self, path: &Path) -> Error {
+        match self {
+            Owner { pid, is_elsewhere: true } => Error::busy_elsewhere(path, pid),
+            Owner { pid, .. } => Error::busy(path, Some(pid).filter(|pid| *pid != 0)),
+        }
+    }
+}
+
+pub(crate) fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<Owner> {
     let lock = storage.open(&store_dir.lock_file(), Open::READ).ok()?;
     // What cannot be asked is taken for owned.
-    if is_owned_by_somebody(storage, store_dir, &*lock).unwrap_or(true) { read_pid(&*lock).or(Some(0)) } else { None }
+    if !is_owned_by_somebody(storage, store_dir, &*lock).unwrap_or(true) {
+        return None;
+    }
+    let pid = read_pid(&*lock);
+    let is_elsewhere = pid.is_some_and(|pid| is_of_another_namespace(&*lock, pid));
+    Some(Owner { pid: pid.unwrap_or(0), is_elsewhere })
 }
 
 fn records(scanned: &Scan) -> Vec<RecordInfo> {

@@ -196,7 +196,7 @@ fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Resul
         free_of_owner(&*storage, store_dir, path)?;
         let now = file.data.as_ref().map(|data| data.meta()).transpose().context("look at", path)?;
         if read_header(&*storage, &store_dir.journal())? != header || now != file.meta {
-            return Err(Error::Busy { path: path.to_owned(), pid: None });
+            return Err(Error::busy(path, None));
         }
     }
     Ok(checker.report)
@@ -213,7 +213,7 @@ fn look_at_live(heap: &Recoverable, meta: &Meta, storage: &dyn Storage, path: &P
 
 fn free_of_owner(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {
     match owner(storage, store_dir) {
-        Some(pid) => Err(Error::Busy { path: path.to_owned(), pid: Some(pid).filter(|pid| *pid != 0) }),
+        Some(owner) => Err(owner.busy(path)),
         None => Ok(()),
     }
 }
@@ -320,11 +320,22 @@ pub struct Report {
 
 /// Recovers a store and closes it: data files are then plain and whole.
 pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Report> {
-    let store = open(path, options, progress)?;
-    let status = store.status();
-    store.close()?;
+    let once = || -> Result<_> {
+        let store = open(path, options, progress)?;
+        let status = store.status();
+        store.close()?;
+        Ok((status.recovered, status.quarantined))
+    };
+    let (mut recovered, mut quarantined) = once()?;
+    if options.salvage && !quarantined.is_empty() {
+        // One opening quarantines the journal of files that cannot be redone, the next one archives it.
+        let again = once()?;
+        quarantined = again.1;
+        recovered.salvaged.extend(again.0.salvaged);
+        recovered.notes.extend(again.0.notes);
+    }
     let lost_files = lost_files(path).unwrap_or_default();
-    Ok(Report { recovered: status.recovered, quarantined: status.quarantined, lost_files, closed_dirs: Vec::new() })
+    Ok(Report { recovered, quarantined, lost_files, closed_dirs: Vec::new() })
 }
 
 /// The working memory of live heaps of all users, as far as this one can see it.

@@ -135,6 +135,9 @@ impl OpenStore {
         for file in self.files.lock().take_all() {
             // Handles and maps may stay; the claims on the files end here.
             let mut state = file.write();
+            if state.handles > 0 && state.txn.is_none() {
+                state.tell_what_is_discarded(&self.path);
+            }
             state.content.data = None;
             if let Some(region) = &mut state.region {
                 region.release();

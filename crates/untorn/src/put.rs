@@ -10,43 +10,43 @@
 //! This module works on absolute paths and follows links, as editors do, so it does not go through
 //! the rooted storage that everything else uses.
 
+mod file_attributes;
+mod real_path;
+
 use crate::store::Store;
 use crate::turn;
 use crate::{Error, File, Result, StoreOptions};
-use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, RenameFlags, Stat, Uid, XattrFlags};
+use file_attributes::{MANAGED, attributes, copy_attributes, copy_flags};
+use real_path::real_path;
+use rustix::fs::{self, AtFlags, Gid, IFlags, Mode, OFlags, RenameFlags, Stat, StatxAttributes, StatxFlags, Uid};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr, OsString};
-use std::fs::Metadata;
+use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn_journal::format::{Attribute, AttributeFound, crc64};
 use untorn_os::above_standard;
 
-/// The mark of a managed file. Never copied: the copy is not managed.
-const MANAGED: &[u8] = b"user.untorn";
-/// Hashes over the contents, kept by the kernel: wrong on new contents.
-const OF_CONTENTS: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 /// Everything of ours in a directory.
 const STORE_NAME: &str = ".untorn";
-/// As many links in a row as Linux itself follows.
-const LINKS_MAX: usize = 40;
-/// The mode of a directory in which everybody creates files and removes only their own.
-const SHARED: u32 = 0o1002;
+/// What failed when the name is there, but not durable.
+const NAME_NOT_FLUSHED: &str = "flush the directory (the new contents are in place, but a power cut may take them back: put \
+                                them again) of";
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Replaces the contents of `path` by everything that `from` yields; returns the bytes written.
 ///
 /// After a crash at any point the file holds what it held before, or all of the new contents; on
-/// return it durably holds the new ones. Mode, owner, ACL and extended attributes stay; where they
+/// return it durably holds the new ones. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay; where they
 /// cannot, nothing is changed and the error says why. A missing file is created, 0666 less the umask.
 ///
 /// A symbolic link is followed: the file that it names is replaced and the link stays. Refused are
 /// directories, devices, files that this user may not write, and files of several hard links, which
 /// a replacement would part.
+///
+/// `from` is not read before the file is found to be one that may be replaced.
 ///
 /// An error of `from` leaves everything as it is. Replacements of one file, and those of files of one store, wait
 /// for each other. What a killed one left aside goes with the next replacement of that file.
@@ -92,13 +92,15 @@ pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> R
         }
     };
     let mut txn = store.begin();
+    // A refusal must not come after gigabytes of input.
+    let targets = files.iter().map(|(name, _)| open_in(&store, &mut txn, name)).collect::<Result<Vec<_>>>()?;
     let mut bytes = 0;
-    for (name, from) in files {
-        let file = open_in(&store, &mut txn, name)?;
-        bytes += refill(&file, name, &mut **from)?;
+    for (file, (name, from)) in targets.iter().zip(files) {
+        bytes += refill(file, name, &mut **from)?;
     }
     txn.commit()?;
-    store.close()?;
+    drop(targets);
+    store.close().map_err(|e| not_closed(&store_dir, e))?;
     Ok(bytes)
 }
 
@@ -152,6 +154,15 @@ fn io(action: &'static str, path: &Path, e: Errno) -> Error {
     Error::io(action, path, e.into())
 }
 
+/// The new contents are committed; the store could not be closed.
+fn not_closed(path: &Path, e: Error) -> Error {
+    Error::io(
+        "close the store (the new contents are committed; `untorn recover` brings them into the file) of",
+        path,
+        e.into(),
+    )
+}
+
 fn unsupported(path: &Path, detail: impl Into<String>) -> Error {
     Error::Unsupported { path: path.to_owned(), detail: detail.into() }
 }
@@ -183,6 +194,7 @@ struct Old {
     _held: OwnedFd,
     stat: Stat,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+    flags: IFlags,
 }
 
 impl Target {
@@ -256,7 +268,7 @@ impl Target {
         let file = StoreOptions::default().create(self.old.is_none()).open_standalone(&self.path)?;
         let bytes = refill(&file, &self.path, from)?;
         file.commit()?;
-        file.close()?;
+        file.close().map_err(|e| not_closed(&self.path, e))?;
         Ok(bytes)
     }
 
@@ -273,8 +285,7 @@ impl Target {
         };
         let bytes = refill(&file, &self.path, from)?;
         txn.commit()?;
-        file.close()?;
-        store.close()?;
+        file.close().and_then(|()| store.close()).map_err(|e| not_closed(&self.path, e))?;
         Ok(bytes)
     }
 
@@ -283,6 +294,7 @@ impl Target {
         self.check_replaceable()?;
         if let Some(old) = &self.old {
             aside.take_owner(old)?;
+            aside.try_attributes(old)?;
         }
         let bytes = copy(&self.path, from, |bytes| aside.write(bytes))?;
         if let Some(old) = &self.old {
@@ -291,12 +303,29 @@ impl Target {
         sync_contents(&aside.file).map_err(|e| io("flush the new contents of", &self.path, e))?;
         self.check_unchanged()?;
         aside.take_name(self)?;
-        sync_name(&self.dir).map_err(|e| io("make durable the new name of", &self.path, e))?;
+        sync_name(&self.dir).map_err(|e| io(NAME_NOT_FLUSHED, &self.path, e))?;
         Ok(bytes)
     }
 
+    /// Whether a new file may take the name, as far as that can be told: a refusal must not come after gigabytes of input,
+    /// or after a command has run.
     fn check_replaceable(&self) -> Result<()> {
+        if has(&self.dir, OsStr::new(""), StatxAttributes::APPEND) {
+            let detail = "its directory lets nobody replace or remove a file (`chattr +a`); `chattr -a` on the directory \
+                          allows it. Nothing was changed";
+            return Err(unsupported(&self.path, detail));
+        }
         let Some(old) = &self.old else { return Ok(()) };
+        if has(&self.dir, &self.name, StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+            let detail = "it may not be replaced (`chattr +i` or `+a`; `lsattr` shows it); `chattr -i -a` allows it. Nothing \
+                          was changed";
+            return Err(unsupported(&self.path, detail));
+        }
+        if has(&self.dir, &self.name, StatxAttributes::MOUNT_ROOT) {
+            let detail = "something is mounted on it, as a container has it: it can be written, but not replaced. Replace \
+                          the file that is mounted there. Nothing was changed";
+            return Err(unsupported(&self.path, detail));
+        }
         if old.stat.st_nlink > 1 {
             let n = old.stat.st_nlink;
             let detail = format!("has {n} hard links, and replacing it would part them; unlink the others first");
@@ -314,7 +343,7 @@ impl Target {
             (None, None) => true,
             (Some(a), Some(b)) => {
                 let id = |s: &Stat| (s.st_dev, s.st_ino, s.st_nlink, s.st_mode, s.st_uid, s.st_gid);
-                id(&a.stat) == id(&b.stat) && a.attributes == b.attributes
+                id(&a.stat) == id(&b.stat) && a.attributes == b.attributes && a.flags == b.flags
             }
             _ => false,
         };
@@ -324,6 +353,12 @@ impl Target {
         }
         Ok(())
     }
+}
+
+/// Whether a name in a directory, or the directory itself, has one of these attributes; not where the kernel cannot tell.
+fn has(dir: &OwnedFd, name: &OsStr, any: StatxAttributes) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+    fs::statx(dir, name, flags, StatxFlags::empty()).is_ok_and(|found| found.stx_attributes.intersects(any))
 }
 
 impl Old {
@@ -346,7 +381,8 @@ impl Old {
         let stat = fs::fstat(&file).map_err(|e| io("look at", path, e))?;
         check(&stat)?;
         let attributes = attributes(&file).map_err(|e| io("read the attributes of", path, e))?;
-        Ok(Some(Old { _held: file, stat, attributes }))
+        let flags = file_attributes::flags(&file);
+        Ok(Some(Old { _held: file, stat, attributes, flags }))
     }
 }
 
@@ -420,13 +456,24 @@ impl Aside {
         }
     }
 
-    /// ACL, extended attributes and mode, after the contents: writing takes some of them away.
+    /// Takes everything of the old file, while there are no contents, and gives the permissions up again: what cannot be
+    /// kept is told before the contents are read.
+    fn try_attributes(&self, old: &Old) -> Result<()> {
+        self.take_attributes(old)?;
+        fs::fchmod(&self.file, Mode::from_raw_mode(0o600)).map_err(|e| io("keep private the new", &self.path, e))
+    }
+
+    /// ACL, extended attributes, flags and mode, again after the contents: writing takes some of them away.
     fn take_attributes(&self, old: &Old) -> Result<()> {
         let path = &self.path;
         copy_attributes(&old.attributes, &self.file).map_err(|(name, e)| {
             let detail =
                 format!("its attribute {name} cannot be kept ({}). Nothing was changed", std::io::Error::from(e));
             unsupported(path, detail)
+        })?;
+        copy_flags(old.flags, &self.file).map_err(|e| {
+            let why = std::io::Error::from(e);
+            unsupported(path, format!("its flags (`lsattr`) cannot be kept ({why}). Nothing was changed"))
         })?;
         let mode = old.stat.st_mode & 0o7777;
         fs::fchmod(&self.file, Mode::from_raw_mode(mode)).map_err(|e| io("keep the mode of", path, e))?;
@@ -469,101 +516,10 @@ impl Drop for Aside {
     }
 }
 
-/// Follows links at the end of a path; the last may dangle, as it may for a program that creates.
-fn real_path(path: &Path) -> Result<PathBuf> {
-    if path.as_os_str().as_bytes().ends_with(b"/") {
-        return Err(Error::invalid(format!("{} is a directory's name; name a file", path.display())));
-    }
-    let mut path = path.to_owned();
-    for _ in 0..LINKS_MAX {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Error::invalid(format!("`{}` names no file", path.display())));
-        };
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        let parent = parent.canonicalize().map_err(|e| Error::io("find the directory", parent, e))?;
-        let full = parent.join(name);
-        match full.symlink_metadata() {
-            Ok(link) if link.is_symlink() => {
-                check_link(&parent, &full, &link)?;
-                path = parent.join(full.read_link().map_err(|e| Error::io("read the link", &full, e))?);
-            }
-            // Whatever it is, or if it is nothing, the next step opens it without following.
-            _ => return Ok(full),
-        }
-    }
-    Err(io("follow the links of", &path, Errno::LOOP))
-}
-
-/// Refuses a link that a stranger planted in a shared directory, as the kernel does when it follows
-/// one itself (`fs.protected_symlinks`).
-fn check_link(parent: &Path, full: &Path, link: &Metadata) -> Result<()> {
-    let dir = parent.metadata().map_err(|e| Error::io("look at", parent, e))?;
-    let shared = dir.mode() & SHARED == SHARED;
-    let me = rustix::process::geteuid().as_raw();
-    if shared && link.uid() != me && link.uid() != dir.uid() {
-        let detail =
-            format!("a link that user {} put into a shared directory; name the file that is meant", link.uid());
-        return Err(Error::Untrusted { path: full.to_owned(), detail });
-    }
-    Ok(())
-}
-
 fn sibling(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-/// All extended attributes, the ACL among them.
-fn attributes(file: &OwnedFd) -> rustix::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
-    let names = match grown(|buf| fs::flistxattr(file, buf)) {
-        Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(BTreeMap::new()),
-        names => names?,
-    };
-    let mut all = BTreeMap::new();
-    for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-        match grown(|buf| fs::fgetxattr(file, name, buf)) {
-            Ok(value) => drop(all.insert(name.to_owned(), value)),
-            // Removed since it was listed.
-            Err(Errno::NODATA) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(all)
-}
-
-/// Calls with ever larger buffers until the answer fits.
-fn grown(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
-    let mut buffer = vec![0; 1 << 10];
-    loop {
-        match call(&mut buffer) {
-            Ok(n) => {
-                buffer.truncate(n);
-                return Ok(buffer);
-            }
-            Err(Errno::RANGE) if buffer.len() < 1 << 20 => buffer.resize(buffer.len() * 4, 0),
-            Err(e) => return Err(e),
-        }
-    }
-}
-
-/// Makes the attributes of a new file those of the old one. On failure: which, and why.
-fn copy_attributes(wanted: &BTreeMap<Vec<u8>, Vec<u8>>, to: &OwnedFd) -> std::result::Result<(), (String, Errno)> {
-    let kept = |name: &[u8]| name != MANAGED && !OF_CONTENTS.contains(&name);
-    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    let have = attributes(to).map_err(|e| ("list".to_owned(), e))?;
-    for (name, value) in wanted.iter().filter(|(name, _)| kept(name)) {
-        if have.get(name) != Some(value) {
-            let c_name = CString::new(name.as_slice()).expect("names were split at zero bytes");
-            fs::fsetxattr(to, c_name, value, XattrFlags::empty()).map_err(|e| (text(name), e))?;
-        }
-    }
-    // What the directory's default ACL gave the new file the old one may not have had. Labels that
-    // the kernel gives every new file (`security.*`) stay.
-    for name in have.keys().filter(|name| name.starts_with(b"system.") && !wanted.contains_key(*name)) {
-        fs::fremovexattr(to, name.as_slice()).map_err(|e| (text(name), e))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -65,6 +65,9 @@ impl Shared {
             Error::Unsupported { path, detail } if path == self.store_dir.dir => {
                 Error::Unsupported { path: self.path.clone(), detail }
             }
+            Error::Busy { path, pid, detail } if path == self.store_dir.dir => {
+                Error::Busy { path: self.path.clone(), pid, detail }
+            }
             Error::SnapshotExpired { path, lsn } if path == self.store_dir.dir => {
                 Error::SnapshotExpired { path: self.path.clone(), lsn }
             }
@@ -82,7 +85,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Io`] with `NotFound` if there is no store; [`Error::Untrusted`] if it is another user's;
-    /// [`Error::Unsupported`] if its owner works in class `process`, or tells readers nothing.
+    /// [`Error::Unsupported`] if its owner works in class `process`; [`Error::Busy`] if it tells readers nothing yet.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Reader> {
         let path = path.as_ref();
         if path.is_dir() {

@@ -6,6 +6,7 @@
 
 use crate::content::changed_ranges;
 use crate::file::File;
+pub use crate::file_state::DISCARDED;
 use crate::sync_point;
 use std::ops::Range;
 use std::path::Path;

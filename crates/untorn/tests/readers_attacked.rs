@@ -73,7 +73,7 @@ fn absurd_pages_show_nothing_else() {
         std::fs::write(&page, &bytes).unwrap();
         let reader = match Store::open_read_only(dir.path()) {
             Ok(reader) => reader,
-            Err(Error::Unsupported { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. }) => continue,
+            Err(Error::Busy { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. }) => continue,
             Err(e) => panic!("{e:?}"),
         };
         match reader.read("a") {
@@ -182,7 +182,7 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
     }
     let old = |found: untorn::Result<Vec<u8>>, what: &str| match found {
         Ok(found) => assert_same(&found, &text("one", "b"), what),
-        Err(Error::Io { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. } | Error::Unsupported { .. }) => {}
+        Err(Error::Io { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. } | Error::Busy { .. }) => {}
         Err(e) => panic!("{what}: {e:?}"),
     };
     old(shown(&snapshot, "b"), "removed");

@@ -159,7 +159,7 @@ fn reader() {
             }
             Err(Error::SnapshotExpired { .. }) => count(2),
             // The owner is opening the store.
-            Err(Error::Unsupported { .. }) => {}
+            Err(Error::Busy { .. }) => {}
             Err(e) => panic!("{e}"),
         }
         if rng.u8(..10) == 0 {

@@ -19,6 +19,7 @@ use super::posix_descriptor::{Key, failure, is_regular, key_of, path_of, stat};
 use super::record_locks::RecordLocks;
 use super::report::{about, reported};
 use crate::error::{Failure, Result};
+use crate::log::told;
 
 /// A managed file.
 pub(super) struct Managed {
@@ -190,7 +191,7 @@ impl Managed {
             tell_if_discarded("exit", &file);
             Ok(())
         };
-        committed.and(file.store().close())?;
+        committed.and(told(|| file.store().close()))?;
         Ok(())
     }
 
@@ -364,7 +365,7 @@ pub(super) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<
                 tell_if_discarded("close", &file);
             }
             file.set_commit_on_close(commits);
-            Ok(file.close()?)
+            Ok(told(|| file.close())?)
         }
         _ => Ok(()),
     }

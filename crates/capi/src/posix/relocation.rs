@@ -21,6 +21,7 @@ use super::patterns;
 use super::posix_descriptor::{Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system};
 use super::report::{errno, tell};
 use crate::error::{Failure, Result};
+use crate::log::told;
 
 /// A name, and what it is the name of.
 pub(super) struct Name {
@@ -142,7 +143,8 @@ impl<'m> Suspended<'m> {
         let closed = slot.take().ok_or_else(|| Failure::bad_handle("file"))?;
         drop(slot);
         let suspended = Suspended { file: file.clone(), closed, changes, managing };
-        suspended.closed.store().close()?;
+        // Changes are put back when the file is opened again.
+        told(|| suspended.closed.store().close())?;
         Ok(suspended)
     }
 

@@ -72,7 +72,7 @@ static void status(void) {
     untorn_options_init(&o, sizeof o);
     o.failure_class = UNTORN_CLASS_PROCESS;
     o.journal_bytes = 1 << 20;
-    o.flags = UNTORN_FULL_PAGE | UNTORN_WAIT | UNTORN_ACCEPT_UNKNOWN;
+    o.flags = UNTORN_FULL_PAGE | UNTORN_WAIT | UNTORN_ACCEPT_UNKNOWN | UNTORN_IN_ORDER;
     untorn_store *store = open_store("two", &o);
     untorn_file *file = untorn_open_at(store, "f", UNTORN_CREATE, 0644);
     CHECK(file);

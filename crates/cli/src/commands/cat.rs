@@ -1,5 +1,6 @@
 //! `untorn cat`.
 
+use crate::siblings;
 use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
 use untorn::reader::Snapshot;
@@ -27,6 +28,9 @@ pub struct Cat {
 
 impl Cat {
     pub fn run(self) -> Result<Output, Failure> {
+        if let Some(said) = siblings::of_a_mount(&self.path) {
+            return Err(Failure::new(said));
+        }
         let (reader, name) = Reader::of(&self.path)?;
         if name.as_os_str().is_empty() {
             let path = self.path.display();

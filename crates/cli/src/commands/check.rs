@@ -15,8 +15,8 @@ use untorn_terminal::{Failure, Output};
 
 /// Verify every checksum and invariant of a store, or of a heap, without changing a byte.
 ///
-/// Exit code: 0 sound, 1 problems, 2 could not look. A store that its owner did not close is sound
-/// if recovery will bring back its last commit.
+/// Exit code: 0 sound; 1 something is to be done: there are problems, or the owner did not close the store, which is sound
+/// then if recovery will bring back its last commit; 2 could not look.
 ///
 /// Of a mount, or of its store, also verifies that names, inodes, links and contents fit together, as of the last commit;
 /// programs on the mount go on. That is the program untorn-mount's.
@@ -169,7 +169,10 @@ fn text(found: &Inspection, sound: bool) -> String {
     }
     let cannot_be_applied =
         |problem: &str| found.files_pending.iter().any(|file| !file.recoverable && file.outcome == problem);
-    text + &if sound {
+    text + &if sound && status::is_unclean(found) {
+        "sound, but not closed: the next opening, or `untorn recover`, brings what is in the journal into the files\n"
+            .to_owned()
+    } else if sound {
         "sound\n".to_owned()
     } else if found.problems.is_empty() {
         "not sound: its state is unknown\n".to_owned()

@@ -1,5 +1,6 @@
 //! `untorn find-unclean`.
 
+use super::status;
 use crate::json;
 use clap::{Args, ValueHint};
 use serde::Serialize;
@@ -193,10 +194,10 @@ fn condition(found: &Inspection) -> Condition {
         Condition::InUse
     } else if !found.problems.is_empty() || found.unknown_state {
         Condition::Problem
-    } else if found.clean && !found.journal_missing {
-        Condition::Clean
-    } else {
+    } else if status::is_unclean(found) {
         Condition::Unclean
+    } else {
+        Condition::Clean
     }
 }
 

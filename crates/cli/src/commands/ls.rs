@@ -2,6 +2,7 @@
 
 use super::cp::is_unmanaged;
 use crate::json;
+use crate::siblings;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,9 @@ struct Entry {
 
 impl Ls {
     pub fn run(self) -> Result<Output, Failure> {
+        if let Some(said) = siblings::of_a_mount(&self.path) {
+            return Err(Failure::new(said));
+        }
         let (reader, name) = Reader::of(&self.path)?;
         let listing = reader.with_snapshot(|snapshot| {
             let mut entries = Vec::new();

@@ -1,6 +1,6 @@
 //! `untorn put`.
 
-use crate::standard_input;
+use crate::standard_input::{self, Contents};
 use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -12,13 +12,13 @@ use untorn_terminal::{Failure, Output};
 /// Replace a file's contents, whole or not at all: from standard input, or by what a command prints.
 ///
 /// After a crash at any moment the file holds its old contents or all of the new ones; when this
-/// returns, the new ones are durable. Mode, owner, ACL and extended attributes stay; where they
-/// cannot, the file is left as it is. A missing file is created. A symbolic link is followed, and
+/// returns, the new ones are durable. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay; where they
+/// cannot, the file is left as it is, and nothing is read, or run, before. A missing file is created. A symbolic link is followed, and
 /// stays. A file that a store manages is replaced by a commit in its store. Replacements of one file,
 /// and those in one store, wait for each other.
 ///
 /// A pipe does not tell whether the program before it succeeded: `failing | untorn put FILE` replaces
-/// FILE by what came. `untorn put FILE -- COMMAND` runs the command, and replaces FILE only if the
+/// FILE by what came, if anything came. `untorn put FILE -- COMMAND` runs the command, and replaces FILE only if the
 /// command ends with exit status 0.
 ///
 /// With --store, several files of one store are replaced, all or none.
@@ -35,7 +35,7 @@ pub struct Put {
     /// Replace the file NAME in the store by the contents of the file SOURCE.
     #[arg(long, num_args = 2, value_names = ["NAME", "SOURCE"], requires = "store")]
     set: Vec<PathBuf>,
-    /// Replace FILE by nothing also when standard input looks as if it had been closed.
+    /// Allow the new contents to be empty: also when a pipe ends without a byte, or standard input was closed.
     #[arg(long)]
     allow_empty: bool,
     /// A command and its arguments, instead of standard input.
@@ -46,10 +46,10 @@ pub struct Put {
 impl Put {
     pub fn run(self) -> Result<Output, Failure> {
         if let Some(store) = &self.store {
-            put_files(store, &self.set)?;
+            put_files(store, &self.set, self.allow_empty)?;
         } else if let Some(file) = &self.file {
             match self.command.split_first() {
-                Some((program, arguments)) => offline::put(file, &mut Producer::start(program, arguments)?)?,
+                Some((program, arguments)) => offline::put(file, &mut Producer::of(program, arguments))?,
                 None => offline::put(file, &mut standard_input::open(self.allow_empty)?)?,
             };
         }
@@ -57,59 +57,68 @@ impl Put {
     }
 }
 
-fn put_files(store: &Path, pairs: &[PathBuf]) -> Result<(), Failure> {
+fn put_files(store: &Path, pairs: &[PathBuf], allow_empty: bool) -> Result<(), Failure> {
     let mut files: Vec<(PathBuf, Box<dyn Read>)> = Vec::new();
     for pair in pairs.chunks_exact(2) {
         let source = std::fs::File::open(&pair[1]).map_err(|e| Failure::io("open", &pair[1], e))?;
         if files.iter().any(|(name, _)| *name == pair[0]) {
             return Err(Failure::new(format!("{} is given twice; nothing was changed", pair[0].display())));
         }
-        files.push((pair[0].clone(), Box::new(source)));
+        let contents = Contents::of(source, pair[1].display().to_string(), allow_empty);
+        files.push((pair[0].clone(), Box::new(contents)));
     }
     offline::put_files(store, &mut files)?;
     Ok(())
 }
 
-/// The output of a command, which ends without an error only if the command succeeded.
+/// The output of a command, which ends without an error only if the command succeeded. It runs when its output is wanted.
 struct Producer {
     name: String,
-    child: Child,
-    out: Option<ChildStdout>,
+    command: Command,
+    started: Option<(Child, Option<ChildStdout>)>,
 }
 
 impl Producer {
-    fn start(program: &OsString, arguments: &[OsString]) -> Result<Producer, Failure> {
+    fn of(program: &OsString, arguments: &[OsString]) -> Producer {
         let mut command = Command::new(program);
-        let mut child = command
-            .args(arguments)
-            .stdout(Stdio::piped())
+        command.args(arguments).stdout(Stdio::piped());
+        Producer { name: program.display().to_string(), command, started: None }
+    }
+
+    fn start(&mut self) -> io::Result<(Child, Option<ChildStdout>)> {
+        let mut child = self
+            .command
             .spawn()
-            .map_err(|e| Failure::new(format!("cannot execute {}: {e}; nothing was changed", program.display())))?;
-        Ok(Producer { name: program.display().to_string(), out: child.stdout.take(), child })
+            .map_err(|e| io::Error::other(format!("cannot execute {}: {e}; nothing was changed", self.name)))?;
+        let out = child.stdout.take();
+        Ok((child, out))
     }
 }
 
 impl Read for Producer {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let Some(out) = &mut self.out else { return Ok(0) };
+        if self.started.is_none() {
+            self.started = Some(self.start()?);
+        }
+        let Some((child, Some(out))) = &mut self.started else { return Ok(0) };
         let n = out.read(buf)?;
         if n > 0 || buf.is_empty() {
             return Ok(n);
         }
-        self.out = None;
-        match self.child.wait()? {
-            status if status.success() => Ok(0),
-            status => {
-                Err(io::Error::other(format!("the command {} failed ({status}). Nothing was changed", self.name)))
-            }
+        let status = child.wait()?;
+        if status.success() {
+            return Ok(0);
         }
+        Err(io::Error::other(format!("the command {} failed ({status}). Nothing was changed", self.name)))
     }
 }
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        // A command that goes on printing gets SIGPIPE.
-        self.out = None;
-        let _ = self.child.wait();
+        if let Some((mut child, out)) = self.started.take() {
+            // A command that goes on printing gets SIGPIPE.
+            drop(out);
+            let _ = child.wait();
+        }
     }
 }

@@ -20,8 +20,8 @@ use untorn_terminal::{Failure, Output};
 /// poisoned; of a directory with a session of `untorn run`, how that is. Both are the program untorn-mount's. Of a
 /// directory with nothing of all that, says so; with --json, `store` is null and `session` is `none`.
 ///
-/// Exit code: 0 in order, 1 problems, 2 could not look, also at a directory with nothing to look at. A store that its owner
-/// did not close is in order if recovery will bring back its last commit.
+/// Exit code: 0 in order; 1 something is to be done: there are problems, or the owner did not close the store, and it has
+/// to be recovered; 2 could not look, also at a directory with nothing to look at.
 #[derive(Args)]
 pub struct Status {
     /// A store's directory, or a file with its own store.
@@ -66,7 +66,7 @@ pub fn is_no_store(path: &Path) -> bool {
     path.is_dir() && is_missing(&path.join(".untorn")) && offline::lost_files(path).is_ok_and(|files| files.is_empty())
 }
 
-/// Exit code of a look that found problems.
+/// Exit code of a look that found something to be done.
 pub const PROBLEMS: u8 = 1;
 /// Exit code of a look that was not possible.
 pub const COULD_NOT_LOOK: u8 = 2;
@@ -78,15 +78,6 @@ pub fn look(path: &Path) -> Result<Inspection, Failure> {
         Error::Corrupt { .. } | Error::UnknownState { .. } | Error::NeedsJournal { .. } | Error::Foreign { .. } => {
             Failure::from(e).code(PROBLEMS)
         }
-        Error::Busy { pid, .. } => {
-            let owner = pid.map_or("its owner".to_owned(), |pid| format!("process {pid}"));
-            Failure::new(format!(
-                "{} is in use, and {owner} changes it all the time: there is no still picture of it. Nothing says that \
-                 it is damaged; look again when it is less busy",
-                path.display()
-            ))
-            .code(COULD_NOT_LOOK)
-        }
         e => Failure::from(e).code(COULD_NOT_LOOK),
     })
 }
@@ -96,9 +87,15 @@ pub fn is_sound(found: &Inspection) -> bool {
     found.problems.is_empty() && !found.unknown_state
 }
 
-/// The exit code that says what a look found.
+/// Whether the owner did not close a store, and nobody has it open: the next opening, or recovery, brings what is in the
+/// journal into the files.
+pub fn is_unclean(found: &Inspection) -> bool {
+    found.owner.is_none() && (!found.clean || found.journal_missing)
+}
+
+/// The exit code that says what a look found: one rule for `status`, `check`, `dump` and `find-unclean`.
 pub fn code(found: &Inspection) -> u8 {
-    if is_sound(found) { 0 } else { PROBLEMS }
+    if is_sound(found) && !is_unclean(found) { 0 } else { PROBLEMS }
 }
 
 /// Everything but the records, of which there can be very many.
@@ -117,7 +114,7 @@ pub fn text(found: &Inspection) -> String {
         ("id", found.store_id.clone()),
         ("class", class),
         ("format", format!("version {}", found.format_version)),
-        ("owner", found.owner.map_or("none".to_owned(), |pid| format!("process {pid}"))),
+        ("owner", owner(found)),
         ("state", state(found)),
         ("journal", journal(found)),
     ];
@@ -148,6 +145,16 @@ pub fn text(found: &Inspection) -> String {
         text += &format!("PROBLEM  {problem}\n");
     }
     text
+}
+
+fn owner(found: &Inspection) -> String {
+    match found.owner {
+        None => "none".to_owned(),
+        Some(pid) if found.owner_elsewhere => {
+            format!("process {pid} of another pid namespace (as of a container); its number here is another one")
+        }
+        Some(pid) => format!("process {pid}"),
+    }
 }
 
 fn state(found: &Inspection) -> String {

@@ -34,6 +34,14 @@ impl Run {
         self.out
     }
 
+    /// Standard output, of a look at a store that is in order, but was not closed.
+    #[track_caller]
+    pub fn unclean(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (Some(1), ""), "{}", self.out);
+        assert!(!self.out.contains("PROBLEM") && !self.out.contains("not sound"), "{}", self.out);
+        self.out
+    }
+
     /// Standard error, of a run that ended with this code and said nothing else.
     #[track_caller]
     pub fn fails(self, code: i32) -> String {

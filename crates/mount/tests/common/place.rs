@@ -78,6 +78,14 @@ impl Place {
         output
     }
 
+    /// A store is sound, whether it was closed or not.
+    #[allow(dead_code, reason = "not every test file looks")]
+    pub fn sound(&self, store: &str) {
+        let output = self.run(&["check", store]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.lines().any(|line| line.starts_with("sound")), "{text}{}", said(&output));
+    }
+
     pub fn refused(&self, arguments: &[&str], words: &str) {
         self.refused_with(1, arguments, words);
     }

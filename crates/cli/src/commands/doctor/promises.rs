@@ -80,8 +80,8 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = format!("{}, on {} mounted at {}\n\n", self.path.display(), self.file_system, self.mount_point);
         for f in self.findings.iter().filter(|f| f.rules_out) {
-            text +=
-                &format!("NO STORE CAN BE USED HERE: {} {}: {}\n", f.topic, f.found, f.why.as_deref().unwrap_or(""));
+            let why = f.why.as_deref().unwrap_or(f.topic);
+            text += &format!("No store can be used here: {why} ({})\n", f.found);
         }
         let row = |p: &Promise| [p.name(), p.class_process.text(), p.class_power.text()].map(str::to_owned).to_vec();
         let rows: Vec<_> = self.promises.iter().map(row).collect();

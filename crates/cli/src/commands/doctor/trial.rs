@@ -116,7 +116,7 @@ pub fn on_a_file(dir: &Path) -> Vec<Finding> {
             vec![Finding::new("trial file", e.to_string()).rules_out(note)]
         }
         Err(e) => {
-            vec![Finding::new("trial file", e.to_string()).rules_out("a file could not be created and used here")]
+            vec![Finding::new("trial file", e.to_string()).rules_out("making a file fails")]
         }
     }
 }
