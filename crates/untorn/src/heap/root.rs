@@ -130,8 +130,8 @@ pub(super) fn found_of(
     let what = match same_type && found.type_name != wanted.type_name {
         // Two checksums tell nobody anything.
         true => format!(
-            "the root {name:?} was set when {} had other members, or a type in it ({} bytes and alignment {} then, {} bytes and \
-             alignment {} now)",
+            "the members of {}, or of a type in it, have changed since the root {name:?} was set ({} bytes and alignment {} \
+             then, {} bytes and alignment {} now)",
             without_layout(wanted.type_name),
             found.size,
             found.align,
@@ -140,7 +140,7 @@ pub(super) fn found_of(
         ),
         false => format!(
             "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, {} \
-             bytes, alignment {})",
+             bytes, alignment {}): its layout has changed",
             found.type_name,
             found.version,
             found.size,
@@ -152,7 +152,7 @@ pub(super) fn found_of(
         ),
     };
     let detail = format!(
-        "{what}: its layout has changed. Nothing was changed; run the program that wrote it, or migrate it \
+        "{what}. Nothing was changed; run the program that wrote it, or migrate it \
          (`Heap::migrate_root`, in C++ `heap.root<T>(name, version, function)`)"
     );
     Err(Error::LayoutChanged { path: path(), detail })
