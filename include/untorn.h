@@ -358,8 +358,9 @@ typedef enum untorn_error {
     /** errno EIO. A bug in Untorn, caught at its boundary. Close all handles and reopen the store. */
     UNTORN_E_PANIC = 19,
     /**
-     * errno ENOMEM. A map needs more memory than the machine has, or than is allowed. The message names the
-     * limit and what to do.
+     * errno ENOMEM. A map, a heap or a write needs more memory than the machine has, or than is allowed, or a heap is
+     * full. The message names the limit and what to do. A commit that meets it did not happen, and can be tried
+     * again.
      */
     UNTORN_E_NO_MEMORY = 20,
     /**
@@ -648,15 +649,16 @@ typedef struct untorn_heap_options {
     /** sizeof(untorn_heap_options) of the header that the program was compiled with. */
     size_t size;
     /**
-     * Bytes of address space that a new heap reserves. The heap can never grow larger. Address space costs
-     * no memory. 0: 64 GiB.
+     * Bytes of address space that the heap gets: as long as it is open it cannot grow larger. Address space costs
+     * no memory. A heap that has less gets more, for ever; asking for less than it has is EINVAL. 0: what it has,
+     * and of a new heap 64 GiB.
      */
     uint64_t address_space;
     /**
-     * The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For programs that
-     * open several heaps at once: the address spaces of these must not overlap. 0: a random address; the
-     * probability that two heaps overlap is 1 in 224. Programs built with ThreadSanitizer or MemorySanitizer
-     * use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
+     * The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB; another one than a heap has is
+     * EINVAL. For programs that open several heaps at once: the address spaces of these must not overlap. 0: a random
+     * address; the probability that two heaps overlap is 1 in 196. Programs built with ThreadSanitizer or
+     * MemorySanitizer use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
      * Give a heap an address there if programs with and without these sanitizers are to open it.
      */
     uint64_t address;
@@ -1405,8 +1407,8 @@ int untorn_map_close(struct untorn_map *map);
 /**
  * Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options`
  * and `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use,
- * or if this heap or a copy of the heap is already open in this process. NULL with an error, also as
- * untorn_open(); EMEDIUMTYPE: not a heap.
+ * if this heap or a copy of the heap is already open in this process, or if `address` and `address_space` are not
+ * those of the heap. NULL with an error, also as untorn_open(); EMEDIUMTYPE: not a heap.
  */
 UNTORN_MUST_USE
 struct untorn_heap *untorn_heap_open(const char *path,
@@ -1579,6 +1581,14 @@ int untorn_heap_set_root(struct untorn_heap *heap,
                          uint32_t version);
 
 /**
+ * Calls `function` with `context` while other threads that find or set roots of the heap wait, and commits, too: a look for
+ * a root and what depends on it are one step, such as making the root if there is none. The function may call everything
+ * but commits, rollbacks and the heap's end; it must return, and must not wait for a thread that may use the heap's roots.
+ * Returns what the function returned, or -1: EFAULT (no function), EBADF.
+ */
+int untorn_heap_with_roots(struct untorn_heap *heap, int (*function)(void *context), void *context);
+
+/**
  * Describes a root of any type, for programs whose layout has changed. The caller has set the member `size`
  * of `info`. Returns 1: `info` is filled; 0: there is no such root; -1: EINVAL, EUCLEAN (the root points
  * out of the heap), EFAULT, EBADF.
@@ -1588,8 +1598,9 @@ int untorn_heap_get_root_info(const struct untorn_heap *heap,
                               struct untorn_heap_root_info *info);
 
 /**
- * Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set. The order is
- * unspecified. Returns 1: `info` is filled; 0: there are not so many roots; -1: EINVAL, EFAULT, EBADF.
+ * Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set
+ * (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: there are not so many roots;
+ * -1: EINVAL, EFAULT, EBADF.
  */
 int untorn_heap_nth_root_info(const struct untorn_heap *heap, size_t n, struct untorn_heap_root_info *info);
 

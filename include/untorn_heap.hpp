@@ -26,6 +26,7 @@
 
 #if UNTORN_HAS_CPP17
 
+#include <exception>
 #include <limits>
 #include <memory>
 #include <new>
@@ -117,36 +118,66 @@ public:
      * heap is rolled back, and these changes are lost, too.
      */
     template <class T, class Migrate> T *root(const char *name, std::uint32_t version, Migrate &&migrate) {
+        T *found = nullptr;
+        bool migrates = false;
         try {
-            return root<T>(name, version);
-        } catch (const error &e) {
-            if (e.kind() != UNTORN_E_LAYOUT_CHANGED) throw;
-        }
-        T *made = nullptr;
-        try {
-            const mutation guard(*this);
-            made = std::forward<Migrate>(migrate)(info(name).value());
-            set_root(name, made, version);
+            with_roots([&] {
+                try {
+                    found = root<T>(name, version);
+                    return;
+                } catch (const error &e) {
+                    if (e.kind() != UNTORN_E_LAYOUT_CHANGED) throw;
+                }
+                migrates = true;
+                const mutation guard(*this);
+                found = std::forward<Migrate>(migrate)(info(name).value());
+                set_root(name, found, version);
+            });
         } catch (...) {
-            rollback();
+            if (migrates) rollback();
             throw;
         }
-        commit();
-        return made;
+        if (migrates) commit();
+        return found;
     }
     /** Sets the root of a name to an object; nullptr removes the root. */
     template <class T> void set_root(const char *name, T *object, std::uint32_t version = layout_version<T>) {
         detail::check_storable<T>();
         detail::check(untorn_heap_set_root(handle(), name, object, detail::recorded<T>(), sizeof(T), alignof(T), version));
     }
-    /** Finds a root; if there is none, makes the object and sets the root. */
+    /** Finds a root; if there is none, makes the object and sets the root. Of many threads one makes it. */
     template <class T, class... Arguments> T *root_or(const char *name, Arguments &&...arguments) {
-        if (T *found = root<T>(name)) return found;
+        T *found = nullptr;
         // Nobody else has the object before the root is set: a process that is killed meanwhile has lost nothing.
-        const held guard(*this);
-        untorn::unique_ptr<T> made = make_unique<T>(std::forward<Arguments>(arguments)...);
-        set_root(name, made.get());
-        return made.release();
+        with_roots([&] {
+            if ((found = root<T>(name))) return;
+            const detail::current_heap current(base_);
+            untorn::unique_ptr<T> made = make_unique<T>(std::forward<Arguments>(arguments)...);
+            set_root(name, made.get());
+            found = made.release();
+        });
+        return found;
+    }
+    /**
+     * Calls a function while other threads that find or set roots wait, and commits, too: a look for a root and what
+     * depends on it are one step. Must not wait for such a thread. Passes on what the function throws.
+     */
+    template <class Function> void with_roots(Function &&function) const {
+        struct call {
+            std::remove_reference_t<Function> *function;
+            std::exception_ptr thrown;
+        } call{std::addressof(function), nullptr};
+        const auto catching = [](void *context) {
+            auto *call = static_cast<struct call *>(context);
+            try {
+                (*call->function)();
+            } catch (...) {
+                call->thrown = std::current_exception();
+            }
+            return 0;
+        };
+        detail::check(untorn_heap_with_roots(handle(), catching, &call));
+        if (call.thrown) std::rethrow_exception(call.thrown);
     }
     /** Describes a root of any type; nullopt: there is none. */
     std::optional<root_info> info(const char *name) const {
@@ -157,9 +188,11 @@ public:
     /** Describes all roots. */
     std::vector<root_info> roots() const {
         std::vector<root_info> all;
-        for (root_info info; detail::check(untorn_heap_nth_root_info(handle(), all.size(), &info)) == 1;) {
-            all.push_back(info);
-        }
+        with_roots([&] {
+            for (root_info info; detail::check(untorn_heap_nth_root_info(handle(), all.size(), &info)) == 1;) {
+                all.push_back(info);
+            }
+        });
         return all;
     }
     untorn_heap_stats stats() const {
@@ -205,18 +238,6 @@ public:
     void close() { close_by(untorn_heap_close); }
 
 private:
-    /* As mutation; what is done meanwhile leaves the heap whole at each step. */
-    class held {
-    public:
-        explicit held(heap &of) : heap_(of.handle()), current_(of.base_) { detail::check(untorn_heap_hold_cuts(heap_)); }
-        ~held() { untorn_heap_release_cuts(heap_); }
-        held(const held &) = delete;
-        held &operator=(const held &) = delete;
-
-    private:
-        untorn_heap *heap_;
-        detail::current_heap current_;
-    };
     template <class A, class B, class... Arguments>
     static void construct(std::pair<A, B> *place, scoped_allocator<std::pair<A, B>> memory, Arguments &&...arguments) {
         memory.construct(place, std::forward<Arguments>(arguments)...);

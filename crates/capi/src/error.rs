@@ -65,8 +65,9 @@ pub enum untorn_error {
     UNTORN_E_IO = 18,
     /// errno EIO. A bug in Untorn, caught at its boundary. Close all handles and reopen the store.
     UNTORN_E_PANIC = 19,
-    /// errno ENOMEM. A map needs more memory than the machine has, or than is allowed. The message names the
-    /// limit and what to do.
+    /// errno ENOMEM. A map, a heap or a write needs more memory than the machine has, or than is allowed, or a heap is
+    /// full. The message names the limit and what to do. A commit that meets it did not happen, and can be tried
+    /// again.
     UNTORN_E_NO_MEMORY = 20,
     /// errno EBUSY. A thread stored to a map during its commit (found in debug mode only; the message has the
     /// address). The commit was made, whole, without that store.

@@ -97,13 +97,14 @@ const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
 pub struct untorn_heap_options {
     /// sizeof(untorn_heap_options) of the header that the program was compiled with.
     pub size: usize,
-    /// Bytes of address space that a new heap reserves. The heap can never grow larger. Address space costs
-    /// no memory. 0: 64 GiB.
+    /// Bytes of address space that the heap gets: as long as it is open it cannot grow larger. Address space costs
+    /// no memory. A heap that has less gets more, for ever; asking for less than it has is EINVAL. 0: what it has,
+    /// and of a new heap 64 GiB.
     pub address_space: u64,
-    /// The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For programs that
-    /// open several heaps at once: the address spaces of these must not overlap. 0: a random address; the
-    /// probability that two heaps overlap is 1 in 224. Programs built with ThreadSanitizer or MemorySanitizer
-    /// use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
+    /// The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB; another one than a heap has is
+    /// EINVAL. For programs that open several heaps at once: the address spaces of these must not overlap. 0: a random
+    /// address; the probability that two heaps overlap is 1 in 196. Programs built with ThreadSanitizer or
+    /// MemorySanitizer use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
     /// Give a heap an address there if programs with and without these sanitizers are to open it.
     pub address: u64,
     /// The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
@@ -252,8 +253,8 @@ fn insert(heap: Heap, by_hand: bool) -> Result<*mut untorn_heap> {
 
 /// Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options`
 /// and `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use,
-/// or if this heap or a copy of the heap is already open in this process. NULL with an error, also as
-/// untorn_open(); EMEDIUMTYPE: not a heap.
+/// if this heap or a copy of the heap is already open in this process, or if `address` and `address_space` are not
+/// those of the heap. NULL with an error, also as untorn_open(); EMEDIUMTYPE: not a heap.
 ///
 /// # Safety
 /// `path` is a string; the options are NULL or as large as their `size` says.

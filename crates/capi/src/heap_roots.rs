@@ -127,6 +127,26 @@ pub unsafe extern "C" fn untorn_heap_set_root(
     })
 }
 
+/// Calls `function` with `context` while other threads that find or set roots of the heap wait, and commits, too: a look for
+/// a root and what depends on it are one step, such as making the root if there is none. The function may call everything
+/// but commits, rollbacks and the heap's end; it must return, and must not wait for a thread that may use the heap's roots.
+/// Returns what the function returned, or -1: EFAULT (no function), EBADF.
+///
+/// # Safety
+/// `function` may be called with `context`, throws nothing, and returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_heap_with_roots(
+    heap: *mut untorn_heap,
+    function: Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>,
+    context: *mut c_void,
+) -> c_int {
+    guard(-1, || {
+        let function = function.ok_or_else(|| Failure::null("the function"))?;
+        // SAFETY: the caller's promise.
+        with_heap(heap, |heap| Ok(heap.with_roots(|| unsafe { function(context) })?))
+    })
+}
+
 fn convert(root: &RootInfo) -> untorn_heap_root_info {
     fn fixed<const N: usize>(text: &str) -> [c_char; N] {
         let mut bytes = [0; N];
@@ -173,8 +193,9 @@ pub unsafe extern "C" fn untorn_heap_get_root_info(
     })
 }
 
-/// Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set. The order is
-/// unspecified. Returns 1: `info` is filled; 0: there are not so many roots; -1: EINVAL, EFAULT, EBADF.
+/// Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set
+/// (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: there are not so many roots;
+/// -1: EINVAL, EFAULT, EBADF.
 ///
 /// # Safety
 /// `info` is NULL or as large as its `size` says.

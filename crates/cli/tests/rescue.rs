@@ -5,7 +5,7 @@ mod common;
 use common::{json, root, untorn};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -189,6 +189,46 @@ fn memory_of_removed_heaps_is_removed() {
         machine.make("memory");
         fs::remove_dir_all(&dir).unwrap();
     }
+}
+
+/// Memory that a program was killed at while it made it has no data. It goes when it is asked for, and is left to a program
+/// that is making it.
+#[test]
+fn memory_that_was_not_finished_is_removed() {
+    let machine = Machine::new();
+    let heap = machine.heap("heap");
+    kill(machine.start("alone", &heap, None));
+    let memory = machine.memories().pop().unwrap();
+    let file = fs::File::options().write(true).open(&memory).unwrap();
+    let version = 8;
+    file.write_all_at(&3u64.to_ne_bytes(), version).unwrap();
+    for arguments in [&[][..], &["--remove-lost"]] {
+        let said = machine.rescue(arguments).ok();
+        assert!(said.contains("another version of Untorn"), "{said}");
+    }
+    file.write_all_at(&4u64.to_ne_bytes(), version).unwrap();
+    let before = machine.rescue(&[]).ok();
+    assert!(before.contains("committed ("), "{before}");
+    let not_ready = || file.write_all_at(&[0; 8], 64).unwrap();
+    let no_head = || file.write_all_at(&[0; 4096], 0).unwrap();
+    let empty = || file.set_len(0).unwrap();
+    let steps: [&dyn Fn(); 3] = [&not_ready, &no_head, &empty];
+    for (n, step) in steps.into_iter().enumerate() {
+        step();
+        if n == 1 {
+            fs::remove_file(&heap).unwrap();
+        }
+        let said = machine.rescue(&[]).ok();
+        assert!(said.contains("no data: a program was killed while it made this memory"), "{n}: {said}");
+        file.lock_shared().unwrap();
+        let said = machine.rescue(&["--remove-lost"]).ok();
+        assert!(said.contains("a program is just making it"), "{n}: {said}");
+        file.unlock().unwrap();
+        assert_eq!(machine.memories(), [memory.as_path()], "{n}: nothing is removed that nobody asked for");
+    }
+    let said = machine.rescue(&["--remove-lost"]).ok();
+    assert!(said.contains("had no data, and was removed"), "{said}");
+    assert_eq!(fs::read_dir(machine.memory()).unwrap().count(), 0, "nothing is left, not even a directory");
 }
 
 /// A file that has the number of a heap's that was removed is not taken for it.

@@ -9,6 +9,7 @@ use crate::final_state::{DirState, FileState, FinalState};
 use crate::invariant;
 use crate::locate::{DataFiles, Location, Locations, open_for_writing};
 use crate::overlay::{NO_END, Overlay, Source};
+use crate::sized_memory;
 use crate::spill::CHUNK_BYTES;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -372,7 +373,7 @@ pub fn apply_overlay_in_steps(
                 let cloned = clone_bytes_least.and_then(|least| clone_blocks(file, source, &range, least));
                 let cloned = cloned.unwrap_or(range.end..range.end);
                 for mut rest in [range.start..cloned.start, cloned.end..range.end] {
-                    chunk.resize(CHUNK_BYTES.min((end - range.start) as usize), 0);
+                    sized_memory::resize(&mut chunk, CHUNK_BYTES.min((end - range.start) as usize), path)?;
                     while rest.start < rest.end {
                         let n = chunk.len().min((rest.end - rest.start) as usize);
                         source.copy_to(&mut chunk[..n], rest.start)?;

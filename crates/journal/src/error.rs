@@ -108,7 +108,7 @@ pub enum Error {
     /// More memory than there is, or than was allowed, would be needed.
     #[error("{}: {detail}", path.display())]
     NoMemory {
-        /// The mapped file.
+        /// The file that it is for.
         path: PathBuf,
         /// Which limit, and what to do.
         detail: String,
@@ -335,6 +335,9 @@ impl Error {
         match self {
             Error::NoSpace { detail } if !detail.ends_with(NOTHING_COMMITTED) => {
                 Error::NoSpace { detail: format!("{detail}. {NOTHING_COMMITTED}") }
+            }
+            Error::NoMemory { path, detail } if !detail.ends_with(NOTHING_COMMITTED) => {
+                Error::NoMemory { path, detail: format!("{detail}. {NOTHING_COMMITTED}") }
             }
             other => other,
         }

@@ -21,6 +21,7 @@ use crate::overlay::Source;
 use crate::readers_page::{Cell, OwnersPage};
 use crate::record::{Op, Record};
 use crate::segment_reader::ScannedSegment;
+use crate::sized_memory;
 use crate::spill::{Spill, append_summed};
 use crate::store_dir::segment_name;
 use crate::sync_point;
@@ -445,6 +446,8 @@ impl Journal {
             if at as u64 + needed > room {
                 break;
             }
+            let end = at + needed as usize;
+            self.buf.try_reserve(end).map_err(|_| sized_memory::none(end, &self.dir))?;
             self.buf.resize(at + RECORD_HEAD_BYTES);
             let mut by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
             if !by_reference {
@@ -489,6 +492,7 @@ impl Journal {
     fn spill_body(&mut self, record: &Record) -> Result<[u8; 24]> {
         let spill = Spill::create(&self.storage, &self.dir)?;
         let mut body = Vec::new();
+        sized_memory::reserve(&mut body, record.body_bytes() as usize, &self.dir)?;
         record.encode(&mut body)?;
         let (_, crc) = append_summed(&spill, &body, None)?;
         self.counters.bytes_written += body.len() as u64;

@@ -31,6 +31,7 @@ pub mod recovery;
 pub mod salvage;
 pub mod scan;
 pub mod segment_reader;
+pub mod sized_memory;
 pub mod snapshot;
 pub(crate) mod spare;
 pub mod spill;

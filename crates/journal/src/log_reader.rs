@@ -7,6 +7,7 @@
 use crate::error::{Context, Error, Result};
 use crate::format::crc64;
 use crate::invariant;
+use crate::sized_memory;
 use crate::unreadable::is_media_error;
 use std::fmt;
 use std::ops::Range;
@@ -62,7 +63,7 @@ impl LogSegment {
 
     /// Reads a piece, which has that checksum.
     pub fn read(&self, at: u64, len: u64, crc: u64) -> Result<Vec<u8>> {
-        let mut piece = vec![0; len as usize];
+        let mut piece = sized_memory::zeros(len, &self.path)?;
         let n = match read_full_at(&*self.file, &mut piece, at) {
             // The kernel may have wanted more around it than there can be read.
             Err(e) if is_media_error(&e) => 0,
@@ -73,7 +74,10 @@ impl LogSegment {
         }
         // The page cache may show what a failed flush never brought to the disk. The records were read past it.
         let start = at - at % BLOCK_BYTES as u64;
-        let mut blocks = AlignedBuf::zeroed((at + len - start).next_multiple_of(BLOCK_BYTES as u64) as usize);
+        let bytes = (at + len - start).next_multiple_of(BLOCK_BYTES as u64) as usize;
+        let mut blocks = AlignedBuf::default();
+        blocks.try_reserve(bytes).map_err(|_| sized_memory::none(bytes, &self.path))?;
+        blocks.resize(bytes);
         read_full_past_cache_at(&*self.file, &mut blocks, start).context("read", &self.path)?;
         piece.copy_from_slice(&blocks[(at - start) as usize..][..len as usize]);
         if crc64(&piece) == crc {

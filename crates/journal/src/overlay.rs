@@ -8,10 +8,12 @@
 use crate::error::{Context, Error, Result};
 use crate::invariant;
 use crate::log_reader::LogSegment;
+use crate::sized_memory;
 use crate::spill::{Spill, SpillSpace};
 use bytes::Bytes;
 use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{File, holds, read_full_at};
 
@@ -356,8 +358,8 @@ impl Overlay {
         let mut overlay = Overlay { size: self.size, ..Overlay::default() };
         for (range, source) in self.ranges() {
             let mut source = source.clone();
-            if let Source::Log { .. } = source {
-                let mut bytes = vec![0; (range.end - range.start) as usize];
+            if let Source::Log { segment, .. } = &source {
+                let mut bytes = sized_memory::zeros(range.end - range.start, segment.path())?;
                 source.copy_to(&mut bytes, range.start)?;
                 source = Source::Bytes { bytes: bytes.into(), origin: range.start };
             }
@@ -370,7 +372,9 @@ impl Overlay {
     pub fn trimmed(&self) -> Overlay {
         let of_its_own = |(range, source): (&Range<u64>, &Source)| match source.slice(range) {
             Some(bytes) => {
-                (range.clone(), Source::Bytes { bytes: Bytes::copy_from_slice(&bytes), origin: range.start })
+                // Without memory for a copy, that of the longer ones stays.
+                let own = sized_memory::copy(&bytes, Path::new("")).map_or(bytes, Bytes::from);
+                (range.clone(), Source::Bytes { bytes: own, origin: range.start })
             }
             None => (range.clone(), source.clone()),
         };

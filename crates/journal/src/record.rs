@@ -5,6 +5,7 @@ use crate::format::{crc64, u16_at, u32_at, u64_at};
 use crate::invariant;
 use crate::log_reader::{LogSegment, PIECE_BYTES_MAX};
 use crate::overlay::{NO_END, Overlay, Source};
+use crate::sized_memory;
 use crate::spill::{Spill, verify};
 use crate::unreadable::{is_unreadable, touches};
 use bytes::Bytes;
@@ -184,8 +185,8 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
                 Source::Bytes { bytes, origin } => {
                     out.append(&bytes[(range.start - origin) as usize..(range.end - origin) as usize]);
                 }
-                Source::Log { .. } => {
-                    let mut bytes = vec![0; (range.end - range.start) as usize];
+                Source::Log { segment, .. } => {
+                    let mut bytes = sized_memory::zeros(range.end - range.start, segment.path())?;
                     source.copy_to(&mut bytes, range.start)?;
                     out.append(&bytes);
                 }
@@ -550,7 +551,7 @@ pub fn body_by_reference(reference: &[u8], spills: &mut SpillCache) -> Result<By
     let (id, len, crc) = (u64_at(reference, 0), u64_at(reference, 8), u64_at(reference, 16));
     let spill = spills.get(id)?;
     verify(&spill, 0, len, crc)?;
-    let mut body = vec![0; usize::try_from(len).map_err(|_| Error::invalid("a body larger than memory"))?];
+    let mut body = sized_memory::zeros(len, &spill.path())?;
     spill.read(&mut body, 0)?;
     Ok(body.into())
 }

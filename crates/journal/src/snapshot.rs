@@ -27,7 +27,7 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use untorn_os::{BLOCK_BYTES, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
+use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
 /// A file that is not under any of its names is looked for so often.
 const SEARCHES_MAX: usize = 5;
@@ -629,7 +629,7 @@ impl SnapshotFile {
             let block = BLOCK_BYTES as u64;
             let whole = there - there % block;
             let cloned = if whole > 0 && to.clone_range(&**data, 0, 0, whole).is_ok() { whole } else { 0 };
-            let mut piece = vec![0; COPY_BYTES.min(there as usize).max(1)];
+            let mut piece = AlignedBuf::zeroed_up_to(COPY_BYTES.min(there as usize).max(1));
             let mut from = cloned;
             while let Some(range) = data.next_contents(from, there).context("look at", &self.path)? {
                 from = range.start;

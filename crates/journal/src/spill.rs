@@ -7,6 +7,7 @@
 
 use crate::error::{Context, Error, Result};
 use crate::format::{Crc64, crc64};
+use crate::sized_memory;
 use crate::sync_point;
 use rangemap::RangeSet;
 use std::collections::BTreeSet;
@@ -136,7 +137,7 @@ impl Spill {
     /// The checksum of a range.
     pub fn crc(&self, mut at: u64, mut len: u64) -> Result<u64> {
         let mut sum = Crc64::new();
-        let mut buf = vec![0; CHUNK_BYTES.min(len as usize)];
+        let mut buf = sized_memory::zeros(len.min(CHUNK_BYTES as u64), &self.path())?;
         while len > 0 {
             let n = buf.len().min(len as usize);
             self.read(&mut buf[..n], at)?;
@@ -164,7 +165,7 @@ impl Spill {
         file.clone_range(&*self.file, at, offset, len)
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(spill_name(self.id))
     }
 }

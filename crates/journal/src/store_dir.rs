@@ -531,7 +531,7 @@ fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: boo
 }
 
 fn write_segment(file: &dyn File, bytes: u64, durable: bool, point: SyncPoint) -> io::Result<()> {
-    let zeros = AlignedBuf::zeroed((bytes as usize).min(1 << 20));
+    let zeros = AlignedBuf::zeroed_up_to((bytes as usize).min(1 << 20));
     let mut at = 0;
     while at < bytes {
         let n = zeros.len().min((bytes - at) as usize);

@@ -1,5 +1,6 @@
 //! Memory that a direct write accepts.
 
+use std::collections::TryReserveError;
 use std::ops::{Deref, DerefMut};
 
 /// The unit of direct input and output, and of the journal.
@@ -29,6 +30,15 @@ impl AlignedBuf {
         buf
     }
 
+    /// A buffer of `len` zeros, or of fewer where there is no memory for them, of a block at least: for who goes on piece by
+    /// piece.
+    pub fn zeroed_up_to(len: usize) -> AlignedBuf {
+        let mut buf = AlignedBuf::default();
+        let len = if buf.try_reserve(len).is_ok() { len } else { len.min(BLOCK_BYTES) };
+        buf.resize(len);
+        buf
+    }
+
     /// Empties the buffer.
     pub fn clear(&mut self) {
         self.len = 0;
@@ -36,6 +46,11 @@ impl AlignedBuf {
             self.blocks.truncate(KEPT_BLOCKS);
             self.blocks.shrink_to_fit();
         }
+    }
+
+    /// Room for `len` bytes in all. An error: there is no memory for them.
+    pub fn try_reserve(&mut self, len: usize) -> Result<(), TryReserveError> {
+        self.blocks.try_reserve(len.div_ceil(BLOCK_BYTES).saturating_sub(self.blocks.len()))
     }
 
     fn reach(&mut self, len: usize) {
@@ -105,6 +120,10 @@ mod tests {
         assert_eq!(&buf[..4], b"abc\0");
         buf.resize(1);
         buf.resize(3);
+        assert_eq!(&buf[..], b"a\0\0");
+        assert_eq!(AlignedBuf::zeroed_up_to(5000).len(), 5000);
+        assert_eq!(AlignedBuf::zeroed_up_to(usize::MAX).len(), BLOCK_BYTES);
+        assert!(buf.try_reserve(usize::MAX).is_err() && buf.try_reserve(3 * BLOCK_BYTES).is_ok());
         assert_eq!(&buf[..], b"a\0\0");
     }
 }

@@ -1,7 +1,7 @@
 //! Linux behind the traits [`Storage`] and [`File`].
 
 use crate::both_at_once::both_at_once;
-use crate::buffer::BLOCK_BYTES;
+use crate::buffer::{AlignedBuf, BLOCK_BYTES};
 use crate::clone_range::clone_range;
 use crate::descriptor::{Fd, above_standard};
 use crate::descriptor_identity::OVERLAYFS_MAGIC;
@@ -561,7 +561,7 @@ impl LinuxFile {
     }
 
     fn zero_by_writing(&self, offset: u64, len: u64) -> io::Result<()> {
-        let zeros = vec![0; (len.min(1 << 20)) as usize];
+        let zeros = AlignedBuf::zeroed_up_to(len.min(1 << 20) as usize);
         let mut done = 0;
         while done < len {
             let n = zeros.len().min((len - done) as usize);

@@ -128,13 +128,18 @@ impl LiveMemory {
         };
         let mut tries = 0;
         let file: OwnedFd = loop {
-            match attempt() {
+            tries += 1;
+            let file: OwnedFd = match attempt() {
                 // Another process may have removed the directory just now, as it was empty.
-                Err(e) if io::Error::kind(&e) == ErrorKind::NotFound && tries < TRIES => tries += 1,
-                done => break done?,
+                Err(e) if io::Error::kind(&e) == ErrorKind::NotFound && tries <= TRIES => continue,
+                done => done?,
+            };
+            lock_shared(&file);
+            // Before it was locked, it may have been removed as nobody's.
+            if fs::fstat(&file)?.st_nlink > 0 || tries > TRIES {
+                break file;
             }
         };
-        lock_shared(&file);
         let made = allocate(&file, 0, LIVE_OWN_BYTES as u64)
             .and_then(|()| grow(&file))
             .and_then(|()| LiveMemory::of(path, file));
@@ -274,14 +279,25 @@ impl FoundMemory {
         Ok(fs::fstat(&self.file)?.st_blocks as u64 * 512)
     }
 
+    /// Whether a program uses it.
+    pub fn is_used(&self) -> io::Result<bool> {
+        let free = self.lock()?;
+        fs::flock(&self.file, FlockOperation::Unlock)?;
+        Ok(!free)
+    }
+
+    /// Locks it, unless somebody uses it. False: somebody does.
+    fn lock(&self) -> io::Result<bool> {
+        match rustix::io::retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
     /// Removes it, unless somebody uses it. True: it is gone.
     pub fn remove_unused(&self) -> io::Result<bool> {
-        match rustix::io::retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(false),
-            Err(e) => return Err(e.into()),
-        }
-        remove_name(&self.path, &self.file).map(|()| true)
+        Ok(self.lock()? && remove_name(&self.path, &self.file).map(|()| true)?)
     }
 }
 

@@ -4,6 +4,7 @@
 //! mappings, but that a page which is not in the page table counts as stored to: the system may have taken it out of there
 //! after the store, as it does with pages of files, and forgets the mark.
 
+use crate::buffer::AlignedBuf;
 use crate::descriptor::Fd;
 use crate::linux_map::LinuxMapping;
 use crate::mapping::{MapRequest, Mapping, Piece, Tracker};
@@ -114,7 +115,7 @@ impl SharedMapping {
     }
 
     fn write_zeros(&self, range: Range<u64>) -> io::Result<()> {
-        let zeros = vec![0; PIECE_BYTES.min((range.end.saturating_sub(range.start)) as usize)];
+        let zeros = AlignedBuf::zeroed_up_to(PIECE_BYTES.min(range.end.saturating_sub(range.start) as usize));
         let mut at = range.start;
         while at < range.end {
             let n = (range.end - at).min(zeros.len() as u64);
@@ -145,7 +146,7 @@ impl Mapping for SharedMapping {
     /// Copies the file.
     fn show(&self, range: Range<u64>) -> io::Result<()> {
         self.reach(range.end)?;
-        let mut buf = vec![0; PIECE_BYTES.min((range.end - range.start) as usize)];
+        let mut buf = AlignedBuf::zeroed_up_to(PIECE_BYTES.min((range.end - range.start) as usize));
         let mut at = range.start;
         while at < range.end {
             let n = (range.end - at).min(buf.len() as u64) as usize;

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use untorn_journal::overlay::{NO_END, Overlay, Source, read_through};
 use untorn_journal::spill::{Spill, SpillSpace};
-use untorn_journal::{Error, Result};
+use untorn_journal::{Error, Result, sized_memory};
 use untorn_os::{File, Meta, holds};
 
 const PAGE_BYTES: u64 = 4096;
@@ -126,7 +126,8 @@ impl Content {
     /// The source of bytes to be written: in memory, or if there are many of them in the spill file.
     pub(crate) fn source_of(&mut self, sink: &dyn SpillSink, bytes: &[u8], offset: u64) -> Result<Source> {
         if bytes.len() as u64 <= sink.inline_bytes_max() {
-            return Ok(Source::Bytes { bytes: Bytes::copy_from_slice(bytes), origin: offset });
+            let bytes = Bytes::from(sized_memory::copy(bytes, &self.path)?);
+            return Ok(Source::Bytes { bytes, origin: offset });
         }
         let space = self.spill_space(sink, bytes.len() as u64)?;
         let (at, crc) = space.put(bytes, offset)?;

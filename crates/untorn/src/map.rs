@@ -7,6 +7,7 @@ use crate::file_state::{FileState, Life, SharedFile};
 use crate::region::{Region, Told, ToldCheck};
 use crate::ticket::Ticket;
 use rustix::io::Errno;
+use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{LiveMemory, MapRequest, Tracker, memory_limit};
@@ -282,10 +283,7 @@ pub(crate) enum Kept {
 fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Region> {
     let content = &state.content;
     let Some(data) = content.data.clone().filter(|_| state.life == Life::Named) else {
-        return Err(Error::invalid(format!(
-            "{} does not exist yet: commit the transaction that makes it, then map it",
-            state.path().display()
-        )));
+        return Err(not_made_yet(state.path()));
     };
     check_memory(state, options)?;
     let is_told = options.tracker == Some(Tracker::Told);
@@ -327,6 +325,11 @@ fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory
         region.check_from_now_on(how);
     }
     Ok(region)
+}
+
+/// A file of a transaction that is not committed.
+pub(crate) fn not_made_yet(path: &Path) -> Error {
+    Error::invalid(format!("{} does not exist yet: commit the transaction that makes it, then map it", path.display()))
 }
 
 /// Why a file cannot be mapped.

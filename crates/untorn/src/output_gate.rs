@@ -9,8 +9,9 @@ use rustix::net::{SendFlags, send};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
-use untorn_journal::{Error, Result};
+use untorn_journal::{Error, Result, sized_memory};
 use untorn_os::Fd;
 
 /// What an output holds at most, unless the gate was made with another number.
@@ -226,8 +227,14 @@ impl Output {
         if state.held.is_empty() {
             self.shared.check_wake()?;
         }
-        state.outputs.get_mut(&self.number).expect("an output that is open").bytes += bytes.len();
-        state.held.push_back(Held { ticket: ticket.cloned(), output: self.number, bytes: bytes.to_vec() });
+        let path = Path::new("an output of the gate");
+        let copy = sized_memory::copy(bytes, path)?;
+        let queue = state.outputs.get_mut(&self.number).expect("an output that is open");
+        // All that is written has room where it goes when it is durable.
+        let room = queue.bytes - queue.ready.len() + copy.len();
+        queue.ready.try_reserve(room).map_err(|_| sized_memory::none(room, path))?;
+        queue.bytes += copy.len();
+        state.held.push_back(Held { ticket: ticket.cloned(), output: self.number, bytes: copy });
         let first = state.held.len() == 1;
         drop(state);
         if first {

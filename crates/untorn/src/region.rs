@@ -39,8 +39,8 @@ pub(crate) use told::{Told, ToldCheck};
 pub use told_hooks::{ToldTable, set_told_table};
 use untorn_journal::begun_reads::{begin_file_reads, begin_log_reads};
 use untorn_journal::overlay::read_through;
-use untorn_journal::{Error, Result};
-use untorn_os::{File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
+use untorn_journal::{Error, Result, sized_memory};
+use untorn_os::{AlignedBuf, File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
 
 /// Pages that are stored at once.
 const PAGES_AT_ONCE: usize = 256;
@@ -388,12 +388,18 @@ impl Region {
 
     /// Stores bytes as the program would.
     fn store(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.expect_private(content, bytes.len() / self.page() as usize + 2)?;
         self.mapping.copy_in(offset, bytes).map_err(|e| self.fail(content, "store to the mapping of", e))?;
         // Those pages are private now, and differ from their copies.
         let range = offset..offset + bytes.len() as u64;
         self.outdate(&range);
         self.pages_of(&range).step_by(self.page() as usize).for_each(|at| _ = self.pages.entry(at).or_default());
         Ok(())
+    }
+
+    /// So many more pages are about to be private.
+    fn expect_private(&mut self, content: &Content, pages: usize) -> Result<()> {
+        self.pages.try_reserve(pages).map_err(|_| sized_memory::none(pages * self.page() as usize, &content.path))
     }
 
     /// Drops the copies of these pages, as the content has changed there.
@@ -446,7 +452,7 @@ impl Region {
         let most = PAGES_AT_ONCE as u64 * self.page();
         let mut at = range.start;
         while at < range.end {
-            let mut buf = vec![0; (range.end - at).min(most) as usize];
+            let mut buf = AlignedBuf::zeroed_up_to((range.end - at).min(most) as usize);
             let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
             read_through(&overlays, Some(self.data()?), &mut buf, at)?;
             self.store(content, at, &buf)?;

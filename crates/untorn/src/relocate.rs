@@ -7,10 +7,11 @@
 use crate::content::changed_ranges;
 use crate::file::File;
 pub use crate::file_state::DISCARDED;
+use crate::map::not_made_yet;
 use crate::sync_point;
 use std::ops::Range;
 use std::path::Path;
-use untorn_journal::{Context, Error, Result};
+use untorn_journal::{Context, Result, sized_memory};
 use untorn_os::{Linux, Storage};
 
 /// The uncommitted changes of a file, copied.
@@ -35,7 +36,7 @@ pub fn uncommitted(file: &File) -> Result<Option<Uncommitted>> {
     let (zeros, ranges) = changed_ranges(&[&state.content.write_set], &(0..size));
     let mut bytes = Vec::new();
     for range in ranges.iter() {
-        let mut copy = vec![0; (range.end - range.start) as usize];
+        let mut copy = sized_memory::zeros(range.end - range.start, state.path())?;
         state.read_at(&mut copy, range.start)?;
         bytes.push((range.start, copy));
     }
@@ -64,7 +65,7 @@ pub fn put_back(file: &File, changes: &Uncommitted) -> Result<()> {
 /// the caller maps the file again.
 pub fn take_mapping(file: &File, closed: &File) -> Result<()> {
     let mut state = file.store.changeable(&file.shared)?;
-    let data = state.content.data.clone().ok_or(Error::Closed)?;
+    let data = state.content.data.clone().ok_or_else(|| not_made_yet(state.path()))?;
     if let Some(mut region) = closed.shared.write().region.take() {
         region.follow(data);
         state.region = Some(region);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
 use untorn::Store;
-use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap, RootInfo, RootOptions};
+use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap, RootInfo, RootOptions, RootShape};
 
 type Words<'h> = HeapMap<'h, u64, HeapVec<'h, u8>>;
 
@@ -596,8 +596,23 @@ fn several_heaps_lie_where_the_program_says() {
     }
     drop(heaps);
     // It is the heap's own from then on.
-    let again = HeapOptions::new().address(base + (1 << 40)).open(dir.path().join("heap2")).expect("open");
+    refused(HeapOptions::new().address(base + (1 << 40)).open(dir.path().join("heap2")), &["invalid"]);
+    let again = HeapOptions::new().address(place(2)).open(dir.path().join("heap2")).expect("open");
     assert_eq!(again.memory().0.as_ptr() as usize, place(2));
+}
+
+/// Of types whose names differ in nothing but the checksum of their members, the message says so in words.
+#[test]
+fn members_that_changed_are_told_in_words() {
+    let dir = directory();
+    let heap = Heap::open_or_create(dir.path().join("heap")).expect("open");
+    let shape = |type_name| RootShape { type_name, layout: Layout::new::<u64>(), version: 0 };
+    let place = heap.allocate(Layout::new::<u64>()).expect("allocate");
+    heap.put_root("people", Some(place), &shape("map<string, person> [layout 68718cbc391e340d]")).expect("set");
+    let found = heap.find_root("people", &shape("map<string, person> [layout 66cb9f7ed9da685d]"));
+    let text = refused(found, &["layout-changed"]).to_string();
+    assert!(text.contains("the members of map<string, person>, or of a type in it, have changed"), "{text}");
+    assert!(!text.contains("[layout"), "{text}");
 }
 
 #[test]

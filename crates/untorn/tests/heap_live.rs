@@ -663,9 +663,14 @@ fn size(rng: &mut Rng) -> usize {
     }
 }
 
+/// As [`live`], with room for all that is allocated.
+fn churned() -> HeapOptions {
+    live().address_space(2 << 30)
+}
+
 /// Allocates and frees until it is killed.
 fn churn(place: &Path) {
-    let heap = live().address_space(2 << 30).open(place).unwrap();
+    let heap = churned().open(place).unwrap();
     println!("\n{}", if start_of(&heap) == LiveStart::WentOn { "went on" } else { "began" });
     let zeros = || [const { [const { AtomicU64::new(0) }; PLACES] }; CHURNERS];
     let places = heap.root_or("places", |_| Places { address: zeros(), bytes: zeros() }).unwrap();
@@ -711,7 +716,7 @@ fn an_allocator_that_is_killed_anywhere_is_whole() {
         wait_for(&mut child, "ready");
         std::thread::sleep(Duration::from_micros(rng.u64(..8000)));
         kill(child);
-        let heap = live().open(&path).unwrap();
+        let heap = churned().open(&path).unwrap();
         assert_eq!(start_of(&heap), LiveStart::WentOn, "seed {seed}, round {round}");
         let report = heap.check(&|_, _| {}).unwrap();
         assert!(report.problems.is_empty(), "seed {seed}, round {round}: {:?}", report.problems);
@@ -738,7 +743,7 @@ fn an_allocator_that_is_killed_anywhere_is_whole() {
             _ => drop(heap),
         }
         if !memory_of(&path).exists() {
-            drop(live().open(&path).unwrap());
+            drop(churned().open(&path).unwrap());
         }
     }
     println!("seed {seed}: {rounds} kills");

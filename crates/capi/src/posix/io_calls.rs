@@ -37,12 +37,15 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
     let len = buffers.iter().map(|b| b.len()).sum::<usize>();
     let at = if flags & libc::O_APPEND != 0 { file.len()? } else { at };
     arguments::range(at, len as u64)?;
-    let whole;
+    let mut whole = Vec::new();
     let bytes = match buffers {
         [one] => *one,
         many => {
-            whole = many.concat();
-            &whole
+            let no_memory =
+                |_| failure(libc::ENOMEM, format!("no memory for {len} bytes: write them in smaller pieces"));
+            whole.try_reserve_exact(len).map_err(no_memory)?;
+            many.iter().for_each(|part| whole.extend_from_slice(part));
+            &*whole
         }
     };
     let at = if flags & libc::O_APPEND != 0 {

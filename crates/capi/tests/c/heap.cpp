@@ -435,6 +435,75 @@ static void threads_and_files(const std::string &directory) {
     assert(log.size() == 20 * 7);
 }
 
+/* Takes its time in the making. */
+struct slow {
+    static inline std::atomic<int> made = 0;
+    long number = 7;
+    slow() {
+        made++;
+        for (int n = 0; n < 200; n++) std::this_thread::yield();
+    }
+};
+
+struct broken {
+    long number = 0;
+    broken() { throw 5; }
+};
+
+struct outer {
+    long number;
+    explicit outer(untorn::heap &heap) : number(*heap.root_or<long>("inner", 3)) {}
+};
+
+/* What four threads do at the same moment. */
+template <class Work> static void at_once(const Work &work) {
+    std::atomic<int> ready = 0;
+    std::vector<std::thread> threads;
+    for (int n = 0; n < 4; n++) {
+        threads.emplace_back([&] {
+            for (++ready; ready < 4;) std::this_thread::yield();
+            work();
+        });
+    }
+    for (auto &thread : threads) thread.join();
+}
+
+/* Threads that look for a root and make it, or migrate it, at the same moment do so once. */
+static void roots_of_many_threads(const std::string &directory) {
+    untorn::heap heap(directory + "/roots");
+    for (int round = 0; round < 25; round++) {
+        const std::string name = "root" + std::to_string(round), old = "old" + std::to_string(round);
+        slow::made = 0;
+        std::atomic<slow *> found = nullptr;
+        at_once([&] {
+            slow *mine = heap.root_or<slow>(name.c_str()), *first = nullptr;
+            assert(found.compare_exchange_strong(first, mine) || first == mine);
+        });
+        assert(slow::made == 1 && heap.root<slow>(name.c_str()) == found);
+        heap.set_root(old.c_str(), heap.make<long>(1));
+        heap.commit();
+        at_once([&] {
+            slow *mine = heap.root<slow>(old.c_str(), 2, [&](const untorn::root_info &info) {
+                long *before = &info.as<long>();
+                slow *now = heap.make<slow>();
+                heap.destroy(before);
+                return now;
+            });
+            assert(mine == heap.root<slow>(old.c_str(), 2));
+        });
+        assert(slow::made == 2);
+    }
+    assert(heap.stats().allocations == 50 && heap.roots().size() == 50);
+    /* What is thrown on the way arrives, and leaves nothing behind; a root may need another. */
+    try {
+        heap.root_or<broken>("broken");
+        assert(false);
+    } catch (int thrown) {
+        assert(thrown == 5 && heap.root<broken>("broken") == nullptr && heap.stats().allocations == 50);
+    }
+    assert(heap.root_or<outer>("outer", heap)->number == 3 && *heap.root<long>("inner") == 3);
+}
+
 /* A store without a guard, while a commit runs, is found in debug mode, with its address. */
 static void racing_stores(const std::string &directory) {
     untorn::heap_options debug;
@@ -582,6 +651,7 @@ int main(int argc, char **argv) {
     migrations(directory);
     errors_and_guards(directory);
     threads_and_files(directory);
+    roots_of_many_threads(directory);
     racing_stores(directory);
     told(directory);
     at_end.path = directory + "/at-end";

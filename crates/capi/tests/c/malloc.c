@@ -106,6 +106,34 @@ static void memory(void) {
     CHECK(untorn_heap_close(heap) == 0);
 }
 
+/* The root of a heap, made if there is none: 1 if so. */
+static int set_once(void *heap) {
+    long *number;
+    if (ROOT(heap, "number", long, 0, &number) == 1) return 0;
+    number = untorn_heap_malloc(heap, sizeof *number);
+    CHECK(number && SET_ROOT(heap, "number", long, 0, number) == 0);
+    return 1;
+}
+
+static atomic_int ready, made;
+
+static void *set_by_many(void *heap) {
+    for (ready++; ready < 4;) sched_yield();
+    int done = untorn_heap_with_roots(heap, set_once, heap);
+    CHECK(done == 0 || done == 1);
+    made += done;
+    return NULL;
+}
+
+static void roots_of_many_threads(void) {
+    untorn_heap *heap = open_heap("many threads", NULL);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, set_by_many, heap) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(made == 1 && stats_of(heap).allocations == 1 && untorn_heap_commit(heap) == 0);
+    CHECK(untorn_heap_close(heap) == 0);
+}
+
 static void roots_and_commits(void) {
     untorn_heap *heap = open_heap("roots", NULL);
     struct node *list = NULL, *found;
@@ -276,6 +304,7 @@ static void bad_handles(untorn_heap *heap, void *base) {
     BAD_HANDLE(untorn_heap_set_root(heap, "r", NULL, "t", 1, 1, 0));
     BAD_HANDLE(untorn_heap_get_root_info(heap, "r", &info));
     BAD_HANDLE(untorn_heap_nth_root_info(heap, 0, &info));
+    BAD_HANDLE(untorn_heap_with_roots(heap, set_once, NULL));
     BAD_HANDLE(untorn_heap_begin(heap));
     BAD_HANDLE(untorn_heap_end(heap));
     BAD_HANDLE(untorn_heap_commit(heap));
@@ -295,6 +324,7 @@ static void null_and_stale(void) {
     FAILS(untorn_heap_set_root(heap, NULL, NULL, "t", 1, 1, 0), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_heap_get_root_info(heap, "r", NULL), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_heap_nth_root_info(heap, 0, NULL), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_heap_with_roots(heap, NULL, NULL), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_heap_get_stats(heap, NULL), EFAULT, UNTORN_E_NULL);
     bad_handles(NULL, NULL);
     CHECK(untorn_heap_close(heap) == 0);
@@ -372,6 +402,7 @@ int main(int argc, char **argv) {
     memory();
     told();
     roots_and_commits();
+    roots_of_many_threads();
     changes();
     with_files();
     openings();

@@ -18,6 +18,11 @@ enum {
     ALL = 4095
 };
 
+static int never_called(void *context) {
+    CHECK(!context && 0);
+    return 0;
+}
+
 /* Every function that takes a handle of one of these kinds, given one that is bad for it. */
 static void try_everything(void *bad, int kinds) {
     char buf[64];
@@ -109,6 +114,7 @@ static void try_everything(void *bad, int kinds) {
         BAD_HANDLE(untorn_heap_set_root(h, "r", NULL, "t", 1, 1, 0));
         BAD_HANDLE(untorn_heap_get_root_info(h, "r", &info));
         BAD_HANDLE(untorn_heap_nth_root_info(h, 0, &info));
+        BAD_HANDLE(untorn_heap_with_roots(h, never_called, NULL));
         BAD_HANDLE(untorn_heap_check(h, NULL));
         BAD_HANDLE(untorn_heap_close(h));
     }

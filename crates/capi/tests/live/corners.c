@@ -103,13 +103,13 @@ static void blocked_read(const char *file) {
     CHECK(!memcmp(found(file), "later", 5));
 }
 
-/* More mappings one after the other than the hooks know at a time, of several sizes. */
+/* More mappings one after the other than the hooks know at a time, each larger than the one before. */
 static void one_after_the_other(const char *file) {
     CHECK(!untorn_heap_close(heap));
     for (int n = 0; n < 200; n++) {
         untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
         void *root = NULL;
-        options.address_space = (1ull << 30) * (unsigned)(1 + n % 5);
+        options.address_space = (64ull << 30) + ((uint64_t)n << 22);
         CHECK(heap = untorn_heap_open(file, &options, NULL));
         CHECK(untorn_heap_root(heap, "block", "block", 4096, 64, 1, &root) >= 0 && root);
         CHECK(((char *)root)[200] == (char)n);

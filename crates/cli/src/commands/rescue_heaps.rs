@@ -32,7 +32,8 @@ pub struct Rescue {
     /// So long a program that runs has to answer.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
-    /// Remove the memory of heaps whose files are not found, which no program has open: they were removed, and not moved.
+    /// Remove the memory of heaps whose files are not found, which no program has open: they were removed, and not moved. And
+    /// memory without data, of programs that were killed while they made it.
     #[arg(long)]
     remove_lost: bool,
     /// For programs.
@@ -71,6 +72,12 @@ impl Line {
                 "{name}: NOT committed: a program has it open that did not answer. Only programs that make cuts in the \
                  background (cut_every) can, and the log of such a program says why a cut of it fails"
             ),
+            (Some(Rescued::Removed { bytes }), _) if self.heap.is_none() => {
+                format!("{name}: it had no data, and was removed ({})", table::bytes(*bytes))
+            }
+            (Some(Rescued::Unfinished), _) => format!(
+                "{name}: no data: a program was killed while it made this memory. `untorn rescue --remove-lost` removes it"
+            ),
             (Some(Rescued::Removed { bytes }), _) => {
                 format!(
                     "{name}: the heap's file is not there any more; its memory was removed ({})",
@@ -81,13 +88,17 @@ impl Line {
                 "{name}: NOT committed: the heap's file was moved from there. Open the heap once where it is now, and rescue \
                  again"
             ),
-            (Some(Rescued::Lost { exists }), _) => format!(
-                "{name}: NOT committed: the heap's file is not there any more{}. If it was moved, open the heap once where it is \
-                 now, and rescue again; if it was removed, `untorn rescue --remove-lost` removes its memory, {}",
-                if exists.is_some() { ", and was removed, says the kernel" } else { "" },
+            (Some(Rescued::Lost { exists: Some(false) }), _) => format!(
+                "{name}: NOT committed: the heap's file is not there any more: it was removed. `untorn rescue --remove-lost` \
+                 removes its memory, {}",
                 self.memory.display()
             ),
-            (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to be made of it: {why}"),
+            (Some(Rescued::Lost { exists: None }), _) => format!(
+                "{name}: NOT committed: the heap's file is not there any more. If it was moved, open the heap once where it is \
+                 now, and rescue again; if it was removed, `untorn rescue --remove-lost` removes its memory, {}",
+                self.memory.display()
+            ),
+            (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to commit: {why}"),
             (None, e) => format!("{name}: NOT committed: {}", e.as_deref().unwrap_or("unknown")),
         }
     }
@@ -149,7 +160,11 @@ impl Rescue {
     fn rescue(&self, one: &Candidate) -> Line {
         let begun = Instant::now();
         let mut done = offline::rescue(&one.memory, Duration::from_secs(self.wait));
-        if let (Ok((_, outcome @ Rescued::Lost { .. })), true) = (&mut done, self.remove_lost) {
+        let may_go = |outcome: &Rescued| matches!(outcome, Rescued::Lost { .. } | Rescued::Unfinished);
+        if self.remove_lost
+            && let Ok((_, outcome)) = &mut done
+            && may_go(outcome)
+        {
             match offline::remove_lost_live_memory(&one.memory) {
                 Ok(removed) => *outcome = removed.unwrap_or(outcome.clone()),
                 Err(e) => done = Err(e),

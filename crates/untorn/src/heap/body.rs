@@ -43,6 +43,15 @@ pub(super) struct Body {
 
 impl Backing for Body {
     fn resize(&self, segments: usize) -> Result<()> {
+        let space = self.map.address_space()?;
+        if (segments * SEGMENT_BYTES) as u64 > space {
+            let detail = format!(
+                "the heap is full: it has grown to all of its address space ({} MiB). Free something, or close it and open it \
+                 once with a larger `address_space`, which it has from then on",
+                space >> 20
+            );
+            return Err(Error::NoMemory { path: self.file.path(), detail });
+        }
         let groups = (self.map.len() as usize / SEGMENT_BYTES).div_ceil(INSIDES);
         self.map.resize((segments * SEGMENT_BYTES) as u64)?;
         (groups..segments.div_ceil(INSIDES)).for_each(|group| self.lock_header(group));

@@ -11,7 +11,7 @@ use super::layout::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::Path;
-use untorn_journal::Result;
+use untorn_journal::{Result, sized_memory};
 
 /// Leaks that are told one by one.
 const LEAKS_MOST: usize = 20;
@@ -155,8 +155,11 @@ impl<'a> Checker<'a> {
                 .report
                 .problem(format!("segment {segment}: marked as inside of an allocation, beyond the heap's end"));
         }
-        checker.reached = vec![0; checker.used.len()];
-        checker.waiting = vec![0; checker.used.len()];
+        let words = checker.used.len();
+        for bits in [&mut checker.reached, &mut checker.waiting] {
+            sized_memory::reserve(bits, words, path)?;
+            bits.resize(words, 0);
+        }
         if segments > 0 {
             checker.walk_roots(&Checker::root_problems)?;
         }
@@ -544,7 +547,7 @@ impl<'a> Checker<'a> {
             return Ok(bytes);
         }
         let mut all = std::mem::take(buf);
-        all.resize(CHUNK_BYTES, 0);
+        sized_memory::resize(&mut all, CHUNK_BYTES, &self.report.path)?;
         self.image.read(&mut all, start)?;
         for (offset, bytes) in found {
             let at = (offset - start) as usize;
@@ -559,7 +562,8 @@ impl<'a> Checker<'a> {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
             // A pointer may lie across the end of a piece.
-            piece.resize((end - at).min((PIECE_BYTES + WORD_BYTES - 1) as u64) as usize, 0);
+            let bytes = (end - at).min((PIECE_BYTES + WORD_BYTES - 1) as u64) as usize;
+            sized_memory::resize(&mut piece, bytes, &self.report.path)?;
             self.image.read(&mut piece, at)?;
             self.scan_bytes(&piece);
             at += PIECE_BYTES as u64;

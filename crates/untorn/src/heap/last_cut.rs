@@ -1,6 +1,6 @@
 //! Last cuts of live heaps, made from outside: before the machine goes down.
 
-use super::live_head::{LiveHead, Whose};
+use super::live_head::{LiveHead, Said};
 use super::lost_memory::{self, Fate};
 use super::open::HeapOptions;
 use crate::options::StoreOptions;
@@ -35,6 +35,8 @@ pub enum Rescued {
         /// read.
         exists: Option<bool>,
     },
+    /// It has no data: a program was killed while it made this memory, and no heap needs it.
+    Unfinished,
     /// There is nothing to be made of it, and why.
     Nothing(String),
 }
@@ -78,8 +80,13 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
         Err(e) if e.kind() == ErrorKind::InvalidData => return Ok((None, not_one())),
         Err(e) => return Err(Error::io("open", memory, e)),
     };
-    let Some(whose) = Whose::read(&found).context("read", memory)? else {
-        return Ok((None, Rescued::Nothing("it is of another version of Untorn's, or nobody's yet".to_owned())));
+    let whose = match Said::read(&found).context("read", memory)? {
+        Said::Of(whose) => whose,
+        Said::Unfinished if found.is_used().context("look at", memory)? => {
+            return Ok((None, Rescued::Nothing("a program is just making it".to_owned())));
+        }
+        Said::Unfinished => return Ok((None, Rescued::Unfinished)),
+        Said::Nothing(why) => return Ok((None, Rescued::Nothing(why.to_owned()))),
     };
     let place = match lost_memory::fate(&whose) {
         Fate::At(place) => place,
@@ -118,13 +125,17 @@ fn not_one() -> Rescued {
     Rescued::Nothing("it is no live memory of this user's".to_owned())
 }
 
-/// Removes a memory whose heap's file is not found; whoever asks knows that it was removed. None: it is there, or somewhere
-/// else, or a program has the memory.
+/// Removes a memory that has no data, or whose heap's file is not found; whoever asks knows that it was removed. None: it is
+/// there, or somewhere else, or a program has the memory.
 pub(crate) fn remove_lost(memory: &Path) -> Result<Option<Rescued>> {
     let found = FoundMemory::open(memory).context("open", memory)?;
-    match Whose::read(&found).context("read", memory)?.map(|whose| lost_memory::fate(&whose)) {
-        None | Some(Fate::At(_) | Fate::Elsewhere) => return Ok(None),
-        Some(Fate::Removed | Fate::Unknown) => {}
+    match Said::read(&found).context("read", memory)? {
+        Said::Nothing(_) => return Ok(None),
+        Said::Unfinished => {}
+        Said::Of(whose) => match lost_memory::fate(&whose) {
+            Fate::At(_) | Fate::Elsewhere => return Ok(None),
+            Fate::Removed | Fate::Unknown => {}
+        },
     }
     let bytes = found.bytes().context("look at", memory)?;
     let removed = found.remove_unused().context("remove", memory)?;

@@ -33,10 +33,14 @@ pub(crate) const SANITIZED_SPACE: u64 = if cfg!(target_arch = "aarch64") { 256 <
 
 /// Whether a heap may have these addresses.
 pub(crate) fn may_lie(address: u64, address_space: u64) -> bool {
-    let Some(end) = address.checked_add(address_space) else { return false };
-    [(ADDRESS_MIN, ADDRESS_MAX), (SANITIZED_MIN, SANITIZED_MAX)]
-        .iter()
-        .any(|(min, max)| address >= *min as u64 && end <= *max as u64)
+    (1..=space_at(address)).contains(&address_space)
+}
+
+/// The most address space that a heap at this address may have.
+pub(crate) fn space_at(address: u64) -> u64 {
+    let places = [ADDRESS_MIN..ADDRESS_MAX, SANITIZED_MIN..SANITIZED_MAX];
+    let here = places.into_iter().find(|place| place.contains(&(address as usize)));
+    here.map_or(0, |place| place.end as u64 - address)
 }
 
 /// A segment.

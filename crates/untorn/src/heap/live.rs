@@ -13,7 +13,7 @@ use super::section_log::SectionLogs;
 use super::section_recovery::{self, Recovery};
 use crate::file::File;
 use crate::invariant;
-use crate::map::Map;
+use crate::map::{Map, not_made_yet};
 use parking_lot::Mutex;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -72,16 +72,27 @@ pub(super) struct Working {
 pub(super) enum Found {
     /// It names none.
     Nothing,
-    /// Memory to go on from, with so many bytes.
-    Kept(Working, u64),
+    /// Memory to go on from.
+    Kept(Kept),
     /// The heap is as of its last cut, and why.
     LastCut(String),
 }
 
+/// Memory to go on from.
+pub(super) struct Kept {
+    pub working: Working,
+    /// Bytes of the heap.
+    pub bytes: u64,
+    /// Its address space, which an opening may have made larger that was not committed.
+    pub address_space: u64,
+}
+
 /// Device and number of a heap's file.
 fn place(file: &File) -> Result<(u64, u64)> {
-    let data = file.shared.read().content.data.clone().ok_or(Error::Closed)?;
-    let meta = data.meta().context("look at", file.path())?;
+    // Of a file that a crash left in the journal alone the data file is not open yet.
+    let state = file.store.readable(&file.shared)?;
+    let data = state.content.data.as_ref().ok_or_else(|| not_made_yet(state.path()))?;
+    let meta = data.meta().context("look at", state.path())?;
     Ok((meta.device, meta.inode))
 }
 
@@ -192,7 +203,7 @@ pub(super) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
         Err(e) => return last_cut(&not_there(e, &path, stamp.uid, || file.path())?),
     };
     match mend(&mut memory, &owner, &stamp)? {
-        Ok(Mended { recovery, bytes, .. }) => {
+        Ok(Mended { recovery, header, bytes }) => {
             if recovery.incomplete + recovery.cascaded > 0 {
                 tracing::info!(
                     memory = %path.display(),
@@ -204,19 +215,17 @@ pub(super) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
             // SAFETY: mapped by the memory, for ever.
             let head = unsafe { LiveHead::at(memory.head()) };
             note_place(&head, file);
-            Ok(Found::Kept(
-                Working {
-                    memory: Arc::new(memory),
-                    head,
-                    uid: stamp.uid,
-                    start: LiveStart::WentOn,
-                    unfreed: recovery.free,
-                    undone: (recovery.incomplete, recovery.cascaded),
-                    stops: Mutex::default(),
-                    copied_pages: AtomicU64::new(0),
-                },
-                bytes,
-            ))
+            let working = Working {
+                memory: Arc::new(memory),
+                head,
+                uid: stamp.uid,
+                start: LiveStart::WentOn,
+                unfreed: recovery.free,
+                undone: (recovery.incomplete, recovery.cascaded),
+                stops: Mutex::default(),
+                copied_pages: AtomicU64::new(0),
+            };
+            Ok(Found::Kept(Kept { working, bytes, address_space: header.address_space }))
         }
         Err(problem) => {
             let _ = memory.remove();

@@ -106,16 +106,25 @@ pub(super) struct Whose {
     pub handle: FileHandle,
 }
 
-impl Whose {
-    /// None: it is of another version, not whole yet, or does not know.
-    pub(super) fn read(memory: &FoundMemory) -> io::Result<Option<Whose>> {
-        match Whose::read_head(memory) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+/// What the head of a file in memory says.
+pub(super) enum Said {
+    /// Whose it is.
+    Of(Whose),
+    /// Nothing yet: a program is making the memory, or was killed while it did. It has no data.
+    Unfinished,
+    /// Nothing that could be used, and why.
+    Nothing(&'static str),
+}
+
+impl Said {
+    pub(super) fn read(memory: &FoundMemory) -> io::Result<Said> {
+        match Said::read_head(memory) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(Said::Unfinished),
             done => done,
         }
     }
 
-    fn read_head(memory: &FoundMemory) -> io::Result<Option<Whose>> {
+    fn read_head(memory: &FoundMemory) -> io::Result<Said> {
         let number = |at: usize| -> io::Result<u64> {
             let mut bytes = [0; 8];
             memory.read_at(&mut bytes, at as u64)?;
@@ -129,24 +138,35 @@ impl Whose {
         };
         let mut magic = [0; 8];
         memory.read_at(&mut magic, offset_of!(Head, magic) as u64)?;
-        if magic != MAGIC || number(offset_of!(Head, version))? != VERSION || number(offset_of!(Head, ready))? != 1 {
-            return Ok(None);
+        match magic {
+            MAGIC => {}
+            // It comes last of what is written at first.
+            _ if magic == [0; 8] => return Ok(Said::Unfinished),
+            _ => return Ok(Said::Nothing("it is no live memory")),
+        }
+        if number(offset_of!(Head, version))? != VERSION {
+            return Ok(Said::Nothing("it is of another version of Untorn"));
+        }
+        if number(offset_of!(Head, ready))? != 1 {
+            return Ok(Said::Unfinished);
         }
         let (store, name) = (path(offset_of!(Head, store))?, path(offset_of!(Head, name))?);
         if store.as_os_str().is_empty() {
-            return Ok(None);
+            return Ok(Said::Nothing("it does not say where its heap is; open the heap, which commits it"));
         }
         let owner = offset_of!(Head, owner);
         let mut handle = FileHandle::NONE;
         memory.read_at(handle.as_bytes_mut(), offset_of!(Head, handle) as u64)?;
-        Ok(Some(Whose {
+        Ok(Said::Of(Whose {
             device: number(owner + offset_of!(Owner, device))?,
             inode: number(owner + offset_of!(Owner, inode))?,
             place: Place { store, name: Some(name).filter(|name| !name.as_os_str().is_empty()) },
             handle,
         }))
     }
+}
 
+impl Whose {
     /// Whether its file has this path. Another disk may have the same device number, and a file there the same number.
     pub(super) fn is_at(&self, path: &Path) -> bool {
         let has_numbers =

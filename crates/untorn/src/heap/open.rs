@@ -82,16 +82,17 @@ impl HeapOptions {
         self
     }
 
-    /// Bytes of address space that a new heap gets: it can never outgrow them. They cost no memory and no room.
-    /// Default: 64 GiB.
+    /// Bytes of address space that the heap gets: as long as it is open it cannot outgrow them. They cost no memory and no
+    /// room. A heap that has less gets more, for ever, by a commit of this opening; it has less never again, and asking for
+    /// less is an error. Default: what the heap has, and of a new one 64 GiB.
     pub fn address_space(mut self, bytes: u64) -> Self {
         self.address_space = Some(bytes);
         self
     }
 
     /// Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB. For programs that have several
-    /// heaps open at once, whose address spaces must not overlap. Default: a random one, at which two heaps meet once
-    /// in 224 times.
+    /// heaps open at once, whose address spaces must not overlap. Of a heap that there is, another address than it has is
+    /// an error. Default: a random one, at which two heaps meet once in 196 times.
     ///
     /// Programs built with ThreadSanitizer or MemorySanitizer cannot use these addresses. A new heap of such a program
     /// has 16 GiB of address space between 0x5500_0000_0000 and 0x5555_0000_0000 (on aarch64 256 MiB between
@@ -197,17 +198,11 @@ impl HeapOptions {
     fn open_file(&self, file: File) -> Result<Heap> {
         self.check_live()?;
         let (file, mark) = file.into_heaps_own()?;
-        let (map, working, unfreed) = match file.len()? {
-            0 => {
-                let (map, working) = self.create_in(&file)?;
-                (map, working, Vec::new())
-            }
+        let Mapped { map, working, unfreed, address_space, grows } = match file.len()? {
+            0 => self.create_in(&file)?,
             _ => self.map_existing(&file)?,
         };
-
-        let (base, segments) = (map.as_ptr() as usize, segments_of(&map));
-        // SAFETY: the header is mapped, and was looked at or made just now.
-        let space = unsafe { (*map.as_ptr().cast::<Header>()).address_space } as usize;
+        let (base, segments, space) = (map.as_ptr() as usize, segments_of(&map), address_space as usize);
         registry::note_addresses(base..base + space);
         let limit = memory_limit().filter(|_| self.map.dirty_max_given().is_none());
         let body = Body {
@@ -226,6 +221,11 @@ impl HeapOptions {
         own_pages::lock_all(&body.map);
         let heap = Heap::new(base, segments, space / SEGMENT_BYTES, body);
         free_left(&heap, &unfreed)?;
+        if grows {
+            // Before the heap can have more than its file says, and before a rollback.
+            heap.downgrade().set_address_space(address_space)?;
+            heap.commit()?;
+        }
         match self.cut_every {
             Some(every) => heap.cut_every(every, self.cut_within),
             None => Ok(heap),
@@ -256,13 +256,12 @@ impl HeapOptions {
     }
 
     /// A new heap: one segment, of which all but the header is zeros.
-    fn create_in(&self, file: &File) -> Result<(Map, Option<Working>)> {
+    fn create_in(&self, file: &File) -> Result<Mapped> {
         let (addresses, usual) = match sanitizer() {
             Some(_) => (SANITIZED_MIN..SANITIZED_MAX, SANITIZED_SPACE),
             None => (ADDRESS_MIN..ADDRESS_MAX, ADDRESS_SPACE),
         };
-        let space =
-            self.address_space.unwrap_or(usual).max(SEGMENT_BYTES as u64).next_multiple_of(SEGMENT_BYTES as u64);
+        let space = self.address_space_wanted()?.unwrap_or(usual);
         if space > addresses.len() as u64 {
             return Err(Error::invalid(format!(
                 "a heap of {space} bytes of address space is larger than its addresses"
@@ -273,7 +272,46 @@ impl HeapOptions {
         if let (Err(_), Some(working)) = (&made, &working) {
             let _ = working.remove();
         }
-        Ok((made?, working))
+        Ok(Mapped { map: made?, working, unfreed: Vec::new(), address_space: space, grows: false })
+    }
+
+    /// Bytes of address space that the program asks for, in whole segments.
+    fn address_space_wanted(&self) -> Result<Option<u64>> {
+        let whole = |bytes: u64| {
+            let bytes = bytes.max(SEGMENT_BYTES as u64).checked_next_multiple_of(SEGMENT_BYTES as u64);
+            bytes.ok_or_else(|| Error::invalid("no heap has so much address space"))
+        };
+        self.address_space.map(whole).transpose()
+    }
+
+    /// Bytes of address space that a heap gets which has so many.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the options are not those of this heap.
+    fn address_space_of(&self, file: &File, address: u64, has: u64) -> Result<u64> {
+        let refused = |why: String| Err(Error::invalid(format!("{}: {why}", file.path().display())));
+        if let Some(wanted) = self.address.filter(|wanted| *wanted as u64 != address) {
+            return refused(format!(
+                "the heap is always at {address:#x}, and the option `address` says {wanted:#x}. It is for new heaps: leave it \
+                 out"
+            ));
+        }
+        let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+        match self.address_space_wanted()? {
+            Some(wanted) if wanted < has => refused(format!(
+                "the heap has {} of address space, and the option `address_space` says {}. Leave it out, or give at least as \
+                 much as the heap has",
+                mib(has),
+                mib(wanted)
+            )),
+            Some(wanted) if !may_lie(address, wanted) => refused(format!(
+                "the heap is always at {address:#x}, where it can have {} of address space at most, and the option \
+                 `address_space` says {}",
+                mib(space_at(address)),
+                mib(wanted)
+            )),
+            wanted => Ok(wanted.unwrap_or(has)),
+        }
     }
 
     fn make(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
@@ -317,7 +355,9 @@ impl HeapOptions {
     /// At a random address that is free in this process, and that no heap has had which was open in it: that one
     /// may come back.
     fn map_anywhere(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
+        // The last eighth is for heaps that get more address space later.
         let slots = addresses.len() as u64 / space;
+        let slots = slots - slots / 8;
         let mut tries = 0;
         loop {
             let mut random = [0; 8];
@@ -335,8 +375,7 @@ impl HeapOptions {
         }
     }
 
-    /// The map, its working memory, and blocks of sections that are to be freed before anybody uses the heap.
-    fn map_existing(&self, file: &File) -> Result<(Map, Option<Working>, Vec<usize>)> {
+    fn map_existing(&self, file: &File) -> Result<Mapped> {
         let mut start = [0; START_BYTES];
         file.read_at(&mut start, 0)?;
         let (bytes, _) = start.split_first_chunk().expect("more than a header");
@@ -344,7 +383,8 @@ impl HeapOptions {
         if let Some(problem) = header.problem(file.len()?) {
             return Err(Error::corrupt_heap(file.path(), problem));
         }
-        let Header { address, address_space, .. } = header;
+        let Header { address, address_space: has, .. } = header;
+        self.address_space_of(file, address, has)?;
         if registry::is_open(address as usize) {
             return Err(Error::invalid(format!(
                 "{}: this heap, or a copy of it, is open in this process already",
@@ -352,28 +392,52 @@ impl HeapOptions {
             )));
         }
         check_sanitizer(file, address as usize)?;
+        let found = live::find(file, &start)?;
+        let had = if let Found::Kept(kept) = &found { kept.address_space.max(has) } else { has };
+        let address_space = self.address_space_of(file, address, had)?;
         let mut map = self.map.address(address as usize).address_space(address_space);
         if memory_limit().is_some_and(|limit| header.segments * SEGMENT_BYTES as u64 > limit.bytes) {
             // Of a long heap on a small machine counts what is in use.
             map = map.in_use(bytes_in_use(file, header.segments as usize)?);
         }
-        match live::find(file, &start)? {
-            Found::Kept(mut working, bytes) if self.live => {
+        let (mapped, working, unfreed) = self.map_found(file, found, &map).map_err(|e| match e {
+            Error::Invalid { detail } if address_space > has => Error::invalid(format!(
+                "{detail}. The heap, which has {} MiB of address space, was to get {} MiB: open it where these addresses are \
+                 free, before other heaps",
+                has >> 20,
+                address_space >> 20
+            )),
+            e => e,
+        })?;
+        let grows = address_space > has;
+        if grows && !mapped.is_writable() {
+            return Err(Error::invalid(format!(
+                "{}: only who can write the file can give the heap more address space",
+                file.path().display()
+            )));
+        }
+        Ok(Mapped { map: mapped, working, unfreed, address_space, grows })
+    }
+
+    /// Maps a heap that there is: the map, its working memory, and blocks of sections that are to be freed.
+    fn map_found(&self, file: &File, found: Found, map: &MapOptions) -> Result<(Map, Option<Working>, Vec<usize>)> {
+        match found {
+            Found::Kept(live::Kept { mut working, bytes, .. }) if self.live => {
                 let unfreed = working.take_unfreed();
-                let map = file.map_live(&map, working.memory(), Kept::Bytes(bytes))?;
+                let map = file.map_live(map, working.memory(), Kept::Bytes(bytes))?;
                 working.go_on(&map)?;
                 Ok((map, Some(working), unfreed))
             }
-            Found::Kept(mut working, bytes) => {
+            Found::Kept(live::Kept { mut working, bytes, .. }) => {
                 let unfreed = working.take_unfreed();
                 if holds(invariant::LIVE_BROUGHT_IN) {
-                    let map = file.map_live(&map, working.memory(), Kept::Bytes(bytes))?;
+                    let map = file.map_live(map, working.memory(), Kept::Bytes(bytes))?;
                     live::set_stamp(&map, Stamp::NONE)?;
                     map.msync()?;
                     map.unmap()?;
                 }
                 working.remove()?;
-                Ok((file.map_with(&map)?, None, unfreed))
+                Ok((file.map_with(map)?, None, unfreed))
             }
             found => {
                 let start = match &found {
@@ -384,7 +448,7 @@ impl HeapOptions {
                     _ => LiveStart::New,
                 };
                 if !self.live {
-                    let map = file.map_with(&map)?;
+                    let map = file.map_with(map)?;
                     if matches!(found, Found::LastCut(_)) && map.is_writable() {
                         live::set_stamp(&map, Stamp::NONE)?;
                         map.msync()?;
@@ -392,7 +456,7 @@ impl HeapOptions {
                     return Ok((map, None, Vec::new()));
                 }
                 let working = Working::create(file, start)?;
-                let mapped = file.map_live(&map, working.memory(), Kept::Nothing);
+                let mapped = file.map_live(map, working.memory(), Kept::Nothing);
                 let named = mapped.and_then(|map| name(&working, &map).map(|()| map));
                 if named.is_err() {
                     let _ = working.remove();
@@ -401,6 +465,17 @@ impl HeapOptions {
             }
         }
     }
+}
+
+/// A heap's memory, when it is opened.
+struct Mapped {
+    map: Map,
+    working: Option<Working>,
+    /// Blocks of sections, to be freed before anybody uses the heap.
+    unfreed: Vec<usize>,
+    address_space: u64,
+    /// The heap's file says that it has less.
+    grows: bool,
 }
 
 /// Frees the blocks that sections left which an opening has undone, or which had freed them. After a kill in between, an opening

@@ -6,7 +6,7 @@ use super::check::Checker;
 use super::heap_pointer::{HeapPointer, HeapPointers};
 use super::open_heap::Heap;
 use std::ops::Range;
-use untorn_journal::{Error, Result};
+use untorn_journal::{Error, Result, sized_memory};
 use untorn_os::process_memory;
 
 /// Pointers that are told one by one.
@@ -32,7 +32,7 @@ fn find(checker: &Checker<'_>, target: impl Fn(u64) -> Option<String>) -> Result
     let mut piece = Vec::new();
     for (start, bytes) in checker.reached_allocations() {
         for at in (start..start + bytes).step_by(PIECE_BYTES as usize) {
-            piece.resize((start + bytes - at).min(PIECE_BYTES) as usize, 0);
+            sized_memory::resize(&mut piece, (start + bytes - at).min(PIECE_BYTES) as usize, &checker.report.path)?;
             checker.read(&mut piece, at)?;
             for (n, word) in piece.chunks_exact(8).enumerate() {
                 let value = u64::from_le_bytes(word.try_into().expect("eight bytes"));

@@ -42,6 +42,8 @@ pub struct ReadHeap {
     path: PathBuf,
     lsn: u64,
     memory: ReadMapping,
+    /// Bytes of address space that the memory has.
+    space: u64,
 }
 
 impl Reader {
@@ -70,7 +72,7 @@ impl Reader {
             _ => Error::io("map", path, e),
         })?;
         copy.file.show_in(&mut memory, len).context("map", path)?;
-        Ok(ReadHeap { reader: self.clone(), path: path.to_owned(), lsn: copy.lsn, memory })
+        Ok(ReadHeap { reader: self.clone(), path: path.to_owned(), lsn: copy.lsn, memory, space: header.address_space })
     }
 }
 
@@ -105,10 +107,14 @@ impl ReadHeap {
         }
         let copy = ReadCopy::take(&self.reader, &self.path)?;
         let (header, len) = header_of(&copy, &self.path)?;
-        let before = *self.header();
-        if (header.address, header.address_space) != (before.address, before.address_space) {
-            let detail = "another heap has its name now; open that one".to_owned();
-            return Err(Error::Conflict { path: self.path.clone(), detail });
+        let conflict = |detail: &str| Err(Error::Conflict { path: self.path.clone(), detail: detail.to_owned() });
+        if header.address != self.header().address {
+            return conflict("another heap has its name now; open that one");
+        }
+        if len as u64 > self.space {
+            return conflict(
+                "the heap has more address space than it had when this was opened, and uses it; open it again",
+            );
         }
         copy.file.show_in(&mut self.memory, len).context("map", &self.path)?;
         self.lsn = copy.lsn;

@@ -542,6 +542,11 @@ impl WeakHeap {
         self.with_space(|space, ground| space.trim(ground))
     }
 
+    /// The heap may have so many bytes from now on, for which there are addresses.
+    pub(super) fn set_address_space(self, bytes: u64) -> Result<()> {
+        self.with_space(|space, ground| space.set_address_space(bytes, ground))
+    }
+
     /// Begins what [`super::Heap::mutate`] guards; ended by [`WeakHeap::end_mutation`] in the same thread.
     #[inline(always)]
     pub fn begin_mutation(self) -> Result<()> {

@@ -108,6 +108,11 @@ fn checked(
     }
 }
 
+/// The name of a type, without the checksum of its layout that C++ adds.
+fn without_layout(type_name: &str) -> &str {
+    type_name.split_once(" [layout ").map_or(type_name, |(name, _)| name)
+}
+
 /// What an entry points to, if it is of the type that is wanted.
 pub(super) fn found_of(
     entry: &RootEntry,
@@ -120,18 +125,35 @@ pub(super) fn found_of(
     if entry.fingerprint == wanted.fingerprint() {
         return Ok(Some(found.address));
     }
+    let same_type =
+        found.version == wanted.version && without_layout(&found.type_name) == without_layout(wanted.type_name);
+    let what = match same_type && found.type_name != wanted.type_name {
+        // Two checksums tell nobody anything.
+        true => format!(
+            "the members of {}, or of a type in it, have changed since the root {name:?} was set ({} bytes and alignment {} \
+             then, {} bytes and alignment {} now)",
+            without_layout(wanted.type_name),
+            found.size,
+            found.align,
+            wanted.layout.size(),
+            wanted.layout.align()
+        ),
+        false => format!(
+            "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, {} \
+             bytes, alignment {}): its layout has changed",
+            found.type_name,
+            found.version,
+            found.size,
+            found.align,
+            wanted.type_name,
+            wanted.version,
+            wanted.layout.size(),
+            wanted.layout.align()
+        ),
+    };
     let detail = format!(
-        "the root {name:?} holds {} (version {}, {} bytes, alignment {}), and the program expects {} (version {}, {} \
-         bytes, alignment {}): its layout has changed. Nothing was changed; run the program that wrote it, or migrate \
-         it",
-        found.type_name,
-        found.version,
-        found.size,
-        found.align,
-        wanted.type_name,
-        wanted.version,
-        wanted.layout.size(),
-        wanted.layout.align()
+        "{what}. Nothing was changed; run the program that wrote it, or migrate it \
+         (`Heap::migrate_root`, in C++ `heap.root<T>(name, version, function)`)"
     );
     Err(Error::LayoutChanged { path: path(), detail })
 }
@@ -353,6 +375,19 @@ impl Heap {
         changed.and(told)
     }
 
+    /// Does something while other threads that find or set roots wait, and commits, too: a look for a root and what depends
+    /// on it are one step, as in [`Heap::root_or`]. It must not wait for a thread that may use roots.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; nothing was done.
+    pub fn with_roots<R>(&self, work: impl FnOnce() -> R) -> Result<R> {
+        // In a forked child the locks may be held for ever.
+        self.body().file.store.check_fork()?;
+        let _held = self.hold_cuts();
+        let _roots = self.lock_roots();
+        Ok(work())
+    }
+
     /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other
     /// threads that use roots wait for it. Within a section of a live heap none is made: [`Error::Invalid`].
     pub fn root_or<'h, T: Storable>(&'h self, name: &str, make: impl FnOnce(InHeap<'h>) -> T) -> Result<NonNull<T>> {
@@ -366,14 +401,14 @@ impl Heap {
         options: RootOptions,
         make: impl FnOnce(InHeap<'h>) -> T,
     ) -> Result<NonNull<T>> {
-        let _held = self.hold_cuts();
-        let _roots = self.lock_roots();
-        if let Some(found) = self.root_with(name, options)? {
-            return Ok(found);
-        }
-        self.check_no_section(name)?;
-        let place = self.put_in(make(self.allocator()))?;
-        self.set_root_with(name, Some(place), options)?;
-        Ok(place)
+        self.with_roots(|| {
+            if let Some(found) = self.root_with(name, options)? {
+                return Ok(found);
+            }
+            self.check_no_section(name)?;
+            let place = self.put_in(make(self.allocator()))?;
+            self.set_root_with(name, Some(place), options)?;
+            Ok(place)
+        })?
     }
 }

@@ -270,6 +270,19 @@ impl Space {
         Ok(())
     }
 
+    /// The heap may have so many bytes one day.
+    pub(super) fn set_address_space(&mut self, bytes: u64, ground: &dyn Backing) -> Result<()> {
+        let header = self.metadata().header();
+        if header.address_space == bytes {
+            return Ok(());
+        }
+        with_header(ground, 0, || {
+            self.metadata().set_header(Header { address_space: bytes, ..header });
+            self.metadata().settle();
+            Ok(())
+        })
+    }
+
     /// Bytes of chunks that are in use, or may be.
     fn used_bytes(&self) -> u64 {
         let chunks = |segment: &Segment| CHUNKS as u64 - u64::from(segment.free.count_ones());

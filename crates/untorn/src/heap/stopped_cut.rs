@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use untorn_journal::{Context, Error, Result};
+use untorn_journal::{Error, Result, sized_memory};
 use untorn_os::{LIVE_HEAD_BYTES, NotStopped, Scratch, holds, with_threads_stopped};
 
 /// A cut that waits for guards lets others take them after so long: they may be what those wait for.
@@ -200,7 +200,8 @@ impl Heap {
                 continue;
             };
             let cut = working.begin_cut(&body.map)?;
-            let copy = Scratch::new(LIVE_HEAD_BYTES).context("make room for copies of", body.file.path())?;
+            let copy = Scratch::new(LIVE_HEAD_BYTES);
+            let copy = copy.map_err(|_| sized_memory::none(LIVE_HEAD_BYTES, &body.file.path()))?;
             let (base, bytes) = self.memory();
             let (path, base) = (body.file.path(), base.as_ptr() as usize);
             let addresses = base..base + bytes;

@@ -33,8 +33,10 @@ impl Ahead {
         self.bytes.len() + new * page_bytes
     }
 
-    /// Room for a copy of each of these pages, which are in order; they are good from now on.
-    pub(super) fn add(&mut self, pages: &[u64], page_bytes: usize) -> Vec<&mut [u8]> {
+    /// Room for a copy of each of these pages, which are in order; they are good from now on. None: there is no memory.
+    pub(super) fn add(&mut self, pages: &[u64], page_bytes: usize) -> Option<Vec<&mut [u8]>> {
+        let more = self.bytes_with(pages, page_bytes) - self.bytes.len();
+        self.bytes.try_reserve(more).ok()?;
         let mut places = Vec::with_capacity(pages.len());
         let mut end = self.bytes.len();
         for page in pages {
@@ -48,7 +50,7 @@ impl Ahead {
         self.bytes.resize(end, 0);
         let base = self.bytes.as_mut_ptr();
         // SAFETY: places of pages lie within the bytes and apart from each other, and no page comes twice.
-        places.into_iter().map(|at| unsafe { std::slice::from_raw_parts_mut(base.add(at), page_bytes) }).collect()
+        Some(places.into_iter().map(|at| unsafe { std::slice::from_raw_parts_mut(base.add(at), page_bytes) }).collect())
     }
 
     /// Pages of this size were stored to.
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     fn add(ahead: &mut Ahead, pages: &[u64], bytes: &[u8]) {
-        ahead.add(pages, 8).into_iter().zip(bytes).for_each(|(room, byte)| room.fill(*byte));
+        ahead.add(pages, 8).expect("memory").into_iter().zip(bytes).for_each(|(room, byte)| room.fill(*byte));
     }
 
     #[test]

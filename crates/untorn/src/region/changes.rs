@@ -6,8 +6,9 @@ use crate::invariant;
 use bytes::Bytes;
 use rangemap::RangeSet;
 use std::ops::Range;
+use std::path::Path;
 use untorn_journal::overlay::{Overlay, Source, read_through};
-use untorn_journal::{Context, Error, Result};
+use untorn_journal::{Context, Error, Result, sized_memory};
 use untorn_os::{Invariant, Piece, Tracker, holds, value_if_holds};
 
 /// Pages that are copied and compared at once: both sides stay in the processor's cache.
@@ -154,8 +155,10 @@ impl Region {
         let pages: Vec<u64> = self.found.iter().flat_map(|r| r.clone().step_by(page as usize)).collect();
         let mut bytes = std::mem::take(&mut self.copies_at_once);
         let len = pages.len() * page as usize;
-        if bytes.len() < len {
-            bytes.resize(len, 0);
+        if bytes.len() < len && sized_memory::resize(&mut bytes, len, &content.path).is_err() {
+            // The program stands still for longer, and the commit is made.
+            self.stage_found(content, sink, unit)?;
+            return Ok(Copies { pages: Vec::new(), ranges: Vec::new(), bytes: Vec::new() });
         }
         self.copy_out(content, &pages, &mut bytes[..len])?;
         Ok(Copies { pages, ranges: Vec::new(), bytes })
@@ -197,6 +200,7 @@ impl Region {
             let pages: Vec<u64> = lot.iter().map(|n| copies.pages[*n]).collect();
             let mut lot_copies = std::mem::take(&mut self.copies);
             lot_copies.clear();
+            sized_memory::reserve(&mut lot_copies, lot.len() * page as usize, &content.path)?;
             lot.iter().for_each(|n| lot_copies.extend_from_slice(copy_of(*n)));
             self.stage_lot(content, sink, unit, size, &pages, lot_copies)?;
         }
@@ -244,10 +248,14 @@ impl Region {
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
         let page = self.page();
         let done = *first..*last + page;
-        let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new() };
+        let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new(), has_memory: true };
+        self.expect_private(content, pages.len())?;
         self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
             stage.compare(at, copy, base)
         })?;
+        if !stage.has_memory {
+            return Err(sized_memory::none(copies.len(), &content.path));
+        }
         let copies = if holds(invariant::ONE_COPY) { copies } else { self.copies(content, pages)? };
         self.keep(pages, &copies, &stage.ranges);
         self.copies = copies;
@@ -263,7 +271,7 @@ impl Region {
     pub(super) fn copies(&mut self, content: &Content, pages: &[u64]) -> Result<Vec<u8>> {
         let page = self.page() as usize;
         let mut copies = std::mem::take(&mut self.copies);
-        copies.resize(pages.len() * page, 0);
+        sized_memory::resize(&mut copies, pages.len() * page, &content.path)?;
         self.copy_out(content, pages, &mut copies)?;
         Ok(copies)
     }
@@ -300,7 +308,7 @@ impl Region {
             let next =
                 |n: usize| pages.get(i + n).is_some_and(|at| *at == pages[i] + n as u64 * page && known(at).is_none());
             let run = (1..).take_while(|n| next(*n)).count() + 1;
-            base.resize(run * page as usize, 0);
+            sized_memory::resize(&mut base, run * page as usize, &content.path)?;
             read_through(&overlays, Some(self.data()?), &mut base, pages[i])?;
             for (n, base) in base.chunks_exact(page as usize).enumerate() {
                 each(pages[i + n], copy(i + n), base);
@@ -321,7 +329,9 @@ impl Region {
                     let range = (range.start.max(*at) - at) as usize..(range.end.min(at + page) - at) as usize;
                     known[range.clone()].copy_from_slice(&copy[range]);
                 }
-            } else if self.copies_bytes + page <= COPIES_BYTES_MAX {
+            } else if self.copies_bytes + page <= COPIES_BYTES_MAX
+                && let Ok(copy) = sized_memory::copy(copy, Path::new(""))
+            {
                 self.copies_bytes += page;
                 *known = Some(copy.into());
             }
@@ -359,6 +369,8 @@ struct Stage {
     unit: usize,
     ranges: Vec<Range<u64>>,
     bytes: Vec<u8>,
+    /// Until something was left out.
+    has_memory: bool,
 }
 
 impl Stage {
@@ -379,6 +391,10 @@ impl Stage {
     }
 
     fn push(&mut self, range: Range<u64>, bytes: &[u8]) {
+        self.has_memory &= self.bytes.try_reserve(bytes.len()).is_ok();
+        if !self.has_memory {
+            return;
+        }
         match self.ranges.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
             _ => self.ranges.push(range),

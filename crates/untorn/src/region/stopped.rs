@@ -11,7 +11,7 @@ use super::told::tidy;
 use crate::content::{Content, SpillSink};
 use crate::invariant;
 use std::ops::Range;
-use untorn_journal::Result;
+use untorn_journal::{Result, sized_memory};
 use untorn_os::{Piece, StillCopy, Tracker, holds};
 
 /// How often pages are copied that were stored to meanwhile, before the threads are stopped.
@@ -30,7 +30,10 @@ impl Region {
 
     fn copy_ahead(&mut self, content: &Content, pages: &[u64]) -> Result<()> {
         let page = self.page() as usize;
-        let room = self.ahead.add(pages, page);
+        let Some(room) = self.ahead.add(pages, page) else {
+            self.ahead.clear();
+            return Err(sized_memory::none(pages.len() * page, &content.path));
+        };
         let mut pieces: Vec<Piece<'_>> = pages.iter().zip(room).map(|(at, into)| Piece { offset: *at, into }).collect();
         let copied = self.mapping.copy_out(&mut pieces);
         copied.map_err(|e| {
@@ -81,8 +84,9 @@ impl Region {
         let has_room = self.still_copy.as_ref().is_some_and(|copy| copy.has_room(self.accessible));
         if !has_room {
             // Somewhat more, as the heap may grow.
-            let made = StillCopy::new(self.accessible + self.accessible / 4);
-            self.still_copy = Some(made.map_err(|e| self.fail(content, "make room for copies of", e))?);
+            let room = self.accessible + self.accessible / 4;
+            let made = StillCopy::new(room).map_err(|_| sized_memory::none(room as usize, &content.path));
+            self.still_copy = Some(made?);
         }
         let expected = most.saturating_mul(self.page()) as usize;
         if let Some(copy) = &mut self.still_copy {
@@ -144,6 +148,7 @@ impl Region {
             let pages: Vec<u64> = lot.iter().map(|(at, _)| *at).collect();
             let mut bytes = std::mem::take(&mut self.copies);
             bytes.clear();
+            sized_memory::reserve(&mut bytes, lot.len() * page as usize, &content.path)?;
             lot.iter().for_each(|(_, copy)| bytes.extend_from_slice(copy));
             self.stage_lot(content, sink, unit, size, &pages, bytes)?;
         }

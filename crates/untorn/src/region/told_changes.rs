@@ -7,8 +7,8 @@ use crate::content::{Content, SpillSink};
 use crate::invariant;
 use bytes::Bytes;
 use std::ops::Range;
-use untorn_journal::Result;
 use untorn_journal::overlay::{Source, read_through};
+use untorn_journal::{Result, sized_memory};
 use untorn_os::{Piece, holds, value_if_holds};
 
 /// Bytes that are copied and staged at once, and ranges.
@@ -53,11 +53,8 @@ impl Region {
         let (mut staged, mut done) = (0, Ok(()));
         while staged < taken.len() && done.is_ok() {
             let lot = first_lot(&taken[staged..]);
-            let mut bytes = vec![0; len_of(&lot) as usize];
-            done = self.copy_ranges_out(content, &lot, &mut bytes);
-            if done.is_ok() {
-                done = self.stage_told_lot(content, sink, unit, &lot, bytes);
-            }
+            done =
+                self.copies_of(content, &lot).and_then(|bytes| self.stage_told_lot(content, sink, unit, &lot, bytes));
             // What cannot be staged stays, for the next commit.
             if done.is_ok() || !holds(invariant::TOLD_UNTIL_STAGED) {
                 staged += lot.len();
@@ -82,8 +79,7 @@ impl Region {
         }
         self.add_lines();
         let ranges = self.taken.clone();
-        let mut bytes = vec![0; len_of(&ranges) as usize];
-        self.copy_ranges_out(content, &ranges, &mut bytes)?;
+        let bytes = self.copies_of(content, &ranges)?;
         Ok(Copies { pages: Vec::new(), ranges, bytes })
     }
 
@@ -147,7 +143,7 @@ impl Region {
         bytes: &Bytes,
         into: &mut Vec<(Range<u64>, Source)>,
     ) -> Result<()> {
-        let mut base = vec![0; bytes.len()];
+        let mut base = sized_memory::zeros(bytes.len() as u64, &content.path)?;
         let overlays = value_if_holds(invariant::COMPARE_WITH_VIEW, content.overlays());
         read_through(&overlays, Some(self.data()?), &mut base, range.start)?;
         let mut at = 0;
@@ -162,7 +158,14 @@ impl Region {
         Ok(())
     }
 
-    pub(super) fn copy_ranges_out(&self, content: &Content, ranges: &[Range<u64>], mut into: &mut [u8]) -> Result<()> {
+    /// Copies of bytes, one after the other.
+    pub(super) fn copies_of(&self, content: &Content, ranges: &[Range<u64>]) -> Result<Vec<u8>> {
+        let mut bytes = sized_memory::zeros(len_of(ranges), &content.path)?;
+        self.copy_ranges_out(content, ranges, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn copy_ranges_out(&self, content: &Content, ranges: &[Range<u64>], mut into: &mut [u8]) -> Result<()> {
         let mut pieces = Vec::with_capacity(ranges.len());
         for range in ranges {
             let (piece, rest) = into.split_at_mut((range.end - range.start) as usize);

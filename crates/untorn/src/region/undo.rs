@@ -5,14 +5,13 @@
 //! asked about it afterwards: a page that is then as it was stored has nothing new.
 
 use super::changes::{BLOCK_BYTES, LOT_PAGES};
-use super::told_changes::len_of;
 use super::{COPIES_BYTES_MAX, Region, STORED_MAX};
 use crate::content::{Content, changed_ranges};
 use crate::invariant;
 use rangemap::RangeSet;
 use std::ops::Range;
-use untorn_journal::Result;
 use untorn_journal::overlay::{Overlay, read_through};
+use untorn_journal::{Result, sized_memory};
 use untorn_os::{Tracker, holds, value_if_holds};
 
 /// Ranges that were told of and are brought back at once.
@@ -91,17 +90,16 @@ impl Region {
 
     /// Brings the content of ranges back, without a look at the rest of their pages.
     fn restore_bytes(&mut self, content: &Content, ranges: &[Range<u64>]) -> Result<()> {
-        let mut copies = vec![0; len_of(ranges) as usize];
-        if self.copy_ranges_out(content, ranges, &mut copies).is_err() {
-            // A page that cannot be read may be one that can be stored to.
+        let Ok(copies) = self.copies_of(content, ranges) else {
+            // A page that cannot be read may be one that can be stored to; and this takes little memory.
             return ranges.iter().try_for_each(|range| self.store_content(content, range.clone()));
-        }
+        };
         let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
         let mut copies = copies.as_slice();
         for range in ranges {
             let (copy, rest) = copies.split_at((range.end - range.start) as usize);
             copies = rest;
-            let mut base = vec![0; copy.len()];
+            let mut base = sized_memory::zeros(copy.len() as u64, &content.path)?;
             read_through(&overlays, Some(self.data()?), &mut base, range.start)?;
             if let Some(differs) = hull(copy, &base) {
                 self.store(content, range.start + differs.start as u64, &base[differs])?;

@@ -1,4 +1,4 @@
-//! A child that is stepped through, instruction by instruction, and killed.
+//! A child that is stepped through, instruction by instruction or call by call, and killed.
 
 use std::io::{BufRead, BufReader};
 use std::process::Command;
@@ -24,9 +24,22 @@ pub fn killed_after(command: &mut Command, instructions: u64) -> Option<u64> {
     killed_when(command, |_, _, done| done >= instructions)
 }
 
+/// As [`killed_after`], after so many stops: before each call of the system and behind it.
+pub fn killed_at_call(command: &mut Command, stops: u64) -> Option<u64> {
+    killed_between(command, libc::PTRACE_SYSCALL, |_, _, done| done >= stops)
+}
+
 /// As [`killed_after`], when this is so, which gets the lines that the child printed, its thread, and how many instructions that
 /// did.
-pub fn killed_when(command: &mut Command, mut is_it: impl FnMut(&[String], i32, u64) -> bool) -> Option<u64> {
+pub fn killed_when(command: &mut Command, is_it: impl FnMut(&[String], i32, u64) -> bool) -> Option<u64> {
+    killed_between(command, libc::PTRACE_SINGLESTEP, is_it)
+}
+
+fn killed_between(
+    command: &mut Command,
+    step: libc::c_uint,
+    mut is_it: impl FnMut(&[String], i32, u64) -> bool,
+) -> Option<u64> {
     let mut child = command.spawn().unwrap();
     let out = BufReader::new(child.stdout.as_mut().expect("a pipe"));
     let mut lines = Vec::new();
@@ -46,7 +59,7 @@ pub fn killed_when(command: &mut Command, mut is_it: impl FnMut(&[String], i32, 
     let mut traced = stopped() == Some(libc::SIGSTOP);
     while traced && !is_it(&lines, thread, done) {
         // SAFETY: a thread that this one traces, and that is stopped.
-        traced = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0) } == 0;
+        traced = unsafe { libc::ptrace(step, thread, 0, 0) } == 0;
         match stopped() {
             Some(libc::SIGTRAP) => done += 1,
             Some(libc::SIGSTOP) => break,
