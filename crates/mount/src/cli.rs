@@ -1,9 +1,11 @@
 //! The command line: help, completions and manual pages all come from here.
 
 use crate::error_line::in_one_line;
+use crate::held_back::Skips;
 use crate::kept_log::KeptLog;
 use crate::mount_point::{self, Allowed, Mounted};
 use crate::mounted_store;
+use crate::passed_descriptors;
 use crate::passed_signals::Signals;
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
@@ -14,16 +16,17 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output, tell};
-use untorn_tree::{CommitMode, FileTree, Kept};
+use untorn_tree::{CommitMode, FileTree, Kept, Limits};
 
 /// Opens what is to be mounted; makes it where nothing is.
-pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>>;
+pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>;
 
 /// How long `umount` waits before it says what for.
 const TELL_AFTER: Duration = Duration::from_secs(2);
@@ -172,6 +175,9 @@ struct Export {
     /// The tree to be made: a new or an empty directory.
     #[arg(value_hint = ValueHint::DirPath)]
     to: PathBuf,
+    /// Leave out what has this name (from the store's root on), and all below it; can be given several times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
 }
 
 /// Run a program in a plain directory where its files are all-or-nothing, as on a mount; it is plain again after.
@@ -184,8 +190,9 @@ struct Export {
 /// Signals go to the program, but for those that stop it and let it go on. One that ends programs (SIGHUP, SIGINT, SIGQUIT,
 /// SIGTERM) and comes before the program has begun ends the session; the directory is as it was.
 ///
-/// The exit code is the program's; 124: there was a conflict; 125: the session could not begin, or was killed; 128 and the
-/// number of the signal: a signal ended it before the program began.
+/// The exit code is the program's; 124: not all was put back, because of a conflict, or as the directory refused a name; 125:
+/// the session could not begin, was killed, or could not commit everything at its end; 128 and the number of the signal: a
+/// signal ended it before the program began.
 #[derive(Args)]
 struct Run {
     /// The directory.
@@ -201,7 +208,8 @@ struct Run {
 
 /// Put back what a session (untorn-mount run) did that was killed or met a conflict, up to its last commits.
 ///
-/// Can be killed and repeated. Exit code 124: there is a conflict.
+/// Can be killed and repeated. Exit code 124: not all is put back, because of a conflict, or as the directory refused a name;
+/// this names each. Repeated, it tries them again.
 #[derive(Args)]
 struct Recover {
     /// The directory of the session.
@@ -211,8 +219,12 @@ struct Recover {
     #[arg(long)]
     overwrite: bool,
     /// Throw away what the session did, or, if that is put back in part, what is in conflict.
-    #[arg(long, conflicts_with = "overwrite")]
+    #[arg(long, conflicts_with_all = ["overwrite", "skip"])]
     discard: bool,
+    /// Throw away what the session did to this name (from the directory on), and to all below it; can be given several
+    /// times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
 }
 
 /// Say how a mount is: who serves it, what is uncommitted, which files are poisoned; or whether a session works on a
@@ -257,6 +269,9 @@ struct Eject {
     /// Don't ask.
     #[arg(short, long)]
     yes: bool,
+    /// Lose what has this name (from the store's root on), and all below it; can be given several times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
 }
 
 /// The process that serves a session.
@@ -269,9 +284,10 @@ struct SessionOf {
     parent: i32,
     #[arg(long)]
     blocked: u64,
+    #[arg(long)]
+    tells: i32,
     store: PathBuf,
     at: PathBuf,
-    ended: PathBuf,
     cwd: PathBuf,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -286,12 +302,12 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Umount(umount)), _) => umount.run(),
         (Some(Command::Sync(sync)), _) => sync_paths::sync(&sync.paths).map(|()| Output::default()),
         (Some(Command::Import(import)), _) => import.run(),
-        (Some(Command::Export(export)), _) => export::export(&export.store, &export.to).map(Output::text),
+        (Some(Command::Export(export)), _) => export::export(&export.store, &export.to, &Skips::new(&export.skip)).map(Output::text),
         (Some(Command::Run(run)), _) => return run.run(),
         (Some(Command::Recover(recover)), _) => recover.run(),
         (Some(Command::Status(status)), _) => status.run(),
         (Some(Command::Check(check)), _) => return mount_check::check(&check.path, check.json),
-        (Some(Command::Eject(of)), _) => made_plain::eject(&of.store, of.yes).map(Output::text),
+        (Some(Command::Eject(of)), _) => made_plain::eject(&of.store, of.yes, &Skips::new(&of.skip)).map(Output::text),
         (Some(Command::Session(session)), _) => return session.run(open),
         (Some(Command::Puller), _) => puller::run().map(|()| Output::default()),
         (None, Some(mount)) => mount.run(open),
@@ -331,9 +347,34 @@ impl Mount {
             let arguments = self.arguments("--supervised", &store, &at);
             return daemon_supervisor::supervise(&arguments, ready).map(|code| Output::default().code(code));
         }
-        let tree = open(&store, self.commit.into(), None)?;
-        daemon::serve((&tree, self.commit.into()), &store, &at, allowed, None, ready)?;
+        self.serve(open, (&store, &at), allowed, (None, None), ready)?;
         Ok(Output::default())
+    }
+
+    /// Opens the store and serves it. If that fails before the mount answers, no new store is left.
+    fn serve(
+        &self,
+        open: Open,
+        (store, at): (&Path, &Path),
+        allowed: Allowed,
+        (kept, supervised): (Option<Arc<dyn Kept>>, Option<&Arc<Supervised>>),
+        ready: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let new = mounted_store::NewStore::look(store);
+        let is_ready = Cell::new(false);
+        let ready = || {
+            is_ready.set(true);
+            ready()
+        };
+        let mut tree = None;
+        let served = open(store, self.commit.into(), kept, None).and_then(|opened| {
+            let tree = tree.insert(opened);
+            daemon::serve((&*tree, self.commit.into()), store, at, allowed, supervised, ready)
+        });
+        if let (Err(e), Some(new), false) = (&served, new, is_ready.get()) {
+            new.remove(tree.as_ref(), e);
+        }
+        served
     }
 
     /// As what is this process to be started anew.
@@ -362,10 +403,9 @@ impl Mount {
             let kept = KeptLog::of(&supervised, near)?;
             // Without its log nobody knows what the kernel has written that no commit has.
             ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
-            let tree = open(&self.store, self.commit.into(), Some(kept))?;
             let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
-            let (modes, allowed) = ((&tree, self.commit.into()), allowed(&self.options)?);
-            daemon::serve(modes, &self.store, &self.mount_point, allowed, Some(&supervised), ready)
+            let places = (self.store.as_path(), self.mount_point.as_path());
+            self.serve(open, places, allowed(&self.options)?, (Some(kept), Some(&supervised)), ready)
         })();
         supervised.ending();
         served.map(|()| Output::default())
@@ -403,7 +443,7 @@ impl Recover {
             (_, true) => Left::Discard,
             _ => Left::PutBack,
         };
-        run_on_plain::recover(&self.directory, what)
+        run_on_plain::recover(&self.directory, what, &Skips::new(&self.skip))
     }
 }
 
@@ -418,9 +458,10 @@ impl Status {
 
 impl SessionOf {
     fn run(self, open: Open) -> Result<Output, Failure> {
-        let SessionOf { commit, parent, blocked, store, at, ended, cwd, command } = self;
+        let SessionOf { commit, parent, blocked, tells, store, at, cwd, command } = self;
         let (commit, blocked) = (commit.into(), Signals(blocked));
-        let session = Session { store, at, cwd, ended, parent, commit, blocked, command };
+        let tells = passed_descriptors::inherited(tells).map_err(|e| could_not(&e))?;
+        let session = Session { store, at, cwd, tells, parent, commit, blocked, command };
         session.run(open).map_err(|e| could_not(&e))?;
         Ok(Output::default())
     }

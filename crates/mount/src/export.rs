@@ -1,10 +1,12 @@
 //! `untorn export`: a plain tree is made of a store that can be mounted.
 
 use crate::copying::{self, NoKernel, Report, path_of};
+use crate::deep_paths::Below;
+use crate::held_back::{HeldBack, Skips};
 use crate::made_whole::MadeWhole;
 use crate::mounted_store;
-use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timestamps, XattrFlags, chownat, mknodat, utimensat};
+use anyhow::{Context, Error, Result, bail, ensure};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timestamps, XattrFlags, chownat, mknodat, utimensat};
 use rustix::io::Errno as SystemErrno;
 use rustix::process::{Gid, Uid};
 use std::collections::HashMap;
@@ -13,21 +15,21 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use untorn_tree::{Attributes, Contents, Errno, FileTree, Ino, Kind, ROOT, StoreTree, Time};
+use untorn_tree::{Attributes, Contents, Entry, Errno, FileTree, Ino, Kind, ROOT, StoreTree, Time};
 
 /// Names that are asked for at a time.
 const NAMES: usize = 1024;
 
-/// Makes a plain tree of all that was committed in a store; returns what is to be said.
-pub fn export(store: &Path, to: &Path) -> Result<String> {
+/// Makes a plain tree of all that was committed in a store, but what is to be skipped; returns what is to be said.
+pub fn export(store: &Path, to: &Path, skips: &Skips) -> Result<String> {
     let source = store.canonicalize().with_context(|| format!("cannot open the store {}", store.display()))?;
     let made = MadeWhole::begin(to)?;
     let place = made.place().display();
     ensure!(!made.place().starts_with(&source), "{place} lies in the store; use another directory");
     let tree = mounted_store::open_to_export(&source)?;
     tree.write_back().map_err(error).with_context(|| format!("cannot bring {} up to date", store.display()))?;
-    let mut export = Export::new(&tree, made.path(), "exporting");
-    export.root().context("nothing was made")?;
+    let mut export = Export::new(&tree, "exporting");
+    export.root(made.path(), skips).context("nothing was made")?;
     let report = export.report;
     tree.close(&NoKernel).map_err(error).with_context(|| format!("cannot close {}", store.display()))?;
     let text = format!("{place}: {}\n", report.counts());
@@ -39,11 +41,16 @@ pub fn export(store: &Path, to: &Path) -> Result<String> {
 /// Copies out of a tree.
 pub struct Export<'a> {
     tree: &'a StoreTree,
-    root: PathBuf,
-    /// First names of files with several.
-    linked: HashMap<Ino, PathBuf>,
     /// What was copied.
     pub report: Report,
+}
+
+/// A directory of which not all is copied yet.
+struct Level {
+    about: Attributes,
+    entries: std::vec::IntoIter<Entry>,
+    /// Where the names go on after these.
+    next: u64,
 }
 
 fn error(Errno(number): Errno) -> std::io::Error {
@@ -51,52 +58,92 @@ fn error(Errno(number): Errno) -> std::io::Error {
 }
 
 impl<'a> Export<'a> {
-    /// Of a tree, to a directory.
-    pub fn new(tree: &'a StoreTree, to: &Path, doing: &'static str) -> Export<'a> {
-        Export { tree, root: to.to_owned(), linked: HashMap::new(), report: Report::new(doing) }
+    /// Of a tree.
+    pub fn new(tree: &'a StoreTree, doing: &'static str) -> Export<'a> {
+        Export { tree, report: Report::new(doing) }
     }
 
-    /// All of it.
-    pub fn root(&mut self) -> Result<()> {
-        let about = self.tree.attributes(ROOT).map_err(error)?;
-        let root = self.root.clone();
-        self.entries(&root, ROOT, Path::new("."))?;
-        self.attributes(&root, &about, Path::new("."))
-    }
-
-    /// All that is in a directory.
-    fn entries(&mut self, directory: &Path, of: Ino, shown: &Path) -> Result<()> {
-        // Paths may be longer than the kernel takes at a time.
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(directory, flags, Mode::empty());
-        let opened = opened.with_context(|| format!("cannot open the copy of {}", shown.display()))?;
-        let mut start = 0;
-        loop {
-            let entries = self.tree.read_dir(of, start, NAMES).map_err(error)?;
-            let Some(last) = entries.last() else { return Ok(()) };
-            start = last.next;
-            for entry in entries {
-                let shown = shown.join(&entry.name);
-                let to = path_of(&opened).join(&entry.name);
-                self.entry(entry.ino, &to, &shown).with_context(|| format!("cannot export {}", shown.display()))?;
+    /// All of it but what is to be skipped, to an empty directory. All names that cannot be copied are told at once.
+    pub fn root(&mut self, to: &Path, skips: &Skips) -> Result<()> {
+        let mut below = Below::at(to).with_context(|| format!("cannot open {}", to.display()))?;
+        let (mut at, mut directory) = (PathBuf::new(), below.directory(Path::new(""))?);
+        let mut levels = vec![self.level(ROOT)?];
+        // First names of files with several.
+        let mut linked: HashMap<Ino, PathBuf> = HashMap::new();
+        let mut held = HeldBack::default();
+        while let Some(level) = levels.last_mut() {
+            let Some(entry) = self.next(level)? else {
+                let about = level.about;
+                levels.pop();
+                let shown = if at.as_os_str().is_empty() { Path::new(".") } else { &at };
+                let done = self.attributes(&path_of(&directory).join("."), &about, shown);
+                held.or_hold(shown, done.with_context(|| format!("cannot export {}", shown.display())), &directory)?;
+                if at.pop() {
+                    self.report.add(Kind::Directory);
+                    directory = below.directory(&at)?;
+                }
+                continue;
+            };
+            at.push(&entry.name);
+            if skips.has(&at) {
+                at.pop();
+                continue;
+            }
+            let to = path_of(&directory).join(&entry.name);
+            let made = match (entry.kind, linked.get(&entry.ino)) {
+                (Kind::Directory, _) => DirBuilder::new().mode(0o700).create(&to).map_err(Error::from),
+                (_, Some(first)) => below
+                    .name(first)
+                    .map_err(Error::from)
+                    .and_then(|first| fs::hard_link(first.full, &to).context("cannot link it")),
+                (_, None) => self.entry(entry.ino, &to, &at).map(|about| {
+                    if about.nlink > 1 {
+                        linked.insert(entry.ino, at.clone());
+                    }
+                }),
+            };
+            let is_made = made.is_ok();
+            held.or_hold(&at, made.with_context(|| format!("cannot export {}", at.display())), &directory)?;
+            if is_made && entry.kind == Kind::Directory {
+                levels.push(self.level(entry.ino)?);
+                directory = below.directory(&at)?;
+            } else {
+                at.pop();
             }
         }
+        skips.check()?;
+        held.refuse()
     }
 
-    /// Copies what an inode is to a name that is free.
-    pub fn entry(&mut self, ino: Ino, to: &Path, shown: &Path) -> Result<()> {
-        let about = self.tree.attributes(ino).map_err(error)?;
-        if let Some(first) = self.linked.get(&ino) {
-            return fs::hard_link(first, to).context("cannot link it");
+    fn level(&self, of: Ino) -> Result<Level> {
+        let about = self.tree.attributes(of).map_err(error)?;
+        Ok(Level { about, entries: Vec::new().into_iter(), next: 0 })
+    }
+
+    fn next(&self, level: &mut Level) -> Result<Option<Entry>> {
+        if level.entries.as_slice().is_empty() {
+            let entries = self.tree.read_dir(level.about.ino, level.next, NAMES).map_err(error)?;
+            level.next = entries.last().map_or(level.next, |last| last.next);
+            level.entries = entries.into_iter();
         }
+        Ok(level.entries.next())
+    }
+
+    /// Copies what an inode is, but a directory, to a name that is free. If it cannot, nothing has that name.
+    pub fn entry(&mut self, ino: Ino, to: &Path, shown: &Path) -> Result<Attributes> {
+        let about = self.tree.attributes(ino).map_err(error)?;
+        let made = self.make(&about, to).and_then(|()| self.attributes(to, &about, shown));
+        made.inspect_err(|_| drop(fs::remove_file(to)))?;
+        self.report.add(about.kind);
+        Ok(about)
+    }
+
+    fn make(&mut self, about: &Attributes, to: &Path) -> Result<()> {
         let node = |kind: FileType, number| mknodat(CWD, to, kind, Mode::RUSR | Mode::WUSR, number);
         match about.kind {
-            Kind::File => self.contents(&about, to)?,
-            Kind::Directory => {
-                DirBuilder::new().mode(0o700).create(to)?;
-                self.entries(to, ino, shown)?;
-            }
-            Kind::Symlink => std::os::unix::fs::symlink(self.tree.read_link(ino).map_err(error)?, to)?,
+            Kind::File => self.contents(about, to)?,
+            Kind::Directory => bail!("it is a directory"),
+            Kind::Symlink => std::os::unix::fs::symlink(self.tree.read_link(about.ino).map_err(error)?, to)?,
             Kind::Fifo => node(FileType::Fifo, 0)?,
             Kind::Socket => node(FileType::Socket, 0)?,
             Kind::CharDevice | Kind::BlockDevice => {
@@ -108,11 +155,6 @@ impl<'a> Export<'a> {
                 }
             }
         }
-        if about.kind != Kind::Directory && about.nlink > 1 {
-            self.linked.insert(ino, self.root.join(shown));
-        }
-        self.attributes(to, &about, shown)?;
-        self.report.add(about.kind);
         Ok(())
     }
 

@@ -1,15 +1,16 @@
 //! `untorn import`: a store to be mounted is made of a plain tree.
 
 use crate::copying::{self, NoKernel, Report, path_of};
+use crate::deep_paths::{self, Below};
 use crate::made_whole::MadeWhole;
-use crate::manifest::{self, Manifest, Plain, Stored};
+use crate::manifest::{self, Fixed, Manifest, Plain, Stored};
 use crate::store_files::{self, JOURNAL};
 use anyhow::{Context, Error, Result, bail, ensure};
 use rustix::fd::OwnedFd;
-use rustix::fs::{FileType, Mode, OFlags, Stat, openat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, openat, statx};
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -43,11 +44,12 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
         tree: &tree,
         linked: HashMap::new(),
         copied: Vec::new(),
-        root: PathBuf::new(),
+        fixed: manifest.map(|_| Fixed::new()),
+        root: directory.to_owned(),
         report: Report::new("importing"),
     };
-    import.root(&opened, directory).context("nothing was made")?;
-    let (report, copied) = (import.report, import.copied);
+    import.root(opened).context("nothing was made")?;
+    let Import { report, copied, fixed, .. } = import;
     if manifest.is_some() {
         report.refuse_what_was_left_out()?;
     }
@@ -62,6 +64,7 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
     let text = format!("{place}: {}; mount it: untorn mount {place} DIRECTORY\n", report.counts());
     made.finish()?;
     if let Some(manifest) = manifest {
+        manifest::write_fixed(&fixed.unwrap_or_default(), store)?;
         manifest::write(&copied, manifest)?;
     }
     report.say_what_was_left_out();
@@ -74,9 +77,18 @@ struct Import<'a> {
     linked: HashMap<(u64, u64), Ino>,
     /// Each name below the directory.
     copied: Vec<(PathBuf, Plain, Ino)>,
+    /// Of a session: what nobody may change.
+    fixed: Option<Fixed>,
     /// As the user named it.
     root: PathBuf,
     report: Report,
+}
+
+/// A directory of which not all is copied yet.
+struct Level {
+    ino: Ino,
+    before: Stat,
+    names: std::vec::IntoIter<OsString>,
 }
 
 fn error(Errno(number): Errno) -> std::io::Error {
@@ -84,37 +96,70 @@ fn error(Errno(number): Errno) -> std::io::Error {
 }
 
 impl Import<'_> {
-    fn root(&mut self, directory: &OwnedFd, shown: &Path) -> Result<()> {
-        let about = stat(directory, shown)?;
+    fn root(&mut self, directory: OwnedFd) -> Result<()> {
+        let mut at = PathBuf::new();
+        let about = stat(&directory, &self.root)?;
         self.copied.push((PathBuf::new(), Plain::of(&about), ROOT));
-        self.root = shown.to_owned();
-        self.entries(directory, ROOT, &about, shown)?;
-        self.attributes(directory, ROOT, Kind::Directory, &about, shown)
-    }
-
-    /// All that is in a directory.
-    fn entries(&mut self, directory: &OwnedFd, to: Ino, before: &Stat, shown: &Path) -> Result<()> {
-        let entries = fs::read_dir(path_of(directory)).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
-        let entries = entries.with_context(|| format!("cannot read {}", shown.display()))?;
-        let mut names: Vec<_> = entries.into_iter().map(|entry| entry.file_name()).collect();
-        names.sort();
-        for name in names {
-            self.entry(directory, &name, to, &shown.join(&name))?;
+        let root_shown = self.root.clone();
+        self.flags(&directory, (ROOT, Kind::Directory), None, &root_shown)?;
+        let mut levels = vec![self.level(&directory, ROOT, about, &at)?];
+        let mut below = Below::new(directory);
+        let mut directory = below.directory(&at)?;
+        while let Some(level) = levels.last_mut() {
+            match level.names.next() {
+                Some(name) => {
+                    at.push(&name);
+                    match self.entry(&directory, &name, level.ino, &at)? {
+                        None => drop(at.pop()),
+                        Some((opened, level)) => {
+                            levels.push(level);
+                            directory = opened;
+                        }
+                    }
+                }
+                None => {
+                    let Some(Level { ino, before, .. }) = levels.pop() else { break };
+                    let shown = self.shown(&at);
+                    unchanged(&directory, &before, &shown)?;
+                    let what = || format!("cannot import {}", shown.display());
+                    self.attributes(&directory, ino, Kind::Directory, &before, &shown).with_context(what)?;
+                    if at.pop() {
+                        self.report.add(Kind::Directory);
+                        directory = below.directory(&at).with_context(what)?;
+                    }
+                }
+            }
         }
-        unchanged(directory, before, shown)
+        Ok(())
     }
 
-    fn entry(&mut self, directory: &OwnedFd, name: &OsStr, to: Ino, shown: &Path) -> Result<()> {
+    fn shown(&self, at: &Path) -> PathBuf {
+        if at.as_os_str().is_empty() { self.root.clone() } else { self.root.join(at) }
+    }
+
+    fn level(&self, directory: &OwnedFd, ino: Ino, before: Stat, at: &Path) -> Result<Level> {
+        let names = deep_paths::names(directory);
+        let names = names.with_context(|| format!("cannot read {}", self.shown(at).display()))?.into_iter();
+        Ok(Level { ino, before, names })
+    }
+
+    /// Copies what has a name. If that is a directory, what is in it comes next.
+    fn entry(&mut self, directory: &OwnedFd, name: &OsStr, to: Ino, at: &Path) -> Result<Option<(OwnedFd, Level)>> {
+        let shown = self.shown(at);
         let what = || format!("cannot import {}", shown.display());
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = openat(directory, name, flags, Mode::empty()).with_context(what)?;
-        let about = stat(&entry, shown)?;
+        let about = stat(&entry, &shown)?;
         let key = (about.st_dev, about.st_ino);
         let kind = kind(&about).with_context(what)?;
-        let below = shown.strip_prefix(&self.root).with_context(what)?.to_owned();
         if let Some(ino) = self.linked.get(&key) {
-            self.copied.push((below, Plain::of(&about), *ino));
-            return self.tree.link(*ino, to, name, &NoKernel).map(drop).map_err(error).with_context(what);
+            self.copied.push((at.to_owned(), Plain::of(&about), *ino));
+            if let Some(fixed) = &mut self.fixed
+                && fixed.contains_key(&to)
+            {
+                fixed.insert(*ino, false);
+            }
+            return self.tree.link(*ino, to, name, &NoKernel).map(|_| None).map_err(error).with_context(what);
         }
         let by = Request { uid: about.st_uid, gid: about.st_gid, umask: 0 };
         let made = match kind {
@@ -125,18 +170,22 @@ impl Import<'_> {
             _ => self.tree.make(by, to, name, kind, about.st_mode & 0o7777, device_number(&about)),
         };
         let ino = made.map_err(error).with_context(what)?.ino;
-        self.copied.push((below, Plain::of(&about), ino));
+        self.copied.push((at.to_owned(), Plain::of(&about), ino));
+        self.flags(&entry, (ino, kind), Some(to), &shown).with_context(what)?;
         if kind != Kind::Directory && about.st_nlink > 1 {
             self.linked.insert(key, ino);
         }
         match kind {
-            Kind::Directory => self.entries(&entry, ino, &about, shown)?,
-            Kind::File => self.contents(&entry, ino, &about, shown)?,
+            Kind::Directory => {
+                let level = self.level(&entry, ino, about, at)?;
+                return Ok(Some((entry, level)));
+            }
+            Kind::File => self.contents(&entry, ino, &about, &shown)?,
             _ => {}
         }
-        self.attributes(&entry, ino, kind, &about, shown).with_context(what)?;
+        self.attributes(&entry, ino, kind, &about, &shown).with_context(what)?;
         self.report.add(kind);
-        Ok(())
+        Ok(None)
     }
 
     fn contents(&mut self, entry: &OwnedFd, ino: Ino, about: &Stat, shown: &Path) -> Result<()> {
@@ -157,6 +206,26 @@ impl Import<'_> {
             unchanged(entry, about, shown)?;
         }
         self.tree.adopt_contents(ino, size).map_err(error).with_context(what)
+    }
+
+    /// What nobody may change keeps its flags (`chattr`) where a session leaves it alone. No new version can be given a name
+    /// in a directory of that sort either.
+    fn flags(&mut self, entry: &OwnedFd, of: (Ino, Kind), lies_in: Option<Ino>, shown: &Path) -> Result<()> {
+        let about = statx(entry, "", AtFlags::EMPTY_PATH, StatxFlags::empty()).context("cannot read its flags")?;
+        let is = |flag| about.stx_attributes.contains(flag);
+        let (is_immutable, is_append) = (is(StatxAttributes::IMMUTABLE), is(StatxAttributes::APPEND));
+        let Some(fixed) = &mut self.fixed else {
+            if is_immutable || is_append {
+                self.report.leave_out("flags (chattr +i, +a) are left out", shown);
+            }
+            return Ok(());
+        };
+        let (ino, kind) = of;
+        let above = lies_in.is_some_and(|above| fixed.contains_key(&above)) && kind != Kind::Directory;
+        if is_immutable || is_append || above {
+            fixed.insert(ino, !is_immutable && is_append && kind == Kind::Directory);
+        }
+        Ok(())
     }
 
     /// Last, as what is done before changes times.
@@ -192,7 +261,7 @@ fn stat(entry: &OwnedFd, shown: &Path) -> Result<Stat> {
 
 /// A copy of what changes is a copy of no moment.
 fn unchanged(entry: &OwnedFd, before: &Stat, shown: &Path) -> Result<()> {
-    let state = |about: &Stat| (about.st_size, about.st_mtime, about.st_mtime_nsec);
+    let state = |about: &Stat| (about.st_dev, about.st_ino, about.st_size, about.st_mtime, about.st_mtime_nsec);
     ensure!(
         state(&stat(entry, shown)?) == state(before),
         "{} changed while it was copied; end the programs that write there, and try again",

@@ -7,6 +7,7 @@
 
 use crate::copying::NoKernel;
 use crate::export::Export;
+use crate::held_back::Skips;
 use crate::made_whole::{MadeWhole, remove_left};
 use crate::mount_point;
 use crate::mounted_store;
@@ -17,8 +18,8 @@ use std::path::Path;
 use untorn_terminal::standard_streams;
 use untorn_tree::{Errno, FileTree};
 
-/// Makes a plain tree of a store, in its place; returns what is to be said.
-pub fn eject(store: &Path, yes: bool) -> Result<String> {
+/// Makes a plain tree of a store, in its place, but for what is to be skipped, which is lost; returns what is to be said.
+pub fn eject(store: &Path, yes: bool, skips: &Skips) -> Result<String> {
     let place = mount_point::absolute(store)?;
     let shown = place.display();
     ensure!(!place.is_symlink(), "{shown} is a symbolic link; give the directory that it leads to");
@@ -38,8 +39,8 @@ pub fn eject(store: &Path, yes: bool) -> Result<String> {
         .map_err(error)
         .with_context(|| format!("cannot bring {shown} up to date; nothing was changed"))?;
     let made = MadeWhole::beside(&place)?;
-    let mut export = Export::new(&tree, made.path(), "ejecting");
-    export.root().context("nothing was changed")?;
+    let mut export = Export::new(&tree, "ejecting");
+    export.root(made.path(), skips).context("nothing was changed")?;
     let report = export.report;
     report.refuse_what_was_left_out().context(
         "nothing was changed, as this would be lost with the store; do it as root, or use `untorn export`, which leaves it \

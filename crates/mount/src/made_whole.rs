@@ -2,6 +2,7 @@
 //! durable.
 
 use crate::copying::path_of;
+use crate::deep_paths::remove_all;
 use crate::{mount_point, store_files};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::AsFd;
@@ -161,8 +162,7 @@ fn unfinished(place: &Path) -> Result<PathBuf> {
 impl Drop for MadeWhole {
     fn drop(&mut self) {
         if let State::Unfinished(path) = std::mem::replace(&mut *held(&self.state), State::Done) {
-            open_up(&path);
-            if let Err(e) = fs::remove_dir_all(&path) {
+            if let Err(e) = remove_all(&path) {
                 tell!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
             }
         }
@@ -192,8 +192,7 @@ fn clean_up(state: &Mutex<State>) -> bool {
     match &*held {
         State::Nothing => {}
         State::Unfinished(path) => {
-            open_up(path);
-            signals::remove_meanwhile(path);
+            signals::remove_meanwhile_by(|| remove_all(path));
         }
         State::Done => return false,
     }
@@ -222,15 +221,12 @@ fn locked(path: &Path, place: &Path) -> Result<File> {
             return Ok(directory);
         }
         // Somebody else may have made it, and could change what is made in it.
-        if is_ours {
-            open_up(path);
-        }
         // An ejection leaves a store in which there is something else.
         if store_files::is_tree(path) {
             store_files::remove(path)?;
             continue;
         }
-        fs::remove_dir_all(path).with_context(|| format!("cannot remove what was left in {shown}"))?;
+        remove_all(path).with_context(|| format!("cannot remove what was left in {shown}"))?;
     }
 }
 
@@ -263,16 +259,6 @@ fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
     let ours = directory.metadata().context("stat")?;
     let is_there = fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
     Ok(is_there.then_some(directory))
-}
-
-/// Lets the owner remove what is in directories that are closed as their models are.
-fn open_up(path: &Path) {
-    let _ = fs::set_permissions(path, Permissions::from_mode(0o700));
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            open_up(&entry.path());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -45,7 +45,8 @@ impl Plain {
 /// An inode of the store, as far as that tells whether the session has changed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    ino: Ino,
+    /// Number of the inode.
+    pub ino: Ino,
     is_dir: bool,
     size: u64,
     ctime: (i64, i64),
@@ -99,6 +100,32 @@ pub fn write_whole(to: &Path, bytes: &[u8]) -> Result<()> {
     File::open(directory).and_then(|open| open.sync_all()).with_context(|| format!("cannot make {shown} durable"))
 }
 
+/// Inodes of the store that stand for what nobody may change (`chattr +i`, `+a`), and whether names may be added to them.
+pub type Fixed = BTreeMap<Ino, bool>;
+
+/// Beside the store.
+fn fixed(store: &Path) -> PathBuf {
+    store.with_file_name("fixed")
+}
+
+/// Writes them beside the store.
+pub fn write_fixed(inodes: &Fixed, store: &Path) -> Result<()> {
+    let lines = inodes.iter().map(|(ino, takes_names)| format!("{ino} {}\n", u8::from(*takes_names)));
+    write_whole(&fixed(store), lines.collect::<String>().as_bytes())
+}
+
+/// Reads them.
+pub fn read_fixed(store: &Path) -> Result<Fixed> {
+    let from = fixed(store);
+    let text = fs::read_to_string(&from).with_context(|| format!("cannot read {}", from.display()))?;
+    let line = |line: &str| {
+        let (ino, takes_names) = line.split_once(' ')?;
+        Some((ino.parse().ok()?, takes_names == "1"))
+    };
+    let read: Option<Fixed> = text.lines().map(line).collect();
+    read.with_context(|| format!("{} is damaged", from.display()))
+}
+
 /// Reads it.
 pub fn read(from: &Path) -> Result<Manifest> {
     let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
@@ -135,6 +162,9 @@ mod tests {
         let at = dir.path().join("manifest");
         write(&manifest, &at).unwrap();
         assert_eq!(read(&at).unwrap(), manifest);
+        let inodes = Fixed::from([(3, false), (u64::MAX, true)]);
+        write_fixed(&inodes, &dir.path().join("store")).unwrap();
+        assert_eq!(read_fixed(&dir.path().join("store")).unwrap(), inodes);
         fs::write(&at, "1 2 3\0").unwrap();
         assert!(read(&at).unwrap_err().to_string().contains("is damaged"));
     }

@@ -1,8 +1,10 @@
 //! The store behind a mount.
 
+use crate::error_line::in_one_line;
 use crate::mount_point::{self, Mounted};
 use crate::store_files::{self, JOURNAL, OBJECTS};
-use anyhow::{Context, Result, bail, ensure};
+use crate::trial_below::SizeTrial;
+use anyhow::{Context, Error, Result, bail, ensure};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
@@ -11,14 +13,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::Store;
 use untorn_terminal::tell;
-use untorn_tree::{CommitMode, FileTree, Kept, PACK, StoreTree, TABLE, TreeOptions, missing_table};
+use untorn_tree::{CommitMode, FileTree, Kept, Limits, PACK, ROOT, StoreTree, TABLE, TreeOptions, missing_table};
 
 /// A daemon may take so long to close a store that nobody uses any more.
 const CLOSING_MAX: Duration = Duration::from_secs(60);
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
-/// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
-pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>> {
+/// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so. Without limits, those
+/// of the store itself are kept.
+pub fn open(
+    path: &Path,
+    commit: CommitMode,
+    kept: Option<Arc<dyn Kept>>,
+    limits: Option<Arc<dyn Limits>>,
+) -> Result<Arc<dyn FileTree>> {
     let goes_on = kept.as_ref().is_some_and(|kept| kept.len().is_ok_and(|len| len > 0));
     ensure!(
         !goes_on || is_there(path),
@@ -28,8 +36,48 @@ pub fn open(path: &Path, commit: CommitMode, kept: Option<Arc<dyn Kept>>) -> Res
     if is_new(path)? {
         tell!("untorn-mount: a new store is made in {}", path.display());
     }
-    let options = TreeOptions { commit, kept, ..TreeOptions::default() };
+    let limits = limits.unwrap_or_else(|| Arc::new(SizeTrial::of(path)));
+    let options = TreeOptions { commit, kept, limits, ..TreeOptions::default() };
     Ok(Arc::new(open_tree(path, options)?))
+}
+
+/// A place where nothing is yet, or an empty directory: if the mount fails, no new store is left there.
+pub struct NewStore<'a> {
+    path: &'a Path,
+    has_directory: bool,
+}
+
+impl NewStore<'_> {
+    /// None if something is there.
+    pub fn look(path: &Path) -> Option<NewStore<'_>> {
+        let entries = fs::read_dir(path);
+        match &entries {
+            Err(e) if e.kind() != ErrorKind::NotFound => return None,
+            _ => {}
+        }
+        let has_directory = entries.is_ok();
+        let is_empty = entries.into_iter().flatten().next().is_none();
+        is_empty.then_some(NewStore { path, has_directory })
+    }
+
+    /// Removes the store that was made there, and was not mounted because of an error. Another process may have made it
+    /// meanwhile: what has files stays, and what is in use. The tree, if it was opened, is open still, so that nobody else
+    /// has it.
+    pub fn remove(&self, tree: Option<&Arc<dyn FileTree>>, why: &Error) {
+        let is_empty = match tree {
+            Some(tree) => tree.read_dir(ROOT, 0, 1).is_ok_and(|names| names.is_empty()),
+            // Half of it was made.
+            None => why.chain().any(|cause| cause.is::<untorn::Error>()) && !self.path.join(TABLE).exists(),
+        };
+        if !is_empty || !self.path.exists() {
+            return;
+        }
+        let removed =
+            if self.has_directory { store_files::remove_from(self.path) } else { store_files::remove(self.path) };
+        if let Err(e) = removed {
+            tell!("untorn-mount: the new store in {} is not removed: {}", self.path.display(), in_one_line(&e));
+        }
+    }
 }
 
 /// Whether a store is at a path.

@@ -1,6 +1,7 @@
-//! Messages between processes of a mount, with a descriptor in them.
+//! Descriptors that processes of a mount pass to each other: in messages, and at their start.
 
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use anyhow::{Result, ensure};
+use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -45,4 +46,14 @@ pub fn receive(from: impl AsFd, bytes: &mut [u8]) -> rustix::io::Result<(usize, 
         _ => None,
     });
     Ok((received.bytes, descriptor))
+}
+
+/// A descriptor that the process was started with, of which it was told the number. Nothing that it starts has it.
+pub fn inherited(number: i32) -> Result<OwnedFd> {
+    ensure!(number > 2, "{number} is no descriptor that was passed");
+    // SAFETY: a system call about a number, which may be that of no descriptor.
+    let known = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    ensure!(known == 0, "descriptor {number} was not passed: {}", std::io::Error::last_os_error());
+    // SAFETY: it is open, and by agreement with the process that passed it nothing else here has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -4,71 +4,77 @@
 //! step can be repeated: what has its place already is left alone.
 
 use crate::copying::path_of;
+use crate::deep_paths::{Below, Reached, remove_all};
 use crate::export::Export;
-use crate::manifest::{self, Manifest, Plain, Stored};
+use crate::held_back::{HeldBack, Skips};
+use crate::manifest::{self, Manifest, Plain};
 use crate::mounted_store;
+use crate::session_changes::{self, Changes, Names};
 use crate::session_dir::SessionDir;
 use anyhow::{Context, Result};
-use rustix::fd::OwnedFd;
-use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, Timestamps, lstat, openat2, renameat_with, utimensat,
-};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, lstat, renameat_with, utimensat};
 use rustix::io::Errno as SystemErrno;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use untorn_tree::{Attributes, FileTree, Ino, Kind, ROOT, StoreTree};
+use untorn_tree::{Attributes, Ino};
 
 /// What became of the changes.
 pub enum PutBack {
     /// All of them are where they belong: so many names were made or changed, so many removed.
     All(usize, usize),
-    /// Somebody else changed these names: the rest is put back if this came up late, and the session's directory stays.
-    Conflicts(Vec<PathBuf>),
+    /// Somebody else changed these names, and the directory refused those: the rest is put back, and the session's directory
+    /// stays. If there are conflicts before anything was put back, nothing is.
+    NotAll { conflicts: Vec<PathBuf>, held: HeldBack },
 }
 
-/// Puts back what a session did. With `overwrite`, also where somebody else has changed the same.
-pub fn put_back(session: &SessionDir, overwrite: bool) -> Result<PutBack> {
+/// Puts back what a session did, but what is to be skipped. With `overwrite`, also where somebody else has changed the same.
+pub fn put_back(session: &SessionDir, overwrite: bool, skips: &Skips) -> Result<PutBack> {
     let manifest = manifest::read(&session.manifest())?;
     let tree = mounted_store::open_to_export(&session.store())?;
     tree.write_back()
         .map_err(|e| std::io::Error::from_raw_os_error(e.0))
         .context("cannot bring the session's store up to date")?;
-    let mut now = BTreeMap::new();
-    list(&tree, ROOT, Path::new(""), &mut now)?;
-    let changes = Changes::between(&manifest, &now);
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let root = rustix::fs::open(session.of(), flags, Mode::empty());
-    let root = root.with_context(|| format!("cannot open {}", session.of().display()))?;
+    let now = session_changes::names(&tree)?;
+    let changes = Changes::between(&manifest, &now, skips);
+    skips.check()?;
+    let below = Below::at(session.of()).with_context(|| format!("cannot open {}", session.of().display()))?;
     let mut putting = Putting {
         session,
-        root,
+        below,
         manifest: &manifest,
+        now: &now,
         changes: &changes,
         staged: BTreeMap::new(),
         overwrite,
         conflicts: BTreeSet::new(),
-        export: Export::new(&tree, &session.new_files(), "putting back"),
+        held: HeldBack::default(),
+        unplaced: changes.skipped.clone(),
+        stays: BTreeSet::new(),
+        export: Export::new(&tree, "putting back"),
     };
     match fs::read_to_string(session.staged()) {
-        Ok(text) => putting.read_staged(&text).context("the session's list of new files is damaged")?,
+        Ok(text) => {
+            putting.read_staged(&text).context("the session's list of new files is damaged")?;
+            putting.stage(false)?;
+        }
         Err(e) if e.kind() == ErrorKind::NotFound => {
             putting.look_for_conflicts()?;
             if !putting.conflicts.is_empty() {
-                return Ok(PutBack::Conflicts(putting.conflicts.into_iter().collect()));
+                let conflicts = putting.conflicts.into_iter().collect();
+                return Ok(PutBack::NotAll { conflicts, held: putting.held });
             }
-            putting.stage()?;
+            putting.stage(true)?;
         }
         Err(e) => return Err(e).context("cannot read the session's list of new files"),
     }
     putting.put()?;
-    let Putting { conflicts, export, .. } = putting;
+    let Putting { conflicts, held, export, .. } = putting;
     export.report.say_what_was_left_out();
-    if !conflicts.is_empty() {
-        return Ok(PutBack::Conflicts(conflicts.into_iter().collect()));
+    if !conflicts.is_empty() || held.len() > 0 {
+        return Ok(PutBack::NotAll { conflicts: conflicts.into_iter().collect(), held });
     }
     let durable = File::open(session.of()).and_then(|of| Ok(rustix::fs::syncfs(of)?));
     durable.with_context(|| format!("cannot make {} durable; try again", session.of().display()))?;
@@ -76,112 +82,43 @@ pub fn put_back(session: &SessionDir, overwrite: bool) -> Result<PutBack> {
     Ok(PutBack::All(changes.install.len() + changes.make.len(), changes.remove.len()))
 }
 
-type Names = BTreeMap<PathBuf, Attributes>;
-
-fn list(tree: &StoreTree, ino: Ino, path: &Path, found: &mut Names) -> Result<()> {
-    let error = |e: untorn_tree::Errno| std::io::Error::from_raw_os_error(e.0);
-    let about = tree.attributes(ino).map_err(error)?;
-    found.insert(path.to_owned(), about);
-    let mut start = 0;
-    if about.kind != Kind::Directory {
-        return Ok(());
-    }
-    loop {
-        let entries = tree.read_dir(ino, start, 1024).map_err(error)?;
-        let Some(last) = entries.last() else { return Ok(()) };
-        start = last.next;
-        for entry in entries {
-            list(tree, entry.ino, &path.join(&entry.name), found)?;
-        }
-    }
-}
-
-/// What the session has changed, in the order of paths.
-struct Changes<'a> {
-    /// New directories.
-    make: Vec<&'a Path>,
-    /// New or changed files.
-    install: Vec<(&'a Path, &'a Attributes)>,
-    /// Names that are gone, or that are of the other kind now: files and directories, the deepest first.
-    remove: Vec<&'a Path>,
-    /// New or changed directories, the deepest first.
-    settle: Vec<(&'a Path, &'a Attributes)>,
-    /// Names of removed ones at which, or above which, something of the other kind is to be.
-    in_the_way: BTreeSet<&'a Path>,
-}
-
-impl<'a> Changes<'a> {
-    fn between(manifest: &'a Manifest, now: &'a Names) -> Changes<'a> {
-        let is_dir = |about: &Attributes| about.kind == Kind::Directory;
-        let mut changes =
-            Changes { make: vec![], install: vec![], remove: vec![], settle: vec![], in_the_way: BTreeSet::new() };
-        for (path, about) in now {
-            let before = manifest.get(path);
-            if before.is_some_and(|(_, stored)| *stored == Stored::of(about)) {
-                continue;
-            }
-            if is_dir(about) {
-                changes.settle.push((path, about));
-                if before.is_none_or(|(plain, _)| !plain.is_dir) {
-                    changes.make.push(path);
-                }
-            } else {
-                changes.install.push((path, about));
-            }
-        }
-        let mut other_kind: Option<&Path> = None;
-        for (path, (plain, _)) in manifest {
-            match now.get(path) {
-                Some(about) if is_dir(about) == plain.is_dir => continue,
-                Some(_) => other_kind = Some(path),
-                None => {}
-            }
-            changes.remove.push(path);
-            if other_kind.is_some_and(|above| path.starts_with(above)) {
-                changes.in_the_way.insert(path);
-            }
-        }
-        changes.remove.reverse();
-        changes.settle.reverse();
-        changes
-    }
-}
-
-/// A name, and the directory that it lies in.
-struct Reached {
-    full: PathBuf,
-    _parent: OwnedFd,
-}
-
 struct Putting<'a> {
     session: &'a SessionDir,
     /// The plain directory.
-    root: OwnedFd,
+    below: Below,
     manifest: &'a Manifest,
+    now: &'a Names,
     changes: &'a Changes<'a>,
     /// The inode of the new version of a file, by its number in the store.
     staged: BTreeMap<Ino, u64>,
     overwrite: bool,
     conflicts: BTreeSet<PathBuf>,
+    /// What the directory refused.
+    held: HeldBack,
+    /// Inodes of the store that have not got a name that they are to have: they keep the names that they had.
+    unplaced: BTreeSet<Ino>,
+    /// Those names.
+    stays: BTreeSet<PathBuf>,
     export: Export<'a>,
 }
 
 impl Putting<'_> {
     /// Leads to a name by directories alone, as somebody else may have put a link in the way; none if one of them is none.
-    fn reach(&self, path: &Path) -> Result<Option<Reached>> {
-        let name = path.file_name().unwrap_or(OsStr::new("."));
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        match openat2(&self.root, parent, flags, Mode::empty(), resolve) {
-            Ok(parent) => Ok(Some(Reached { full: path_of(&parent).join(name), _parent: parent })),
+    fn reach(&mut self, path: &Path) -> Result<Option<Reached>> {
+        match self.below.name(path) {
+            Ok(reached) => Ok(Some(reached)),
             Err(SystemErrno::NOENT | SystemErrno::NOTDIR | SystemErrno::LOOP) => Ok(None),
-            Err(e) => Err(e).with_context(|| format!("cannot open {}", parent.display())),
+            Err(e) => Err(e).with_context(|| format!("cannot open the directory of {}", path.display())),
         }
     }
 
+    /// Takes note of a change that the directory refused.
+    fn or_hold(&mut self, path: &Path, done: Result<()>) -> Result<()> {
+        self.held.or_hold(path, done, self.below.root())
+    }
+
     /// What is at a name now; none if nothing is.
-    fn at(&self, path: &Path) -> Result<Option<Plain>> {
+    fn at(&mut self, path: &Path) -> Result<Option<Plain>> {
         let Some(reached) = self.reach(path)? else { return Ok(None) };
         match lstat(&reached.full) {
             Ok(about) => Ok(Some(Plain::of(&about))),
@@ -199,6 +136,9 @@ impl Putting<'_> {
         if self.overwrite {
             return Ok(());
         }
+        let removed: HashSet<&Path> = self.changes.remove.iter().copied().collect();
+        // Of directories: whether each that was there, and that they lie in, is there.
+        let mut places: HashMap<&Path, bool> = HashMap::from([(Path::new(""), self.has_place(Path::new(""))?)]);
         let touched = self.changes.install.iter().map(|(path, _)| *path);
         for path in touched.chain(self.changes.make.iter().copied()).chain(self.changes.remove.iter().copied()) {
             let (now, before) = (self.at(path)?, self.before(path));
@@ -206,14 +146,14 @@ impl Putting<'_> {
                 (Some(now), Some(before)) if before.is_dir => now.is_dir && now.ino == before.ino,
                 (now, before) => now.as_ref() == before,
             };
-            let both_removed = now.is_none() && self.changes.remove.contains(&path);
-            // The directories that it lies in: those that were there must be there.
-            let mut has_place = true;
-            for above in path.ancestors().skip(1) {
-                if let Some(before) = self.before(above).filter(|before| before.is_dir) {
-                    has_place &= self.at(above)?.is_some_and(|now| now.is_dir && now.ino == before.ino);
-                }
+            let both_removed = now.is_none() && removed.contains(path);
+            let unknown: Vec<&Path> =
+                path.ancestors().skip(1).take_while(|above| !places.contains_key(above)).collect();
+            for above in unknown.into_iter().rev() {
+                let outer = above.parent().is_none_or(|outer| places.get(outer).copied().unwrap_or(true));
+                places.insert(above, outer && self.has_place(above)?);
             }
+            let has_place = path.parent().is_none_or(|above| places.get(above).copied().unwrap_or(true));
             if !(same && has_place || both_removed) {
                 self.conflicts.insert(path.to_owned());
             }
@@ -224,6 +164,12 @@ impl Putting<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a directory, if it was there, is there.
+    fn has_place(&mut self, directory: &Path) -> Result<bool> {
+        let Some(before) = self.before(directory).copied().filter(|before| before.is_dir) else { return Ok(true) };
+        Ok(self.at(directory)?.is_some_and(|now| now.is_dir && now.ino == before.ino))
     }
 
     /// A directory that the session removed is not to be removed with what somebody else made in it.
@@ -245,27 +191,47 @@ impl Putting<'_> {
         Ok(())
     }
 
-    /// Makes the new versions; from then on it is settled what is put back.
-    fn stage(&mut self) -> Result<()> {
+    /// Makes the new versions; from then on it is settled what is put back. Those that the directory refused are made by a
+    /// later call, if they can be made then.
+    fn stage(&mut self, is_first: bool) -> Result<()> {
         let new = self.session.new_files();
-        match fs::remove_dir_all(&new) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("cannot remove an old try"),
-            _ => {}
+        if is_first {
+            match remove_all(&new) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("cannot remove an old try"),
+                _ => {}
+            }
+            DirBuilder::new().mode(0o700).create(&new).context("cannot make a directory for new files")?;
         }
-        DirBuilder::new().mode(0o700).create(&new).context("cannot make a directory for new files")?;
-        let mut text = format!("{}\n", u8::from(self.overwrite));
+        let mut is_new = is_first;
         for (path, about) in &self.changes.install {
-            if self.staged.contains_key(&about.ino) {
+            if self.staged.contains_key(&about.ino) || self.unplaced.contains(&about.ino) {
                 continue;
             }
             let to = new.join(about.ino.to_string());
-            self.export.entry(about.ino, &to, path).with_context(|| format!("cannot put back {}", path.display()))?;
-            let ino = lstat(&to).context("stat")?.st_ino;
-            self.staged.insert(about.ino, ino);
-            text += &format!("{} {ino}\n", about.ino);
+            // It may have been killed in the middle of making it.
+            match fs::remove_file(&to) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("cannot remove an old try"),
+                _ => {}
+            }
+            let made = self.export.entry(about.ino, &to, path);
+            match made.with_context(|| format!("cannot put back {}", path.display())) {
+                Ok(_) => {
+                    self.staged.insert(about.ino, lstat(&to).context("stat")?.st_ino);
+                    is_new = true;
+                }
+                Err(e) => {
+                    self.or_hold(path, Err(e))?;
+                    self.unplaced.insert(about.ino);
+                }
+            }
+        }
+        if !is_new {
+            return Ok(());
         }
         let durable = File::open(&new).and_then(|new| Ok(rustix::fs::syncfs(new)?));
         durable.context("cannot make the new files durable")?;
+        let lines = self.staged.iter().map(|(ino, staged)| format!("{ino} {staged}\n"));
+        let text = format!("{}\n", u8::from(self.overwrite)) + &lines.collect::<String>();
         manifest::write_whole(&self.session.staged(), text.as_bytes())
     }
 
@@ -283,41 +249,67 @@ impl Putting<'_> {
         let (early, late): (Vec<_>, Vec<_>) =
             self.changes.remove.iter().partition(|path| self.changes.in_the_way.contains(**path));
         for path in early {
-            self.remove(path)?;
+            let done = self.remove(path);
+            self.or_hold(path, done)?;
         }
         for path in &self.changes.make {
-            self.make(path)?;
+            let ino = self.now.get(*path).map(|about| about.ino);
+            // With a directory, all that is in it is held back.
+            if !self.held.has(path) {
+                let done = self.make(path);
+                self.or_hold(path, done)?;
+            }
+            if self.held.has(path) {
+                self.unplaced.extend(ino);
+            }
         }
         for (path, about) in &self.changes.install {
-            self.install(path, about).with_context(|| format!("cannot put back {}", path.display()))?;
+            if !self.held.has(path) && self.staged.contains_key(&about.ino) {
+                let done = self.install(path, about).with_context(|| format!("cannot put back {}", path.display()));
+                self.or_hold(path, done)?;
+            }
+            if self.held.has(path) || self.conflicts.contains(*path) {
+                self.unplaced.insert(about.ino);
+            }
         }
         for path in late {
-            self.remove(path)?;
+            let done = self.remove(path);
+            self.or_hold(path, done)?;
         }
         for (path, about) in &self.changes.settle {
-            self.settle(path, about)
-                .with_context(|| format!("cannot put back the attributes of {}", path.display()))?;
+            if !self.held.has(path) {
+                let done = self.settle(path, about);
+                let shown = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+                let done = done.with_context(|| format!("cannot put back the attributes of {}", shown.display()));
+                self.or_hold(path, done)?;
+            }
         }
         Ok(())
     }
 
     fn remove(&mut self, path: &Path) -> Result<()> {
-        let before = self.before(path).copied();
+        let Some((before, stored)) = self.manifest.get(path).copied() else { return Ok(()) };
+        // What has not got its new name keeps the old one, and its directories stay.
+        if self.unplaced.contains(&stored.ino) {
+            self.stays.insert(path.to_owned());
+            return Ok(());
+        }
         let (Some(reached), Some(now)) = (self.reach(path)?, self.at(path)?) else { return Ok(()) };
         let full = &reached.full;
-        let removed = match (before.is_some_and(|before| before.is_dir), now.is_dir) {
+        let removed = match (before.is_dir, now.is_dir) {
             // Done before.
             (was_dir, is_dir) if was_dir != is_dir && self.changes.in_the_way.contains(path) => Ok(()),
             (true, true) => fs::remove_dir(full),
-            (false, false) if self.overwrite || before.is_some_and(|before| now.has_contents_of(&before)) => {
-                fs::remove_file(full)
-            }
+            (false, false) if self.overwrite || now.has_contents_of(&before) => fs::remove_file(full),
             _ => Err(ErrorKind::DirectoryNotEmpty.into()),
         };
         match removed {
-            // What somebody else made in a directory stays, and the directory with it.
             Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {
-                if !self.overwrite {
+                let below = self.stays.range(path.to_owned()..).next();
+                if self.held.has_below(path) || below.is_some_and(|below| below.starts_with(path)) {
+                    self.stays.insert(path.to_owned());
+                } else if !self.overwrite {
+                    // What somebody else made in a directory stays, and the directory with it.
                     self.conflicts.insert(path.to_owned());
                 }
                 Ok(())
@@ -395,9 +387,12 @@ impl Putting<'_> {
     }
 
     /// Somebody else may have removed the directories that it lies in.
-    fn make_place(&self, path: &Path) -> Result<()> {
+    fn make_place(&mut self, path: &Path) -> Result<()> {
+        if !self.overwrite || self.reach(path)?.is_some() {
+            return Ok(());
+        }
         let mut above: Vec<&Path> = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()).collect();
-        while let Some(directory) = above.pop().filter(|_| self.overwrite) {
+        while let Some(directory) = above.pop() {
             let Some(reached) = self.reach(directory)? else { return Ok(()) };
             match fs::create_dir(&reached.full) {
                 Err(e) if e.kind() != ErrorKind::AlreadyExists => {

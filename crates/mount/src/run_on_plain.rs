@@ -1,23 +1,28 @@
 //! `untorn run`: a program has all-or-nothing files in a plain directory, which is plain again after.
 
+use crate::held_back::Skips;
 use crate::passed_signals::{self, Meant, Signals};
 use crate::put_back::{PutBack, put_back};
 use crate::session_dir::{Condition, SessionDir, condition};
-use crate::session_mount::BY_SIGNAL;
+use crate::session_mount::{BY_SIGNAL, Progress};
 use anyhow::{Context, Result, bail};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::FdFlags;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use serde_json::json;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use untorn_terminal::table::count;
 use untorn_terminal::{Output, tell};
 
-/// The session could not begin, or was killed; as `timeout`, `chroot` and others have it.
+/// The session could not begin, was killed, or could not commit everything; as `timeout`, `chroot` and others have it.
 pub const COULD_NOT: u8 = 125;
-/// Somebody else changed what the session changed.
+/// Somebody else changed what the session changed, or the directory refused something: not all is put back.
 pub const CONFLICT: u8 = 124;
 
 /// Runs a program on a directory; the result is its exit code.
@@ -56,41 +61,64 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
             });
         }
     }
+    // Not a file, for which a full disk has no room.
+    let (hears, tells) = pipe_with(PipeFlags::CLOEXEC).context("a pipe")?;
     let mut serve = Command::new(&program);
     serve.arg("session").arg(format!("--commit={commit}")).arg(format!("--parent={}", std::process::id()));
-    serve.arg(format!("--blocked={}", before.0));
-    serve.arg("--").args([&session.store(), session.of(), &session.ended(), &cwd]).args(command);
-    let status = run(passed_signals::ends_with_us(&mut serve), Meant::is)?;
-    let code = fs::read_to_string(session.ended()).ok().and_then(|text| text.trim().parse().ok());
-    let Some(code) = code else {
-        if status.code() == Some(COULD_NOT.into()) {
-            // It has said why; the program did not begin.
+    serve.arg(format!("--blocked={}", before.0)).arg(format!("--tells={}", tells.as_raw_fd()));
+    serve.arg("--").args([&session.store(), session.of(), &cwd]).args(command);
+    rustix::io::fcntl_setfd(&tells, FdFlags::empty()).context("a pipe")?;
+    let status = run(passed_signals::ends_with_us(&mut serve), Meant::is);
+    drop(tells);
+    let (status, progress) = (status?, heard(hears)?);
+    let shown = session.of().display().to_string();
+    let by_signal = status.signal().map_or(String::new(), |number| format!(" (by signal {number})"));
+    let code = match progress {
+        Progress::Nothing => {
+            // Nobody had the files but this command.
             session.remove()?;
+            if status.code() != Some(COULD_NOT.into()) {
+                bail!("the session on {shown} was ended{by_signal} before the program began; {shown} is as it was");
+            }
+            // It has said why.
             return Ok(COULD_NOT);
         }
-        let how = status.signal().map_or(String::new(), |number| format!(" (by signal {number})"));
-        bail!(
-            "the session on {0} was ended{how}; what it committed is kept: `untorn recover {0}` puts it back",
-            session.of().display()
-        );
+        Progress::Begun => bail!(
+            "the session on {shown} was ended{by_signal}; what it committed is kept: `untorn recover {shown}` puts it back"
+        ),
+        Progress::Exited(code) => bail!(
+            "the program ended with exit code {code}, but the session was ended{by_signal} before everything was committed: \
+             nothing is put back to {shown} yet. All that the program synced is kept in {}. When the reason is gone (after a \
+             full disk: when there is room), `untorn recover {shown}` puts that back; `untorn recover --discard {shown}` \
+             throws it away",
+            session.store().display()
+        ),
+        Progress::Committed(code) => code,
     };
-    match finish(session, false)? {
+    match finish(session, false, &Skips::default())? {
         Finished::All(..) => Ok(code),
-        Finished::Conflicts(text) => {
+        Finished::NotAll(text) => {
             tell!("untorn-mount: {text}\nuntorn-mount: the program ended with exit code {code}");
             Ok(CONFLICT)
         }
     }
 }
 
-enum Finished {
-    All(usize, usize),
-    Conflicts(String),
+/// How far the process came that serves the session: it has ended.
+fn heard(hears: OwnedFd) -> Result<Progress> {
+    let mut text = String::new();
+    File::from(hears).read_to_string(&mut text).context("cannot tell how the session ended; it is kept")?;
+    Ok(Progress::read(&text))
 }
 
-fn finish(session: SessionDir, overwrite: bool) -> Result<Finished> {
+enum Finished {
+    All(usize, usize),
+    NotAll(String),
+}
+
+fn finish(session: SessionDir, overwrite: bool, skips: &Skips) -> Result<Finished> {
     let of = session.of().display().to_string();
-    let put = put_back(&session, overwrite);
+    let put = put_back(&session, overwrite, skips);
     let put =
         put.with_context(|| format!("not all that the session did is put back; `untorn recover {of}` goes on with it"));
     match put? {
@@ -98,15 +126,33 @@ fn finish(session: SessionDir, overwrite: bool) -> Result<Finished> {
             session.remove()?;
             Ok(Finished::All(changed, removed))
         }
-        PutBack::Conflicts(paths) => {
-            let names: Vec<String> = paths.iter().map(|path| format!("  {}", path.display())).collect();
-            Ok(Finished::Conflicts(format!(
-                "somebody else changed in {of} what the session changed, so that was left as it is:\n{}\n\
-                 The session's files are in {}: `untorn export` copies them out. `untorn recover --overwrite {of}` \
-                 puts them in place of the others, `untorn recover --discard {of}` throws them away.",
-                names.join("\n"),
+        PutBack::NotAll { conflicts, held } => {
+            let mut texts = Vec::new();
+            if !conflicts.is_empty() {
+                let names: Vec<String> = conflicts.iter().map(|path| format!("  {}", path.display())).collect();
+                texts.push(format!(
+                    "somebody else changed in {of} what the session changed, so that was left as it is:\n{}",
+                    names.join("\n")
+                ));
+            }
+            if held.len() > 0 {
+                texts.push(format!(
+                    "{} cannot be put back to {of}, and all others are:\n{}\n`untorn recover {of}` tries it again; `untorn \
+                     recover --skip NAME {of}` leaves one out.",
+                    count(held.len() as u64, "name", "names"),
+                    held.lines()
+                ));
+            }
+            let overwrite = match conflicts.is_empty() {
+                true => String::new(),
+                false => format!("`untorn recover --overwrite {of}` puts them in place of the others, "),
+            };
+            texts.push(format!(
+                "The session's files are in {}: `untorn export` copies them out. {overwrite}`untorn recover --discard {of}` \
+                 throws them away.",
                 session.store().display()
-            )))
+            ));
+            Ok(Finished::NotAll(texts.join("\n")))
         }
     }
 }
@@ -122,23 +168,23 @@ pub enum Left {
     Discard,
 }
 
-/// Ends a session that was killed, or met a conflict.
-pub fn recover(of: &Path, what: Left) -> Result<Output> {
+/// Ends a session that was killed, or of which not all could be put back.
+pub fn recover(of: &Path, what: Left, skips: &Skips) -> Result<Output> {
     let session = SessionDir::left(of)?;
     if what == Left::Discard {
         // Put back in part is worse than all; what others changed meanwhile stays.
         if session.staged().exists() {
-            put_back(&session, false)?;
+            put_back(&session, false, skips)?;
         }
         session.remove()?;
         return Ok(Output::default());
     }
-    match finish(session, what == Left::Overwrite)? {
+    match finish(session, what == Left::Overwrite, skips)? {
         Finished::All(changed, removed) => {
             let text = format!("{} put back, {removed} removed\n", count(changed as u64, "name", "names"));
             Ok(Output::text(text))
         }
-        Finished::Conflicts(text) => {
+        Finished::NotAll(text) => {
             tell!("untorn-mount: {text}");
             Ok(Output::default().code(CONFLICT))
         }

@@ -3,6 +3,7 @@
 //! `manifest` is there when the store has all of the plain tree; `staged` when what is put back is settled; `done` when it
 //! is put back, and all of this can go.
 
+use crate::deep_paths::remove_all;
 use crate::mount_point;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -148,11 +149,6 @@ impl SessionDir {
         self.at.join("manifest")
     }
 
-    /// How the program ended.
-    pub fn ended(&self) -> PathBuf {
-        self.at.join("ended")
-    }
-
     /// New versions of files.
     pub fn new_files(&self) -> PathBuf {
         self.at.join("new")
@@ -175,7 +171,7 @@ impl SessionDir {
         // As long as there is a manifest, this says that it does not count.
         paths.sort_by_key(|path| *path == self.done());
         for path in paths {
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let removed = if path.is_dir() { remove_all(&path) } else { fs::remove_file(&path) };
             removed.with_context(|| format!("cannot remove {}", path.display()))?;
         }
         Ok(())

@@ -3,9 +3,12 @@
 
 use crate::daemon;
 use crate::fuse_server::Server;
+use crate::manifest;
 use crate::mount_point::{self, Allowed};
 use crate::passed_signals::{self, Signals};
+use crate::trial_below::{Trial, User};
 use anyhow::{Context, Error, Result, ensure};
+use rustix::fd::OwnedFd;
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change};
 use rustix::process::{
     Pid, Signal, WaitOptions, kill_process, set_child_subreaper, set_parent_process_death_signal, waitpid,
@@ -21,8 +24,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_terminal::{tell, user_namespace};
-use untorn_tree::{CommitMode, FileTree, Kept};
+use untorn_tree::{CommitMode, FileTree, Kept, Limits};
 
+/// Beside the store.
+const TRIAL: &str = "trial";
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// Added to the number of a signal by shells.
@@ -41,8 +46,8 @@ pub struct Session {
     pub at: PathBuf,
     /// Where the program begins.
     pub cwd: PathBuf,
-    /// Where its exit code is written when all is committed.
-    pub ended: PathBuf,
+    /// Where the process that began the session hears of its [`Progress`].
+    pub tells: OwnedFd,
     /// The process that began the session.
     pub parent: i32,
     /// What commits a file.
@@ -53,19 +58,69 @@ pub struct Session {
     pub command: Vec<OsString>,
 }
 
+/// How far a session came. Only of one that [began](Progress::Nothing) nothing can it be said that nothing is lost with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The program was never started.
+    Nothing,
+    /// It may have committed something.
+    Begun,
+    /// It has ended with this exit code.
+    Exited(u8),
+    /// And all that it did is committed.
+    Committed(u8),
+}
+
+impl Progress {
+    fn line(self) -> String {
+        match self {
+            Progress::Nothing => String::new(),
+            Progress::Begun => "begun\n".to_owned(),
+            Progress::Exited(code) => format!("exited {code}\n"),
+            Progress::Committed(code) => format!("committed {code}\n"),
+        }
+    }
+
+    /// The last one of which there is a whole line.
+    pub fn read(text: &str) -> Progress {
+        let of = |line: &str| {
+            let mut words = line.strip_suffix('\n')?.split(' ');
+            let word = words.next()?;
+            let mut code = || words.next().and_then(|word| word.parse().ok());
+            match word {
+                "begun" => Some(Progress::Begun),
+                "exited" => code().map(Progress::Exited),
+                "committed" => code().map(Progress::Committed),
+                _ => None,
+            }
+        };
+        text.split_inclusive('\n').filter_map(of).last().unwrap_or(Progress::Nothing)
+    }
+}
+
 impl Session {
+    fn tell(&self, progress: Progress) -> Result<()> {
+        // A line is shorter than what a pipe takes at once.
+        let told = rustix::io::write(&self.tells, progress.line().as_bytes());
+        told.map(drop).context("whoever began the session has ended")
+    }
+
     /// Runs it. This process must have one thread, and end with the one that started it.
     pub fn run(
         self,
-        open: impl FnOnce(&Path, CommitMode, Option<Arc<dyn Kept>>) -> Result<Arc<dyn FileTree>>,
+        open: impl FnOnce(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>,
     ) -> Result<()> {
+        let user = User::present().context("the user's groups")?;
         private_mounts()?;
         // A new user namespace may have taken it away.
         set_parent_process_death_signal(Some(Signal::KILL)).context("the end of the session")?;
         ensure!(rustix::process::getppid() == Pid::from_raw(self.parent), "whoever began the session has ended");
         set_child_subreaper(Some(rustix::process::getpid())).context("cannot look after processes")?;
         std::env::set_current_dir("/").context("/")?;
-        let tree = open(&self.store, self.commit, None)?;
+        let user = (!user_namespace::is_root()).then_some(user);
+        let trial = Trial::begin(&self.store.with_file_name(TRIAL), manifest::read_fixed(&self.store)?, user);
+        let trial = trial.context("cannot try what the directory takes")?;
+        let tree = open(&self.store, self.commit, None, Some(Arc::new(trial)))?;
         let descriptor = mount_point::mount_directly(&self.store, &self.at, Allowed::default())?;
         let server = Server::start(descriptor, Arc::clone(&tree), self.commit)?;
         // Without it, pulls drop what is cached.
@@ -80,7 +135,9 @@ impl Session {
                 }
             })
             .context("cannot start a thread")?;
+        self.tell(Progress::Begun)?;
         let code = self.program();
+        self.tell(Progress::Exited(code))?;
         end_the_rest(puller);
         server.pull().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
@@ -89,7 +146,7 @@ impl Session {
         }
         let end = server.wait();
         daemon::close(&tree, server.pull(), end, &self.at)?;
-        fs::write(&self.ended, code.to_string()).with_context(|| format!("cannot write {}", self.ended.display()))
+        self.tell(Progress::Committed(code))
     }
 
     /// Runs the program; its exit code.
@@ -192,4 +249,21 @@ fn parent(pid: i32) -> Option<i32> {
     let mut words = rest.split(' ');
     (words.next()? != "Z").then_some(())?;
     words.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_whole_line_counts() {
+        let lines = [Progress::Begun, Progress::Exited(7), Progress::Committed(7)].map(Progress::line);
+        assert_eq!(Progress::read(""), Progress::Nothing);
+        assert_eq!(Progress::read("beg"), Progress::Nothing);
+        assert_eq!(Progress::read(&lines[0]), Progress::Begun);
+        assert_eq!(Progress::read(&lines[..2].concat()), Progress::Exited(7));
+        let all = lines.concat();
+        assert_eq!(Progress::read(&all), Progress::Committed(7));
+        assert_eq!(Progress::read(all.trim_end()), Progress::Exited(7));
+    }
 }

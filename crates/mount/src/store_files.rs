@@ -104,11 +104,16 @@ pub fn check(store: &Path) -> Result<()> {
 
 /// Removes a store; nothing of it if something else is in its directory.
 pub fn remove(store: &Path) -> Result<()> {
+    remove_from(store)?;
+    fs::remove_dir(store).with_context(|| format!("cannot remove {}", store.display()))
+}
+
+/// As [`remove`] does, but the directory stays.
+pub fn remove_from(store: &Path) -> Result<()> {
     let names = Names::of(store)?;
     names.check(store)?;
     // What somebody puts there meanwhile stays: a directory goes only when it is empty.
-    let of_store = names.of_store.iter().map(|(path, is_dir)| (store.join(path), *is_dir));
-    for (path, is_dir) in of_store.chain([(store.to_owned(), true)]) {
+    for (path, is_dir) in names.of_store.iter().map(|(path, is_dir)| (store.join(path), *is_dir)) {
         let removed = if is_dir { fs::remove_dir(&path) } else { fs::remove_file(&path) };
         removed.with_context(|| format!("cannot remove {}", path.display()))?;
     }

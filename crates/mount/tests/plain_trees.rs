@@ -174,6 +174,36 @@ fn a_user_exports_what_is_of_others_as_his_own() {
     assert_eq!(place.left(&["tree", "store", "copy", "other"]), [""; 0]);
 }
 
+/// All names that a directory does not take are told at once, and each can be left out; of an ejection, lost.
+#[test]
+fn what_is_not_taken_is_told_and_may_be_left_out() {
+    let places = Place::all();
+    let Some(place) = places.iter().find(|place| place.uid == NOBODY) else { return };
+    fs::create_dir_all(place.at("tree/dir")).unwrap();
+    fs::write(place.at("tree/dir/file"), "text").unwrap();
+    place.give("tree");
+    for name in ["tree/null", "tree/dir/zero"] {
+        mknodat(CWD, place.at(name), FileType::CharacterDevice, Mode::RUSR, libc::makedev(1, 3)).unwrap();
+        chown(place.at(name), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    place.done(&["import", "tree", "store"]);
+    for command in [&["export", "store", "copy"][..], &["eject", "--yes", "store"]] {
+        let output = place.run(command);
+        let told = said(&output);
+        assert!(!output.status.success() && told.contains("2 names cannot be copied"), "{told}");
+        assert!(told.contains("cannot export null: it is a device") && told.contains("dir/zero: it is"), "{told}");
+        let with = |skips: &[&'static str]| [&command[..1], skips, &command[1..]].concat();
+        place.refused(&with(&["--skip", "null"]), "dir/zero");
+        place.refused(&with(&["--skip", "dir", "--skip", "null", "--skip", "zero"]), "there is no zero to be skipped");
+        assert_eq!(place.left(&["tree", "store", "copy"]), [""; 0]);
+        place.done(&with(&["--skip", "null", "--skip", "dir/zero"]));
+        let made = place.at(command[command.len() - 1]);
+        assert_eq!(fs::read_to_string(made.join("dir/file")).unwrap(), "text");
+        assert!(!made.join("null").exists() && !made.join("dir/zero").exists());
+    }
+    assert_eq!(place.left(&["tree", "store", "copy"]), [""; 0]);
+}
+
 #[test]
 fn access_lists_come_and_go() {
     for place in Place::all() {

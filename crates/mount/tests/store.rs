@@ -456,3 +456,42 @@ fn umount_says_who_has_the_mount_elsewhere() {
     assert_eq!(fs::read_to_string(place.at("f")).unwrap(), "committed");
     place.umount();
 }
+
+/// A mount that cannot be leaves nothing, and a directory that was there stays as it was.
+#[test]
+fn a_mount_that_fails_leaves_no_new_store() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(place) = Place::new() else { return };
+    for how in [&[][..], &["--no-supervisor"], &["--foreground"], &["--foreground", "--no-supervisor"]] {
+        for has_directory in [false, true] {
+            if has_directory {
+                fs::create_dir(place.store()).unwrap();
+                fs::set_permissions(place.store(), fs::Permissions::from_mode(0o751)).unwrap();
+            }
+            // What is no FUSE device makes no mount.
+            let mut command = Command::new("unshare");
+            command.args(["-m", "sh", "-c", "mount --bind /dev/null /dev/fuse && exec \"$0\" \"$@\""]);
+            command.arg(env!("CARGO_BIN_EXE_untorn-mount")).args(how).arg(place.store()).arg(place.at(""));
+            let output = command.stdin(Stdio::null()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains("cannot mount at"), "{how:?}: {said}");
+            assert_eq!(place.store().exists(), has_directory, "{how:?}: {said}");
+            if has_directory {
+                assert!(fs::read_dir(place.store()).unwrap().next().is_none(), "{how:?}: {said}");
+                assert_eq!(place.store().metadata().unwrap().permissions().mode() & 0o777, 0o751);
+                fs::remove_dir(place.store()).unwrap();
+            }
+        }
+    }
+    // One that was there before stays.
+    place.mount();
+    fs::write(place.at("file"), "text").unwrap();
+    place.umount();
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", "mount --bind /dev/null /dev/fuse && exec \"$0\" \"$@\""]);
+    command.arg(env!("CARGO_BIN_EXE_untorn-mount")).arg(place.store()).arg(place.at(""));
+    assert!(!command.stdin(Stdio::null()).output().unwrap().status.success());
+    place.mount();
+    assert_eq!(fs::read_to_string(place.at("file")).unwrap(), "text");
+    place.umount();
+}

@@ -22,8 +22,13 @@ pub fn on_interrupt(
 /// Removes a directory while another thread may still be making a file in it: that thread's next step fails, as the
 /// directory goes, and then all of it can be removed.
 pub fn remove_meanwhile(dir: &Path) {
+    remove_meanwhile_by(|| std::fs::remove_dir_all(dir));
+}
+
+/// As [`remove_meanwhile`] does, by another way to remove a directory.
+pub fn remove_meanwhile_by(remove: impl Fn() -> std::io::Result<()>) {
     for _ in 0..100 {
-        match std::fs::remove_dir_all(dir) {
+        match remove() {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(Duration::from_millis(20)),
             _ => return,
         }

@@ -83,7 +83,8 @@ impl StoreTree {
         if !core.inode(ino)?.is_file() {
             return Err(Errno(libc::EINVAL));
         }
-        let staged = Self::stage(&mut core, ino, offset, data);
+        let end = end_of(offset, data.len() as u64);
+        let staged = end.and_then(|end| self.limits.size(end)).and_then(|()| Self::stage(&mut core, ino, offset, data));
         if let Err(e) = staged {
             tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
             core.poison(ino);
@@ -117,6 +118,7 @@ impl StoreTree {
         }
         if size > old {
             drop(core);
+            self.limits.size(size)?;
             self.check_room()?;
             core = self.changing()?;
         }
@@ -142,8 +144,10 @@ impl StoreTree {
         }
         let end = end_of(offset, len)?;
         if !punches {
+            self.limits.size(end)?;
             self.check_room()?;
         }
+        self.limits.change(ino)?;
         let mut core = self.changing()?;
         if !core.inode(ino)?.is_file() {
             return Err(Errno(libc::ENODEV));

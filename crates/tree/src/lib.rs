@@ -15,6 +15,7 @@ mod holes;
 mod inode;
 mod inode_table;
 mod kept;
+mod limits;
 mod operations;
 mod pack;
 mod pack_room;
@@ -36,6 +37,7 @@ pub use file_tree::{
 };
 pub use inode_table::{TABLE, missing_table};
 pub use kept::Kept;
+pub use limits::{Limits, Xattrs};
 pub use pack::PACK;
 pub use plain_contents::Contents;
 pub use store_tree::{Below, CommitMode, StoreTree, TreeOptions};

@@ -32,11 +32,11 @@ impl StoreTree {
         change: &dyn Fn(&mut Inode),
     ) -> Result<Attributes> {
         let (dir, name) = (at.0, at.1.map(bytes).transpose()?);
-        let room = self.check_room();
+        let room = self.check_room().and_then(|()| name.map_or(Ok(()), |name| self.check_name(dir, name)));
         let mut core = self.changing()?;
         // What has happened needs no room.
         if let Some(made) = happened(&core) {
-            let answer = core.attributes(made)?;
+            let answer = self.limits.shown(core.attributes(made)?);
             return self.named(core, answer);
         }
         room?;
@@ -68,7 +68,7 @@ impl StoreTree {
                 core.add_links(dir, 1);
             }
         }
-        let answer = core.give(ino)?;
+        let answer = self.limits.shown(core.give(ino)?);
         core.note_happened(ino);
         self.named(core, answer)
     }
@@ -204,7 +204,7 @@ impl FileTree for StoreTree {
         core.note_given(ino);
         let blocks = core.blocks_of(ino).unwrap_or(of.blocks);
         core.close_object(ino);
-        Ok(Attributes { blocks, ..of })
+        Ok(self.limits.shown(Attributes { blocks, ..of }))
     }
 
     fn forget(&self, ino: Ino, count: u64) {
@@ -225,7 +225,7 @@ impl FileTree for StoreTree {
         let of = core.attributes(ino)?;
         let blocks = core.blocks_of(ino).unwrap_or(of.blocks);
         core.close_object(ino);
-        Ok(Attributes { blocks, ..of })
+        Ok(self.limits.shown(Attributes { blocks, ..of }))
     }
 
     fn has_no_name(&self, ino: Ino) -> bool {
@@ -233,6 +233,8 @@ impl FileTree for StoreTree {
     }
 
     fn set_attributes(&self, ino: Ino, change: &Change) -> Result<Attributes> {
+        self.limits.change(ino)?;
+        let change = &self.limits.attributes(&self.core()?.attributes(ino)?, change)?;
         if let Some(size) = size_of_change(change)? {
             self.truncate(ino, size)?;
         }
@@ -267,7 +269,7 @@ impl FileTree for StoreTree {
             core.mark(Key::Xattr(ino, access_list::ACCESS.into()));
         }
         core.mark(Key::Inode(ino));
-        let answer = core.attributes(ino)?;
+        let answer = self.limits.shown(core.attributes(ino)?);
         self.named(core, answer)
     }
 
@@ -288,6 +290,7 @@ impl FileTree for StoreTree {
         if target.len() >= libc::PATH_MAX as usize {
             return Err(Errno(libc::ENAMETOOLONG));
         }
+        self.limits.target(target.as_bytes())?;
         self.make_inode(by, (dir, Some(name)), Kind::Symlink, &|inode| {
             inode.row.mode = 0o777;
             inode.row.size = target.len() as u64;
@@ -309,7 +312,7 @@ impl FileTree for StoreTree {
         let pulls = {
             let core = self.changing()?;
             if let Some(linked) = happened(&core) {
-                let answer = core.attributes(linked)?;
+                let answer = self.limits.shown(core.attributes(linked)?);
                 return self.named(core, answer);
             }
             let inode = core.inode(ino)?;
@@ -322,10 +325,13 @@ impl FileTree for StoreTree {
         if core.living_dir(dir)?.names.contains_key(name) {
             return Err(Errno(libc::EEXIST));
         }
+        self.check_name(dir, name)?;
+        self.limits.change(ino)?;
         let inode = core.inode_mut(ino)?;
         if inode.is_dir() {
             return Err(Errno(libc::EPERM));
         }
+        self.limits.links(inode.row.nlink.saturating_add(1))?;
         if inode.poisoned {
             return Err(Errno(libc::EIO));
         }
@@ -342,7 +348,7 @@ impl FileTree for StoreTree {
         if seals {
             Self::seal(&mut core, &[ino]);
         }
-        let answer = core.give(ino)?;
+        let answer = self.limits.shown(core.give(ino)?);
         self.named(core, answer)
     }
 
@@ -356,6 +362,7 @@ impl FileTree for StoreTree {
         if core.inode(ino)?.is_dir() {
             return Err(Errno(libc::EISDIR));
         }
+        self.check_removal(&core, dir, ino)?;
         core.remove_name(dir, name);
         core.touch_dir(dir);
         core.lose_name(ino);
@@ -373,6 +380,7 @@ impl FileTree for StoreTree {
         if !core.dir(ino)?.names.is_empty() {
             return Err(Errno(libc::ENOTEMPTY));
         }
+        self.check_removal(&core, dir, ino)?;
         core.remove_name(dir, name);
         core.add_links(dir, -1);
         core.touch_dir(dir);
@@ -399,6 +407,11 @@ impl FileTree for StoreTree {
                 return Ok(());
             }
             Self::check_rename(&core, (from.0, source), (to.0, target), flags)?;
+            self.check_removal(&core, from.0, source)?;
+            match target {
+                Some(target) => self.check_removal(&core, to.0, target)?,
+                None => self.check_name(to.0, new_name)?,
+            }
             let seals = self.to_seal(&core, source, target, flags)?;
             let missing: Vec<Ino> = seals.iter().filter(|ino| !pulled.contains(ino)).copied().collect();
             if !missing.is_empty() {
@@ -439,6 +452,9 @@ impl FileTree for StoreTree {
         let mut core = self.core()?;
         if happened(&core).is_some() {
             return Ok(());
+        }
+        if writable {
+            self.limits.change(ino)?;
         }
         let inode = core.inode_mut(ino)?;
         inode.openings += 1;
@@ -572,6 +588,7 @@ impl FileTree for StoreTree {
         if happened(&core).is_some() {
             return self.named(core, ());
         }
+        self.limits.change(ino)?;
         let inode = core.inode_mut(ino)?;
         let is_there = inode.xattrs.contains_key(name.as_bytes());
         if is_there && flags & libc::XATTR_CREATE != 0 {
@@ -584,6 +601,14 @@ impl FileTree for StoreTree {
             true => Some(AccessList::decode(value)?),
             false => None,
         };
+        if list.is_some() {
+            let change = Change { mode: Some(inode.row.mode), ..Change::default() };
+            self.limits.attributes(&inode.attributes(ino), &change)?;
+        } else {
+            let mut then = inode.xattrs.clone();
+            then.insert(name.as_bytes().into(), value.into());
+            self.limits.xattrs(inode.row.kind, &then)?;
+        }
         let row = &mut inode.row;
         let is_access = name.as_bytes() == access_list::ACCESS;
         match list {
@@ -616,6 +641,7 @@ impl FileTree for StoreTree {
         if happened(&core).is_some() {
             return self.named(core, ());
         }
+        self.limits.change(ino)?;
         let removed = core.inode_mut(ino)?.xattrs.remove(name.as_bytes());
         if removed.is_none() && !access_list::is_list(name.as_bytes()) {
             return Err(Errno(libc::ENODATA));
@@ -662,6 +688,17 @@ impl StoreTree {
         let promised = staged.div_ceil(u64::from(below.block_size));
         let less = |blocks: u64| blocks.saturating_sub(promised);
         Ok(SpaceUse { free: less(below.free), available: less(below.available), ..below })
+    }
+
+    fn check_name(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        self.limits.add_name(dir)?;
+        self.limits.name(name)
+    }
+
+    fn check_removal(&self, core: &Core, dir: Ino, ino: Ino) -> Result<()> {
+        self.limits.change(dir)?;
+        self.limits.change(ino)?;
+        self.limits.removal(&core.attributes(dir)?, &core.attributes(ino)?)
     }
 
     /// Refuses what takes room while the file system below has little left: what programs wrote already must fit.

@@ -7,6 +7,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::core::{Core, errno, is_final};
 use crate::file_tree::{Errno, Ino, Pull, Request, Result, SpaceUse, Transaction};
 use crate::kept::Kept;
+use crate::limits::{Limits, Unlimited};
 use crate::pack_room::EXTENT_MAX;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
@@ -59,6 +60,8 @@ pub struct TreeOptions {
     pub small_max: usize,
     /// What outlives this process. If it has a log, the tree goes on where the process was killed that wrote it.
     pub kept: Option<Arc<dyn Kept>>,
+    /// What is refused as something below would refuse it.
+    pub limits: Arc<dyn Limits>,
 }
 
 impl Default for TreeOptions {
@@ -72,6 +75,7 @@ impl Default for TreeOptions {
             below: None,
             small_max: EXTENT_MAX,
             kept: None,
+            limits: Arc::new(Unlimited),
         }
     }
 }
@@ -114,6 +118,7 @@ pub struct StoreTree {
     pub(crate) mode: CommitMode,
     pub(crate) path: PathBuf,
     below: Option<Arc<Below>>,
+    pub(crate) limits: Arc<dyn Limits>,
     /// The store's, wherever it is moved.
     directory: Option<OwnedFd>,
 }
@@ -141,7 +146,7 @@ impl StoreTree {
                 rustix::fs::open(&path, how, Mode::empty()).map_err(|e| untorn::Error::io("open", &path, e.into()))?,
             ),
         };
-        Ok(StoreTree { core, rounds, mode: options.commit, path, below, directory })
+        Ok(StoreTree { core, rounds, mode: options.commit, path, below, limits: options.limits, directory })
     }
 
     /// The room on the file system below.

@@ -25,12 +25,19 @@ pub struct Eject {
     /// Don't ask.
     #[arg(short, long)]
     yes: bool,
+    /// Of the store of a mount: lose what has this name (from the store's root on), and all below it; can be given several
+    /// times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
 }
 
 impl Eject {
     pub fn run(self) -> Result<Output, Failure> {
         if siblings::holds_a_tree(&self.path) || siblings::has_ejected_store(&self.path) {
             return Err(siblings::Other::Eject.execute());
+        }
+        if !self.skip.is_empty() {
+            return Err(Failure::new("--skip is for the store of a mount: here nothing can be left out"));
         }
         if !self.yes && std::io::stdin().is_terminal() && !self.confirmed()? {
             return Err(Failure::new("nothing was changed"));

@@ -20,7 +20,7 @@ const SALVAGED: &str = "salvaged";
 /// the store.
 ///
 /// Of a directory with a session of `untorn run` that was killed, or met a conflict, puts back what it did (the program
-/// untorn-mount). Exit code 124: there is a conflict.
+/// untorn-mount). Exit code 124: not all is put back, because of a conflict, or as the directory refused a name.
 #[derive(Args)]
 pub struct Recover {
     /// A store's directory, or a file with its own store.
@@ -55,13 +55,17 @@ pub struct Recover {
     #[arg(long)]
     overwrite: bool,
     /// Of a session: throw away what it did, or, if that is put back in part, what is in conflict.
-    #[arg(long, conflicts_with = "overwrite")]
+    #[arg(long, conflicts_with_all = ["overwrite", "skip"])]
     discard: bool,
+    /// Of a session: throw away what it did to this name (from the directory on), and to all below it; can be given several
+    /// times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
 }
 
 impl Recover {
     pub fn run(self) -> Result<Output, Failure> {
-        if self.overwrite || self.discard || siblings::has_session(&self.path) {
+        if self.overwrite || self.discard || !self.skip.is_empty() || siblings::has_session(&self.path) {
             return Err(siblings::Other::Recover.execute());
         }
         if !self.accept_lost && status::is_no_store(&self.path) {
