@@ -43,6 +43,8 @@ impl Holes {
         let Some(object) = core.object(ino)? else {
             let mut contents = vec![0; core.bytes_len(ino)? as usize];
             core.read_bytes(ino, 0, &mut contents)?;
+            // What was allocated, and what is cut off and longer again, may be zeros behind the last byte.
+            contents.truncate(contents.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
             let blocks = contents.chunks(BLOCK).zip((0..).step_by(BLOCK));
             let data = blocks.filter(|(block, _)| block.iter().any(|byte| *byte != 0));
             let bytes: Vec<Range<u64>> = data.map(|(block, at)| at..at + block.len() as u64).collect();

@@ -205,7 +205,7 @@ impl FileTree for StoreTree {
         core.take_back_given();
         let ino = match bytes(name)? {
             b"." => dir,
-            b".." => core.inode(dir)?.parent,
+            b".." => core.dir(dir).and_then(|_| core.inode(dir))?.parent,
             name => core.find(dir, name)?,
         };
         let of = core.give(ino)?;
