@@ -325,8 +325,12 @@ impl Mount {
         if self.supervised {
             return self.serve_supervised(open);
         }
-        let store = std::path::absolute(&self.store).with_context(|| self.store.display().to_string())?;
+        let store = mount_point::store_of(&self.store);
+        let store = std::path::absolute(&store).with_context(|| store.display().to_string())?;
         let at = mount_point::absolute(&self.mount_point)?;
+        if self.options.iter().any(|option| option == "remount") {
+            return self.remount(&at);
+        }
         let allowed = allowed(&self.options)?;
         ensure!(
             mount_point::is_root() || !allowed.sync_commits,
@@ -375,6 +379,19 @@ impl Mount {
             new.remove(tree.as_ref(), e);
         }
         served
+    }
+
+    /// For `mount -o remount`, which says all options that the mount has.
+    fn remount(&self, at: &Path) -> Result<Output> {
+        let of_kernel = ["user_id=", "group_id=", "default_permissions", "blksize=", "max_read="];
+        let (of_mount, others): (Vec<&String>, Vec<&String>) = self
+            .options
+            .iter()
+            .filter(|option| !of_kernel.iter().any(|start| option.starts_with(start)))
+            .partition(|option| matches!(option.as_str(), "remount" | "ro"));
+        let allowed = allowed(&others.into_iter().cloned().collect::<Vec<_>>())?;
+        mount_point::remount(at, allowed, of_mount.into_iter().any(|option| option == "ro"))?;
+        Ok(Output::default())
     }
 
     /// As what is this process to be started anew.

@@ -117,6 +117,11 @@ impl Device {
         self.notify(notification::INVAL_INODE, Answer::default().u64(ino).u64(0).u64(0))
     }
 
+    /// Makes the kernel forget the attributes of a file, and keep its contents, which the program may have locked that asks.
+    pub fn forget_attributes(&self, ino: Ino) -> Result<(), Errno> {
+        self.notify(notification::INVAL_INODE, Answer::default().u64(ino).u64(u64::MAX).u64(0))
+    }
+
     /// Makes the kernel ask once more what it asked and was not answered, as the process that was asked has ended.
     pub fn ask_again(&self) -> Result<(), Errno> {
         self.notify(notification::RESEND, Answer::default())

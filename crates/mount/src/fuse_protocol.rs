@@ -48,6 +48,7 @@ pub mod opcode {
     pub const INIT: u32 = 26;
     pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
@@ -72,18 +73,17 @@ pub mod notification {
 pub mod agreed {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub const ASYNC_DIO: u64 = 1 << 15;
     pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const POSIX_ACL: u64 = 1 << 20;
     pub const ABORT_ERROR: u64 = 1 << 21;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
@@ -301,6 +301,12 @@ impl Answer {
     /// What `OPEN` is answered: how the kernel names the opening, and whether each read and write is to be a message.
     pub fn opened(self, handle: u64, direct: bool) -> Answer {
         self.u64(handle).u32(if direct { DIRECT_IO } else { KEEP_CACHE }).u32(0)
+    }
+
+    /// What `OPENDIR` is answered. The kernel caches no names: it would find those at places alone that names had when it
+    /// read them, and take all others, as that of a name which was removed since, for the end.
+    pub fn opened_directory(self) -> Answer {
+        self.u64(0).u64(0)
     }
 
     /// What `statfs` tells.

@@ -312,18 +312,19 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
             _ => agreed::WRITEBACK_CACHE,
         };
+        // Not `ASYNC_DIO`: after a direct write that a program does not wait for, the kernel leaves older bytes in its cache,
+        // and buffered reads find them.
         let wanted = agreed::ASYNC_READ
             | agreed::ATOMIC_O_TRUNC
+            | agreed::EXPORT_SUPPORT
             | agreed::BIG_WRITES
             | writes
             | agreed::DO_READDIRPLUS
             | agreed::READDIRPLUS_AUTO
-            | agreed::ASYNC_DIO
             | agreed::PARALLEL_DIROPS
             | agreed::ABORT_ERROR
             | agreed::MAX_PAGES
             | agreed::CACHE_SYMLINKS
-            | agreed::NO_OPENDIR_SUPPORT
             | agreed::HANDLE_KILLPRIV_V2
             | agreed::DONT_MASK
             | agreed::POSIX_ACL

@@ -20,9 +20,10 @@ use untorn_tree::{
     Time, Transaction,
 };
 
-/// Where a directory goes on after `.` and after `..`: beyond what any tree says.
-const AFTER_DOT: u64 = i64::MAX.cast_unsigned() - 1;
-const AFTER_DOT_DOT: u64 = i64::MAX.cast_unsigned();
+/// Where a directory goes on after `.` and after `..`. Behind them lie the places that the tree says, so that all fit in 31
+/// bits if those do, and each is behind the one before it.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
 /// Names that the tree is asked for at a time.
 const NAMES: usize = 128;
 
@@ -63,6 +64,8 @@ fn waits(opcode: u32, commit: CommitMode) -> Waits {
         | opcode::LISTXATTR
         | opcode::LOOKUP
         | opcode::RELEASE
+        | opcode::OPENDIR
+        | opcode::RELEASEDIR
         | opcode::READDIR
         | opcode::READDIRPLUS
         | opcode::READLINK
@@ -132,7 +135,7 @@ impl Handlers {
         match header.opcode {
             opcode::LOOKUP => self.lookup(ino, fields.name()?),
             opcode::GETATTR => Ok(Answer::default().stat(&self.tree.attributes(ino)?)),
-            opcode::SETATTR => self.set_attributes(ino, fields),
+            opcode::SETATTR => self.set_attributes(header, fields),
             opcode::READLINK => Ok(Answer::default().raw(self.tree.read_link(ino)?.as_bytes())),
             opcode::SYMLINK => {
                 let (name, target) = (fields.name()?, fields.name()?);
@@ -167,13 +170,13 @@ impl Handlers {
                 let linked = fields.u64()?;
                 self.tree.link(linked, ino, fields.name()?, &*self.pull).map(entry)
             }
-            opcode::OPEN => self.open(ino, fields.u32()?, fields.u32()?),
+            opcode::OPEN => self.open(header, fields.u32()?, fields.u32()?),
             opcode::READ => {
                 fields.skip(8)?;
                 let (offset, len) = (fields.u64()?, fields.u32()? as usize);
                 Answer::filled(len.min(MAX_READ), |buf| self.tree.read(ino, offset, buf))
             }
-            opcode::WRITE => self.write(ino, fields),
+            opcode::WRITE => self.write(header, fields),
             opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
             opcode::RELEASE => {
                 let (handle, writable) = (fields.u64()?, writable(fields.u32()?));
@@ -216,6 +219,8 @@ impl Handlers {
                 sized(&list, fields.u32()? as usize)
             }
             opcode::REMOVEXATTR => done(self.tree.remove_xattr(ino, fields.name()?)),
+            opcode::OPENDIR => Ok(Answer::default().opened_directory()),
+            opcode::RELEASEDIR => Ok(Answer::default()),
             opcode::READDIR => self.read_dir(ino, fields, false),
             opcode::READDIRPLUS => self.read_dir(ino, fields, true),
             opcode::CREATE => self.create(header, fields, true),
@@ -223,6 +228,9 @@ impl Handlers {
             opcode::FALLOCATE => {
                 fields.skip(8)?;
                 let (offset, len, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
+                if self.privileges.before_allocation(header, ino)? {
+                    self.pull.forget_attributes(ino)?;
+                }
                 done(self.tree.allocate(ino, offset, len, mode.cast_signed()))
             }
             opcode::LSEEK => {
@@ -248,6 +256,8 @@ impl Handlers {
             return Ok(Answer::default().unbelieved_entry(&hidden_attributes(&self.tree.attributes(ROOT)?)));
         }
         match self.tree.lookup(dir, name) {
+            // The name is that of a file handle, and not one to be believed.
+            Ok(found) if name == "." || name == ".." => Ok(Answer::default().unbelieved_entry(&found)),
             Ok(found) => Ok(Answer::default().entry(&found)),
             Err(Errno(libc::ENOENT)) => Ok(Answer::default().no_entry()),
             Err(e) => Err(e),
@@ -267,8 +277,8 @@ impl Handlers {
             }
             opcode::GETATTR => Ok(Answer::default().stat(&hidden_attributes(&self.tree.attributes(ROOT)?))),
             opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
-            // Means "never ask again" of all directories, as elsewhere.
-            opcode::OPENDIR => errno(libc::ENOSYS),
+            opcode::OPENDIR => Ok(Answer::default().opened_directory()),
+            opcode::RELEASEDIR => Ok(Answer::default()),
             _ => errno(libc::EACCES),
         }
     }
@@ -296,7 +306,8 @@ impl Handlers {
         }
     }
 
-    fn set_attributes(&self, ino: Ino, mut fields: Fields<'_>) -> Result<Answer> {
+    fn set_attributes(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let ino = header.ino;
         let given = fields.u32()?;
         fields.skip(12)?;
         let size = fields.u64()?;
@@ -322,7 +333,7 @@ impl Handlers {
             mtime: set(meant::MTIME, meant::MTIME_NOW, 1),
             ctime: is(meant::CTIME).then(|| time(2)),
         };
-        let change = self.privileges.with_change(ino, change, is(meant::KILL_SUIDGID))?;
+        let change = self.privileges.with_change(header, ino, change, is(meant::KILL_SUIDGID))?;
         Ok(Answer::default().stat(&self.tree.set_attributes(ino, &change)?))
     }
 
@@ -357,14 +368,16 @@ impl Handlers {
         }
     }
 
-    fn open(&self, ino: Ino, flags: u32, open_flags: u32) -> Result<Answer> {
+    fn open(&self, header: &Header, flags: u32, open_flags: u32) -> Result<Answer> {
+        let ino = header.ino;
         self.begin(ino, flags)?;
         if flags.cast_signed() & libc::O_TRUNC != 0 {
             let kill = open_flags & OPEN_KILL_SUIDGID != 0;
             let truncated = self
                 .privileges
-                .with_change(ino, Change { size: Some(0), ..Change::default() }, kill)
-                .and_then(|change| self.tree.set_attributes(ino, &change));
+                .with_change(header, ino, Change { size: Some(0), ..Change::default() }, kill)
+                .and_then(|change| self.tree.set_attributes(ino, &change).map(|_| change.mode.is_some()))
+                .and_then(|lost_bits| if lost_bits { self.pull.forget_attributes(ino) } else { Ok(()) });
             if let Err(e) = truncated {
                 self.end(ino, flags);
                 return Err(e);
@@ -408,19 +421,22 @@ impl Handlers {
         Ok(Answer::default().entry(&made).opened(self.handle(flags), self.direct()))
     }
 
-    fn write(&self, ino: Ino, mut fields: Fields<'_>) -> Result<Answer> {
+    fn write(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let ino = header.ino;
         fields.skip(8)?;
         let (offset, len, flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
         fields.skip(16)?;
         let data = fields.bytes(len as usize)?;
-        self.privileges.before_write(ino, flags & WRITE_KILL_SUIDGID != 0)?;
+        if self.privileges.before_write(header, ino, flags & WRITE_KILL_SUIDGID != 0)? {
+            self.pull.forget_attributes(ino)?;
+        }
         self.tree.write(ino, offset, data)?;
         Ok(Answer::default().u32(len).u32(0))
     }
 
     fn read_dir(&self, dir: Ino, mut fields: Fields<'_>, plus: bool) -> Result<Answer> {
         fields.skip(8)?;
-        let (mut start, room) = (fields.u64()?, fields.u32()? as usize);
+        let (start, room) = (fields.u64()?, fields.u32()? as usize);
         let mut answer = Answer::default();
         // What the two lead to is not known here, and the kernel does not ask for it.
         let own = |next, name: &str| Entry { next, name: OsString::from(name), ino: dir, kind: Kind::Directory };
@@ -429,17 +445,15 @@ impl Handlers {
             AFTER_DOT => vec![own(AFTER_DOT_DOT, "..")],
             _ => Vec::new(),
         };
-        if start == AFTER_DOT || start == AFTER_DOT_DOT {
-            start = 0;
-        }
-        entries.extend(self.tree.read_dir(dir, start, NAMES)?);
+        let of_tree = self.tree.read_dir(dir, start.saturating_sub(AFTER_DOT_DOT), NAMES)?;
+        entries.extend(of_tree.into_iter().map(|entry| Entry { next: entry.next + AFTER_DOT_DOT, ..entry }));
         for entry in entries {
             let len = dirent_len(&entry.name) + if plus { ENTRY_LEN } else { 0 };
             if answer.len() + len > room {
                 break;
             }
             if plus {
-                let of_tree = entry.next != AFTER_DOT && entry.next != AFTER_DOT_DOT;
+                let of_tree = entry.next > AFTER_DOT_DOT;
                 let found = of_tree.then(|| self.tree.lookup(dir, &entry.name).ok()).flatten();
                 answer = match found {
                     Some(found) => answer.entry(&found),

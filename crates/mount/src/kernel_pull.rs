@@ -299,6 +299,11 @@ impl KernelPull {
         count - taken
     }
 
+    /// The tree has other attributes of a file than the kernel: a file that the program which asks has open.
+    pub fn forget_attributes(&self, ino: Ino) -> Result<()> {
+        self.device.forget_attributes(ino)
+    }
+
     /// A program has opened a file for writing, so many times.
     pub fn opened(&self, ino: Ino, times: u64) {
         let mut files = locked(&self.files);

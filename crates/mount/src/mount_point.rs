@@ -22,6 +22,8 @@ pub const TYPE: &str = "fuse.untorn-mount";
 const TYPE_OF_DEVICE: &str = "fuseblk.untorn-mount";
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
+/// What stands before the store's path in the source of a mount: `umount`, given a directory, takes it for a mount point.
+const SOURCE: &str = "untorn:";
 
 /// A mount that is busy is tried again for so long,
 const BUSY_MAX: Duration = Duration::from_secs(1);
@@ -73,6 +75,19 @@ pub struct Allowed {
     pub sync_commits: bool,
 }
 
+/// The source of a mount, as `mount` and `/etc/fstab` show it.
+fn source_of(store: &Path) -> OsString {
+    let mut source = OsString::from(SOURCE);
+    source.push(store);
+    source
+}
+
+/// The store that a source means: also one without the prefix, as on a command line.
+pub fn store_of(source: &Path) -> PathBuf {
+    let bytes = source.as_os_str().as_bytes();
+    OsStr::from_bytes(bytes.strip_prefix(SOURCE.as_bytes()).unwrap_or(bytes)).into()
+}
+
 /// Whether this process is root, perhaps of a user namespace.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -116,6 +131,9 @@ fn line_of_mountinfo(line: &[u8]) -> Option<Mounted> {
         && let Some(store) = mount_device::store(&mounted.source)
     {
         mounted.source = store;
+    }
+    if mounted.is_ours() {
+        mounted.source = store_of(&mounted.source);
     }
     Some(mounted)
 }
@@ -239,21 +257,42 @@ fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed
     );
     // The device is the mount's when it is mounted, and nobody's before.
     let block_device = allowed.sync_commits.then(|| MountDevice::new(source)).transpose()?;
+    let named = source_of(source);
     let (kind, source, data) = match &block_device {
-        None => (TYPE, source, data),
+        None => (TYPE, Path::new(&named), data),
         // Blocks are pages, as on a mount without a device: the kernel's cache is to work in the same way.
         Some(of) => (TYPE_OF_DEVICE, &*of.path, format!("{data},blksize={}", rustix::param::page_size())),
     };
     let data = CString::new(data).expect("there is no zero in it");
+    rustix::mount::mount(source, at, kind, flags_of(allowed), &*data)
+        .with_context(|| format!("cannot mount at {}; root needs CAP_SYS_ADMIN for it", at.display()))?;
+    Ok(descriptor)
+}
+
+/// Changes what a mount allows, as `mount -o remount` asks for.
+pub fn remount(at: &Path, allowed: Allowed, read_only: bool) -> Result<()> {
+    let shown = at.display();
+    let mounted = mounted_at(at)?.with_context(|| format!("nothing is mounted at {shown}"))?;
+    ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn", mounted.kind);
+    ensure!(
+        mounted.sync_commits() || !allowed.sync_commits,
+        "sync_commits cannot be changed while {shown} is mounted; unmount it, and mount it anew"
+    );
+    ensure!(is_root(), "only root can change the options of a mount; unmount {shown}, and mount it anew");
+    let flags = flags_of(allowed) | if read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    rustix::mount::mount_remount(at, flags, "").map_err(|e| match e {
+        Errno::BUSY => anyhow::anyhow!("{shown} cannot be made read-only while programs have files open for writing"),
+        e => anyhow::Error::new(e).context(format!("cannot change the options of {shown}")),
+    })
+}
+
+fn flags_of(allowed: Allowed) -> MountFlags {
     let flags = [
         (allowed.no_setuid, MountFlags::NOSUID),
         (allowed.no_devices, MountFlags::NODEV),
         (allowed.no_execute, MountFlags::NOEXEC),
     ];
-    let flags = flags.into_iter().filter_map(|(set, flag)| set.then_some(flag)).collect();
-    rustix::mount::mount(source, at, kind, flags, &*data)
-        .with_context(|| format!("cannot mount at {}; root needs CAP_SYS_ADMIN for it", at.display()))?;
-    Ok(descriptor)
+    flags.into_iter().filter_map(|(set, flag)| set.then_some(flag)).collect()
 }
 
 /// What stands between commas in the options of the helper.
@@ -266,7 +305,7 @@ fn mount_by_helper(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .context("socketpair")?;
     let mut options = OsString::from(format!("rw,nosuid,nodev,default_permissions,subtype={SUBTYPE},fsname="));
-    options.push(escaped(source.as_os_str()));
+    options.push(escaped(&source_of(source)));
     for (set, option) in [(allowed.no_execute, ",noexec"), (allowed.others, ",allow_other")] {
         if set {
             options.push(option);
@@ -351,10 +390,14 @@ mod tests {
 
     #[test]
     fn lines_of_mountinfo_are_understood() {
-        let line = b"36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 - fuse.untorn-mount /s\\134t rw,user_id=0";
-        let mounted = line_of_mountinfo(line).unwrap();
-        assert_eq!((mounted.id, mounted.kind.as_str()), (36, TYPE));
-        assert_eq!((mounted.at, mounted.source), (PathBuf::from("/mnt/a b"), PathBuf::from("/s\\t")));
+        // An earlier version had the path alone.
+        for source in ["/s\\134t", "untorn:/s\\134t"] {
+            let line =
+                format!("36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 - fuse.untorn-mount {source} rw,user_id=0");
+            let mounted = line_of_mountinfo(line.as_bytes()).unwrap();
+            assert_eq!((mounted.id, mounted.kind.as_str()), (36, TYPE));
+            assert_eq!((mounted.at, mounted.source), (PathBuf::from("/mnt/a b"), PathBuf::from("/s\\t")));
+        }
         assert_eq!(line_of_mountinfo(b""), None);
     }
 

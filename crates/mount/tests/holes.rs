@@ -3,6 +3,7 @@
 mod common;
 
 use common::can_mount;
+use common::store_mount::Mounted;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -74,4 +75,80 @@ fn holes_are_where_they_are_on_a_plain_file_system() {
     same("mounted again", &file);
     drop(file);
     untorn(&["umount".as_ref(), &at]);
+}
+
+#[test]
+fn a_sparse_file_takes_what_was_written_before_anybody_syncs_it() {
+    let Some(mounted) = Mounted::new() else { return };
+    let file = File::create(mounted.at("file")).unwrap();
+    file.set_len(1_600_000).unwrap();
+    file.write_all_at(&[1; 50 << 10], 1_500_000).unwrap();
+    drop(file);
+    let about = fs::metadata(mounted.at("file")).unwrap();
+    assert_eq!(about.len(), 1_600_000);
+    assert!((100..300).contains(&about.blocks()), "{} blocks", about.blocks());
+}
+
+#[test]
+fn a_hole_is_found_where_it_was_punched_in_a_small_file() {
+    let Some(mounted) = Mounted::new() else { return };
+    let file = File::options().read(true).write(true).create_new(true).open(mounted.at("file")).unwrap();
+    file.write_all_at(&[1; 12_288], 0).unwrap();
+    fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096).unwrap();
+    for synced in [false, true] {
+        assert_eq!(shown(&file), [(0, 1), (2, 3)], "synced: {synced}");
+        file.sync_all().unwrap();
+    }
+}
+
+#[test]
+fn what_is_allocated_has_its_room_before_it_is_written() {
+    let Some(mounted) = Mounted::new() else { return };
+    let file = |name: &str| File::options().read(true).write(true).create(true).truncate(false).open(mounted.at(name));
+    let blocks = |name: &str| fs::metadata(mounted.at(name)).unwrap().blocks();
+    let kept = FallocateFlags::empty();
+    const LEN: u64 = 30 * MIB;
+    // Of a new file, of one that was small, of one whose contents were just cut off, and of one with a hole.
+    let new = file("new").unwrap();
+    let small = file("small").unwrap();
+    small.write_all_at(b"small", 0).unwrap();
+    let (cut, holed) = (file("cut").unwrap(), file("holed").unwrap());
+    for file in [&cut, &holed] {
+        file.write_all_at(&[7; 2 << 20], 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    cut.set_len(0).unwrap();
+    fallocate(&holed, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, MIB).unwrap();
+    let all = [("new", new), ("small", small), ("cut", cut), ("holed", holed)];
+    for (name, file) in all {
+        fallocate(&file, kept, 0, LEN).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), LEN, "{name}");
+        file.sync_all().unwrap();
+    }
+    let names = ["new", "small", "cut", "holed"];
+    for when in ["at once", "mounted again"] {
+        for name in names {
+            assert!(blocks(name) * 512 >= LEN, "{name}, {when}: {} blocks", blocks(name));
+        }
+        mounted.unmount();
+        mounted.mount();
+    }
+    let mut expected = vec![0; LEN as usize];
+    for name in ["new", "cut"] {
+        assert!(fs::read(mounted.at(name)).unwrap() == expected, "{name}");
+    }
+    expected[..5].copy_from_slice(b"small");
+    assert!(fs::read(mounted.at("small")).unwrap() == expected);
+    expected[..5].fill(0);
+    expected[MIB as usize..2 * MIB as usize].fill(7);
+    assert!(fs::read(mounted.at("holed")).unwrap() == expected);
+    // What is kept is the file's alone, and more than there is is refused.
+    let free = || rustix::fs::statvfs(mounted.at("")).unwrap();
+    let too_much = free().f_bavail * free().f_frsize + MIB;
+    let refused = fallocate(file("more").unwrap(), kept, 0, too_much);
+    assert_eq!(refused, Err(rustix::io::Errno::NOSPC));
+    assert_eq!(fs::metadata(mounted.at("more")).unwrap().len(), 0);
+    let beyond = FallocateFlags::KEEP_SIZE;
+    fallocate(file("beyond").unwrap(), beyond, 0, LEN).unwrap();
+    assert_eq!(fs::metadata(mounted.at("beyond")).unwrap().len(), 0);
 }

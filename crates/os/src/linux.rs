@@ -680,6 +680,14 @@ impl File for LinuxFile {
         }
     }
 
+    fn keep_room(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_growth(offset.saturating_add(len))?;
+        match fs::fallocate(self.fd.get()?, FallocateFlags::KEEP_SIZE, offset, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         if len == 0 {
             return Ok(());

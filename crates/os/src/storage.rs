@@ -251,6 +251,11 @@ pub trait File: Any + Send + Sync {
     /// file system cannot. Without room (`ENOSPC`) the file may have become longer, by zeros: ext4 keeps what
     /// it got so far.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Reserves space for a range, within the file and behind its end; contents and length stay as they are. A no-op where
+    /// the file system cannot. Without room (`ENOSPC`) part of it may be reserved.
+    fn keep_room(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
     /// Makes a range within the file read as zeros, without changing the file's length.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
     /// `fdatasync`: contents and size.

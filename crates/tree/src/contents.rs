@@ -1,12 +1,16 @@
 //! Contents of files: what programs read and write.
 
-use crate::core::Core;
+use crate::core::{Core, refused};
 use crate::file_tree::{Change, Errno, Ino, Result};
+use crate::holes::Holes;
 use crate::places::{Source, read_all, read_extent};
 use crate::store_tree::{CommitMode, Held, StoreTree};
 
 /// The largest size of a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// So many zeros are written at a time.
+const ZEROS: u64 = 1 << 20;
 
 /// The size that is to be set.
 pub(crate) fn size_of_change(change: &Change) -> Result<Option<u64>> {
@@ -143,15 +147,19 @@ impl StoreTree {
             return Err(Errno(libc::EINVAL));
         }
         let end = end_of(offset, len)?;
-        if !punches {
-            self.limits.size(end)?;
-            self.check_room()?;
-        }
-        self.limits.change(ino)?;
-        let mut core = self.changing()?;
-        if !core.inode(ino)?.is_file() {
+        if !self.core()?.inode(ino)?.is_file() {
             return Err(Errno(libc::ENODEV));
         }
+        if !punches {
+            self.limits.size(end)?;
+        }
+        self.limits.change(ino)?;
+        match (punches, zeroes) {
+            (true, _) => {}
+            (_, true) => self.check_room()?,
+            _ => self.keep_room(ino, offset, len, keeps)?,
+        }
+        let mut core = self.changing()?;
         let old = core.inode(ino)?.size();
         let size = if keeps { old } else { old.max(end) };
         if punches || zeroes {
@@ -165,6 +173,51 @@ impl StoreTree {
             Self::begin_change(&mut core, ino, old)?.size = size;
         }
         self.changed(core, ino)
+    }
+
+    /// Keeps room for a range of a file. That of a larger file is the object's, below, from here on; a small one gets its
+    /// bytes, of which a commit finds room in what is kept for commits.
+    fn keep_room(&self, ino: Ino, offset: u64, len: u64, keeps_size: bool) -> Result<()> {
+        let end = offset + len;
+        let mut core = self.changing()?;
+        let there = core.bytes_len(ino)?;
+        if core.stays_small(ino, there, end.saturating_sub(there) as usize)?.is_some() {
+            self.check_room()?;
+            return if keeps_size { Ok(()) } else { Self::write_zeros(&mut core, ino, there, end) };
+        }
+        let taken = Holes::of(&mut core, ino)?.map_or(0, |holes| holes.blocks(end) * 512);
+        self.check_room_for(len.min(end.saturating_sub(taken)))?;
+        let object = core.object_for_writing(ino)?;
+        let old = core.inode(ino)?.size();
+        Self::begin_change(&mut core, ino, old)?;
+        drop(core);
+        let mut kept = refused(object.keep_room(offset, len))?;
+        if kept.is_none() {
+            // The commit that makes the object is on its way.
+            self.wait(self.core()?)?;
+            kept = refused(object.keep_room(offset, len))?;
+        }
+        let lost = kept.ok_or(Errno(libc::EIO))?;
+        // What is cut off, or made a hole, gives room back when the data file is cut, too. Bytes keep it.
+        for range in lost {
+            if keeps_size && range.end > old {
+                return Err(Errno(libc::EOPNOTSUPP));
+            }
+            let mut at = range.start;
+            while at < range.end {
+                let to = range.end.min(at + ZEROS);
+                Self::write_zeros(&mut *self.changing()?, ino, at, to)?;
+                at = to;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_zeros(core: &mut Core, ino: Ino, from: u64, to: u64) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        Self::stage(core, ino, from, &vec![0; (to - from) as usize])
     }
 
     pub(crate) fn seek_contents(&self, ino: Ino, offset: u64, whence: i32) -> Result<u64> {

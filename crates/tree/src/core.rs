@@ -202,6 +202,8 @@ impl Core {
             detail: what,
             advice: "Restore the store from a copy.",
         };
+        // Those that get other places than they had come last, when it is known which are free.
+        names.sort_by_key(|(_, _, cookie, _)| !Dir::is_place(*cookie));
         for (dir, name, cookie, ino) in names {
             let wrong = |what: &str| damaged(format!("{} {what}", String::from_utf8_lossy(&name)));
             let inode = inodes.get_mut(&ino).ok_or_else(|| wrong("names no inode"))?;
@@ -375,9 +377,14 @@ impl Core {
     }
 
     pub fn set_name(&mut self, dir: Ino, name: &[u8], ino: Ino) {
+        self.set_name_at(dir, name, ino, None);
+    }
+
+    /// As [`set_name`](Self::set_name); a new name gets this place in the directory.
+    pub fn set_name_at(&mut self, dir: Ino, name: &[u8], ino: Ino, at: Option<u64>) {
         let name: Arc<[u8]> = name.into();
         if let Some(names) = self.dirs.get_mut(&dir) {
-            names.set(name.clone(), ino);
+            names.set(name.clone(), ino, at);
         }
         if let Some(inode) = self.inodes.get_mut(&ino)
             && inode.is_dir()
@@ -387,11 +394,11 @@ impl Core {
         self.mark(Key::Name(dir, name));
     }
 
-    pub fn remove_name(&mut self, dir: Ino, name: &[u8]) {
-        if let Some(names) = self.dirs.get_mut(&dir) {
-            names.remove(name);
-        }
+    /// Removes a name; the place that it had in the directory.
+    pub fn remove_name(&mut self, dir: Ino, name: &[u8]) -> Option<u64> {
+        let place = self.dirs.get_mut(&dir).and_then(|names| names.remove(name));
         self.mark(Key::Name(dir, name.into()));
+        place
     }
 
     /// The inode loses a name; a directory its only one.

@@ -79,7 +79,8 @@ pub struct Attributes {
 /// A name in a directory, in the order in which `read_dir` gives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where to go on after this entry; never 0, and the same as long as the name is there.
+    /// Where to go on after this entry; never 0, less than 2³¹ - 2, and the same as long as the name is there, under another
+    /// name in the same directory, too.
     pub next: u64,
     /// The name. `.` and `..` are not among them.
     pub name: OsString,
@@ -198,14 +199,15 @@ pub trait Pull: Send + Sync {
 /// A file system, as the kernel asks for it. Every method can be called from any thread.
 ///
 /// Names are bytes without `/` and zero, at most 255. The kernel has checked the rights of the program (the mount has
-/// `default_permissions`), that a directory is one, and that no name is `.` or `..`.
+/// `default_permissions`), that a directory is one, and that no name but in `lookup` is `.` or `..`.
 ///
 /// Each inode that [`lookup`](FileTree::lookup), [`make`](FileTree::make), [`symlink`](FileTree::symlink) or
 /// [`link`](FileTree::link) gives counts as known to the kernel once more, until [`forget`](FileTree::forget). Each
 /// [`open`](FileTree::open) has its [`release`](FileTree::release). An inode without names stays as long as it is known or
 /// open.
 pub trait FileTree: Send + Sync {
-    /// The inode that `name` in `dir` names.
+    /// The inode that `name` in `dir` names. `.` is `dir`, which may be any inode then, and `..` the directory that it lies
+    /// in: that is how the kernel comes by an inode of which a program has a file handle.
     fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Attributes>;
     /// The kernel forgets `count` of the times that it was given `ino`.
     fn forget(&self, ino: Ino, count: u64);

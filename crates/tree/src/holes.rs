@@ -11,10 +11,21 @@ use std::os::fd::OwnedFd;
 /// Smaller files count as having no holes: to ask costs more than it tells.
 const SMALL: u64 = 1 << 20;
 
+/// Blocks of zeros of a small file are holes.
+const BLOCK: usize = 4096;
+
+/// The data file of an object.
+enum Below {
+    File(OwnedFd),
+    /// The commit that makes it is on its way.
+    Nothing,
+    /// All of it counts as data.
+    Unknown,
+}
+
 /// Contents of a file, as far as holes go.
 pub(crate) struct Holes {
-    /// The data file, if it can be asked.
-    data: Option<OwnedFd>,
+    data: Below,
     bytes: Vec<Range<u64>>,
     zeros: Vec<Range<u64>>,
     /// Where the object ends; the rest of the file is a hole.
@@ -30,24 +41,37 @@ impl Holes {
     /// Of a file; `None` if all of it is a hole.
     pub fn of(core: &mut Core, ino: Ino) -> Result<Option<Holes>> {
         let Some(object) = core.object(ino)? else {
-            // What is in the pack, or to come there, has no holes but behind its end.
-            let end = core.bytes_len(ino)?;
-            let bytes = std::iter::once(0..end).collect();
-            return Ok((end > 0).then_some(Holes { data: None, bytes, zeros: Vec::new(), end }));
+            let mut contents = vec![0; core.bytes_len(ino)? as usize];
+            core.read_bytes(ino, 0, &mut contents)?;
+            // What was allocated, and what is cut off and longer again, may be zeros behind the last byte.
+            contents.truncate(contents.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+            let blocks = contents.chunks(BLOCK).zip((0..).step_by(BLOCK));
+            let data = blocks.filter(|(block, _)| block.iter().any(|byte| *byte != 0));
+            let bytes: Vec<Range<u64>> = data.map(|(block, at)| at..at + block.len() as u64).collect();
+            let end = bytes.last().map_or(0, |last| last.end);
+            return Ok((end > 0).then_some(Holes { data: Below::Nothing, bytes, zeros: Vec::new(), end }));
         };
         // In this order: what a checkpoint moves meanwhile is seen in one of the two.
         let (bytes, zeros) = refused(object.unapplied())?;
         let end = refused(object.len())?;
         let store = core.store.path();
-        // A store on the simulated disk has no path: all of it counts as data.
-        let open = |path| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        let data = if store.as_os_str().is_empty() { None } else { open(store.join(object_path(ino))) };
+        let open = |path| match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => Below::File(file),
+            Err(SystemErrno::NOENT) => Below::Nothing,
+            Err(_) => Below::Unknown,
+        };
+        // A store on the simulated disk has no path.
+        let data = if store.as_os_str().is_empty() { Below::Unknown } else { open(store.join(object_path(ino))) };
         Ok(Some(Holes { data, bytes, zeros, end }))
     }
 
     /// The first place in the data file, from `at` on, that is data there.
     fn data_below(&self, at: u64) -> Option<u64> {
-        let Some(file) = &self.data else { return Some(at) };
+        let file = match &self.data {
+            Below::File(file) => file,
+            Below::Nothing => return None,
+            Below::Unknown => return Some(at),
+        };
         match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Err(SystemErrno::NXIO) => None,
             // A file system that knows nothing of holes.
@@ -56,7 +80,11 @@ impl Holes {
     }
 
     fn hole_below(&self, at: u64) -> u64 {
-        self.data.as_ref().and_then(|file| rustix::fs::seek(file, SeekFrom::Hole(at)).ok()).unwrap_or(self.end)
+        match &self.data {
+            Below::File(file) => rustix::fs::seek(file, SeekFrom::Hole(at)).unwrap_or(self.end),
+            Below::Nothing => at,
+            Below::Unknown => self.end,
+        }
     }
 
     /// The first byte from `at` on that may be something but a hole.
@@ -90,9 +118,13 @@ impl Holes {
     }
 
     /// Blocks of 512 bytes that are taken, about.
-    fn blocks(&self, size: u64) -> u64 {
-        let below = self.data.as_ref().and_then(|file| rustix::fs::fstat(file).ok());
-        let below = below.map_or(size.div_ceil(512), |about| u64::try_from(about.st_blocks).unwrap_or(0));
+    pub fn blocks(&self, size: u64) -> u64 {
+        let below = match &self.data {
+            Below::File(file) => rustix::fs::fstat(file).ok().and_then(|about| u64::try_from(about.st_blocks).ok()),
+            Below::Nothing => Some(0),
+            Below::Unknown => None,
+        };
+        let below = below.unwrap_or(size.div_ceil(512));
         let changed: u64 = self.bytes.iter().map(|range| range.end - range.start).sum();
         (below + changed.div_ceil(512)).min(size.div_ceil(4096) * 8)
     }

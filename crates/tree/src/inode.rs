@@ -6,6 +6,7 @@ use crate::pack_room::Extent;
 use crate::row::InodeRow;
 use rangemap::RangeMap;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use untorn::File;
@@ -210,34 +211,134 @@ impl Inode {
     }
 }
 
-/// The names in a directory.
+/// The largest place of a name: with those of `.` and `..`, which a server puts before all others, it fits in 31 bits, for
+/// 32-bit programs without large files.
+const PLACE_MAX: u64 = i32::MAX as u64 - 2;
+
+/// The names in a directory, each at its place.
+///
+/// A new name gets a place before those of earlier names. Whoever is reading the directory has passed it, so that reading
+/// ends, whatever is made and renamed meanwhile.
 #[derive(Default)]
 pub(crate) struct Dir {
     pub names: BTreeMap<Arc<[u8]>, (Ino, u64)>,
     pub order: BTreeMap<u64, Arc<[u8]>>,
-    last: u64,
+    /// Places for new names, the last one first. Names that were restored may have some of them.
+    free: Range<u64>,
 }
 
 impl Dir {
-    /// Adds a name, or gives a name that is there another inode. The name keeps its place.
-    pub fn set(&mut self, name: Arc<[u8]>, ino: Ino) {
-        let cookie = match self.names.get(&name) {
-            Some((_, cookie)) => *cookie,
-            None => self.last + 1,
-        };
-        self.restore(name, ino, cookie);
+    /// Whether a name can be restored at a place. Trees of earlier versions counted on without a limit.
+    pub fn is_place(place: u64) -> bool {
+        (1..=PLACE_MAX).contains(&place)
     }
 
-    /// Adds a name with the place that it has.
-    pub fn restore(&mut self, name: Arc<[u8]>, ino: Ino, cookie: u64) {
-        self.last = self.last.max(cookie);
-        self.order.insert(cookie, name.clone());
-        self.names.insert(name, (ino, cookie));
+    /// Adds a name, at a place if one is given, or gives a name that is there another inode. That name keeps its place.
+    pub fn set(&mut self, name: Arc<[u8]>, ino: Ino, at: Option<u64>) {
+        let there = self.names.get(&name).map(|(_, place)| *place);
+        let place = there.or(at).unwrap_or_else(|| self.new_place());
+        self.restore(name, ino, place);
     }
 
-    pub fn remove(&mut self, name: &[u8]) {
-        if let Some((_, cookie)) = self.names.remove(name) {
-            self.order.remove(&cookie);
+    /// Adds a name at the place that it has; at another one if that is none.
+    pub fn restore(&mut self, name: Arc<[u8]>, ino: Ino, place: u64) {
+        let place = if Self::is_place(place) { place } else { self.new_place() };
+        self.order.insert(place, name.clone());
+        self.names.insert(name, (ino, place));
+    }
+
+    /// Removes a name; its place.
+    pub fn remove(&mut self, name: &[u8]) -> Option<u64> {
+        let (_, place) = self.names.remove(name)?;
+        // A log may restore another name at the place before it removes this one.
+        if self.order.get(&place).is_some_and(|there| **there == *name) {
+            self.order.remove(&place);
         }
+        Some(place)
+    }
+
+    fn new_place(&mut self) -> u64 {
+        loop {
+            let Some(place) = self.free.next_back() else {
+                self.free = self.largest_gap();
+                match self.free.is_empty() {
+                    // More names than 31 bits count: the others are for 64-bit programs.
+                    true => return self.order.last_key_value().map_or(1, |(last, _)| last + 1),
+                    false => continue,
+                }
+            };
+            if !self.order.contains_key(&place) {
+                return place;
+            }
+        }
+    }
+
+    /// The largest range of places that no name has.
+    fn largest_gap(&self) -> Range<u64> {
+        let first = self.order.first_key_value().map_or(PLACE_MAX + 1, |(first, _)| *first);
+        if first > PLACE_MAX / 2 {
+            return 1..first;
+        }
+        let after = self.order.keys().map(|place| place + 1);
+        let before = self.order.keys().copied().skip(1).chain([PLACE_MAX + 1]);
+        let gaps = std::iter::once(1..first).chain(after.zip(before).map(|(after, before)| after..before));
+        gaps.max_by_key(|gap| gap.end.saturating_sub(gap.start)).unwrap_or(0..0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(n: u64) -> Arc<[u8]> {
+        n.to_string().into_bytes().into()
+    }
+
+    fn agrees(dir: &Dir) {
+        assert_eq!(dir.names.len(), dir.order.len());
+        for (place, name) in &dir.order {
+            assert_eq!(dir.names[name].1, *place);
+            assert!(Dir::is_place(*place) && i32::try_from(place + 2).is_ok());
+        }
+    }
+
+    #[test]
+    fn places_fit_in_31_bits_when_all_have_been_used() {
+        let mut dir = Dir::default();
+        for n in 0..3 {
+            dir.set(name(n), n, None);
+        }
+        assert_eq!(dir.order.values().cloned().collect::<Vec<_>>(), [name(2), name(1), name(0)]);
+        // As if very many names had come and gone.
+        dir.free = 1..3;
+        for n in 3..9 {
+            dir.set(name(n), n, None);
+        }
+        agrees(&dir);
+        let next: Vec<Arc<[u8]>> = dir.order.values().skip(2).take(2).cloned().collect();
+        assert_eq!(next, [name(8), name(7)], "after the two at the end come those in the largest gap");
+    }
+
+    #[test]
+    fn places_that_were_counted_upwards_stay_and_those_beyond_the_limit_are_new_ones() {
+        let mut dir = Dir::default();
+        for (n, place) in [1, 2, 3, PLACE_MAX, PLACE_MAX + 1, u64::MAX].into_iter().enumerate() {
+            dir.restore(name(n as u64), n as u64, place);
+        }
+        agrees(&dir);
+        assert_eq!([0, 1, 2, 3].map(|n| dir.names[&name(n)].1), [1, 2, 3, PLACE_MAX]);
+        dir.set(name(9), 9, None);
+        agrees(&dir);
+    }
+
+    #[test]
+    fn a_log_that_restores_before_it_removes_keeps_the_place() {
+        let mut dir = Dir::default();
+        dir.set(name(1), 7, None);
+        let place = dir.names[&name(1)].1;
+        dir.restore(name(2), 7, place);
+        dir.remove(&name(1));
+        agrees(&dir);
+        assert_eq!(dir.names[&name(2)].1, place);
     }
 }

@@ -152,11 +152,15 @@ impl StoreTree {
             Some(other) => core.inode(other)?.is_dir(),
             None => false,
         };
-        match to.2 {
-            Some(other) if exchanges => core.set_name(from.0, from.1, other),
+        let place = match to.2 {
+            Some(other) if exchanges => {
+                core.set_name(from.0, from.1, other);
+                None
+            }
             _ => core.remove_name(from.0, from.1),
-        }
-        core.set_name(to.0, to.1, from.2);
+        };
+        // Who reads the directory finds the file once, by its old name or its new one.
+        core.set_name_at(to.0, to.1, from.2, place.filter(|_| from.0 == to.0));
         // Links of the two directories: one for each directory in them.
         let moved = i32::from(is_dir);
         let other = i32::from(target_is_dir);
@@ -199,7 +203,11 @@ impl FileTree for StoreTree {
     fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Attributes> {
         let mut core = self.core()?;
         core.take_back_given();
-        let ino = core.find(dir, bytes(name)?)?;
+        let ino = match bytes(name)? {
+            b"." => dir,
+            b".." => core.dir(dir).and_then(|_| core.inode(dir))?.parent,
+            name => core.find(dir, name)?,
+        };
         let of = core.give(ino)?;
         core.note_given(ino);
         let blocks = core.blocks_of(ino).unwrap_or(of.blocks);
@@ -703,9 +711,14 @@ impl StoreTree {
 
     /// Refuses what takes room while the file system below has little left: what programs wrote already must fit.
     pub(crate) fn check_room(&self) -> Result<()> {
+        self.check_room_for(0)
+    }
+
+    /// As [`check_room`](Self::check_room), for what takes so many bytes at once.
+    pub(crate) fn check_room_for(&self, bytes: u64) -> Result<()> {
         let below = self.below()?;
         let block = u64::from(below.block_size);
-        let kept = (64 << 20).min(below.blocks.saturating_mul(block) / 20);
+        let kept = (64 << 20).min(below.blocks.saturating_mul(block) / 20).saturating_add(bytes);
         if below.available.saturating_mul(block) < kept { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
     }
 }

@@ -120,7 +120,7 @@ impl Core {
     }
 
     /// Where in the draft bytes are written, if the file does not need an object with them.
-    fn stays_small(&self, ino: Ino, offset: u64, len: usize) -> Result<Option<usize>> {
+    pub fn stays_small(&self, ino: Ino, offset: u64, len: usize) -> Result<Option<usize>> {
         let Some(end) = usize::try_from(offset).ok().and_then(|at| at.checked_add(len)) else { return Ok(None) };
         let more = match self.place(ino)? {
             Place::Object => return Ok(None),
@@ -159,7 +159,7 @@ impl Core {
     }
 
     /// The object of a file, which has all its bytes from here on; made if need be.
-    fn object_for_writing(&mut self, ino: Ino) -> Result<Arc<File>> {
+    pub fn object_for_writing(&mut self, ino: Ino) -> Result<Arc<File>> {
         if let Some(object) = self.object(ino)? {
             return Ok(object);
         }

@@ -231,10 +231,95 @@ fn names_that_stay_are_read_once() {
         let _ = tree.unlink(ROOT, &entries[0].name);
         let fresh = format!("new {at}");
         file(&tree, &fresh);
-        tree.rename((ROOT, name(&fresh)), (ROOT, name("099")), RenameFlags::Replace, &Clean).unwrap();
+        tree.rename((ROOT, name(&fresh)), (ROOT, name("000")), RenameFlags::Replace, &Clean).unwrap();
         seen.extend(entries.into_iter().map(|entry| entry.name.into_string().unwrap()));
     }
-    assert_eq!(seen, (0..100).map(|n| format!("{n:03}")).collect::<Vec<_>>());
+    // The newest come first, so that none comes that was made since.
+    assert_eq!(seen, (0..100).rev().map(|n| format!("{n:03}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_name_keeps_its_place_when_it_is_another_one_in_its_directory() {
+    let (disk, clock, tree) = new_tree();
+    for n in ["a", "b", "c"] {
+        file(&tree, n);
+    }
+    let places = |tree: &StoreTree| -> Vec<(String, u64)> {
+        let entries = tree.read_dir(ROOT, 0, 9).unwrap();
+        entries.into_iter().map(|entry| (entry.name.into_string().unwrap(), entry.next)).collect()
+    };
+    let before = places(&tree);
+    tree.rename((ROOT, name("b")), (ROOT, name("z")), RenameFlags::NoReplace, &Clean).unwrap();
+    let after = places(&tree);
+    assert_eq!(after.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["c", "z", "a"]);
+    assert_eq!(after.iter().map(|(_, at)| at).collect::<Vec<_>>(), before.iter().map(|(_, at)| at).collect::<Vec<_>>());
+    assert!(after.iter().all(|(_, at)| i32::try_from(at + 2).is_ok()), "for 32-bit programs");
+    tree.sync_names(&Clean).unwrap();
+    let tree = reopen(&disk, &clock, tree);
+    assert_eq!(places(&tree), after);
+    // Over another name, that one's place counts.
+    tree.rename((ROOT, name("c")), (ROOT, name("a")), RenameFlags::Replace, &Clean).unwrap();
+    assert_eq!(places(&tree), after[1..]);
+}
+
+#[test]
+fn the_names_of_file_handles_lead_to_inodes_and_their_directories() {
+    let (_disk, _clock, tree) = new_tree();
+    let dir = tree.make(ME, ROOT, name("dir"), Kind::Directory, 0o755, 0).unwrap().ino;
+    let below = tree.make(ME, dir, name("below"), Kind::Directory, 0o755, 0).unwrap().ino;
+    let at = file(&tree, "file");
+    assert_eq!(tree.lookup(at, name(".")).unwrap().ino, at);
+    assert_eq!(tree.lookup(below, name(".")).unwrap().ino, below);
+    assert_eq!(tree.lookup(below, name("..")).unwrap().ino, dir);
+    assert_eq!(tree.lookup(dir, name("..")).unwrap().ino, ROOT);
+    assert_eq!(tree.lookup(ROOT, name("..")).unwrap().ino, ROOT);
+    assert_eq!(errno(tree.lookup(at, name(".."))), libc::ENOTDIR);
+    // Known twice by now: as a handle, and by its name.
+    tree.unlink(ROOT, name("file")).unwrap();
+    tree.forget(at, 1);
+    assert_eq!(tree.lookup(at, name(".")).unwrap().nlink, 0);
+    tree.forget(at, 2);
+    assert_eq!(errno(tree.lookup(at, name("."))), libc::ESTALE);
+}
+
+#[test]
+fn holes_of_small_files_are_blocks_of_zeros() {
+    let (_disk, _clock, tree) = new_tree();
+    let at = file(&tree, "file");
+    let seek = |offset, whence| tree.seek(at, offset, whence, &Clean);
+    tree.write(at, 0, &[7; 12_288 + 10]).unwrap();
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    tree.allocate(at, 4096, 4096, punch).unwrap();
+    for synced in [false, true] {
+        assert_eq!(seek(0, libc::SEEK_HOLE), Ok(4096));
+        assert_eq!(seek(5000, libc::SEEK_HOLE), Ok(5000));
+        assert_eq!(seek(4096, libc::SEEK_DATA), Ok(8192));
+        assert_eq!(seek(8192, libc::SEEK_HOLE), Ok(12_288 + 10));
+        if !synced {
+            tree.sync(at, &Clean).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_allocated_is_there_before_it_is_written() {
+    let (_disk, _clock, tree) = new_tree();
+    // Two bytes across blocks, of a small file and of one with an object.
+    for (n, start) in [4095, 1 << 20].into_iter().enumerate() {
+        let at = file(&tree, &n.to_string());
+        tree.allocate(at, start, 2, 0).unwrap();
+        let before = tree.attributes(at).unwrap();
+        assert_eq!(before.size, start + 2);
+        tree.write(at, start, b"xy").unwrap();
+        // The simulated disk tells no blocks of objects.
+        assert!(n == 1 || tree.attributes(at).unwrap().blocks <= before.blocks, "it does not grow");
+        tree.allocate(at, 0, 100_000, libc::FALLOC_FL_KEEP_SIZE).unwrap();
+        assert_eq!(tree.attributes(at).unwrap().size, start + 2);
+        let mut bytes = vec![1; start as usize + 2];
+        assert_eq!(tree.read(at, 0, &mut bytes), Ok(bytes.len()));
+        assert!(bytes[..start as usize].iter().all(|byte| *byte == 0));
+        assert_eq!(&bytes[start as usize..], b"xy");
+    }
 }
 
 #[test]

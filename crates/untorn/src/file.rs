@@ -151,6 +151,24 @@ impl File {
         Ok((bytes.into_iter().collect(), zeros.into_iter().collect()))
     }
 
+    /// Has the file system keep room for a range: what is written there later finds it. The file stays as it is, and nothing
+    /// of this is part of a commit. `None`: not yet, as the commit that makes the file is on its way. Else the parts of the
+    /// range whose room goes again, as a change that the data file is yet to get makes them zeros; bytes that are written
+    /// there keep it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub fn keep_room(&self, offset: u64, len: u64) -> Result<Option<Vec<Range<u64>>>> {
+        self.check_write()?;
+        let mut state = self.store.changeable(&self.shared)?;
+        state.check_alive()?;
+        if !state.keep_room(offset, len)? {
+            return Ok(None);
+        }
+        let (zeros, _) = changed_ranges(&state.content.overlays(), &(offset..offset.saturating_add(len)));
+        Ok(Some(zeros.into_iter().collect()))
+    }
+
     /// Commits all changes of the file. After any crash the file holds all of them; before, none.
     ///
     /// # Errors

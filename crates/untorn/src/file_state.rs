@@ -303,6 +303,22 @@ impl FileState {
         Ok(())
     }
 
+    /// Has the file system keep room for a range of the data file, if there is one yet.
+    pub(crate) fn keep_room(&mut self, offset: u64, len: u64) -> Result<bool> {
+        checked_range(offset, len)?;
+        self.check_writable()?;
+        let content = &mut self.content;
+        let Some(data) = &content.data else { return Ok(false) };
+        let look = || data.meta().context("look at", &content.path);
+        let before = look()?;
+        let kept = data.keep_room(offset, len).context("reserve room in", &content.path);
+        // This changes the time of the data file, and is no edit by somebody else.
+        if content.last_stat.is_some_and(|last| !edited(&before, &last)) {
+            content.last_stat = Some(look()?);
+        }
+        kept.map(|()| true)
+    }
+
     pub(crate) fn rollback(&mut self) -> Result<()> {
         self.check_alive()?;
         if self.txn.is_some() {

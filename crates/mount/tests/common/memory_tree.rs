@@ -47,9 +47,13 @@ struct State {
     lazy: bool,
 }
 
+/// What a handler does before a write.
+type Before = Box<dyn FnOnce(Ino) + Send>;
+
 /// The tree.
 pub struct MemoryTree {
     state: Mutex<State>,
+    before_write: Mutex<Option<Before>>,
 }
 
 fn errno<T>(error: i32) -> Result<T> {
@@ -182,7 +186,8 @@ impl MemoryTree {
         let (atime, mtime, ctime) = (time, time, time);
         let root = Attributes { ino: ROOT, kind, mode, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime };
         let inodes = HashMap::from([(ROOT, Inode::new(root))]);
-        MemoryTree { state: Mutex::new(State { inodes, last: ROOT, ..State::default() }) }
+        let state = Mutex::new(State { inodes, last: ROOT, ..State::default() });
+        MemoryTree { state, before_write: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -192,6 +197,11 @@ impl MemoryTree {
     /// What the kernel asked since the last call.
     pub fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.state().asked)
+    }
+
+    /// What the handler of the next write does first.
+    pub fn before_next_write(&self, run: impl FnOnce(Ino) + Send + 'static) {
+        *self.before_write.lock().unwrap() = Some(Box::new(run));
     }
 
     /// From now on writes and syncs of everything fail, or go well again.
@@ -386,6 +396,10 @@ impl FileTree for MemoryTree {
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        let before = self.before_write.lock().unwrap().take();
+        if let Some(before) = before {
+            before(ino);
+        }
         let mut state = self.state();
         if state.failing {
             return errno(libc::EIO);

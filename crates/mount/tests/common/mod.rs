@@ -4,6 +4,7 @@
 
 pub mod memory_tree;
 pub mod place;
+pub mod store_mount;
 
 use memory_tree::{Asked, MemoryTree};
 use rustix::fs::{CWD, FileType, Mode};
@@ -136,7 +137,7 @@ impl Mount {
         self.dir.path().join(name)
     }
 
-    pub fn pull(&self) -> &KernelPull {
+    pub fn pull(&self) -> &Arc<KernelPull> {
         self.server.pull()
     }
 
