@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn another_file_under_its_number_is_noticed_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let fd = Fd::open(|| Ok(File::create(dir.path().join("ours"))?.into())).unwrap();
+        let fd = Fd::open(|| File::create(dir.path().join("ours")).map(OwnedFd::from)).unwrap();
         assert!(fd.own().is_ok());
         let (number, theirs) = (number_of(&fd), File::create(dir.path().join("theirs")).unwrap());
         // SAFETY: as a program does that closes all descriptors and opens its own.
@@ -156,7 +156,9 @@ mod tests {
             let made = || fs::open(c"/dev/null", OFlags::RDWR, Mode::empty());
             // SAFETY: closes the child's own standard streams, and ends it.
             unsafe {
-                [0, 1, 2].map(|number| libc::close(number));
+                [0, 1, 2].into_iter().for_each(|number| {
+                    libc::close(number);
+                });
                 let above = above_standard(made).is_ok_and(|fd| fd.as_raw_fd() >= FIRST_KEPT);
                 let moved = made().is_ok_and(|fd| moved(fd).is_ok_and(|fd| fd.as_raw_fd() >= FIRST_KEPT));
                 let closed = (0..3).all(|number| Identity::of(number).is_none());
