@@ -87,7 +87,7 @@ impl Fd {
     /// Takes a descriptor, which the program never opened.
     pub fn new(fd: OwnedFd) -> io::Result<Fd> {
         let fd = moved(fd)?;
-        let identity = Identity::of(fd.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
+        let identity = Identity::of(fd.as_raw_fd())?;
         let slot = register(fd.as_raw_fd(), identity);
         Ok(Fd { fd: ManuallyDrop::new(fd), identity, slot, generation: process_generation() })
     }
@@ -135,14 +135,14 @@ mod tests {
     #[test]
     fn another_file_under_its_number_is_noticed_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let fd = Fd::open(|| Ok(File::create(dir.path().join("ours"))?.into())).unwrap();
+        let fd = Fd::open(|| File::create(dir.path().join("ours")).map(OwnedFd::from)).unwrap();
         assert!(fd.own().is_ok());
         let (number, theirs) = (number_of(&fd), File::create(dir.path().join("theirs")).unwrap());
         // SAFETY: as a program does that closes all descriptors and opens its own.
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
         assert!(is_closed_by_program(&fd.own().unwrap_err()));
         drop(fd);
-        assert!(Identity::of(number).is_some(), "the program's descriptor stays open");
+        assert!(Identity::of(number).is_ok(), "the program's descriptor stays open");
         // SAFETY: nobody else knows it.
         unsafe { libc::close(number) };
     }
@@ -156,10 +156,10 @@ mod tests {
             let made = || fs::open(c"/dev/null", OFlags::RDWR, Mode::empty());
             // SAFETY: closes the child's own standard streams, and ends it.
             unsafe {
-                [0, 1, 2].map(|number| libc::close(number));
+                (0..FIRST_KEPT).for_each(|number| _ = libc::close(number));
                 let above = above_standard(made).is_ok_and(|fd| fd.as_raw_fd() >= FIRST_KEPT);
                 let moved = made().is_ok_and(|fd| moved(fd).is_ok_and(|fd| fd.as_raw_fd() >= FIRST_KEPT));
-                let closed = (0..3).all(|number| Identity::of(number).is_none());
+                let closed = (0..3).all(|number| Identity::of(number).is_err());
                 libc::_exit(i32::from(!(above && moved && closed)));
             }
         }
