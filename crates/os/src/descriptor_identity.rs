@@ -1,5 +1,7 @@
 //! Which file a descriptor is of: a program may close our descriptors, and have their numbers for files of its own.
 
+use rustix::io::Errno;
+use std::io;
 use std::os::fd::RawFd;
 
 /// What `statfs` calls overlay file systems.
@@ -13,21 +15,24 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Async-signal-safe. None: the descriptor is closed.
-    pub(crate) fn of(fd: RawFd) -> Option<Identity> {
+    /// Async-signal-safe.
+    pub(crate) fn of(fd: RawFd) -> io::Result<Identity> {
         // SAFETY: zeros are a valid `stat`, and the kernel fills it.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: `stat` is writable; a number that is no descriptor is an error.
-        let done = unsafe { libc::fstat(fd, &raw mut stat) };
-        (done == 0).then_some(Identity { device: stat.st_dev, inode: stat.st_ino })
+        match unsafe { libc::fstat(fd, &raw mut stat) } {
+            0 => Ok(Identity { device: stat.st_dev, inode: stat.st_ino }),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Whether a number is still of this file.
     pub(crate) fn is_of(self, fd: RawFd) -> bool {
         match Identity::of(fd) {
-            Some(now) if now == self => true,
-            Some(_) => is_read_on_overlay(fd),
-            None => false,
+            Ok(now) if now == self => true,
+            Ok(_) => is_read_on_overlay(fd),
+            // Of a file whose file system does not answer, as a mount without its daemon, nothing else is known.
+            Err(e) => Errno::from_io_error(&e) != Some(Errno::BADF),
         }
     }
 }
