@@ -1,6 +1,8 @@
 //! Plain files: what is kept, what is refused, and what is left after a failure.
 
+use super::file_attributes::grown;
 use super::*;
+use rustix::fs::XattrFlags;
 use std::fs::{self as std_fs, Permissions};
 use std::io::{self, Cursor};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
