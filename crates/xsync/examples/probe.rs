@@ -29,6 +29,9 @@ fn main() {
         ["fsync-closed"] => fsync(77),
         ["io_uring"] => called(libc::SYS_io_uring_setup),
         ["keyctl"] => called(libc::SYS_keyctl),
+        ["x32"] => called(0x4000_0027),
+        ["map-locked", path] => map_locked(path),
+        ["map-and-wait", path] => map_and_wait(path),
         ["by-handle"] => called(libc::SYS_open_by_handle_at),
         ["append", path, count] => append(path, count.parse().expect("a number")),
         ["mixed", dir, count, seed] => mixed(dir, count.parse().expect("a number"), seed.parse().expect("a number")),
@@ -73,6 +76,26 @@ fn map_of(file: &File, protection: ProtFlags, more: bool) -> io::Result<()> {
     if more || protection.contains(ProtFlags::WRITE) {
         // SAFETY: the page was mapped for writing.
         unsafe { at.cast::<u8>().write_volatile(b'x') };
+    }
+    Ok(())
+}
+
+/// Who locks a file expects others to write it.
+fn map_locked(path: &str) -> io::Result<()> {
+    let file = File::open(path)?;
+    rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::LockShared)?;
+    map_of(&file, ProtFlags::READ, false)
+}
+
+/// Shows the first byte of a map, waits for a line, and shows it again.
+fn map_and_wait(path: &str) -> io::Result<()> {
+    let file = File::open(path)?;
+    // SAFETY: a new mapping, of a file that nobody truncates.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 1, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)? };
+    for _ in 0..2 {
+        // SAFETY: the page was mapped above.
+        println!("{}", char::from(unsafe { at.cast::<u8>().read_volatile() }));
+        io::stdin().read_line(&mut String::new())?;
     }
     Ok(())
 }

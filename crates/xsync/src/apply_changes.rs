@@ -5,13 +5,18 @@
 
 use crate::access_lists::AccessLists;
 use crate::host_view::Written;
-use crate::work_dirs::{copy_attributes, copy_attributes_by, overlay_attributes};
+use crate::origins::{self, ASIDE, Origin};
+use crate::outer_streams::tell;
+use crate::overlays::overlay_attributes;
+use crate::work_dirs::{copy_attributes, copy_attributes_by};
 use anyhow::{Context, Result};
-use rustix::fs::{CWD, FileType, Mode, SeekFrom, lgetxattr, mknodat, seek, syncfs};
+use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom, fstat, lgetxattr, mknodat, open, seek, syncfs};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -49,8 +54,14 @@ pub fn measure(upper: &Path) -> Result<(u64, u64)> {
 
 /// Applies a layer to its directory, and makes that durable. `tell` hears of what was done so far.
 pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
-    let mut applying = Applying { done: Applied::default(), links: HashMap::new(), lists, tell };
+    let mut applying = Applying::new(&layer.dir, lists, tell);
+    for (path, origin) in origins::indexed(layer)? {
+        applying.indexed.insert(fs::symlink_metadata(&path)?.ino(), Indexed { path, origin, old: None });
+    }
+    origins::set_renamed_aside(layer)?;
     applying.directory(&layer.upper, &layer.dir, is_opaque(&layer.upper)?)?;
+    applying.link_other_names()?;
+    applying.tell_of_split_files();
     copy_attributes_by(&layer.upper, &layer.dir, lists)?;
     sync(&layer.dir)?;
     Ok(applying.done)
@@ -59,11 +70,10 @@ pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied
 /// Copies a whole directory to one that does not exist yet, durably.
 pub fn copy_out(from: &Path, to: &Path, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
     fs::create_dir(to).with_context(|| format!("cannot make {}", to.display()))?;
-    let lists = &AccessLists::Own;
-    let mut applying = Applying { done: Applied::default(), links: HashMap::new(), lists, tell };
-    applying.directory(from, to, false)?;
-    copy_attributes(from, to)?;
-    sync(to)?;
+    let mut applying = Applying::new(to, &AccessLists::Own, tell);
+    let copied = applying.directory(from, to, false).and_then(|()| copy_attributes(from, to)).and_then(|()| sync(to));
+    // Part of a copy looks like a whole one, and would keep a full disk full.
+    copied.inspect_err(|_| drop(fs::remove_dir_all(to)))?;
     crate::volume::sync_parent(to)?;
     Ok(applying.done)
 }
@@ -77,11 +87,33 @@ struct Applying<'a> {
     done: Applied,
     /// Where the first name of a file with several names is.
     links: HashMap<(u64, u64), PathBuf>,
+    /// Files that had several names, by the numbers of their copies.
+    indexed: HashMap<u64, Indexed>,
+    /// Files that had several names, where the overlay does not keep these together.
+    split: Vec<PathBuf>,
+    keeps_names: bool,
+    /// The directory of the host.
+    root: &'a Path,
     lists: &'a AccessLists,
     tell: &'a mut dyn FnMut(&Applied),
 }
 
-impl Applying<'_> {
+/// A file of the host that had several names when the session wrote it.
+struct Indexed {
+    /// A name of the copy that is always there.
+    path: PathBuf,
+    origin: Origin,
+    /// What is replaced, and one of its names.
+    old: Option<(OwnedFd, PathBuf)>,
+}
+
+impl<'a> Applying<'a> {
+    fn new(root: &'a Path, lists: &'a AccessLists, tell: &'a mut dyn FnMut(&Applied)) -> Applying<'a> {
+        let (done, links, indexed, split) = (Applied::default(), HashMap::new(), HashMap::new(), Vec::new());
+        let keeps_names = origins::names_are_kept(root);
+        Applying { done, links, indexed, split, keeps_names, root, lists, tell }
+    }
+
     /// Makes a directory what the layer says. An opaque one has nothing in it but what is in the layer; so have all
     /// that are in it.
     fn directory(&mut self, upper: &Path, real: &Path, opaque: bool) -> Result<()> {
@@ -94,7 +126,8 @@ impl Applying<'_> {
             let kept: HashSet<&OsString> = names.iter().collect();
             for entry in fs::read_dir(real).with_context(|| real.display().to_string())? {
                 let entry = entry?;
-                if !kept.contains(&entry.file_name()) {
+                let name = entry.file_name();
+                if !kept.contains(&name) && !name.as_bytes().starts_with(ASIDE.as_bytes()) {
                     self.remove(&entry.path())?;
                 }
             }
@@ -121,15 +154,27 @@ impl Applying<'_> {
             self.remove(to)?;
         }
         if kind.is_dir() {
+            let aside = origins::aside(self.root, meta.ino());
+            if fs::symlink_metadata(&aside).is_ok() {
+                self.remove(to)?;
+                fs::rename(aside, to)?;
+                self.done.files += 1;
+            }
             match fs::create_dir(to) {
                 Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
                 _ => {}
             }
+            let opaque = opaque && !origins::is_renamed(from)?;
             self.directory(from, to, opaque || is_opaque(from)?)?;
             return copy_attributes_by(from, to, self.lists);
         }
         let new = to.with_file_name(NEW);
         absent(fs::remove_file(&new))?;
+        // Part of a file would keep a full disk full.
+        self.replace(from, &new, to, &meta).inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+
+    fn replace(&mut self, from: &Path, new: &Path, to: &Path, meta: &Metadata) -> Result<()> {
         let link = (meta.dev(), meta.ino());
         match self.links.get(&link) {
             Some(first) => {
@@ -137,19 +182,109 @@ impl Applying<'_> {
                 if same_file(first, to) {
                     return Ok(());
                 }
-                fs::hard_link(first, &new)?;
+                fs::hard_link(first, new)?;
             }
             None => {
-                self.make(from, &new, &meta)?;
-                copy_attributes_by(from, &new, self.lists)?;
+                if let Some(indexed) = self.indexed.get_mut(&meta.ino()) {
+                    // It was applied before, and other names may be this file's already.
+                    if is_equal(from, to)? {
+                        self.links.insert(link, to.to_owned());
+                        return copy_attributes_by(from, to, self.lists);
+                    }
+                    indexed.look_at(to);
+                }
+                let has_others = |there: Metadata| there.is_file() && there.nlink() > 1;
+                if !self.keeps_names && meta.is_file() && fs::symlink_metadata(to).is_ok_and(has_others) {
+                    self.split.push(to.to_owned());
+                }
+                self.make(from, new, meta)?;
+                copy_attributes_by(from, new, self.lists)?;
                 if meta.nlink() > 1 {
                     self.links.insert(link, to.to_owned());
                 }
             }
         }
-        fs::rename(&new, to)?;
+        fs::rename(new, to)?;
         self.done.files += 1;
         Ok(())
+    }
+
+    /// Names of files that had several and were written, as far as the layer does not have them: all are names of the new
+    /// file. Nothing that is replaced is named any more in the end, so that it can be done again from the beginning.
+    fn link_other_names(&mut self) -> Result<()> {
+        if self.indexed.is_empty() {
+            return Ok(());
+        }
+        let mut others: HashMap<u64, Vec<PathBuf>> = HashMap::new();
+        let by_origin: HashMap<&Origin, u64> =
+            self.indexed.iter().map(|(number, one)| (&one.origin, *number)).collect();
+        find_origins(self.root, &mut |path, origin| {
+            if let Some(number) = by_origin.get(&origin) {
+                others.entry(*number).or_default().push(path);
+            }
+        })?;
+        for (number, names) in others {
+            let indexed = self.indexed.get_mut(&number).expect("it was found by it");
+            names.iter().for_each(|name| indexed.look_at(name));
+            let (from, mut old) = (indexed.path.clone(), indexed.old.take());
+            let keeper = origins::aside(self.root, number);
+            let meta = fs::symlink_metadata(&from)?;
+            let applied = self.links.get(&(meta.dev(), number)).cloned();
+            let first = match &applied {
+                Some(first) => first,
+                None => {
+                    // The session has removed the name by which it wrote.
+                    if fs::symlink_metadata(&keeper).is_err() {
+                        let new = self.root.join(NEW);
+                        absent(fs::remove_file(&new))?;
+                        let made = self.replace(&from, &new, &keeper, &meta);
+                        made.inspect_err(|_| drop(fs::remove_file(&new)))?;
+                    }
+                    &keeper
+                }
+            };
+            for name in names.iter().filter(|name| !same_file(first, name)) {
+                let new = name.with_file_name(NEW);
+                absent(fs::remove_file(&new))?;
+                fs::hard_link(first, &new).and_then(|()| fs::rename(&new, name)).inspect_err(|_| {
+                    let _ = fs::remove_file(&new);
+                })?;
+            }
+            let is_kept = |old: &OwnedFd| {
+                let first = fs::symlink_metadata(first);
+                fstat(old)
+                    .is_ok_and(|old| first.is_ok_and(|first| (first.dev(), first.ino()) == (old.st_dev, old.st_ino)))
+            };
+            old.take_if(|(old, _)| is_kept(old));
+            self.indexed.get_mut(&number).expect("as above").old = old;
+        }
+        for number in self.indexed.keys() {
+            absent(fs::remove_file(origins::aside(self.root, *number)))?;
+        }
+        for (old, name) in self.indexed.values().filter_map(|indexed| indexed.old.as_ref()) {
+            if fstat(old).is_ok_and(|stat| stat.st_nlink > 0) {
+                tell(format_args!(
+                    "{} has other names outside of {}, which keep what it was before the session; name a directory that \
+                     has all of them (--overlay), and they stay one file",
+                    name.display(),
+                    self.root.display()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_of_split_files(&self) {
+        let Some(first) = self.split.first() else { return };
+        let more = match self.split.len() {
+            1 => String::new(),
+            n => format!(" (and {} other files)", n - 1),
+        };
+        tell(format_args!(
+            "{}{more} had other names, which keep the old contents: a session without root, or on a file system without \
+             file handles, splits a file with several names when it is written; with --on DIR, or as root, it stays one",
+            first.display()
+        ));
     }
 
     fn make(&mut self, from: &Path, new: &Path, meta: &Metadata) -> Result<()> {
@@ -200,6 +335,52 @@ impl Applying<'_> {
         }
         self.done.removed += 1;
         Ok(())
+    }
+}
+
+impl Indexed {
+    /// Keeps in mind what is about to be replaced.
+    fn look_at(&mut self, name: &Path) {
+        if self.old.is_none() && Origin::of(name).as_ref() == Some(&self.origin) {
+            let open = open(name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+            self.old = open.ok().map(|open| (open, name.to_owned()));
+        }
+    }
+}
+
+/// All files of a directory, and what they are.
+fn find_origins(dir: &Path, found: &mut dyn FnMut(PathBuf, Origin)) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let entry = entry?;
+        let (kind, path) = (entry.file_type()?, entry.path());
+        if kind.is_dir() {
+            find_origins(&path, found)?;
+        } else if kind.is_file()
+            && let Some(origin) = Origin::of(&path)
+        {
+            found(path, origin);
+        }
+    }
+    Ok(())
+}
+
+/// Whether two files hold the same bytes; a name that is not there holds none.
+fn is_equal(a: &Path, b: &Path) -> Result<bool> {
+    let length = |path| fs::symlink_metadata(path).ok().filter(Metadata::is_file).map(|meta| meta.len());
+    if length(a).is_none() || length(a) != length(b) {
+        return Ok(false);
+    }
+    let (mut a, mut b) = (File::open(a)?, File::open(b)?);
+    let (mut of_a, mut of_b) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+    loop {
+        let bytes = a.read(&mut of_a)?;
+        match b.read_exact(&mut of_b[..bytes]) {
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            done => done?,
+        }
+        if bytes == 0 || of_a[..bytes] != of_b[..bytes] {
+            return Ok(bytes == 0);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use untorn_xsync::status_socket;
 use untorn_xsync::syscall_filter::Maps;
 use untorn_xsync::watcher;
 
-/// The session could not begin, or its volume failed; the program's own exit codes are passed on.
+/// The session could not begin, its volume failed, or something was lost; the program's own exit codes are passed on.
 const COULD_NOT: u8 = 125;
 
 #[derive(Parser)]
@@ -48,8 +48,8 @@ enum Command {
 /// has seen. Without --volume the program works in the current directory: its changes are applied when it has ended.
 ///
 /// Needs root, loop devices and mkfs.ext4; with --on, or with --place in a directory that an administrator provides,
-/// none of them. Exit code: the program's; 125 the session could not begin or its volume failed, 126 the program cannot
-/// be executed, 127 it was not found, 128 and a signal's number.
+/// none of them. Exit code: the program's; 125 the session could not begin, its volume failed, or input or output of the
+/// program was lost, 126 the program cannot be executed, 127 it was not found, 128 and a signal's number.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

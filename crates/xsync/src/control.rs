@@ -32,6 +32,10 @@ pub enum News {
     Terminal,
     /// Comes with the session's network.
     Network,
+    /// Comes with the session's mount namespace.
+    Mounts,
+    /// Comes with what shows the mounts in it.
+    MountTable,
     /// Comes with a socket that takes what goes to addresses outside.
     WayOut(Takes),
     /// The program runs. What could not be shown of the host.

@@ -103,11 +103,31 @@ pub fn mounts_of_the_host(scratch: &Path) -> Result<Vec<Shown>> {
     Ok(shown)
 }
 
+/// A mount, in a mount namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Its number in that namespace.
+    pub id: u64,
+    /// The device of its file system, as the kernel writes it.
+    pub device: String,
+    /// Where it is.
+    pub at: PathBuf,
+}
+
+/// The mounts that a text like `/proc/self/mountinfo` lists.
+pub fn mounts_of(text: &[u8]) -> Vec<Mounted> {
+    let mounted = |line: &[u8]| {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        let text = |n: usize| Some(String::from_utf8_lossy(fields.get(n)?).into_owned());
+        Some(Mounted { id: text(0)?.parse().ok()?, device: text(2)?, at: unescaped(fields.get(4)?) })
+    };
+    text.split(|byte| *byte == b'\n').filter_map(mounted).collect()
+}
+
 /// Where all that this process sees is mounted.
 pub fn mount_points() -> Result<Vec<PathBuf>> {
     let text = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
-    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    Ok(lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4).map(unescaped)).collect())
+    Ok(mounts_of(&text).into_iter().map(|mounted| mounted.at).collect())
 }
 
 /// A path as `/proc/self/mountinfo` writes it: three octal digits for what would disturb.
@@ -164,6 +184,14 @@ mod tests {
     fn paths_of_mountinfo_are_unescaped() {
         assert_eq!(unescaped(br"/a\040b\134c\011"), Path::new("/a b\\c\t"));
         assert_eq!(unescaped(br"/a\04"), Path::new(r"/a\04"));
+    }
+
+    #[test]
+    fn mounts_are_read() {
+        let text =
+            b"22 27 0:21 / /proc rw - proc proc rw\n31 22 8:1 /a /a\\040b rw,noatime shared:1 - ext4 /dev/sda1 rw\n\n";
+        let (proc, other) = (Mounted { id: 22, device: "0:21".into(), at: "/proc".into() }, "/a b".into());
+        assert_eq!(mounts_of(text), [proc, Mounted { id: 31, device: "8:1".into(), at: other }]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::answers::{Answers, Ended};
 use crate::cares::Cares;
 use crate::committer::Committer;
+use crate::outer_streams::tell;
 use crate::requests::{Requests, Session};
 use crate::session_report::Counters;
 use anyhow::{Context, Result};
@@ -50,7 +51,7 @@ impl Port {
             let opened =
                 listen(&socket, BACKLOG).context("listen").and_then(|()| served.requests.serve(socket, number));
             if let Err(e) = opened {
-                eprintln!("untorn-xsync: cannot listen at port {number}: {e:#}");
+                tell(format_args!("cannot listen at port {number}: {e:#}"));
             }
         };
         thread::Builder::new().spawn(work).map(drop).context("a thread for a port")

@@ -12,6 +12,7 @@ use rustix::mount::{
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use untorn_terminal::user_namespace::is_root;
 
 /// Shows a directory or file of the host, read-only. An overlay has sockets and FIFOs of its own: a bind would lead to
 /// the processes of the host that listen there.
@@ -27,6 +28,11 @@ pub fn show(shown: &Shown, place: &Path, lowest: &Path, cares: Cares) -> Result<
     let (upper, lower) = (File::open(&shown.at)?, File::open(lowest)?);
     let layers = format!("{}:{}", path_of(&upper), path_of(&lower));
     overlay(&[("lowerdir", &layers)], MountAttrFlags::MOUNT_ATTR_RDONLY, place)
+}
+
+/// Prefix of the attributes in which an overlay keeps what it needs: root's, or an ordinary user's.
+pub fn overlay_attributes() -> &'static str {
+    if is_root() { "trusted.overlay." } else { "user.overlay." }
 }
 
 /// The path of an open directory: short, and without characters that an option would need to escape.

@@ -6,13 +6,16 @@
 
 use crate::access_lists::AccessLists;
 use crate::committer::{Committer, Ground};
+use crate::host_mounts::HostMounts;
 use crate::host_view::{OWN, View, mount_points, mounts_of_the_host};
 use crate::listen::Port;
 use crate::on_directory;
+use crate::outer_streams::{tell, tell_text};
 use crate::overlays::{overlay, path_of};
 use crate::private_mounts::{private_mounts, root_is_needed};
 use crate::rescue;
 use crate::run_session::{Wanted, apply_all, not_applied, resolver_dir, tell_what_is_lost};
+use crate::scarce_room;
 use crate::session_network::explain_net;
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
@@ -49,6 +52,8 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
     let rescue_to = wanted.rescue.as_deref().map(rescue::check_place).transpose()?;
     let ports = Arc::new(wanted.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
     let lists = AccessLists::outside()?;
+    let needed = dirs.iter().chain([&cwd, &place.dir]).chain(&rescue_to);
+    let host_mounts = HostMounts::look(needed.cloned().collect())?;
     let scratch = private_mounts()?;
     let work = WorkDirs { dirs, phase: Phase::Running, throw_away: true };
     let home = Home::make(&place.dir, &work, &lists)?;
@@ -64,7 +69,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
         cwd,
     };
     if wanted.explain {
-        eprint!("{}{}", view.explain(), explain_net(wanted.net));
+        tell_text(&(view.explain() + &explain_net(wanted.net)));
     }
     let ground = Ground { root: &home.root, at: &home.path, disk: &place.disk };
     let committer = Committer::on(ground, &scratch, wanted.cares)?;
@@ -77,22 +82,24 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
         ..Report::default()
     };
     let Wanted { maps, exact, cares, net, .. } = *wanted;
-    let job = Job { command: wanted.command.clone(), view, maps, exact, cares, net, ports, report, watcher: None };
+    let (command, watcher) = (wanted.command.clone(), None);
+    let job = Job { command, view, maps, exact, cares, net, ports, report, watcher, host_mounts };
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {
-        eprintln!("untorn-xsync: {}", ended.report);
+        tell(&ended.report);
     }
     if !ended.durable {
         tell_what_is_lost(&ended, &home.path, &work);
         if let Some(to) = &rescue_to {
             match rescue::rescue(None, &work.layers(&home.path), to) {
-                Ok(rescued) => eprintln!("untorn-xsync: {}", rescued.tell(to)),
-                Err(e) => eprintln!("untorn-xsync: nothing was saved from memory: {e:#}"),
+                Ok(rescued) => tell(rescued.tell(to)),
+                Err(e) => tell(format_args!("nothing was saved from memory: {e:#}")),
             }
         }
         return Ok(ended.code);
     }
+    scarce_room::tell_the_cause(&home.path, &work.dirs, ended.code, "--place on a larger file system has more room");
     home.finish(&work, &lists)?;
     Ok(ended.code)
 }
@@ -103,7 +110,7 @@ pub fn resume(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     let Some(work) = work else { return home.remove() };
     if work.phase == Phase::Running {
-        eprintln!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
+        tell("the program had not ended; what it did until its last commit is applied");
     }
     home.finish(&work, &lists)
 }

@@ -1,11 +1,12 @@
 //! Relays between the session and the outside: what goes out waits for a commit, what comes in does not.
 
 use crate::committer::Committer;
+use crate::outer_streams::{read_some, write_all};
 use crate::session_report::Counters;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, ioctl_fionread, read, write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, ioctl_fionread, read};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,20 @@ pub enum Reader {
     Patient,
 }
 
+/// Where output goes.
+#[derive(Debug)]
+pub struct Outlet {
+    /// What is written to.
+    pub to: OwnedFd,
+    /// For people.
+    pub name: &'static str,
+    /// Who reads it.
+    pub reader: Reader,
+    /// Programs go on when their messages cannot be written: so does the relay, without those. Of all else the program
+    /// hears, by the end of the pipe.
+    pub goes_on: bool,
+}
+
 /// How a relay to the outside ended.
 #[derive(Debug)]
 pub enum End {
@@ -34,27 +49,21 @@ pub enum End {
     Unread,
     /// What was held has not left, and never will: a commit failed.
     Held,
-    /// The outside could not be written to.
+    /// The session could not be read, or not everything could be written to the outside.
     Failed(anyhow::Error),
 }
 
 /// Brings outputs of the session to the outside, each after a commit that began when the output was there.
-pub fn bring_out(
-    from: &OwnedFd,
-    to: BorrowedFd<'_>,
-    reader: Reader,
-    committer: &Committer,
-    counters: &Counters,
-) -> End {
+pub fn bring_out(from: &OwnedFd, outlet: &Outlet, committer: &Committer, counters: &Counters) -> End {
     let mut buffer = vec![0; HELD_BYTES_MAX];
-    let (mut last, mut came_in) = (None, 0);
+    let (mut last, mut came_in, mut lost) = (None, 0, None::<Lost>);
     loop {
-        if reader == Reader::Patient {
+        if outlet.reader == Reader::Patient {
             wait_for_more(from, last, came_in, counters);
         }
         let bytes = match read(from, &mut buffer) {
             // A terminal says EIO when nobody in the session has it open any more.
-            Ok(0) | Err(Errno::IO) => return End::Closed,
+            Ok(0) | Err(Errno::IO) => return lost.map_or(End::Closed, |lost| lost.end(outlet)),
             Ok(bytes) => bytes,
             Err(Errno::INTR) => continue,
             Err(e) => return End::Failed(anyhow::Error::new(e).context("cannot read the session's output")),
@@ -65,11 +74,35 @@ pub fn bring_out(
             return End::Held;
         }
         (last, came_in) = (Some(Instant::now()), counters.came_in.load(SeqCst));
-        match write_all(to, &buffer[..bytes]) {
-            Ok(()) => counters.went_out.fetch_add(bytes as u64, SeqCst),
+        let mut rest = &buffer[..bytes];
+        let written = write_all(&outlet.to, &mut rest);
+        counters.went_out.fetch_add((bytes - rest.len()) as u64, SeqCst);
+        match written {
+            Ok(()) => {}
             Err(Errno::PIPE) => return End::Unread,
-            Err(e) => return End::Failed(anyhow::Error::new(e).context("cannot write the session's output")),
-        };
+            Err(why) => {
+                let so_far = lost.get_or_insert(Lost { bytes: 0, why });
+                so_far.bytes += rest.len() as u64;
+                if !outlet.goes_on {
+                    // What the program has written already, and nobody will read.
+                    so_far.bytes += ioctl_fionread(from).unwrap_or(0);
+                    return lost.expect("just now").end(outlet);
+                }
+            }
+        }
+    }
+}
+
+/// Output that could not be written, and why the first of it could not.
+#[derive(Clone, Copy, Debug)]
+struct Lost {
+    bytes: u64,
+    why: Errno,
+}
+
+impl Lost {
+    fn end(self, outlet: &Outlet) -> End {
+        End::Failed(anyhow!("cannot write to {}: {}; {} bytes of it are lost", outlet.name, self.why, self.bytes))
     }
 }
 
@@ -96,34 +129,15 @@ fn wait_for_more(from: &OwnedFd, last: Option<Instant>, came_in: u64, counters: 
 pub fn bring_in(from: BorrowedFd<'_>, to: &OwnedFd, counters: &Counters) -> Result<()> {
     let mut buffer = vec![0; HELD_BYTES_MAX];
     loop {
-        match read(from, &mut buffer) {
-            Ok(0) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e).context("cannot read the standard input"),
-            Ok(bytes) => {
-                counters.came_in.fetch_add(bytes as u64, SeqCst);
-                match write_all(to.as_fd(), &buffer[..bytes]) {
-                    // The session does not read any more.
-                    Err(Errno::PIPE | Errno::IO) => return Ok(()),
-                    done => done.context("cannot write to the session")?,
-                }
-            }
+        let bytes = read_some(from, &mut buffer).context("cannot read the standard input to its end")?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        counters.came_in.fetch_add(bytes as u64, SeqCst);
+        match write_all(to, &mut &buffer[..bytes]) {
+            // The session does not read any more.
+            Err(Errno::PIPE | Errno::IO) => return Ok(()),
+            done => done.context("cannot write to the session")?,
         }
     }
-}
-
-/// Writes all of it, waiting where the other side is slow, even if the other side does not want to wait.
-pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match write(to, bytes) {
-            Ok(written) => bytes = &bytes[written..],
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                let mut ready = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-                let _ = poll(&mut ready, None);
-            }
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }

@@ -1,9 +1,11 @@
 //! One session on a directory that is there already (`--on DIR`): its file system has data in its journal.
 
 use crate::committer::Committer;
+use crate::host_mounts::HostMounts;
 use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
 use crate::on_directory::OnDirectory;
+use crate::outer_streams::{tell, tell_text};
 use crate::private_mounts::private_mounts;
 use crate::run_session::{Wanted, resolver_dir};
 use crate::session_network::explain_net;
@@ -26,6 +28,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     );
     let on = OnDirectory::open(dir, wanted.cares)?;
     let ports = Arc::new(wanted.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
+    let host_mounts = HostMounts::look(vec![on.dir().to_owned(), cwd.clone()])?;
     let scratch = private_mounts()?;
     let mount = Arc::new(on.mount()?);
     let hidden = OWN.iter().any(|own| cwd.starts_with(own)) && !cwd.starts_with(on.dir());
@@ -40,7 +43,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         cwd,
     };
     if wanted.explain {
-        eprint!("{}{}", view.explain(), explain_net(wanted.net));
+        tell_text(&(view.explain() + &explain_net(wanted.net)));
     }
     let committer = Committer::on(on.ground(), &scratch, wanted.cares)?;
     committer.commit()?;
@@ -54,11 +57,11 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         ..Report::default()
     };
     let (command, maps, cares) = (wanted.command.clone(), wanted.maps, wanted.cares);
-    let job = Job { command, view, maps, exact: false, cares, net: wanted.net, ports, report, watcher };
+    let job = Job { command, view, maps, exact: false, cares, net: wanted.net, ports, report, watcher, host_mounts };
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {
-        eprintln!("untorn-xsync: {}", ended.report);
+        tell(&ended.report);
     }
     if !ended.durable {
         tell_what_is_lost(&ended, &on);
@@ -71,10 +74,10 @@ fn tell_what_is_lost(ended: &Ended, on: &OnDirectory) {
         0 => "No output was held back.".to_owned(),
         bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
     };
-    eprintln!(
-        "untorn-xsync: the session was ended, because the file system of {} failed. {held} Everything that was shown is \
+    tell(format_args!(
+        "the session was ended, because the file system of {} failed. {held} Everything that was shown is \
          there, once the disk works and the file system was checked (`e2fsck`). What is newer is in memory until the \
          file system is unmounted: copy it away before.",
         on.dir().display()
-    );
+    ));
 }

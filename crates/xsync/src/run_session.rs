@@ -5,10 +5,13 @@ use crate::apply_changes::{self, Applied};
 use crate::cares::Cares;
 use crate::committer::{Committer, check_mount};
 use crate::exact;
+use crate::host_mounts::HostMounts;
 use crate::host_view::{OWN, View, mounts_of_the_host};
 use crate::listen::Port;
+use crate::outer_streams::{tell, tell_text};
 use crate::private_mounts::{check_root, private_mounts};
 use crate::rescue;
+use crate::scarce_room;
 use crate::session_network::{Net, explain_net};
 use crate::session_report::Report;
 use crate::status_socket::StatusSocket;
@@ -98,12 +101,16 @@ impl Wanted {
         let export = self.export.as_ref().map(std::path::absolute).transpose()?;
         let rescue_to = self.rescue.as_deref().map(rescue::check_place).transpose()?;
         let ports = Arc::new(self.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
+        let kept = self.volume.as_ref().map_or(&self.place, |(volume, _)| volume);
+        let kept = [std::path::absolute(kept)?, cwd.clone()];
+        let needed = dirs.iter().chain(&kept).chain(&export).chain(&rescue_to);
+        let host_mounts = HostMounts::look(needed.cloned().collect())?;
         let scratch = private_mounts()?;
         let work = WorkDirs { dirs, phase: Phase::Running, throw_away: self.volume.is_none() };
         let volume = self.volume(&scratch, &work)?;
         let view = self.view(&scratch, &volume, &work, &cwd)?;
         if self.explain {
-            eprint!("{}{}", view.explain(), explain_net(self.net));
+            tell_text(&(view.explain() + &explain_net(self.net)));
         }
         let committer = Committer::new(&volume, &scratch, self.cares)?;
         committer.commit()?;
@@ -124,24 +131,27 @@ impl Wanted {
             ports,
             report,
             watcher: None,
+            host_mounts,
         };
         let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
         committer.close()?;
         if self.summary {
-            eprintln!("untorn-xsync: {}", ended.report);
+            tell(&ended.report);
         }
         if !ended.durable {
             tell_what_is_lost(&ended, volume.path(), &work);
             self.rescue(&volume, &work, rescue_to.as_deref());
             return Ok(ended.code);
         }
-        if let Some(dir) = &export {
-            let (bar, data) = (progress(&volume.at().join(DATA), "exporting")?, volume.at().join(DATA));
-            apply_changes::copy_out(&data, dir, &mut |done| bar.set_position(done.bytes))?;
-            bar.finish_and_clear();
-        }
+        let way = match self.volume {
+            Some(_) => "`--volume FILE:SIZE` makes a larger volume",
+            None => "`--size` makes a larger volume",
+        };
+        scarce_room::tell_the_cause(volume.at(), &work.dirs, ended.code, way);
         let path = volume.path().to_owned();
+        let exported = export.as_deref().map_or(Ok(()), |dir| export_data(&volume, dir));
         finish(volume, work, self.keep).with_context(|| not_applied(&path))?;
+        exported?;
         Ok(ended.code)
     }
 
@@ -164,15 +174,13 @@ impl Wanted {
     /// Before the volume is unmounted, and what the kernel has in memory is gone.
     fn rescue(&self, volume: &Volume, work: &WorkDirs, to: Option<&Path>) {
         let Some(to) = to else {
-            eprintln!(
-                "untorn-xsync: what is in memory and not on the disk is gone now; --rescue DIR saves it next time"
-            );
+            tell("what is in memory and not on the disk is gone now; --rescue DIR saves it next time");
             return;
         };
         let data = self.volume.as_ref().map(|_| volume.at().join(DATA));
         match rescue::rescue(data.as_deref(), &work.layers(volume.at()), to) {
-            Ok(rescued) => eprintln!("untorn-xsync: {}", rescued.tell(to)),
-            Err(e) => eprintln!("untorn-xsync: nothing was saved from memory: {e:#}"),
+            Ok(rescued) => tell(rescued.tell(to)),
+            Err(e) => tell(format_args!("nothing was saved from memory: {e:#}")),
         }
     }
 
@@ -240,6 +248,21 @@ pub(crate) fn resolver_dir() -> Option<PathBuf> {
     OWN.iter().any(|own| dir.starts_with(own)).then_some(dir)
 }
 
+/// Copies the data of a volume to a new directory.
+fn export_data(volume: &Volume, dir: &Path) -> Result<()> {
+    let data = volume.at().join(DATA);
+    let bar = progress(&data, "exporting")?;
+    let copied = apply_changes::copy_out(&data, dir, &mut |done| bar.set_position(done.bytes));
+    bar.finish_and_clear();
+    copied.map(drop).with_context(|| {
+        format!(
+            "nothing was exported; all data are in {}: `untorn xsync --volume {0} --export DIR -- true` exports them \
+             when the reason is gone",
+            volume.path().display()
+        )
+    })
+}
+
 /// The directory that the session sees of a volume.
 fn make_data(volume: &Path) -> Result<()> {
     fs::create_dir_all(volume.join(DATA)).context("the volume's data")
@@ -272,11 +295,11 @@ fn keep_applied(mut volume: Volume) -> Result<()> {
     let kept = volume.path().with_extension(volume_name::KEPT);
     volume.rename(&kept)?;
     volume.unmount()?;
-    eprintln!(
-        "untorn-xsync: the volume is kept: {0} (what changed is in overlays/*/upper of its file system); \
+    tell(format_args!(
+        "the volume is kept: {0} (what changed is in overlays/*/upper of its file system); \
          `untorn xsync --discard {0}` removes it",
         kept.display()
-    );
+    ));
     Ok(())
 }
 
@@ -317,10 +340,10 @@ pub(crate) fn tell_what_is_lost(ended: &Ended, path: &Path, work: &WorkDirs) {
         true => "Open it again when its disk works.".to_owned(),
         false => format!("`untorn xsync --resume {path}` applies it when its disk works."),
     };
-    eprintln!(
-        "untorn-xsync: the session was ended, because its volume failed. {held} Everything that was shown is in {path}. \
+    tell(format_args!(
+        "the session was ended, because its volume failed. {held} Everything that was shown is in {path}. \
          {what_to_do}"
-    );
+    ));
 }
 
 /// Applies what a volume holds of directories: after a crash, or after an error.
@@ -338,11 +361,11 @@ pub fn resume(path: &Path) -> Result<()> {
             bail!("{} holds what was applied already; `untorn xsync --discard {0}` removes it", path.display());
         }
         // Its session was killed in between.
-        eprintln!("untorn-xsync: everything was applied already");
+        tell("everything was applied already");
         return volume.throw_away();
     };
     if work.phase == Phase::Running {
-        eprintln!("untorn-xsync: the program had not ended; what it did until its last commit is applied");
+        tell("the program had not ended; what it did until its last commit is applied");
     }
     finish(volume, work, false).with_context(|| not_applied(path))
 }

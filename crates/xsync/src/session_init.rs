@@ -7,6 +7,7 @@ use crate::capabilities;
 use crate::cares::Cares;
 use crate::control::{Control, News, Order};
 use crate::host_view::{OWN, View};
+use crate::origins;
 use crate::sealed_directory;
 use crate::session_network::{self, HostNetwork};
 use crate::session_root;
@@ -94,12 +95,14 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
     let Session { view, maps, exact, cares, command, streams, terminal, network, signals } = session;
     end_with_the_supervisor().map_err(could_not)?;
     let of_the_host = terminal.as_ref().filter(|_| !cares.own_terminals).map(|like| open_terminal(like, control));
+    let renames = !view.written.iter().all(|written| origins::names_are_kept(&written.dir));
     let mut missing = session_root::enter(&view, cares).map_err(could_not)?;
     let slave = of_the_host.or_else(|| terminal.as_ref().map(|like| open_terminal(like, control)));
     let slave = slave.transpose().map_err(could_not)?;
     begin_session(slave.as_ref()).map_err(could_not)?;
     raise_loopback().map_err(could_not)?;
     show_network(control).map_err(could_not)?;
+    show_mounts(control).map_err(could_not)?;
     if let Some(network) = &network
         && let Err(e) = session_network::open(network, control)
     {
@@ -110,7 +113,7 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
         let own = OWN.iter().map(Path::new).filter(|own| !at.starts_with(own));
         sealed_directory::allow_only_in(own.chain(written)).map_err(could_not)?;
     }
-    confine((maps, exact), cares, control).map_err(could_not)?;
+    confine((maps, exact, renames), cares, control).map_err(could_not)?;
     let children = children().map_err(could_not)?;
     let child = start(&command, streams, slave.as_ref(), signals)?;
     std::mem::forget(slave);
@@ -169,8 +172,16 @@ fn show_network(control: &Control) -> Result<()> {
     control.send(&News::Network, Some(network.as_fd()))
 }
 
-fn confine((maps, exact): (Maps, bool), cares: Cares, control: &Control) -> Result<()> {
-    let listener = syscall_filter::install(maps, exact)?;
+/// Nobody who is not root of the host may look at them later.
+fn show_mounts(control: &Control) -> Result<()> {
+    let namespace = File::open("/proc/self/ns/mnt").context("the session's mounts")?;
+    control.send(&News::Mounts, Some(namespace.as_fd()))?;
+    let table = File::open("/proc/self/mountinfo").context("the session's mounts")?;
+    control.send(&News::MountTable, Some(table.as_fd()))
+}
+
+fn confine((maps, exact, renames): (Maps, bool, bool), cares: Cares, control: &Control) -> Result<()> {
+    let listener = syscall_filter::install(maps, exact, renames)?;
     control.send(&News::Filter, Some(listener.as_fd()))?;
     drop(listener);
     if !is_root() {

@@ -4,6 +4,7 @@ use crate::cares::Cares;
 use crate::exact;
 use crate::host_view::{OWN, Shown, View, Written};
 use crate::on_directory::HIDDEN;
+use crate::origins;
 use crate::overlays::{memory, overlay, path_of, show};
 use crate::split_view;
 use anyhow::{Context, Result};
@@ -36,7 +37,6 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
     let root = view.scratch.join("root");
     let skeleton = skeleton(view)?;
-    let empty = view.scratch.join("empty");
     let mut missing = Vec::new();
     if is_root() {
         show_all(view, &root, &skeleton, cares, &mut missing)?;
@@ -55,7 +55,7 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
         let at = inside(&root, dir);
         fs::create_dir_all(&at).with_context(|| format!("a place for {}", dir.display()))?;
         let done = match is_root() {
-            true => show(&Shown { at: dir.clone(), is_file: false }, &at, &empty, cares),
+            true => show(&Shown { at: dir.clone(), is_file: false }, &at, &lowest(view, &skeleton, dir), cares),
             false => split_view::show(dir, &at, &mut missing),
         };
         done.with_context(|| format!("cannot show {}", dir.display()))?;
@@ -86,21 +86,28 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
 /// Root's view: an overlay of each mount of the host.
 fn show_all(view: &View, root: &Path, skeleton: &Path, cares: Cares, missing: &mut Vec<String>) -> Result<()> {
     show(&Shown { at: "/".into(), is_file: false }, root, skeleton, cares).context("the session's root directory")?;
-    let empty = view.scratch.join("empty");
     for shown in view.shown.iter().filter(|shown| shown.at != Path::new("/")) {
-        if let Err(e) = show(shown, &inside(root, &shown.at), &empty, cares) {
+        if let Err(e) = show(shown, &inside(root, &shown.at), &lowest(view, skeleton, &shown.at), cares) {
             missing.push(format!("{} is not shown: {e:#}", shown.at.display()));
         }
     }
     Ok(())
 }
 
-/// Directories for mount points that the host may not have; the lowest layer of the root.
+/// What lies beneath all else that is shown at a place.
+fn lowest(view: &View, skeleton: &Path, at: &Path) -> PathBuf {
+    let lowest = inside(skeleton, at);
+    if lowest.is_dir() { lowest } else { view.scratch.join("empty") }
+}
+
+/// Directories for mount points that the host may not have, or that lie on a mount that is not shown; the lowest layer of
+/// each directory that is shown.
 fn skeleton(view: &View) -> Result<PathBuf> {
     let dir = view.scratch.join("skeleton");
     let fixed = ["/proc", "/sys", "/dev"].into_iter().chain(OWN).map(Path::new);
     let placed = view.data.iter().map(|(_, at)| at.as_path());
     let placed = placed.chain(view.on.iter().map(|(_, at)| at.as_path()));
+    let placed = placed.chain(view.written.iter().map(|written| written.dir.as_path()));
     for place in fixed.chain(placed) {
         fs::create_dir_all(inside(&dir, place))?;
     }
@@ -120,11 +127,12 @@ fn keep_changes(written: &Written, root: &Path) -> Result<()> {
     let (lower, upper, work) = (File::open(&written.dir)?, File::open(&written.upper)?, File::open(&written.work)?);
     let [lower, upper, work] = [&lower, &upper, &work].map(path_of);
     let mut options = vec![("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("volatile", "")];
-    // What the upper layer holds is then all that there is to apply. Attributes of the kind `trusted` are root's; with
-    // others the rest is so by itself.
-    options.push(("index", "off"));
+    // The apply knows what was renamed, and which names are those of one file, by file handles, as the overlay does.
+    // Attributes of the kind `trusted` are root's; with others the kernel renames no directories by itself.
+    let by_handles = if origins::names_are_kept(&written.dir) { "on" } else { "off" };
+    options.push(("index", by_handles));
     match is_root() {
-        true => options.extend([("redirect_dir", "off"), ("metacopy", "off")]),
+        true => options.extend([("redirect_dir", by_handles), ("metacopy", "off")]),
         false => options.push(("userxattr", "")),
     }
     overlay(&options, MountAttrFlags::empty(), &place)

@@ -4,28 +4,31 @@ use crate::cares::Cares;
 use crate::committer::Committer;
 use crate::control::{Control, News, Order, Takes};
 use crate::datagrams::Datagrams;
-use crate::host_view::View;
+use crate::host_mounts::{Following, HostMounts};
+use crate::host_view::{View, Written};
 use crate::listen::{Port, Served, Threads};
+use crate::outer_streams::{are_one_target, is_null, tell};
 use crate::outer_terminal::OuterTerminal;
 use crate::outgoing::Outgoing;
 use crate::private_mounts::NOT_ALLOWED;
-use crate::relay::{self, End, Reader};
+use crate::relay::{self, End, Outlet, Reader};
+use crate::renames::Renames;
 use crate::session_init::{self, COULD_NOT, Session, Stream};
 use crate::session_network::{HostNetwork, Net};
 use crate::session_report::{Counters, Report};
-use crate::shared_maps;
+use crate::shared_maps::Answering;
 use crate::signal_thread::{self, Heard};
+use crate::stale_maps::StaleMaps;
 use crate::status_socket::StatusSocket;
 use crate::syscall_filter::Maps;
 use crate::watcher::Watcher;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FileType, fstat, major, minor};
-use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, setrlimit, waitpid};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -58,6 +61,8 @@ pub struct Job {
     pub report: Report,
     /// Holds outside readers of the session's directory.
     pub watcher: Option<Watcher>,
+    /// The host's mounts, to let go of those that it unmounts.
+    pub host_mounts: HostMounts,
 }
 
 /// How a session ended.
@@ -87,6 +92,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
     let streams = streams([input, output, error])?;
     let (control, theirs) = Control::pair()?;
     let signals = signal_thread::block()?;
+    let written = job.view.written.clone();
     let session = Session {
         view: job.view,
         maps: job.maps,
@@ -108,6 +114,7 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         counters: Arc::new(Counters::default()),
         outer: outer.map(Arc::new),
         calls: (job.maps, job.exact),
+        written,
         cares: job.cares,
         report: job.report,
         ports: job.ports,
@@ -120,6 +127,9 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         served: None,
         answers: None,
         master: Arc::new(OnceLock::new()),
+        input_failed: Arc::default(),
+        host_mounts: Some(job.host_mounts),
+        following: None,
     };
     let (committer, counters, report) =
         (Arc::downgrade(&running.committer), running.counters.clone(), running.report.clone());
@@ -144,6 +154,14 @@ fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
         if is_null(outside) {
             continue;
         }
+        if n == 2
+            && let Stream::Pipe(output) = &made.theirs[1]
+            && are_one_target(rustix::stdio::stdout(), outside)
+        {
+            // Two pipes would lose the order.
+            made.theirs[2] = Stream::Pipe(output.try_clone().context("a pipe to the session")?);
+            continue;
+        }
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).context("a pipe to the session")?;
         // Without the larger size it is slower.
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
@@ -154,17 +172,6 @@ fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
         }
     }
     Ok(made)
-}
-
-/// A descriptor that is closed counts as `/dev/null`, too.
-fn is_null(descriptor: BorrowedFd<'_>) -> bool {
-    let stat = match fstat(descriptor) {
-        Ok(stat) => stat,
-        // Others may not be asked about, and yet written to: files of somebody else's FUSE.
-        Err(e) => return e == Errno::BADF,
-    };
-    let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    device && (major(stat.st_rdev), minor(stat.st_rdev)) == (1, 3)
 }
 
 /// Starts the session's first process in namespaces of its own.
@@ -209,6 +216,8 @@ struct Running {
     counters: Arc<Counters>,
     outer: Option<Arc<OuterTerminal>>,
     calls: (Maps, bool),
+    /// Directories whose changes are kept apart.
+    written: Vec<Written>,
     cares: Cares,
     report: Report,
     ports: Arc<Vec<Port>>,
@@ -221,6 +230,10 @@ struct Running {
     served: Option<Threads>,
     answers: Option<JoinHandle<()>>,
     master: Arc<OnceLock<OwnedFd>>,
+    host_mounts: Option<HostMounts>,
+    following: Option<Following>,
+    /// Why the program has not got all of its input.
+    input_failed: Arc<OnceLock<anyhow::Error>>,
 }
 
 impl Running {
@@ -230,27 +243,33 @@ impl Running {
         input: Option<OwnedFd>,
         outputs: [Option<OwnedFd>; 2],
     ) -> Result<(Ended, Committer)> {
-        for (output, to) in outputs.into_iter().zip([libc::STDOUT_FILENO, libc::STDERR_FILENO]) {
+        let outside = [(rustix::stdio::stdout(), "standard output"), (rustix::stdio::stderr(), "standard error")];
+        for (n, (output, (to, name))) in outputs.into_iter().zip(outside).enumerate() {
             if let Some(output) = output {
-                // SAFETY: standard output and error are never closed by this process.
-                let to = unsafe { BorrowedFd::borrow_raw(to) };
-                self.bring_out(output, to.try_clone_to_owned()?, Reader::Patient, init);
+                let outlet = Outlet { to: to.try_clone_to_owned()?, name, reader: Reader::Patient, goes_on: n == 1 };
+                self.bring_out(output, outlet, init);
             }
         }
         if let Some(input) = input {
             self.bring_in(input);
         }
         self.hear_signals(init)?;
-        let (mut code, mut failed) = (None, None);
+        let (mut code, mut failed, mut mounts) = (None, None, None);
         while let Some((news, descriptor)) = self.control.receive::<News>()? {
             match (news, descriptor) {
                 (News::Filter, Some(listener)) => self.answer(listener),
                 (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
                 (News::Network, network) => self.network = network,
+                (News::Mounts, Some(namespace)) => mounts = Some(namespace),
+                (News::MountTable, Some(table)) => {
+                    if let (Some(host), Some(namespace)) = (self.host_mounts.take(), mounts.take()) {
+                        self.following = Some(host.follow(namespace, table)?);
+                    }
+                }
                 (News::WayOut(Takes::Connections), Some(socket)) => self.ways_out.push(socket),
                 (News::WayOut(Takes::Datagrams), Some(socket)) => self.takes_datagrams.push(socket),
                 (News::Running(missing), _) => {
-                    missing.iter().for_each(|line| eprintln!("untorn-xsync: {line}"));
+                    missing.iter().for_each(|line| tell(format_args!("{line}")));
                     self.open_ports(init)?;
                 }
                 (News::Stopped, _) => self.stop_with_the_program(),
@@ -263,10 +282,10 @@ impl Running {
         self.finish(code, failed)
     }
 
-    fn bring_out(&mut self, from: OwnedFd, to: OwnedFd, reader: Reader, init: Pid) {
+    fn bring_out(&mut self, from: OwnedFd, outlet: Outlet, init: Pid) {
         let (committer, counters) = (self.committer.clone(), self.counters.clone());
         let relay = thread::spawn(move || {
-            let end = relay::bring_out(&from, to.as_fd(), reader, &committer, &counters);
+            let end = relay::bring_out(&from, &outlet, &committer, &counters);
             if matches!(end, End::Held) {
                 // Nothing that the program does from now on can be promised.
                 let _ = rustix::process::kill_process(init, Signal::KILL);
@@ -296,25 +315,35 @@ impl Running {
 
     /// Not waited for: it may wait for somebody who never says anything again.
     fn bring_in(&self, to: OwnedFd) {
-        let counters = self.counters.clone();
+        let (counters, input_failed) = (self.counters.clone(), self.input_failed.clone());
         thread::spawn(move || {
             if let Err(e) = relay::bring_in(rustix::stdio::stdin(), &to, &counters) {
-                eprintln!("untorn-xsync: {e:#}");
+                // Before the program sees an end that is none.
+                let _ = input_failed.set(e);
             }
         });
     }
 
     fn answer(&mut self, listener: OwnedFd) {
-        let (calls, cares) = (self.calls, self.cares);
-        let (committer, counters) = (self.committer.clone(), self.counters.clone());
-        self.answers = Some(thread::spawn(move || shared_maps::answer(&listener, calls, cares, &committer, &counters)));
+        let answering = Answering {
+            calls: self.calls,
+            cares: self.cares,
+            committer: self.committer.clone(),
+            counters: self.counters.clone(),
+            stale: StaleMaps::new(std::mem::take(&mut self.written)),
+            renames: Renames::default(),
+            ended: HashSet::new(),
+        };
+        self.answers = Some(thread::spawn(move || answering.answer(&listener)));
     }
 
     fn take_terminal(&mut self, master: OwnedFd, init: Pid) -> Result<()> {
         let Some(outer) = self.outer.clone() else { bail!("a terminal that nobody asked for") };
         outer.pass_on()?;
         outer.pass_size(&master);
-        self.bring_out(master.try_clone()?, outer.output().try_clone()?, Reader::Waiting, init);
+        let to = outer.output().try_clone()?;
+        let outlet = Outlet { to, name: "the terminal", reader: Reader::Waiting, goes_on: false };
+        self.bring_out(master.try_clone()?, outlet, init);
         if rustix::termios::isatty(rustix::stdio::stdin()) {
             self.bring_in(master.try_clone()?);
         }
@@ -329,7 +358,7 @@ impl Running {
         signal_thread::hear(move |heard| match heard {
             Heard::Report => {
                 let commits = committer.upgrade().map_or(0, |committer| committer.commits());
-                eprintln!("untorn-xsync: {}", report.clone().counted(&counters, commits));
+                tell(report.clone().counted(&counters, commits));
             }
             Heard::Size => {
                 // The program hears of it by its own terminal.
@@ -346,10 +375,10 @@ impl Running {
                     // The session is over: its changes are being applied, or somebody outside does not read.
                     outer.iter().for_each(|outer| outer.restore());
                     let volume = &report.volume;
-                    eprintln!(
-                        "untorn-xsync: interrupted; changes of directories that are not applied yet are in {volume}: \
+                    tell(format_args!(
+                        "interrupted; changes of directories that are not applied yet are in {volume}: \
                          `untorn xsync --resume {volume}` applies them"
-                    );
+                    ));
                     std::process::exit(128 + libc::SIGINT);
                 }
             }
@@ -370,17 +399,17 @@ impl Running {
     }
 
     fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
+        drop(self.following.take());
         self.ports.iter().for_each(Port::close);
-        let mut trouble = self.outgoing.take().and_then(|outgoing| outgoing.end().err());
-        let sent = self.datagrams.take().and_then(|datagrams| datagrams.end().err());
-        trouble = trouble.or(sent);
-        if let Some(threads) = self.served.take() {
-            trouble = threads.end().err().or(trouble);
-        }
+        let mut trouble: Vec<String> = self.input_failed.get().map(|e| format!("{e:#}")).into_iter().collect();
+        let mut note = |ended: Result<()>| trouble.extend(ended.err().map(|e| format!("{e:#}")));
+        self.outgoing.take().into_iter().for_each(|outgoing| note(outgoing.end()));
+        self.datagrams.take().into_iter().for_each(|datagrams| note(datagrams.end()));
+        self.served.take().into_iter().for_each(|threads| note(threads.end()));
         for relay in self.relays.drain(..) {
             match relay.join().expect("a relay does not panic") {
                 End::Closed | End::Unread | End::Held => {}
-                End::Failed(e) => trouble = Some(e),
+                End::Failed(e) => note(Err(e)),
             }
         }
         if let Some(answers) = self.answers.take() {
@@ -393,18 +422,15 @@ impl Running {
         let report = self.report.counted(&self.counters, self.committer.commits());
         let lost_bytes = self.counters.dropped.load(SeqCst);
         let committer = last_of(self.committer);
-        if let Some(why) = failed {
-            eprintln!("untorn-xsync: {why}");
-        }
+        failed.iter().for_each(tell);
         if let Err(e) = &durable {
-            eprintln!("untorn-xsync: {e:#}");
+            tell(format_args!("{e:#}"));
         }
-        if let Some(e) = trouble {
-            eprintln!("untorn-xsync: {e:#}");
-        }
+        trouble.iter().for_each(tell);
         // Without a word of its own the session was killed: as a shell would have it.
         let code = code.unwrap_or(128 + libc::SIGKILL as u8);
-        let code = if durable.is_err() { COULD_NOT } else { code };
+        // A program that does not know that something was lost says that all is well.
+        let code = if durable.is_err() || (code == 0 && !trouble.is_empty()) { COULD_NOT } else { code };
         Ok((Ended { code, report, lost_bytes, durable: durable.is_ok() }, committer))
     }
 }

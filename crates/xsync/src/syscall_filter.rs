@@ -20,27 +20,91 @@ pub enum Maps {
     Strict,
 }
 
-#[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xC000_003E;
-#[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xC000_00B7;
-/// System calls of x32 have this bit; another ABI of the same machine.
-const X32: u32 = 0x4000_0000;
+/// The system calls of an ABI that sessions care about, by their numbers.
+#[derive(Debug)]
+struct Abi {
+    /// AUDIT_ARCH_* of `<linux/audit.h>`.
+    architecture: u32,
+    /// From here on, numbers are those of another ABI.
+    numbers_end: u32,
+    /// Answered with 0 without any flush, as the session's output waits for the disk instead.
+    flush: &'static [libc::c_long],
+    /// A flush without a descriptor.
+    sync: libc::c_long,
+    mmap: libc::c_long,
+    /// `mmap` of long ago, with its arguments in memory.
+    old_mmap: Option<libc::c_long>,
+    sockets: [libc::c_long; 2],
+    /// Calls of sockets, with their arguments in memory.
+    socketcall: Option<libc::c_long>,
+    /// Calls that rename: which argument is the old path, the one before it being its directory, if there is one.
+    renames: &'static [(libc::c_long, usize)],
+    /// Leads past the session's walls: keys and programs of the kernel, files by their handle on any mount.
+    refused: [libc::c_long; 6],
+    /// As on a kernel without it: io_uring opens sockets, and flushes, behind the filter's back.
+    missing: [libc::c_long; 3],
+    /// The supervisor can make rings.
+    has_rings: bool,
+}
 
-/// Answered with 0 without any flush, as the session's output waits for the disk instead.
-const SYNC_OF_A_DESCRIPTOR: [libc::c_long; 4] =
-    [libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_syncfs, libc::SYS_sync_file_range];
-/// Leads past the session's walls: keys and programs of the kernel, files by their handle on any mount.
-const REFUSED: [libc::c_long; 6] = [
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_open_by_handle_at,
-];
-/// As on a kernel without it: io_uring opens sockets, and flushes, behind the filter's back.
-const MISSING: [libc::c_long; 3] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+const NATIVE: Abi = Abi {
+    #[cfg(target_arch = "x86_64")]
+    architecture: 0xC000_003E,
+    #[cfg(target_arch = "aarch64")]
+    architecture: 0xC000_00B7,
+    // System calls of x32 have this bit.
+    numbers_end: 0x4000_0000,
+    flush: &[libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_syncfs, libc::SYS_sync_file_range],
+    sync: libc::SYS_sync,
+    mmap: libc::SYS_mmap,
+    old_mmap: None,
+    sockets: [libc::SYS_socket, libc::SYS_socketpair],
+    socketcall: None,
+    renames: &[
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_rename, 0),
+        (libc::SYS_renameat, 1),
+        (libc::SYS_renameat2, 1),
+    ],
+    refused: [
+        libc::SYS_keyctl,
+        libc::SYS_add_key,
+        libc::SYS_request_key,
+        libc::SYS_bpf,
+        libc::SYS_perf_event_open,
+        libc::SYS_open_by_handle_at,
+    ],
+    missing: [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
+    has_rings: true,
+};
+
+/// 32-bit programs on x86-64: numbers of `<asm/unistd_32.h>`.
+#[cfg(target_arch = "x86_64")]
+const I386: Abi = Abi {
+    architecture: 0x4000_0003,
+    numbers_end: 0x4000_0000,
+    flush: &[118, 148, 344, 314],
+    sync: 36,
+    mmap: 192,
+    old_mmap: Some(90),
+    sockets: [359, 360],
+    socketcall: Some(102),
+    renames: &[(38, 0), (302, 1), (353, 1)],
+    refused: [288, 286, 287, 357, 336, 342],
+    missing: [425, 426, 427],
+    has_rings: false,
+};
+
+/// Programs of all others are ended, with a message.
+#[cfg(target_arch = "x86_64")]
+const ABIS: [&Abi; 2] = [&NATIVE, &I386];
+#[cfg(not(target_arch = "x86_64"))]
+const ABIS: [&Abi; 1] = [&NATIVE];
+
+/// Those of the calls of `socketcall` that make sockets: SYS_SOCKET, SYS_SOCKETPAIR of `<linux/net.h>`.
+const MAKE_SOCKETS: [u32; 2] = [1, 8];
+/// As a number, -1 is no call of any ABI.
+const NO_CALL: u32 = 1 << 31;
 /// Sockets that stay in the session's network namespace.
 const FAMILIES: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
@@ -75,43 +139,98 @@ const fn answer(value: u32) -> Instruction {
     statement(libc::BPF_RET | libc::BPF_K, value)
 }
 
-/// The filter: a block for each call that is not simply allowed; each block ends with an answer. With `exact`, flushes of
-/// a descriptor are the overlay's, and rings of io_uring are made by the supervisor.
-pub fn program(maps: Maps, exact: bool) -> Vec<Instruction> {
+/// What a supervisor is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// A flush of a descriptor.
+    Flush,
+    /// `sync`.
+    Sync,
+    /// A shared map of a file.
+    Map,
+    /// Perhaps one: the arguments are in memory, six numbers of 32 bits.
+    OldMap,
+    /// A rename; this argument is the old path.
+    Rename(usize),
+    /// A ring of io_uring.
+    Ring,
+    /// A call of an ABI whose programs do not run in sessions.
+    Unknown,
+}
+
+/// Which call a supervisor is asked about.
+pub fn call_of(asked: &libc::seccomp_data) -> Call {
+    let abi = ABIS.into_iter().find(|abi| abi.architecture == asked.arch && (asked.nr as u32) < abi.numbers_end);
+    let (Some(abi), number) = (abi, libc::c_long::from(asked.nr)) else { return Call::Unknown };
+    if let Some((_, path)) = abi.renames.iter().find(|(call, _)| *call == number) {
+        return Call::Rename(*path);
+    }
+    match number {
+        _ if number == abi.mmap => Call::Map,
+        _ if Some(number) == abi.old_mmap => Call::OldMap,
+        _ if number == abi.sync => Call::Sync,
+        _ if abi.flush.contains(&number) => Call::Flush,
+        _ => Call::Ring,
+    }
+}
+
+/// The filter: a part for each ABI. With `exact`, flushes of a descriptor are the overlay's, and rings of io_uring are made
+/// by the supervisor; with `renames`, it looks at renames.
+pub fn program(maps: Maps, exact: bool, renames: bool) -> Vec<Instruction> {
+    let mut filter = vec![load(ARCHITECTURE_AT)];
+    for abi in ABIS {
+        let part = part(abi, maps, exact, renames);
+        filter.push(jump(libc::BPF_JEQ, abi.architecture, 1, 0));
+        filter.push(statement(libc::BPF_JMP | libc::BPF_JA, part.len() as u32));
+        filter.extend(part);
+    }
+    filter.push(answer(NOTIFY));
+    filter
+}
+
+/// A block for each call that is not simply allowed; each block ends with an answer.
+fn part(abi: &Abi, maps: Maps, exact: bool, renames: bool) -> Vec<Instruction> {
     let mut filter = vec![
-        load(ARCHITECTURE_AT),
-        jump(libc::BPF_JEQ, ARCHITECTURE, 1, 0),
-        answer(errno(libc::ENOSYS)),
         load(NUMBER_AT),
-        jump(libc::BPF_JGE, X32, 0, 1),
+        jump(libc::BPF_JGE, NO_CALL, 0, 1),
         answer(errno(libc::ENOSYS)),
+        jump(libc::BPF_JGE, abi.numbers_end, 0, 1),
+        answer(NOTIFY),
     ];
     let mut on = |call: libc::c_long, block: &[Instruction]| {
         filter.push(jump(libc::BPF_JEQ, call as u32, 0, block.len() as u8));
         filter.extend_from_slice(block);
     };
     let synced = if maps == Maps::Strict { NOTIFY } else { errno(0) };
-    for call in SYNC_OF_A_DESCRIPTOR.into_iter().filter(|_| !exact || maps == Maps::Strict) {
+    for call in abi.flush.iter().filter(|_| !exact || maps == Maps::Strict) {
         let no_descriptor = jump(libc::BPF_JSET, 1 << 31, 0, 1);
-        on(call, &[load(argument_at(0)), no_descriptor, answer(errno(libc::EBADF)), answer(synced)]);
+        on(*call, &[load(argument_at(0)), no_descriptor, answer(errno(libc::EBADF)), answer(synced)]);
     }
-    on(libc::SYS_sync, &[answer(synced)]);
+    on(abi.sync, &[answer(synced)]);
     let anonymous = jump(libc::BPF_JSET, libc::MAP_ANONYMOUS as u32, 1, 0);
     let shared = jump(libc::BPF_JSET, libc::MAP_SHARED as u32, 1, 0);
-    on(libc::SYS_mmap, &[load(argument_at(3)), anonymous, shared, answer(ALLOW), answer(NOTIFY)]);
+    on(abi.mmap, &[load(argument_at(3)), anonymous, shared, answer(ALLOW), answer(NOTIFY)]);
+    abi.old_mmap.iter().for_each(|call| on(*call, &[answer(NOTIFY)]));
     let mut families = vec![load(argument_at(0))];
     for family in FAMILIES {
         families.extend([jump(libc::BPF_JEQ, family as u32, 0, 1), answer(ALLOW)]);
     }
     families.push(answer(errno(libc::EAFNOSUPPORT)));
-    on(libc::SYS_socket, &families);
-    on(libc::SYS_socketpair, &families);
-    REFUSED.iter().for_each(|call| on(*call, &[answer(errno(libc::EPERM))]));
+    abi.sockets.iter().for_each(|call| on(*call, &families));
+    // The family is in memory, which the program could change behind a look at it. Programs take the calls above first.
+    let mut makes_sockets = vec![load(argument_at(0))];
+    for call in MAKE_SOCKETS {
+        makes_sockets.extend([jump(libc::BPF_JEQ, call, 0, 1), answer(errno(libc::ENOSYS))]);
+    }
+    makes_sockets.push(answer(ALLOW));
+    abi.socketcall.iter().for_each(|call| on(*call, &makes_sockets));
+    abi.renames.iter().filter(|_| renames).for_each(|(call, _)| on(*call, &[answer(NOTIFY)]));
+    abi.refused.iter().for_each(|call| on(*call, &[answer(errno(libc::EPERM))]));
     // Flushes in a ring could not be held until a commit, as strict maps ask for.
-    if exact && maps != Maps::Strict {
-        on(libc::SYS_io_uring_setup, &[answer(NOTIFY)]);
+    if abi.has_rings && exact && maps != Maps::Strict {
+        on(abi.missing[0], &[answer(NOTIFY)]);
     } else {
-        MISSING.iter().for_each(|call| on(*call, &[answer(errno(libc::ENOSYS))]));
+        abi.missing.iter().for_each(|call| on(*call, &[answer(errno(libc::ENOSYS))]));
     }
     filter.push(answer(ALLOW));
     filter
@@ -119,8 +238,8 @@ pub fn program(maps: Maps, exact: bool) -> Vec<Instruction> {
 
 /// Installs the filter for this process and all that it starts. Returns the descriptor that hears what the filter
 /// asks a supervisor about. Needs CAP_SYS_ADMIN.
-pub fn install(maps: Maps, exact: bool) -> Result<OwnedFd> {
-    let mut filter = program(maps, exact);
+pub fn install(maps: Maps, exact: bool, renames: bool) -> Result<OwnedFd> {
+    let mut filter = program(maps, exact, renames);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let attempt = |flags: libc::c_ulong| {
         // SAFETY: `program` is what the call reads, and outlives the call.

@@ -3,6 +3,7 @@
 use crate::cares::Cares;
 use crate::journal_blocks;
 use crate::loop_device::{Disk, wait_until_detached};
+use crate::outer_streams::tell;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statfs};
 use rustix::io::Errno;
@@ -137,7 +138,7 @@ impl Image {
             );
         }
         if superblock[STATE_AT] & HAS_ERRORS != 0 {
-            eprintln!("untorn-xsync: {} has errors; repairing it by e2fsck", path.display());
+            tell(format_args!("{} has errors; repairing it by e2fsck", path.display()));
             image.check()?;
         }
         Ok(image)
@@ -209,7 +210,7 @@ impl Image {
         let mut mounted = mount(disk.path(), at, "ext4", flags, &*options);
         if mounted == Err(Errno::BADMSG) {
             // The superblock is the one block that ext4 writes in place. If a power cut tore it, a copy is as good.
-            eprintln!("untorn-xsync: the superblock of {} is torn; repairing it by e2fsck", self.path.display());
+            tell(format_args!("the superblock of {} is torn; repairing it by e2fsck", self.path.display()));
             repair_superblock(disk.path())?;
             mounted = mount(disk.path(), at, "ext4", flags, &*options);
         }

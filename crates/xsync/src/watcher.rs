@@ -6,6 +6,7 @@
 
 use crate::control::Control;
 use crate::on_directory::disk_of;
+use crate::outer_streams::tell;
 use crate::outside_readers::OutsideReaders;
 use crate::session_init::close_all_but;
 use anyhow::{Context, Result, bail, ensure};
@@ -82,9 +83,7 @@ impl Watcher {
         self.hears = Some(thread::spawn(move || {
             let _ = connection.receive::<Answer>();
             if !ended.load(SeqCst) {
-                eprintln!(
-                    "untorn-xsync: the watcher has ended, and outside readers do not wait any more: so does the session"
-                );
+                tell("the watcher has ended, and outside readers do not wait any more: so does the session");
                 let _ = rustix::process::pidfd_send_signal(&session, Signal::KILL);
             }
         }));
@@ -153,7 +152,7 @@ pub fn watch(dir: &Path) -> Result<()> {
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).with_context(|| format!("cannot make {}", path.display()))?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
-    eprintln!("untorn-xsync: watching the file system of {}", dir.display());
+    tell(format_args!("watching the file system of {}", dir.display()));
     let sessions: Arc<Mutex<HashMap<u32, usize>>> = Arc::default();
     for stream in listener.incoming() {
         let stream = stream.context("the watcher's socket")?;
@@ -168,7 +167,7 @@ pub fn watch(dir: &Path) -> Result<()> {
                 serve(&connection, device, user)
             };
             if let Err(e) = served {
-                eprintln!("untorn-xsync: a session of user {user}: {e:#}");
+                tell(format_args!("a session of user {user}: {e:#}"));
             }
             *locked(&sessions).get_mut(&user).expect("counted") -= 1;
         });

@@ -2,6 +2,7 @@
 
 use crate::access_lists::{AccessLists, NAMES};
 use crate::host_view::Written;
+use crate::overlays::overlay_attributes;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, XattrFlags, access, lgetxattr, llistxattr, lsetxattr};
 use rustix::io::Errno;
@@ -10,7 +11,6 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
-use untorn_terminal::user_namespace::is_root;
 
 /// The file with this list, in a volume.
 const LIST: &str = "session.json";
@@ -20,11 +20,6 @@ const NEXT: &str = "session.next.json";
 const LAYERS: &str = "overlays";
 /// What the session sees of a volume.
 pub const DATA: &str = "data";
-
-/// Prefix of the attributes in which an overlay keeps what it needs: root's, or an ordinary user's.
-pub fn overlay_attributes() -> &'static str {
-    if is_root() { "trusted.overlay." } else { "user.overlay." }
-}
 
 /// How far a session has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,14 +14,18 @@ use std::time::{Duration, Instant};
 
 /// What is there before the program begins.
 const BEFORE: &str = "mkdir -p d/sub e keep; echo a > a; echo b > b; echo in > d/in; echo sub > d/sub/x; echo e > e/e; \
-    echo old > keep/old; ln a a-too; chmod 640 b; echo gone > gone; mkdir gone.d; echo x > gone.d/x; ln -s a link; \
+    echo old > keep/old; ln a a-too; mkdir p q; echo p > p/f; echo q > q/f; mkdir -p outer/inner/in; echo o > outer/o; \
+    echo in > outer/inner/in/f; mkdir goes empty; echo g > goes/g; echo l > l1; ln l1 l2; ln l1 outer/l3; \
+    echo n > n1; ln n1 n2; ln n1 n3; echo s > s1; ln s1 s2; chmod 640 b; echo gone > gone; mkdir gone.d; echo x > gone.d/x; ln -s a link; \
     mkdir becomes-file; echo x > becomes-file/x; echo x > becomes-dir; touch -d @1000000000 a b keep/old";
 /// What the program does; what it leaves does not depend on when.
 const PROGRAM: &str = "echo more >> b; rm gone; rm -r gone.d; mkdir -p new/deep; echo deep > new/deep/file; \
     ln new/deep/file new/second; rm -r d; mkdir d; echo fresh > d/fresh; mkdir d/sub; echo other > d/sub/y; \
     mv keep/old keep/renamed; ln -sf b link; mkfifo pipe; chmod 4711 keep/renamed; chown 1234:4321 keep/renamed; \
     rm -r becomes-file; echo file > becomes-file; rm becomes-dir; mkdir becomes-dir; echo in > becomes-dir/in; \
-    mv e e2; truncate -s 3M sparse; printf x | dd of=sparse bs=1 seek=2000000 conv=notrunc 2>/dev/null; \
+    mv e e2; mv p t; mv q p; mv t q; echo more >> q/f; mv outer/inner lifted; mv outer wrapped; mv lifted/in new/in; \
+    echo x > new/in/x; rm -r goes; mkdir goes; mv -T e2 empty; mv -T empty e2; echo more >> l1; rm n2; echo more >> n1; \
+    rm n1; echo more >> s1; mv s1 s3; ln l2 l4; truncate -s 3M sparse; printf x | dd of=sparse bs=1 seek=2000000 conv=notrunc 2>/dev/null; \
     setfattr -n user.test -v value b; touch -d @1100000000 b keep d new; chmod 700 e2; \
     echo 'a strange name' > \"$(printf 'x\\ny')\"";
 
@@ -90,6 +94,28 @@ fn what_the_program_changed_is_applied() {
     place.script(PROGRAM).ok();
     same(&tree(&place.work()), &expected(BEFORE, PROGRAM));
     assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+/// In the session and after it: all names of a file are names of one, and directories are renamed, not copied.
+#[test]
+fn hard_links_and_directories_of_the_host_stay_what_they_are() {
+    let Some(place) = Place::new() else { return };
+    let work = place.work();
+    shell("mkdir -p old/sub; echo x > old/sub/x; echo a > a; ln a b; ln a ../outside; echo t > t; ln t u", &work);
+    let numbers =
+        |names: &[&str]| names.iter().map(|name| fs::metadata(work.join(name)).unwrap().ino()).collect::<Vec<_>>();
+    let before = numbers(&["old", "old/sub", "old/sub/x", "t"]);
+    let script = "perl -e 'rename(\"old\", \"new\") or die $!'; echo more >> a; cat b; stat -c %h b; touch u";
+    let run = place.script(script);
+    let says = "b has other names outside of";
+    assert!(run.err.contains(says) || run.err.contains("a has other names outside of"), "{run:?}");
+    assert_eq!(run.ok(), "a\nmore\n3\n");
+    assert_eq!(numbers(&["new", "new/sub", "new/sub/x", "t"]), before);
+    assert_eq!((numbers(&["a"]), numbers(&["t"])), (numbers(&["b"]), numbers(&["u"])));
+    assert_eq!(fs::read_to_string(work.join("b")).unwrap(), "a\nmore\n");
+    assert_eq!(fs::read_to_string(place.dir.path().join("outside")).unwrap(), "a\n");
+    let names = fs::read_dir(&work).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(names.into_iter().all(|name| !name.starts_with(".untorn")), "nothing is left of the apply");
 }
 
 #[test]

@@ -60,3 +60,49 @@ fn what_is_left_of_a_full_session_is_applied() {
     assert_eq!((resumed.code, fs::read_dir(place.at()).unwrap().count()), (Some(0), 0), "{resumed:?}");
     assert!(work.path().join("large").exists());
 }
+
+/// What was begun of a file would keep the disk full.
+#[test]
+fn an_apply_to_a_full_disk_leaves_no_part_of_a_file() {
+    let Some(place) = Place::new() else { return };
+    let (small, ballast) = (Directory::mounted("data=ordered"), vec![b'x'; 16 << 20]);
+    let (at, names) = (small.at(), |dir: &Path| {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    });
+    fs::write(at.join("ballast"), &ballast).unwrap();
+    fs::create_dir(at.join("inner")).unwrap();
+    let room = || rustix::fs::statvfs(&at).unwrap().f_bfree;
+    let before = room();
+    let script = "head -c 20000000 /dev/zero > inner/large; ln inner/large link; echo end";
+    let full: Run = place.xsync(&["--", "sh", "-c", script]).current_dir(&at).output().unwrap().into();
+    assert!(full.code == Some(125) && full.err.contains("No space left") && full.err.contains("--resume"), "{full:?}");
+    assert_eq!((names(&at), names(&at.join("inner")).len()), (vec!["ballast".into(), "inner".into()], 0));
+    assert!(room() + 16 >= before, "{} of {before} blocks are left", room());
+    fs::remove_file(at.join("ballast")).unwrap();
+    place.run(&["--resume", place.left()[0].to_str().unwrap()]).ok();
+    assert_eq!(fs::metadata(at.join("inner/large")).unwrap().len(), 20_000_000);
+    assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+#[test]
+fn an_export_to_a_full_disk_leaves_nothing_and_can_be_repeated() {
+    let Some(place) = Place::new() else { return };
+    let small = Directory::mounted("data=ordered");
+    let (to, ballast, volume) = (small.at().join("exported"), small.at().join("ballast"), place.dir.path().join("v"));
+    fs::write(&ballast, vec![b'x'; 16 << 20]).unwrap();
+    let (sized, to_text, inner) = (format!("{}:64M", volume.display()), to.to_str().unwrap(), place.work());
+    let export = |volume: &str, script: &str| {
+        let words = ["--volume", volume, "--export", to_text, "--overlay", inner.to_str().unwrap(), "--", "sh", "-c"];
+        place.run(&[&words[..], &[script]].concat())
+    };
+    let full = export(&sized, "echo first > /data/a; head -c 20000000 /dev/zero > /data/b; echo changed > changed");
+    assert!(full.code == Some(125) && full.err.contains("nothing was exported"), "{full:?}");
+    assert!(!to.exists());
+    // What else the session did was applied.
+    assert_eq!(fs::read_to_string(place.work().join("changed")).unwrap(), "changed\n");
+    fs::remove_file(&ballast).unwrap();
+    export(volume.to_str().unwrap(), "true").ok();
+    assert_eq!(fs::metadata(to.join("b")).unwrap().len(), 20_000_000);
+}
