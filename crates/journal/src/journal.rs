@@ -80,6 +80,8 @@ struct Segment {
     first_block_crc: Option<u64>,
     /// Its attribute says its length, and was not flushed yet.
     length_due: bool,
+    /// The length that is on the disk for sure: what the cache shows may have been lost by a flush that failed.
+    durable_bytes: u64,
 }
 
 /// What is known of records after a write of them failed: the descriptor is looked at before anything is written.
@@ -231,9 +233,18 @@ impl Journal {
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
             let (index, bytes) = (s.index, s.bytes);
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
-            // The header that is durable before the first commit has the length.
-            let length_due = false;
-            journal.segments.push(Segment { index, bytes, appended: 0, file, last_lsn, first_block_crc, length_due });
+            let listed = journal.header.lengths.get(index as usize).map_or(0, |blocks| u64::from(*blocks));
+            let durable_bytes = s.said_bytes.max(listed * BLOCK_BYTES as u64).min(bytes);
+            journal.segments.push(Segment {
+                index,
+                bytes,
+                appended: 0,
+                file,
+                last_lsn,
+                first_block_crc,
+                length_due: false,
+                durable_bytes,
+            });
         }
         let checkpoint_lsn = journal.header.checkpoint_lsn;
         let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;

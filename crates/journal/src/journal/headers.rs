@@ -96,7 +96,7 @@ impl Journal {
             let index = segment.index as usize;
             lengths.resize(lengths.len().max(index + 1).min(LENGTHS_MAX), 0);
             if let Some(length) = lengths.get_mut(index) {
-                *length = (segment.bytes / BLOCK_BYTES as u64) as u32;
+                *length = (segment.durable_bytes.min(segment.bytes) / BLOCK_BYTES as u64) as u32;
             }
         }
         lengths

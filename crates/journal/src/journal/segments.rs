@@ -112,7 +112,16 @@ impl Journal {
         // Behind the flush of the length itself, and flushed with the first commit: a crash leaves no segment that says it was
         // longer than it ever was. Where there is no room for it, the next header has the length.
         let length_due = file.set_attribute(&encode_length(index, bytes)).is_ok();
-        self.segments.push(Segment { index, bytes, appended: 0, file, last_lsn: 0, first_block_crc, length_due });
+        self.segments.push(Segment {
+            index,
+            bytes,
+            appended: 0,
+            file,
+            last_lsn: 0,
+            first_block_crc,
+            length_due,
+            durable_bytes: bytes,
+        });
         Ok(self.segments.len() - 1)
     }
 }
