@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use untorn_crashlab::{Options as DiskOptions, SimDisk};
 use untorn_journal::format::{
     ATTRIBUTE_BYTES, Attribute, AttributeFound, BLOCK_BYTES, HEADER_CRC_AT, Header, Key, RECORD_ALIGN_BYTES,
-    RECORD_CRC_AT, RECORD_HEAD_BYTES, RECORD_HEAD_CRC_AT, RecordHead, crc64,
+    RECORD_CRC_AT, RECORD_HEAD_BYTES, RECORD_HEAD_CRC_AT, RecordHead, VERSION, crc64,
 };
 use untorn_journal::journal::{Committed, Options};
 use untorn_journal::overlay::Source;
@@ -364,6 +364,10 @@ pub type Sample = (&'static str, fn(&[u8]), Vec<u8>);
 /// One for each entry at least.
 pub fn samples() -> Vec<Sample> {
     let header_sample = Header {
+        version: VERSION,
+        lengths: vec![4],
+        unclosed: vec![3],
+        marks_left: true,
         start_blocks: 4,
         by_attribute: false,
         store: [7; 16],
@@ -379,8 +383,15 @@ pub fn samples() -> Vec<Sample> {
         epoch: 11,
         key: KEY,
     };
-    let attribute_sample =
-        Attribute { store: [7; 16], file: 1, epoch: 2, checkpoint_lsn: 3, path_crc: 4, pending: true };
+    let attribute_sample = Attribute {
+        version: VERSION,
+        store: [7; 16],
+        file: 1,
+        epoch: 2,
+        checkpoint_lsn: 3,
+        path_crc: 4,
+        pending: true,
+    };
     let crashed = Crashed::get();
     let segment = crashed.disk.get(&crashed.records[0].0).expect("there");
     let names = Record {

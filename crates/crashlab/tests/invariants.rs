@@ -17,6 +17,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
         invariant::FRESH_START | invariant::CHAIN | invariant::EPOCH => {
             &["closed,posix,garbage,growing,buffered/0/one/", "closed,posix,garbage,growing,direct/0/one/"]
         }
+        invariant::OPEN_NOTED | invariant::LEFT_MARKS_CLEARED => &["closed,ext4,sector,tight,direct/0/one/"],
         invariant::DURABLE_HEADER => &["closed,posix,sector,tight,buffered/0/other,one,retire,one,retire/"],
         invariant::SPILL_FILES_STAY => &["closed,posix,sector,roomy,direct/0/one,cut,large,retire,apply/"],
         invariant::STICKY_ERROR => &["closed,ext4,sector,tight,buffered/0/one,one/"],
@@ -51,6 +52,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
     match invariant {
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
+        invariant::START_LENGTH => Some("a_copy_without_attributes_is_not_taken_for_closed"),
         invariant::UNTOLD_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
         invariant::LAYERS_APPLIED => Some("large_commits_lie_over_each_other"),
         invariant::BODIES_UNLIKE_RECORDS => Some("contents_that_look_like_records_are_none"),
@@ -147,6 +149,13 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
             "not here: after a failed flush of class `process` the enumeration accepts an unknown state; \
              `a_failed_flush_on_the_way_to_class_power_is_not_forgotten` fails without it",
         ),
+        invariant::OTHER_JOURNAL => Some(
+            "not here: no enumerated program puts an older journal back; \
+             `an_older_journal_of_a_closed_store_is_noticed` fails without it",
+        ),
+        invariant::SEGMENTS_KEEP_LENGTH | invariant::APPENDED_LENGTH_NOTED => {
+            Some("not here: no crash cuts a segment off; `a_segment_that_was_cut_short_is_missed` fails without it")
+        }
         invariant::RESTATED_WHOLE => Some(
             "not here: no enumerated program has changes that wait in an open store; \
              `a_commit_under_the_checkpoint_that_restates_its_file` fails without it",

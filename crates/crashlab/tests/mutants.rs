@@ -25,7 +25,10 @@ fn known(step: &str) -> &'static [&'static str] {
         "RECOVER_DATA" => &["closed,posix,sector,tight,buffered/0/other,one,other/"],
         "HEADER_BOOT" => &["closed,posix,sector,tight,buffered/0/other,one/"],
         "SPILL_CONTENTS" | "SPILL_NAME" => &["closed,posix,sector,tight,direct/0/large/"],
-        "HEADER_UNCLEAN" => &["plain,ext4,garbage,growing,buffered/0//"],
+        "SEGMENT_CONTENTS" => {
+            &["closed,posix,sector,growing,direct/0/one,one/", "plain,posix,sector,growing,direct/0/one/"]
+        }
+        "HEADER_OPEN" => &["closed,posix,sector,tight,direct/0/one/"],
         "HEADER_LISTED" => &["closed,posix,sector,tight,direct/0/one/"],
         "SEGMENT_NAME" => &["pending,posix,sector,roomy,direct/0/one/"],
         _ => &[],
@@ -55,9 +58,6 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
         sync_point::EJECT_JOURNAL => Some(
             "not here: no enumerated program removes a store; \
              `the_name_of_a_removed_file_is_free_whenever_its_removal_ends` fails without it",
-        ),
-        sync_point::SEGMENT_CONTENTS => Some(
-            "not needed: it is for speed: the flush of the segment's first commit makes the same bytes and the same size durable",
         ),
         sync_point::CHECKPOINT_STEP => {
             Some("not needed: it is for speed: the flush at the end of the checkpoint covers what was written out")

@@ -2,7 +2,7 @@
 
 use crate::error::{Context, Error, Result, is_loop};
 use crate::final_state::{FileState, FinalState};
-use crate::format::{Attribute, AttributeFound};
+use crate::format::{Attribute, AttributeFound, VERSION};
 use crate::invariant;
 use crate::locate::{
     DataFiles, Found, Location, Locations, creation_temporaries, creation_temporary, open_for_writing,
@@ -173,6 +173,7 @@ impl DataFiles<'_> {
 
     pub(crate) fn set_identity(&self, file: &FileState, handle: &dyn File, name: &Path) -> Result<()> {
         let attribute = Attribute {
+            version: VERSION,
             store: self.store,
             file: file.id,
             epoch: self.epoch,

@@ -10,7 +10,9 @@ use std::path::Path;
 use untorn_os::holds;
 
 /// Version of everything below. Readers refuse a newer one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+/// The first version whose headers know which owners did not close.
+const UNCLOSED_KNOWN: u32 = 3;
 /// Unit of the journal: every commit group starts on a fresh block.
 pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
 
@@ -45,7 +47,39 @@ pub const RECORD_HEAD_CRC_AT: usize = 68;
 /// Records within a group start on multiples of this.
 pub const RECORD_ALIGN_BYTES: usize = 8;
 
-/// First bytes of the attribute `user.untorn`.
+/// First bytes of the attribute `user.untorn` of a segment: its length.
+pub const LENGTH_MAGIC: &[u8; 4] = b"UTSG";
+/// Its length.
+pub const LENGTH_BYTES: usize = 24;
+
+/// The attribute of the segment of an index, which has at least so many bytes.
+pub fn encode_length(index: u32, bytes: u64) -> [u8; LENGTH_BYTES] {
+    let mut b = [0; LENGTH_BYTES];
+    set_bytes(&mut b, 0, LENGTH_MAGIC);
+    set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
+    set_bytes(&mut b, 8, &index.to_le_bytes());
+    set_bytes(&mut b, 12, &((bytes / BLOCK_BYTES as u64) as u32).to_le_bytes());
+    let crc = crc64(&b[..LENGTH_BYTES - 8]);
+    set_bytes(&mut b, LENGTH_BYTES - 8, &crc.to_le_bytes());
+    b
+}
+
+/// The bytes that the segment of an index has at least, by its attribute; 0: it does not say.
+pub fn decode_length(index: u32, value: Option<&[u8]>) -> u64 {
+    match value {
+        Some(b)
+            if b.len() == LENGTH_BYTES
+                && &b[..4] == LENGTH_MAGIC
+                && u32_at(b, 8) == index
+                && u64_at(b, LENGTH_BYTES - 8) == crc64(&b[..LENGTH_BYTES - 8]) =>
+        {
+            u64::from(u32_at(b, 12)) * BLOCK_BYTES as u64
+        }
+        _ => 0,
+    }
+}
+
+/// First bytes of the attribute `user.untorn` of a data file.
 pub const ATTRIBUTE_MAGIC: &[u8; 4] = b"UTAT";
 /// Length of the attribute.
 pub const ATTRIBUTE_BYTES: usize = 64;
@@ -140,6 +174,8 @@ pub struct ListedEpoch {
 /// The contents of a header slot. The valid slot with the higher generation counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// Version of whoever wrote it. A header is always written in the present one.
+    pub version: u32,
     /// The store.
     pub store: StoreId,
     /// Grows by one with every header written.
@@ -166,6 +202,12 @@ pub struct Header {
     pub boot: Option<[u8; 16]>,
     /// The epoch in which this header was written.
     pub epoch: u64,
+    /// Lengths in blocks that segments had at least when this header was written, by index; 0: there was none.
+    pub lengths: Vec<u32>,
+    /// The last epochs whose owners did not close the store, oldest first: files may wait for commits of theirs.
+    pub unclosed: Vec<u64>,
+    /// Nobody has looked yet for files that wait for commits of these epochs which never came.
+    pub marks_left: bool,
     /// The secret of the checksums of this journal's records.
     pub key: Key,
     /// It was read from the attribute: the slot of its generation may not be durable. Not written.
@@ -174,8 +216,17 @@ pub struct Header {
 
 /// Where a header slot keeps the length of the segment in which a clean journal continues.
 const START_BLOCKS_AT: usize = EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES;
+/// Where a header slot keeps the list of epochs that were not closed: their number in four bytes, then the epochs.
+pub const UNCLOSED_AT: usize = START_BLOCKS_AT + 4;
+/// Epochs that were not closed and that a header lists at most. An opening that finds so many looks for what they left.
+pub const UNCLOSED_MAX: usize = 240;
+/// Where a header slot keeps the lengths of segments: their number in four bytes, then the blocks of each, by index.
+pub const LENGTHS_AT: usize = UNCLOSED_AT + 4 + 8 * UNCLOSED_MAX;
+/// Lengths that a header lists at most.
+pub const LENGTHS_MAX: usize = (HEADER_CRC_AT - LENGTHS_AT - 4) / 4;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_BOOT: u32 = 2;
+const FLAG_MARKS_LEFT: u32 = 4;
 
 impl Header {
     /// Where the slot of this generation lies in the header file.
@@ -188,10 +239,48 @@ impl Header {
         u64::from(self.start_blocks) * BLOCK_BYTES as u64
     }
 
+    /// Nothing was pending when a writer of this version wrote the header. One of another version makes a header of its own
+    /// durable first.
+    pub fn is_closed(&self) -> bool {
+        self.clean && self.version == VERSION
+    }
+
+    /// Whether a file of this store waits, or waited, for commits of an owner that this header knows, whether it knows these
+    /// commits or not. An owner writes a header of its epoch before it marks a file, and leaves no mark when it closes. So a
+    /// file that waits for somebody else's has a journal that is not here: an older one was put in its place.
+    pub fn knows(&self, a: &Attribute) -> bool {
+        let is_open = || self.epoch == a.epoch && !self.clean;
+        a.version < UNCLOSED_KNOWN
+            || is_open()
+            || self.unclosed.contains(&a.epoch)
+            || self.listed.iter().any(|listed| listed.epoch == a.epoch)
+            || !holds(invariant::OTHER_JOURNAL)
+    }
+
+    /// Whether a file was marked when its journal had more commits than this one, which ends with that LSN.
+    pub fn is_behind(a: &Attribute, last_lsn: u64) -> bool {
+        // Before, a mark could be ahead of what was flushed.
+        a.version >= UNCLOSED_KNOWN && a.checkpoint_lsn > last_lsn && holds(invariant::OTHER_JOURNAL)
+    }
+
+    /// Adds an epoch to those that were not closed. The oldest goes if there are too many.
+    pub fn add_unclosed(&mut self, epoch: u64) {
+        if epoch == 0 || self.unclosed.contains(&epoch) {
+            return;
+        }
+        if self.unclosed.len() == UNCLOSED_MAX {
+            self.unclosed.remove(0);
+        }
+        self.unclosed.push(epoch);
+    }
+
     /// The slot's block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut b = [0; BLOCK_BYTES];
-        let flags = if self.clean { FLAG_CLEAN } else { 0 } | if self.boot.is_some() { FLAG_BOOT } else { 0 };
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        let flags = flag(self.clean, FLAG_CLEAN)
+            | flag(self.boot.is_some(), FLAG_BOOT)
+            | flag(self.marks_left, FLAG_MARKS_LEFT);
         set_bytes(&mut b, 0, HEADER_MAGIC);
         set_bytes(&mut b, 8, &VERSION.to_le_bytes());
         set_bytes(&mut b, 12, &flags.to_le_bytes());
@@ -214,19 +303,30 @@ impl Header {
             set_bytes(&mut b, at + 24, &listed.last_crc.to_le_bytes());
         }
         set_bytes(&mut b, START_BLOCKS_AT, &self.start_blocks.to_le_bytes());
+        set_bytes(&mut b, UNCLOSED_AT, &(self.unclosed.len() as u32).to_le_bytes());
+        for (n, epoch) in self.unclosed.iter().enumerate() {
+            set_bytes(&mut b, UNCLOSED_AT + 4 + 8 * n, &epoch.to_le_bytes());
+        }
+        let lengths = &self.lengths[..self.lengths.len().min(LENGTHS_MAX)];
+        set_bytes(&mut b, LENGTHS_AT, &(lengths.len() as u32).to_le_bytes());
+        for (index, blocks) in lengths.iter().enumerate() {
+            set_bytes(&mut b, LENGTHS_AT + 4 + 4 * index, &blocks.to_le_bytes());
+        }
         let crc = crc64(&b[..HEADER_CRC_AT]);
         set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
         b
     }
 
     /// The header of a closed journal as an attribute of the header file, whose slots these are. It belongs to the newest
-    /// durable one, by that slot's checksum.
+    /// durable one, by that slot's checksum, which lists the same epochs that were not closed.
     pub fn encode_closed(&self, slots: &[u8]) -> [u8; CLOSED_BYTES] {
         debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
         let mut b = [0; CLOSED_BYTES];
         set_bytes(&mut b, 0, CLOSED_MAGIC);
         set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
-        set_bytes(&mut b, 6, &u16::from(self.clean).to_le_bytes());
+        let is_unclosed = self.unclosed.contains(&self.epoch);
+        let flags = u16::from(self.clean) | u16::from(self.marks_left) << 1 | u16::from(is_unclosed) << 2;
+        set_bytes(&mut b, 6, &flags.to_le_bytes());
         set_bytes(&mut b, 8, &self.generation.to_le_bytes());
         set_bytes(&mut b, 16, &self.checkpoint_lsn.to_le_bytes());
         set_bytes(&mut b, 24, &self.link.to_le_bytes());
@@ -260,7 +360,8 @@ impl Header {
             return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
         }
         let checkpoint_lsn = u64_at(b, 16);
-        Ok(Some(Header {
+        let mut header = Header {
+            version,
             store: self.store,
             generation: u64_at(b, 8),
             checkpoint_lsn,
@@ -273,9 +374,16 @@ impl Header {
             start_blocks: u32_at(b, 52),
             boot: None,
             epoch: u64_at(b, 32),
+            lengths: self.lengths.clone(),
+            unclosed: self.unclosed.clone(),
+            marks_left: u16_at(b, 6) & 2 != 0,
             key: self.key,
             by_attribute: true,
-        }))
+        };
+        if u16_at(b, 6) & 4 != 0 {
+            header.add_unclosed(header.epoch);
+        }
+        Ok(Some(header))
     }
 
     /// Reads a slot. `Ok(None)`: not a valid slot (torn, never written).
@@ -292,6 +400,16 @@ impl Header {
         if count > EPOCHS_MAX {
             return Err(Error::corrupt(path, format!("its header lists {count} epochs; {EPOCHS_MAX} is the most")));
         }
+        let unclosed = if version < UNCLOSED_KNOWN { 0 } else { u32_at(b, UNCLOSED_AT) as usize };
+        if unclosed > UNCLOSED_MAX {
+            let detail = format!("its header lists {unclosed} epochs that were not closed; {UNCLOSED_MAX} is the most");
+            return Err(Error::corrupt(path, detail));
+        }
+        let lengths = if version < UNCLOSED_KNOWN { 0 } else { u32_at(b, LENGTHS_AT) as usize };
+        if lengths > LENGTHS_MAX {
+            let detail = format!("its header lists {lengths} segments; {LENGTHS_MAX} is the most");
+            return Err(Error::corrupt(path, detail));
+        }
         let listed = b[EPOCHS_AT..].chunks(EPOCH_BYTES).take(count).map(|entry| ListedEpoch {
             epoch: u64_at(entry, 0),
             first_lsn: u64_at(entry, 8),
@@ -299,19 +417,22 @@ impl Header {
             last_crc: u64_at(entry, 24),
         });
         Ok(Some(Header {
+            version,
             store: b[24..40].try_into().expect("sixteen bytes"),
             generation: u64_at(b, 16),
             checkpoint_lsn: u64_at(b, 40),
             listed: listed.collect(),
             open_lsn: if version == 1 { u64_at(b, 40).saturating_add(1) } else { u64_at(b, 104) },
             link: u64_at(b, 48),
-            // A writer makes a header of its own version durable first.
-            clean: flags & FLAG_CLEAN != 0 && version == VERSION,
+            clean: flags & FLAG_CLEAN != 0,
             start_segment: u32_at(b, 88),
             start_crc: u64_at(b, 80),
             start_blocks: u32_at(b, START_BLOCKS_AT),
             boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
             epoch: u64_at(b, 56),
+            lengths: b[LENGTHS_AT + 4..].chunks(4).take(lengths).map(|blocks| u32_at(blocks, 0)).collect(),
+            unclosed: b[UNCLOSED_AT + 4..].chunks(8).take(unclosed).map(|epoch| u64_at(epoch, 0)).collect(),
+            marks_left: flags & FLAG_MARKS_LEFT != 0,
             key: Key(u64_at(b, 92)),
             by_attribute: false,
         }))
@@ -435,6 +556,8 @@ impl RecordHead {
 /// The attribute that ties a file to its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute {
+    /// Version of whoever marked the file.
+    pub version: u32,
     /// The store.
     pub store: StoreId,
     /// The file's identity in this epoch: a random number.
@@ -470,7 +593,7 @@ impl Attribute {
     pub fn encode(&self) -> [u8; ATTRIBUTE_BYTES] {
         let mut b = [0; ATTRIBUTE_BYTES];
         set_bytes(&mut b, 0, ATTRIBUTE_MAGIC);
-        set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
+        set_bytes(&mut b, 4, &(self.version as u16).to_le_bytes());
         set_bytes(&mut b, 6, &u16::from(self.pending).to_le_bytes());
         set_bytes(&mut b, 8, &self.store);
         set_bytes(&mut b, 24, &self.file.to_le_bytes());
@@ -493,6 +616,7 @@ impl Attribute {
             return AttributeFound::Unreadable;
         }
         AttributeFound::Valid(Attribute {
+            version: u32::from(u16_at(b, 4)),
             store: b[8..24].try_into().expect("sixteen bytes"),
             file: u64_at(b, 24),
             epoch: u64_at(b, 32),
@@ -509,6 +633,7 @@ mod tests {
 
     fn header() -> Header {
         Header {
+            version: VERSION,
             store: [7; 16],
             generation: 9,
             checkpoint_lsn: 41,
@@ -521,6 +646,9 @@ mod tests {
             start_blocks: 16,
             boot: Some([5; 16]),
             epoch: 11,
+            lengths: vec![16, 0, 48],
+            unclosed: vec![8, 9],
+            marks_left: true,
             key: Key(12),
             by_attribute: false,
         }
@@ -607,7 +735,15 @@ mod tests {
 
     #[test]
     fn attribute_round_trip() {
-        let a = Attribute { store: [1; 16], file: 2, epoch: 3, checkpoint_lsn: 4, path_crc: 5, pending: true };
+        let a = Attribute {
+            version: VERSION,
+            store: [1; 16],
+            file: 2,
+            epoch: 3,
+            checkpoint_lsn: 4,
+            path_crc: 5,
+            pending: true,
+        };
         let b = a.encode();
         assert_eq!(Attribute::decode(Some(&b)), AttributeFound::Valid(a));
         assert_eq!(Attribute::decode(Some(&b[..50])), AttributeFound::Unreadable);

@@ -31,6 +31,14 @@ untorn_os::invariants! {
     LISTED_SPILLS_STAY,
     /// A first commit that is flushed together with attributes is appended: it is not on the disk without them.
     FIRST_COMMIT_APPENDED,
+    /// The header says that the store is open before a file is marked: a mark whose commit never came is looked for.
+    OPEN_NOTED,
+    /// A file that waits for commits of an owner that the header does not know waits for another journal.
+    OTHER_JOURNAL,
+    /// A segment that is shorter than it was is damaged: the commits that it has lost may have been the last.
+    SEGMENTS_KEEP_LENGTH,
+    /// A commit that makes a segment longer notes the new length.
+    APPENDED_LENGTH_NOTED,
     /// A journal is not clean if its segment is longer than the clean header says.
     START_LENGTH,
     /// What is restated is read from the journal before the segments that it lies in are used again.

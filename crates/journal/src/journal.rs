@@ -75,6 +75,10 @@ struct Segment {
     last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
+    /// Its attribute says its length, and was not flushed yet.
+    length_due: bool,
+    /// The length that is on the disk for sure: what the cache shows may have been lost by a flush that failed.
+    durable_bytes: u64,
 }
 
 /// A spill file that records in the journal refer to.
@@ -221,7 +225,18 @@ impl Journal {
             let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
             let (index, bytes) = (s.index, s.bytes);
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
-            journal.segments.push(Segment { index, bytes, appended: 0, file, last_lsn, first_block_crc });
+            let listed = journal.header.lengths.get(index as usize).map_or(0, |blocks| u64::from(*blocks));
+            let durable_bytes = s.said_bytes.max(listed * BLOCK_BYTES as u64).min(bytes);
+            journal.segments.push(Segment {
+                index,
+                bytes,
+                appended: 0,
+                file,
+                last_lsn,
+                first_block_crc,
+                length_due: false,
+                durable_bytes,
+            });
         }
         let checkpoint_lsn = journal.header.checkpoint_lsn;
         let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;
@@ -256,6 +271,11 @@ impl Journal {
     /// LSN of the last record.
     pub fn last_lsn(&self) -> u64 {
         self.next_lsn - 1
+    }
+
+    /// LSN of the last record that was flushed, as far as this class flushes.
+    pub fn durable_lsn(&self) -> u64 {
+        self.durable_lsn
     }
 
     /// LSN of the last commit, which is durable as far as this class makes it so. Durable marks may follow.
@@ -337,8 +357,7 @@ impl Journal {
         if let Some(e) = self.failure() {
             return Err(e);
         }
-        if self.list_due && holds(invariant::LISTED_FIRST) {
-            // A checkpoint writes a header, and there is one writer of headers at a time.
+        if !self.note_open()? {
             return Ok(Committed::Full);
         }
         self.flush_spills(records)?;
@@ -469,7 +488,8 @@ impl Journal {
             len: (self.buf.len() - at) as u64,
             lsn: self.next_lsn,
             epoch: self.epoch,
-            generation: self.header.generation,
+            // One that is an attribute is durable with the first commit: a torn one may be there without it.
+            generation: if self.header.by_attribute { self.durable_generation } else { self.header.generation },
             position: self.position + at as u64,
             previous_crc: self.previous_crc,
             durable_lsn: self.durable_lsn,
@@ -545,9 +565,13 @@ impl Journal {
             self.tell_durable(self.next_lsn - 1);
         }
         for at in std::mem::take(&mut self.unflushed) {
-            if self.options.durable
-                && let Err(e) = self.segments[at].file.sync_data(point)
-            {
+            let segment = &mut self.segments[at];
+            let flushed = match std::mem::take(&mut segment.length_due) {
+                _ if !self.options.durable => Ok(()),
+                true => segment.file.sync_all(point),
+                false => segment.file.sync_data(point),
+            };
+            if let Err(e) = flushed {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
         }

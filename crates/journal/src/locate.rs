@@ -194,13 +194,15 @@ pub fn leave_unreadable(state: &FinalState, locations: &mut Locations) {
 }
 
 /// Refuses a file of a name whose commits are somewhere else, by its attribute. `quarantined` says so of a file with commits
-/// in a quarantined journal of this store; `is_known`: this store has the file that the attribute names, elsewhere.
+/// in a quarantined journal of this store; `is_known`: this store has the file that the attribute names, elsewhere;
+/// `is_newer`: the file waits for commits of an owner that came after the journal which is here.
 pub fn check_attribute(
     found: AttributeFound,
     path: &Path,
     store: Option<StoreId>,
     quarantined: impl FnOnce(u64) -> Result<()>,
     is_known: impl FnOnce(&Attribute) -> bool,
+    is_newer: impl FnOnce(&Attribute) -> bool,
 ) -> Result<()> {
     let a = match found {
         AttributeFound::None => return Ok(()),
@@ -229,7 +231,21 @@ pub fn check_attribute(
     if a.path_crc != Attribute::path_crc_of(path) {
         return needs("it was moved or copied from elsewhere in this store while changes were pending".into());
     }
-    Ok(())
+    match is_newer(&a) {
+        true => Err(older_journal(path)),
+        false => Ok(()),
+    }
+}
+
+/// A file waits for commits, and the journal that is here ended before they were made.
+pub fn older_journal(path: &Path) -> Error {
+    Error::Conflict {
+        path: path.to_owned(),
+        detail:
+            "it waits for commits that the journal here does not know: an older `.untorn` was put back. Put the newer \
+                 one in its place, or, if it is lost, take the file as it is with `untorn recover --accept-lost`"
+                .into(),
+    }
 }
 
 /// The name of a file that is being made, in the directory of the name that it is to get.

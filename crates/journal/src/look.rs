@@ -88,6 +88,8 @@ pub struct Look {
     /// Commits behind the one that the look is after may be missing.
     pub is_missing_some: bool,
     pub(crate) store: Option<StoreId>,
+    /// The header, of a store that nobody has open.
+    pub(crate) left_by: Option<Header>,
     /// Files that wait for commits in quarantined journals, and why.
     pub(crate) quarantined: BTreeMap<u64, String>,
     /// Where the owner's log goes on.
@@ -402,6 +404,7 @@ fn look_at_page(
         accepted,
         is_missing_some,
         store: Some(scanned.header.store),
+        left_by: None,
         quarantined,
         tail: LogTail::behind(&scanned, lsn, &**storage, &journal),
         moment,
@@ -482,6 +485,7 @@ fn look_at_closed(
         accepted: Vec::new(),
         is_missing_some: false,
         store: None,
+        left_by: None,
         quarantined: BTreeMap::new(),
         tail: None,
         moment,
@@ -525,6 +529,7 @@ fn read_closed(
     }
     let Header { checkpoint_lsn, store, .. } = scanned.header;
     (look.lsn, look.checkpoint_lsn, look.store) = (scanned.last_lsn, checkpoint_lsn, Some(store));
+    look.left_by = Some(scanned.header.clone());
     look.accepted = std::mem::take(&mut scanned.accepted);
     look.is_missing_some = add_given_up(storage, journal, &scanned, after, &mut look.accepted);
     Ok(())

@@ -118,6 +118,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         carried: Carried::default(),
         archived_header: None,
         unclean: store_lock.unclean,
+        read_whole: true,
         dir_mode: store_lock.dir_mode,
     };
     if store_lock.unclean {
@@ -153,6 +154,16 @@ fn listed_after(scanned: &Scan) -> Vec<ListedEpoch> {
     listed
 }
 
+/// The header of an opening behind one that was not closed, with the epochs that are known of its log.
+fn unclosed_before(header: &Header, epochs: &[u64]) -> Header {
+    let mut next = header.clone();
+    if !header.is_closed() {
+        let listed = header.listed.iter().map(|listed| listed.epoch);
+        listed.chain([header.epoch]).chain(epochs.iter().copied()).for_each(|epoch| next.add_unclosed(epoch));
+    }
+    next
+}
+
 struct Opening<'a> {
     storage: &'a Arc<dyn Storage>,
     store_dir: &'a StoreDir,
@@ -164,6 +175,8 @@ struct Opening<'a> {
     archived_header: Option<Header>,
     /// The last owner did not come to the end of its close.
     unclean: bool,
+    /// All of the log could be read.
+    read_whole: bool,
     /// Permission bits of the store directory.
     dir_mode: u32,
 }
@@ -240,7 +253,10 @@ impl Opening<'_> {
             checkpoint_lsn: 0,
             link: 0,
             generation: 0,
+            unclosed: Vec::new(),
             segment_bytes: self.options.journal.segment_bytes_first,
+            closed: false,
+            read_whole: self.read_whole,
             durable: true,
             dir_mode: self.dir_mode,
         };
@@ -252,6 +268,7 @@ impl Opening<'_> {
                 new.checkpoint_lsn = pending.last_lsn;
                 new.link = pending.last_crc;
                 new.generation = header.generation;
+                new.unclosed = unclosed_before(&header, &[pending.epoch]).unclosed;
             }
         }
         if let Some(header) = &self.archived_header {
@@ -259,8 +276,10 @@ impl Opening<'_> {
             new.checkpoint_lsn = header.checkpoint_lsn;
             new.link = header.link;
             new.generation = header.generation;
+            new.unclosed = unclosed_before(header, &[]).unclosed;
         }
         if new.generation == 0 {
+            new.closed = true;
             // The making of this store was interrupted before its first commit.
             self.storage().random(&mut new.store).context("draw an identity for", &journal)?;
             let mut salt = [0; 8];
@@ -321,8 +340,23 @@ impl Opening<'_> {
                 }
             }
             self.remove_orphans(&dir, &scanned.orphans);
-            return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
+            let Scan { header, segments, .. } = scanned;
+            let mut journal = Journal::new(self.storage.clone(), dir, self.options.journal, header, segments)?;
+            if self.options.journal.durable && !self.storage().keeps_order() {
+                // Not in the first commit, which has enough to flush.
+                match journal.note_open() {
+                    // What was written and cannot be flushed may be in the cache only.
+                    Err(e) if e.is_failed_flush() || !matches!(e, Error::NoSpace { .. }) => return Err(e),
+                    _ => {}
+                }
+            }
+            return Ok(journal);
         }
+        let epochs: Vec<u64> = scanned.epochs.iter().map(|epoch| epoch.epoch).collect();
+        scanned.header = unclosed_before(&scanned.header, &epochs);
+        // Where a part of the log cannot be read, nobody knows which commits never came.
+        self.read_whole = scanned.segments.iter().all(|segment| segment.unreadable.is_empty());
+        scanned.header.marks_left = self.read_whole;
         let listed = listed_after(&scanned);
         // What the page cache holds of an epoch of class `process` is not in the journal's hands.
         let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();

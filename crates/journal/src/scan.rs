@@ -6,7 +6,9 @@
 //! damage is decided by what lies beyond it.
 
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use crate::format::{
+    BLOCK_BYTES, HEADER_SLOTS, Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind, VERSION,
+};
 use crate::invariant;
 use crate::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
@@ -75,6 +77,8 @@ pub struct Scan {
     pub torn_tail: bool,
     /// The block whose checksum is in a clean header has changed: something was written after that header.
     pub start_changed: bool,
+    /// A segment that is missing, or shorter than it was once.
+    pub cut_short: Option<Error>,
     /// Damage that no crash explains, or what the disk cannot read.
     pub corrupt: Option<Error>,
     /// spill files in the journal's directory.
@@ -202,7 +206,8 @@ pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
     let older_names_boot = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
     let over_newest = older_names_boot || header.by_attribute;
     let generation = header.generation + if over_newest { HEADER_SLOTS } else { 1 };
-    let header = Header { generation, clean: false, boot: Some(NO_BOOT), by_attribute: false, ..header };
+    let header =
+        Header { generation, clean: false, boot: Some(NO_BOOT), by_attribute: false, version: VERSION, ..header };
     write_all_at(&*file, &header.encode(), Header::slot_of(header.generation)).context("write", &path)?;
     file.sync_data(sync_point::HEADER_BOOT).context("flush", &path)
 }
@@ -257,6 +262,7 @@ fn scan_to(
         epochs: Vec::new(),
         torn_tail: false,
         start_changed: false,
+        cut_short: None,
         corrupt: None,
         spills: Vec::new(),
         orphans: Vec::new(),
@@ -272,7 +278,8 @@ fn scan_to(
         }
     }
     scan.segments = open_segments(&**storage, journal, names.iter().map(|name| &**name), mode)?;
-    let may_be_clean = scan.header.clean && header_unreadable.is_none() && !read_all;
+    scan.cut_short = cut_short(&scan.header, &scan.segments, journal);
+    let may_be_clean = scan.header.is_closed() && scan.cut_short.is_none() && header_unreadable.is_none() && !read_all;
     if may_be_clean && start_block_is_unchanged(&mut scan.segments, &scan.header, mode, journal)? {
         scan.clean_shutdown = true;
         return Ok(scan);
@@ -296,8 +303,32 @@ fn scan_to(
         start.is_none_or(|s| s.first_block_crc != scan.header.start_crc || s.bytes != scan.header.start_bytes());
     scan.valid.sort_by_key(|v| v.head.lsn);
     accept(journal, end, &mut spills, &mut scan)?;
-    scan.corrupt = header_unreadable.or(scan.corrupt);
+    // What a closed journal has lost was needed by nobody, nor what lies behind the end of a quarantined one.
+    let is_closed = scan.header.is_closed() && !scan.start_changed && scan.valid.is_empty();
+    let is_whole = is_closed || end.is_some_and(|end| scan.last_lsn >= end);
+    let damage = if is_whole { None } else { scan.cut_short.clone() };
+    scan.corrupt = header_unreadable.or(scan.corrupt).or(damage);
     Ok(scan)
+}
+
+/// The first segment that is missing, or shorter than it was. Its last records may have been the last of the log, and
+/// nothing else would tell that they were.
+fn cut_short(header: &Header, segments: &[ScannedSegment], journal: &Path) -> Option<Error> {
+    if !holds(invariant::SEGMENTS_KEEP_LENGTH) {
+        return None;
+    }
+    let known = header.lengths.iter().zip(0..).map(|(blocks, index)| (index, u64::from(*blocks) * BLOCK_BYTES as u64));
+    let said = segments.iter().map(|segment| (segment.index, segment.said_bytes));
+    known.chain(said).find_map(|(index, bytes)| {
+        let segment = segments.iter().find(|segment| segment.index == index);
+        let detail = match segment {
+            _ if bytes == 0 => return None,
+            Some(segment) if segment.bytes >= bytes => return None,
+            Some(segment) => format!("it has {} bytes, and had {bytes}: commits at its end are lost", segment.bytes),
+            None => format!("it is missing, and had {bytes} bytes: commits in it are lost"),
+        };
+        Some(Error::corrupt(journal.join(crate::store_dir::segment_name(index)), detail))
+    })
 }
 
 /// The commits behind this one that the log was truncated behind, if all of them are still there: records lie in their

@@ -5,7 +5,9 @@
 //! lie in the log.
 
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, Header, Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, crc64};
+use crate::format::{
+    BLOCK_BYTES, Header, Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind, crc64, decode_length,
+};
 use crate::invariant;
 use crate::log_reader::LogSegment;
 use crate::record::{BodyInLog, Decoder, Record, SpillCache, body_by_reference};
@@ -67,6 +69,8 @@ pub struct ScannedSegment {
     pub index: u32,
     /// Its length.
     pub bytes: u64,
+    /// The length that it had once, by its attribute; 0: that says nothing.
+    pub said_bytes: u64,
     /// Checksum of its first block.
     pub first_block_crc: u64,
     /// The open file.
@@ -103,13 +107,20 @@ pub(crate) fn open_segments<'a>(
             ReadMode::Cached => Open::READ,
         };
         let file = storage.open(&path, how).context("open", &path)?;
+        let said = || file.attribute().context("read the attribute of", &path);
+        let mut said_bytes = decode_length(index, said()?.as_deref());
         let bytes = file.meta().context("stat", &path)?.size;
+        if said_bytes > bytes {
+            // Whoever cuts it says so first.
+            said_bytes = decode_length(index, said()?.as_deref());
+        }
         if bytes > SEGMENT_BYTES_MAX {
             return Err(Error::corrupt(path, format!("a segment of {bytes} bytes was not written by Untorn")));
         }
         segments.push(ScannedSegment {
             index,
             bytes: bytes - bytes % BLOCK_BYTES as u64,
+            said_bytes,
             first_block_crc: 0,
             file,
             last_lsn: 0,

@@ -12,7 +12,7 @@
 use crate::apply::apply_overlay;
 use crate::error::{Context, Error, Result, is_loop};
 use crate::final_state::{DirState, FileState, FinalState};
-use crate::format::{Attribute, AttributeFound, StoreId};
+use crate::format::{Attribute, AttributeFound, Header, StoreId};
 use crate::invariant;
 use crate::locate::{DataFiles, Location, check_attribute};
 use crate::look::{Look, Valid, Watch, is_owned, quarantined_files};
@@ -45,6 +45,8 @@ struct View {
     accepted: Vec<Arc<AcceptedRecord>>,
     state: FinalState,
     store: Option<StoreId>,
+    /// The header, of a store that nobody has open.
+    left_by: Option<Arc<Header>>,
     quarantined: BTreeMap<u64, String>,
 }
 
@@ -54,7 +56,8 @@ impl View {
         let mut state = FinalState::default();
         accepted.iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn))?;
         let quarantined = std::mem::take(&mut look.quarantined);
-        Ok(View { checkpoint_lsn: look.checkpoint_lsn, accepted, state, store: look.store, quarantined })
+        let left_by = look.left_by.take().map(Arc::new);
+        Ok(View { checkpoint_lsn: look.checkpoint_lsn, accepted, state, store: look.store, left_by, quarantined })
     }
 
     /// The view after these commits, when the log is truncated behind this checkpoint: what was applied is not carried along.
@@ -70,7 +73,8 @@ impl View {
         let known = if is_same { accepted.len() } else { 0 };
         accepted.extend(newer.into_iter().filter(|a| a.lsn > checkpoint_lsn).map(Arc::new));
         accepted[known..].iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn))?;
-        Ok(View { checkpoint_lsn, accepted, state, store: self.store, quarantined })
+        let (store, left_by) = (self.store, self.left_by.clone());
+        Ok(View { checkpoint_lsn, accepted, state, store, left_by, quarantined })
     }
 
     /// The log says that nothing has this name any more.
@@ -172,6 +176,7 @@ impl Snapshot {
             accepted: Vec::new(),
             is_missing_some: false,
             store: old.store,
+            left_by: None,
             quarantined: BTreeMap::new(),
             tail: Some(tail),
             moment,
@@ -415,7 +420,9 @@ impl Snapshot {
                 detail: format!("its commits wait in a quarantined journal: {why}"),
             }),
         };
-        check_attribute(found, path, view.store, quarantined, |a| view.state.files.contains_key(&a.file))?;
+        let is_known = |a: &Attribute| view.state.files.contains_key(&a.file);
+        let is_newer = |a: &Attribute| view.left_by.as_ref().is_some_and(|header| !header.knows(a));
+        check_attribute(found, path, view.store, quarantined, is_known, is_newer)?;
         Ok(Found::Plain(data, meta.mode))
     }
 

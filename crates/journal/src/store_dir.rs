@@ -14,7 +14,7 @@
 //! ```
 
 use crate::error::{Context, Error, Result, is_loop, is_no_space};
-use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, crc64};
+use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, VERSION, crc64};
 use crate::quarantine::{NAME_SPARE, PendingFiles};
 use crate::spare::{open_or_create, set_apart};
 use crate::sync_point;
@@ -340,10 +340,16 @@ pub struct NewJournal {
     pub link: u64,
     /// Generation of that journal's header.
     pub generation: u64,
+    /// The epochs that were not closed.
+    pub unclosed: Vec<u64>,
     /// The secret of its records' checksums.
     pub key: Key,
     /// Bytes of the first segment.
     pub segment_bytes: u64,
+    /// No owner before may have left anything behind that closing looks for.
+    pub closed: bool,
+    /// All of that journal could be read.
+    pub read_whole: bool,
     /// Whether to wait for the disk.
     pub durable: bool,
     /// Permission bits of its directory.
@@ -416,18 +422,22 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
     let new = store_dir.journal_new();
     let segment_bytes = first_segment(storage, &new, from.segment_bytes, from.durable)?;
     let header = Header {
+        version: VERSION,
         store: from.store,
         generation: from.generation + 1,
         checkpoint_lsn: from.checkpoint_lsn,
         listed: Vec::new(),
         open_lsn: from.checkpoint_lsn + 1,
         link: from.link,
-        clean: true,
+        clean: from.closed,
         start_segment: 0,
         start_crc: crc64(&[0; BLOCK_BYTES]),
         start_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
         boot: None,
         epoch: 0,
+        lengths: vec![(segment_bytes / BLOCK_BYTES as u64) as u32],
+        unclosed: from.unclosed.clone(),
+        marks_left: !from.closed && from.read_whole,
         key: from.key,
         by_attribute: false,
     };

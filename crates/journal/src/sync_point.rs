@@ -15,7 +15,7 @@ untorn_os::sync_points! {
     ATTRIBUTE_MANY,
     /// A new file's attribute, before its contents, where the file system does not keep the order of the two.
     ATTRIBUTE_NEW,
-    /// A new journal segment: written whole, so that later flushes carry no metadata.
+    /// A new journal segment: written whole, before its attribute or a header says how long it is.
     SEGMENT_CONTENTS,
     /// A new journal segment's name.
     SEGMENT_NAME,
@@ -48,9 +48,8 @@ untorn_os::sync_points! {
     HEADER_CLOSED,
     /// The header that lists the epochs which are not applied, before the first record behind them.
     HEADER_LISTED,
-    /// The header that is no longer clean, before a first record that does not fit where a clean
-    /// header says that new records begin.
-    HEADER_UNCLEAN,
+    /// The header that says that the store is open, before the first file is marked and the first record written.
+    HEADER_OPEN,
     /// The header that names the boot, before the first commit of class `process`.
     HEADER_BOOT,
     /// The journal as a killed owner left it in the page cache, before recovery reads it.

@@ -98,6 +98,11 @@ fn constants() {
         ("RECORD_HEAD_CRC_AT", RECORD_HEAD_CRC_AT as u64),
         ("RECORD_CRC_AT", RECORD_CRC_AT as u64),
         ("RECORD_ALIGN_BYTES", RECORD_ALIGN_BYTES as u64),
+        ("UNCLOSED_AT", UNCLOSED_AT as u64),
+        ("UNCLOSED_MAX", UNCLOSED_MAX as u64),
+        ("LENGTHS_AT", LENGTHS_AT as u64),
+        ("LENGTHS_MAX", LENGTHS_MAX as u64),
+        ("LENGTH_BYTES", LENGTH_BYTES as u64),
         ("ATTRIBUTE_BYTES", ATTRIBUTE_BYTES as u64),
         ("PATH_BYTES_MAX", PATH_BYTES_MAX as u64),
         ("FILE_BYTES_MAX", FILE_BYTES_MAX),
@@ -139,6 +144,7 @@ fn names() {
 #[test]
 fn header_slot() {
     let header = Header {
+        version: VERSION,
         store: [0x11; 16],
         generation: 2,
         checkpoint_lsn: 3,
@@ -151,6 +157,9 @@ fn header_slot() {
         start_blocks: 14,
         boot: Some([0x22; 16]),
         epoch: 7,
+        lengths: vec![17, 18],
+        unclosed: vec![15, 16],
+        marks_left: false,
         key: Key(8),
         by_attribute: false,
     };
@@ -170,8 +179,14 @@ fn header_slot() {
         ("open_lsn", &[13, 0, 0, 0, 0, 0, 0, 0]),
         ("epochs", &written[EPOCHS_AT..EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES]),
         ("start_blocks", &[14, 0, 0, 0]),
+        ("unclosed", &[2, 0, 0, 0]),
+        ("unclosed_epochs", &written[UNCLOSED_AT + 4..LENGTHS_AT]),
+        ("segments", &[2, 0, 0, 0]),
+        ("lengths", &written[LENGTHS_AT + 4..LENGTHS_AT + 4 + 4 * LENGTHS_MAX]),
         ("crc", &crc),
     ];
+    assert_eq!(written[UNCLOSED_AT + 4..][..16], [15, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(written[LENGTHS_AT + 4..][..8], [17, 0, 0, 0, 18, 0, 0, 0]);
     fields.push(("flags", &[2, 0, 0, 0]));
     describes("header-slot", &written, 0, &fields);
 
@@ -187,14 +202,15 @@ fn header_slot() {
         ],
     );
 
-    let clean = Header { clean: true, boot: None, ..header }.encode();
-    assert_eq!(clean[12..16], [1, 0, 0, 0]);
+    let clean = Header { clean: true, boot: None, marks_left: true, ..header }.encode();
+    assert_eq!(clean[12..16], [5, 0, 0, 0]);
     assert_eq!(clean[64..80], [0; 16]);
 }
 
 #[test]
 fn closed_header() {
     let header = Header {
+        version: VERSION,
         store: [0x11; 16],
         generation: 2,
         checkpoint_lsn: 3,
@@ -207,6 +223,9 @@ fn closed_header() {
         start_blocks: 9,
         boot: None,
         epoch: 8,
+        lengths: Vec::new(),
+        unclosed: vec![8],
+        marks_left: true,
         key: Key(0x0807_0605_0403_0201),
         by_attribute: true,
     };
@@ -221,7 +240,7 @@ fn closed_header() {
         &written,
         0,
         &[
-            ("flags", &[1, 0]),
+            ("flags", &[7, 0]),
             ("generation", &[2, 0, 0, 0, 0, 0, 0, 0]),
             ("checkpoint_lsn", &[3, 0, 0, 0, 0, 0, 0, 0]),
             ("link", &[5, 0, 0, 0, 0, 0, 0, 0]),
@@ -232,6 +251,20 @@ fn closed_header() {
             ("crc", &crc),
         ],
     );
+}
+
+#[test]
+fn segment_length() {
+    let written = encode_length(2, 3 * BLOCK_BYTES as u64);
+    let crc = crc64(&written[..LENGTH_BYTES - 8]).to_le_bytes();
+    describes("segment-length", &written, 0, &[("index", &[2, 0, 0, 0]), ("blocks", &[3, 0, 0, 0]), ("crc", &crc)]);
+    assert_eq!(decode_length(2, Some(&written)), 3 * BLOCK_BYTES as u64);
+    assert_eq!((decode_length(3, Some(&written)), decode_length(2, None)), (0, 0));
+    for at in 0..LENGTH_BYTES {
+        let mut bad = written;
+        bad[at] ^= 1;
+        assert_eq!(decode_length(2, Some(&bad)), 0, "byte {at}");
+    }
 }
 
 #[test]
@@ -386,7 +419,15 @@ fn reference() {
 
 #[test]
 fn attribute() {
-    let attribute = Attribute { store: [0x11; 16], file: 2, epoch: 3, checkpoint_lsn: 4, path_crc: 5, pending: true };
+    let attribute = Attribute {
+        version: VERSION,
+        store: [0x11; 16],
+        file: 2,
+        epoch: 3,
+        checkpoint_lsn: 4,
+        path_crc: 5,
+        pending: true,
+    };
     let written = attribute.encode();
     let crc = crc64(&written[..56]).to_le_bytes();
     describes(

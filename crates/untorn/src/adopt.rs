@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::final_state::{FileState, FinalState};
-use untorn_journal::format::{Attribute, AttributeFound, StoreId};
+use untorn_journal::format::{Attribute, AttributeFound, VERSION};
 use untorn_journal::leases::LEASES_HONOURED;
 use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::quarantine::PendingFiles;
@@ -129,7 +129,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
             last_lsn: file.last_lsn,
             refused,
         };
-        let attribute = |path: &Path| attribute_of(file, data_files.store, data_files.epoch, path);
+        let attribute = |path: &Path| attribute_of(file, &data_files, path);
         let mut add = |path: &Path, size, refused: Option<&str>| {
             let adoption = adoption(path, size, refused.map(str::to_owned));
             wanted.push(Wanted { adoption, attribute: attribute(path) });
@@ -151,8 +151,10 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
     Ok(())
 }
 
-fn attribute_of(file: &FileState, store: StoreId, epoch: u64, path: &Path) -> Attribute {
+fn attribute_of(file: &FileState, data_files: &DataFiles<'_>, path: &Path) -> Attribute {
+    let DataFiles { store, epoch, .. } = *data_files;
     Attribute {
+        version: VERSION,
         store,
         file: file.id,
         epoch,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use untorn_journal::final_state::FinalState;
-use untorn_journal::format::Attribute;
+use untorn_journal::format::{Attribute, VERSION};
 use untorn_journal::journal::Committed;
 use untorn_journal::record::{FileRef, Record};
 use untorn_journal::recovery::{boot_id, flush_one_by_one};
@@ -453,6 +453,9 @@ impl Engine {
             let boot = boot_id(&*self.storage, &self.path)?;
             journal.journal.record_boot(boot)?;
         }
+        if !journal.journal.note_open()? {
+            return Ok(0);
+        }
         self.check_names_applied(requests, journal)?;
         let last_lsn = journal.journal.last_lsn();
         let mut run = RunState::default();
@@ -460,7 +463,8 @@ impl Engine {
         for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
             built.push(self.build_record(request, lsn, &mut run)?);
         }
-        let unflushed = self.set_attributes(&run.without_attribute, last_lsn)?;
+        // A durable mark behind the last commit is not flushed: no file may be ahead of it.
+        let unflushed = self.set_attributes(&run.without_attribute, journal.journal.durable_lsn())?;
         let records: Vec<Record> = built.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
         let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
             // Nothing to write; the empty overlays end here, so that the next commit does not take them for its own.
@@ -572,6 +576,7 @@ impl Engine {
                 return Err(changed);
             }
             let attribute = Attribute {
+                version: VERSION,
                 store: self.store_id,
                 file: file.id,
                 epoch: self.epoch,

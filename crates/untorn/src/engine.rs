@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::final_state::FinalState;
+use untorn_journal::format::Header;
 use untorn_journal::journal::Journal;
 use untorn_journal::readers_page::OwnersPage;
 use untorn_journal::record::check_path;
@@ -81,6 +82,10 @@ pub(crate) struct Engine {
     pub merge_wanted: AtomicBool,
     /// Room is set apart for quarantining the journal on a full disk.
     pub has_spare: AtomicBool,
+    /// The header as the store was opened by: which owners before did not close it.
+    pub found: Header,
+    /// The last LSN of the journal by then.
+    pub found_lsn: u64,
 }
 
 /// The journal, and what commits left to apply.

@@ -79,7 +79,7 @@ impl Engine {
         // Under whichever of its names the file lies: its commits are still in a quarantined journal.
         let quarantined = |id: u64| self.refuse_quarantined(|q| q.id == id);
         let is_known = |a: &Attribute| a.epoch == self.epoch || self.carried.contains(&a.file);
-        check_attribute(found, path, Some(self.store_id), quarantined, is_known)
+        check_attribute(found, path, Some(self.store_id), quarantined, is_known, |a| self.is_of_another_journal(a))
     }
 
     /// A file's state with its data file open, for reading it.

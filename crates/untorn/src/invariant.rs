@@ -7,6 +7,8 @@ untorn_os::invariants! {
     APPLY_AGAIN,
     /// A checkpoint does not write older changes over those that a commit wrote before it gave the file a name.
     NEWEST_OVER_OLDER,
+    /// Closing a store that was not closed before clears marks whose commits never came.
+    LEFT_MARKS_CLEARED,
     /// A portion of what was carried over has every file that the log's commits up to its end touched, whether they left bytes
     /// in it or not.
     PORTION_REACHES_ALL,

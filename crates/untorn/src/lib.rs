@@ -45,6 +45,7 @@ pub mod heap;
 mod inspection;
 #[doc(hidden)]
 pub mod invariant;
+mod left_marks;
 mod lost;
 mod map;
 mod name_op;

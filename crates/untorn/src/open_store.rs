@@ -11,6 +11,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::format::UNCLOSED_MAX;
 use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
 use untorn_journal::scan::note_lost_flush;
 use untorn_journal::store_dir::{StoreDir, StoreLock};
@@ -73,6 +74,8 @@ impl OpenStore {
             generation: process_generation(),
             recovered,
             quarantined,
+            found: journal.header().clone(),
+            found_lsn: journal.last_lsn(),
             carried: carried.files.iter().map(|file| file.state.id).collect(),
             checkpoint_turn: Mutex::new(()),
             page: journal.readers_page().cloned(),
@@ -99,6 +102,10 @@ impl OpenStore {
             has_spare: AtomicBool::new(has_spare),
         });
         engine.take_over(carried);
+        if engine.found.unclosed.len() == UNCLOSED_MAX {
+            // Soon one of them would not be known any more.
+            engine.clear_left_marks(true)?;
+        }
         if options.background {
             background::start(&engine)?;
         }
@@ -158,6 +165,7 @@ impl OpenStore {
         }
         let with_attribute: Vec<_> = self.files.lock().all().filter(|f| f.read().attribute_set).cloned().collect();
         // The files hold everything, durably: nobody has to wait for the journal any more, wherever a file goes.
+        self.clear_left_marks(!by_one_flush)?;
         let mut cleared = Vec::new();
         for file in with_attribute {
             if let Ok(state) = self.changeable(&file)
@@ -165,6 +173,8 @@ impl OpenStore {
                 && clear_pending(&**data, self.store_id, file.id)
             {
                 cleared.push((data.clone(), state.path().to_owned()));
+            } else {
+                self.journal.lock().journal.keep_epoch();
             }
         }
         if by_one_flush {
@@ -186,7 +196,7 @@ impl OpenStore {
             let _ = note_lost_flush(&*self.storage, &self.store_dir.journal());
             return Err(e);
         }
-        self.journal.lock().journal.write_clean_header(true)?;
+        self.journal.lock().journal.write_clean_header()?;
         Ok(())
     }
 

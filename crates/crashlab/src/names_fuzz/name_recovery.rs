@@ -117,7 +117,7 @@ impl Run<'_> {
         if !last.is_same(&files, self.effort.alphabet) {
             return Err(format!("after a close, {}", mixture(&Reference::new(last.files()), 1, &files)));
         }
-        check_leftovers(&next.disk, "")
+        check_leftovers(&next.disk)
     }
 
     /// Recovers, and crashes that.

@@ -19,6 +19,10 @@ pub type Scenario = (&'static str, fn() -> Result<(), String>);
 pub const SCENARIOS: &[Scenario] = &[
     ("damage_before_durable_commits_is_no_torn_end", store_scenarios::damage_before_durable_commits_is_no_torn_end),
     ("a_lost_header_is_missed", store_scenarios::a_lost_header_is_missed),
+    (
+        "a_copy_without_attributes_is_not_taken_for_closed",
+        store_scenarios::a_copy_without_attributes_is_not_taken_for_closed,
+    ),
     ("contents_that_look_like_records_are_none", store_scenarios::contents_that_look_like_records_are_none),
     ("a_directory_that_is_closed_is_filled", name_scenarios::a_directory_that_is_closed_is_filled),
     ("a_file_that_waits_keeps_its_place", name_scenarios::a_file_that_waits_keeps_its_place),

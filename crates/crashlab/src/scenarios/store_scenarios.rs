@@ -1,8 +1,8 @@
 //! Scenarios over files and mappings: damage, and a second thread.
 
 use super::opening::{failed, open};
-use crate::simulation::Options;
 use crate::simulation::SimDisk;
+use crate::simulation::{Options, Profile};
 use std::path::{Path, PathBuf};
 use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
 use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind};
@@ -27,6 +27,24 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
     disk.kill();
     disk.overwrite(".untorn/journal/segment.0", 20, &[0xff]).map_err(|e| e.to_string())?;
     is_refused(open(&disk, FailureClass::Power))
+}
+
+/// A first commit is behind the end of a segment, and the attributes that say so were not copied.
+pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), String> {
+    let disk = SimDisk::new(Options { profile: Profile::Xfs, ..Options::default() });
+    disk.put("a", b"plain").map_err(|e| e.to_string())?;
+    open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_file("a").map_err(failed)?;
+    file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
+    disk.kill();
+    for copied in ["a", ".untorn/journal/header", ".untorn/journal/segment.0"] {
+        disk.set_attribute(copied, None).map_err(|e| e.to_string())?;
+    }
+    match open(&disk, FailureClass::Power).map_err(failed)?.status().quarantined.len() {
+        1 => Ok(()),
+        _ => Err("the commit is not missed".into()),
+    }
 }
 
 /// Bytes of a commit that fills most of a segment.

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod contents_first;
+mod cut_segments;
 mod failure_classes;
 mod fixture;
 mod forgotten;
@@ -13,6 +14,7 @@ mod hooked;
 mod interplay;
 mod journal_flushes;
 mod large_commits;
+mod left_marks;
 mod names;
 mod output_gate;
 mod quarantine;

@@ -2,7 +2,7 @@
 
 use super::{Committed, Journal};
 use crate::error::{Outcome, Result, is_no_space};
-use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES};
+use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES, encode_length};
 use crate::invariant;
 use crate::record::Record;
 use crate::sync_point;
@@ -53,7 +53,18 @@ impl Journal {
             self.bodies.clear();
             return appended.map(|_| None);
         }
-        self.finish_commit(first_lsn, records.len()).map(Some)
+        let committed = self.finish_commit(first_lsn, records.len())?;
+        self.note_length();
+        Ok(Some(committed))
+    }
+
+    /// The segment says how long it is, now that its length is on the disk. The next commit flushes that.
+    fn note_length(&mut self) {
+        let segment = &mut self.segments[self.current];
+        if holds(invariant::APPENDED_LENGTH_NOTED) {
+            let length = encode_length(segment.index, segment.bytes + segment.appended);
+            segment.length_due |= segment.file.set_attribute(&length).is_ok();
+        }
     }
 
     /// Writes the group at the end of the segment. False: the disk has no room, and the segment is as before.

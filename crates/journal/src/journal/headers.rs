@@ -2,7 +2,7 @@
 
 use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, Header};
+use crate::format::{BLOCK_BYTES, Header, LENGTHS_MAX, UNCLOSED_MAX, VERSION};
 use crate::invariant;
 use crate::scan::read_slots;
 use crate::spill::Spill;
@@ -81,10 +81,25 @@ impl Journal {
     pub(super) fn next_header(&self) -> Header {
         let mut header = self.header.clone();
         header.generation += 1;
+        header.version = VERSION;
+        header.lengths = self.lengths();
         header.epoch = self.epoch;
         header.clean = false;
         header.by_attribute = false;
         header
+    }
+
+    /// Lengths of segments, without what was appended to them in this epoch: closing takes that away again.
+    fn lengths(&self) -> Vec<u32> {
+        let mut lengths = Vec::new();
+        for segment in &self.segments {
+            let index = segment.index as usize;
+            lengths.resize(lengths.len().max(index + 1).min(LENGTHS_MAX), 0);
+            if let Some(length) = lengths.get_mut(index) {
+                *length = (segment.durable_bytes.min(segment.bytes) / BLOCK_BYTES as u64) as u32;
+            }
+        }
+        lengths
     }
 
     pub(super) fn header_write(&self, header: Header, point: SyncPoint) -> HeaderWrite {
@@ -145,9 +160,65 @@ impl Journal {
         header
     }
 
-    /// Writes a clean header. If the data files were not flushed, it goes on naming the boot.
-    pub fn write_clean_header(&mut self, flushed: bool) -> Result<()> {
-        let mut header = self.clean_header();
+    /// The header says that the store is open, and in which epoch, before the first file is marked and the first record
+    /// written: however the owner ends, the next one knows that it did not close, and looks for what it left. Where order is
+    /// kept, an attribute that was set before that of a file is not on the disk after it, and nothing is flushed. False:
+    /// a checkpoint has to write a header first.
+    pub fn note_open(&mut self) -> Result<bool> {
+        if self.list_due {
+            return Ok(!holds(invariant::LISTED_FIRST));
+        }
+        let is_noted = !self.header.clean && self.header.epoch == self.epoch;
+        if is_noted || !holds(invariant::OPEN_NOTED) {
+            return Ok(true);
+        }
+        // The log is empty, and no checkpoint writes a header.
+        if self.options.durable && self.header.boot.is_none() && self.storage.keeps_order() {
+            let mut noted = self.header_write_with(self.next_header(), None);
+            noted.header.by_attribute = true;
+            let slots = read_slots(&*noted.file, &noted.path)?;
+            self.header_uncertain = true;
+            // A full disk may have room in a slot.
+            if noted.file.set_attribute(&noted.header.encode_closed(&slots)).is_ok() {
+                self.header_uncertain = false;
+                self.finish_truncate(noted);
+                return Ok(true);
+            }
+        }
+        let write = self.header_write(self.next_header(), sync_point::HEADER_OPEN);
+        self.header_uncertain = true;
+        write.write()?;
+        self.header_uncertain = false;
+        self.finish_truncate(write);
+        Ok(true)
+    }
+
+    /// What former owners left is cleared, durably as soon as the next header is: the last epochs are still known.
+    pub fn note_marks_cleared(&mut self) {
+        self.header.marks_left = false;
+        if self.header.unclosed.len() == UNCLOSED_MAX {
+            self.header.unclosed.drain(..UNCLOSED_MAX / 2);
+        }
+    }
+
+    /// A file keeps its mark of this epoch, though the store closes: it must be known later.
+    pub fn keep_epoch(&mut self) {
+        self.header.add_unclosed(self.epoch);
+    }
+
+    /// Writes the header of an empty journal whose store stays open. If the data files were not flushed, it goes on naming
+    /// the boot.
+    pub fn write_emptied_header(&mut self, flushed: bool) -> Result<()> {
+        let header = Header { clean: false, ..self.clean_header() };
+        self.write_empty(header, flushed)
+    }
+
+    /// Writes the header of a closed store.
+    pub fn write_clean_header(&mut self) -> Result<()> {
+        self.write_empty(self.clean_header(), true)
+    }
+
+    fn write_empty(&mut self, mut header: Header, flushed: bool) -> Result<()> {
         if flushed {
             header.boot = None;
         }
@@ -188,6 +259,6 @@ impl Journal {
         self.next_lsn - 1 > self.header.checkpoint_lsn
             || self.header.boot.is_some()
             || self.header_uncertain
-            || !self.header.clean
+            || !self.header.is_closed()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Journal, Segment};
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, crc64};
+use crate::format::{BLOCK_BYTES, crc64, encode_length};
 use crate::store_dir::{create_segment, segment_name};
 use crate::sync_point;
 use std::io;
@@ -12,15 +12,6 @@ use untorn_os::File;
 impl Journal {
     /// Switches to a free segment with that much room, making one if the journal may grow.
     pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
-        // Only before the first record: later a checkpoint may be writing another header.
-        if self.header.clean && self.position == 0 && self.last_lsn() == self.header.checkpoint_lsn {
-            // The header says that there are no new records without a change in this segment: no longer true.
-            let write = self.header_write(self.next_header(), sync_point::HEADER_UNCLEAN);
-            self.header_uncertain = true;
-            write.write()?;
-            self.header_uncertain = false;
-            self.finish_truncate(write);
-        }
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
         if self.position > 0
@@ -66,7 +57,9 @@ impl Journal {
     pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
         let mut last = None;
         for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0) {
-            if segment.file.set_len(segment.bytes).is_ok() {
+            // First, so that the segment is never shorter than it says.
+            let said = segment.file.set_attribute(&encode_length(segment.index, segment.bytes));
+            if said.and_then(|()| segment.file.set_len(segment.bytes)).is_ok() {
                 segment.appended = 0;
                 last = Some(segment.file.clone());
             }
@@ -93,7 +86,19 @@ impl Journal {
             return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        self.segments.push(Segment { index, bytes, appended: 0, file, last_lsn: 0, first_block_crc });
+        // Behind the flush of the length itself, and flushed with the first commit: a crash leaves no segment that says it was
+        // longer than it ever was. Where there is no room for it, the next header has the length.
+        let length_due = file.set_attribute(&encode_length(index, bytes)).is_ok();
+        self.segments.push(Segment {
+            index,
+            bytes,
+            appended: 0,
+            file,
+            last_lsn: 0,
+            first_block_crc,
+            length_due,
+            durable_bytes: bytes,
+        });
         Ok(self.segments.len() - 1)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Opening, Redone};
 use crate::error::{Context, Result};
-use crate::format::{EPOCHS_MAX, Header, ListedEpoch};
+use crate::format::{EPOCHS_MAX, Header, ListedEpoch, encode_length};
 use crate::invariant;
 use crate::journal::Journal;
 use crate::scan::Scan;
@@ -49,9 +49,17 @@ impl Opening<'_> {
         redone: &Redone,
         flushed: bool,
     ) -> Result<Journal> {
-        let dirty =
-            scanned.last_lsn > scanned.header.checkpoint_lsn || !scanned.header.clean || scanned.header.boot.is_some();
-        let dirty = dirty || scanned.start_changed;
+        let dirty = scanned.last_lsn > scanned.header.checkpoint_lsn
+            || !scanned.header.is_closed()
+            || scanned.header.boot.is_some();
+        let dirty = dirty || scanned.start_changed || scanned.cut_short.is_some();
+        for segment in scanned.segments.iter().filter(|segment| segment.said_bytes > segment.bytes) {
+            // Of a journal that was closed: the next owner's commits do not miss what is gone.
+            let path = dir.join(segment_name(segment.index));
+            let file = self.storage.open(&path, Open::WRITE).context("open", &path)?;
+            let said = file.set_attribute(&encode_length(segment.index, segment.bytes));
+            said.and_then(|()| file.sync_all(sync_point::RECOVER_LENGTHS)).context("set the length of", &path)?;
+        }
         let unreadable = scanned.segments.iter().filter(|s| !s.unreadable.is_empty());
         let unreadable: Vec<(PathBuf, Vec<Range<u64>>)> =
             unreadable.map(|s| (dir.join(segment_name(s.index)), s.unreadable.clone())).collect();
@@ -68,7 +76,7 @@ impl Opening<'_> {
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
         self.clear_pending_of(redone, journal.store(), flushed)?;
         if dirty {
-            journal.write_clean_header(flushed)?;
+            journal.write_emptied_header(flushed)?;
         }
         self.write_anew(&unreadable);
         self.remove_orphans(&dir, &scanned.orphans);

@@ -5,6 +5,7 @@ use std::fs::{self as std_fs, Permissions};
 use std::io::{self, Cursor};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
+use untorn_journal::format::VERSION;
 
 /// A directory that goes away, with a file of known contents in it.
 struct Scene {
@@ -114,8 +115,10 @@ fn attributes_stay_and_the_managed_mark_goes() {
 #[test]
 fn a_file_that_left_its_journal_behind_is_refused_while_commits_are_pending_there() {
     let scene = Scene::new();
-    let mark =
-        |pending| Attribute { store: [0xab; 16], file: 1, epoch: 2, checkpoint_lsn: 3, path_crc: 4, pending }.encode();
+    let mark = |pending| {
+        Attribute { version: VERSION, store: [0xab; 16], file: 1, epoch: 2, checkpoint_lsn: 3, path_crc: 4, pending }
+            .encode()
+    };
     let set = |value: &[u8]| fs::setxattr(scene.file(), MANAGED, value, XattrFlags::empty());
     if set(&mark(true)).is_err() {
         return eprintln!("skipped: no user attributes on this file system");

@@ -1,0 +1,116 @@
+//! A program under the porting header that is killed at each system call from the one that marks its file on: the next
+//! program renames the file, and opens it under the new name.
+
+mod common;
+
+use common::{build_library, cc, crate_dir, link_with, output_of, run, skipped};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Runs a program, and kills it at the entry of the first system call for which this is true, by its number in the program
+/// and its number in the system. False: it ended by itself, or cannot be traced.
+fn killed_at(command: &mut Command, mut is_it: impl FnMut(u64, u64) -> bool) -> bool {
+    /// `struct ptrace_syscall_info`, whose first byte says what it is about.
+    const INFO_BYTES: usize = 88;
+    const ENTRY: u8 = 1;
+    /// `PTRACE_O_EXITKILL`.
+    const EXIT_KILL: libc::c_int = 0x10_0000;
+    // SAFETY: one system call.
+    unsafe {
+        command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0usize, 0usize) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let Ok(child) = command.stderr(Stdio::null()).spawn() else { return false };
+    let (pid, options) = (child.id() as i32, libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | EXIT_KILL);
+    let (mut calls, mut killed, mut begun) = (0, false, false);
+    loop {
+        let mut status = 0;
+        // SAFETY: writes the status. This test has no other children meanwhile.
+        let stopped = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+        if stopped < 0 {
+            return killed;
+        }
+        if !libc::WIFSTOPPED(status) {
+            continue;
+        }
+        let mut signal = 0;
+        match libc::WSTOPSIG(status) {
+            _ if !begun => {
+                begun = true;
+                // SAFETY: takes numbers.
+                unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0usize, options as usize) };
+            }
+            stop if stop == libc::SIGTRAP | 0x80 => {
+                let mut info = [0u8; INFO_BYTES];
+                // SAFETY: writes no more than the bytes that it is told of.
+                unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, stopped, INFO_BYTES, info.as_mut_ptr()) };
+                if info[0] == ENTRY && !killed {
+                    calls += 1;
+                    killed = is_it(calls, u64::from_ne_bytes(info[24..32].try_into().expect("eight bytes")));
+                    if killed {
+                        // SAFETY: takes numbers.
+                        unsafe { libc::kill(pid, libc::SIGKILL) };
+                    }
+                }
+            }
+            libc::SIGTRAP | libc::SIGSTOP => {}
+            other => signal = other,
+        }
+        // SAFETY: takes numbers.
+        unsafe { libc::ptrace(libc::PTRACE_SYSCALL, stopped, 0usize, signal as usize) };
+    }
+}
+
+/// Two closed managed files.
+fn begin(program: &Path, dir: &Path) {
+    let _ = fs::remove_dir_all(dir);
+    fs::create_dir(dir).expect("a directory");
+    fs::write(dir.join("new.m"), "new").expect("a file");
+    fs::write(dir.join("db.m"), "db").expect("a file");
+    run(Command::new(program).arg("read").arg(dir));
+}
+
+#[test]
+fn a_file_that_was_marked_and_not_committed_can_be_renamed() {
+    build_library();
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));
+    run(link_with(cc().arg(crate_dir().join("tests/c/left_mark.c")), &program));
+    let first = || {
+        let mut first = Command::new(&program);
+        first.arg("first").arg(&dir);
+        first
+    };
+    begin(&program, &dir);
+    let (mut all, mut marked) = (0, 0);
+    killed_at(&mut first(), |n, call| {
+        (all, marked) = (n, if marked == 0 && call == libc::SYS_fsetxattr as u64 { n } else { marked });
+        false
+    });
+    if all == 0 {
+        return skipped("programs cannot be traced here");
+    }
+    assert!(marked > 0, "the file was never marked");
+    let mut waited = 0;
+    for at in marked..=all {
+        begin(&program, &dir);
+        if !killed_at(&mut first(), |n, _| n == at) {
+            continue;
+        }
+        waited += 1;
+        run(Command::new(&program).arg("rename").arg(&dir));
+        let shown = output_of(Command::new(&program).arg("read").arg(&dir));
+        assert!(["new\n", "NEW\n"].contains(&shown.as_str()), "killed at call {at} of {all}: {shown:?}");
+        // The store of a file goes where it may, and leaves a plain file.
+        for name in ["new.m.untorn", "db.m.untorn"] {
+            let _ = fs::remove_dir_all(dir.join(name));
+        }
+        let shown = output_of(Command::new(&program).arg("read").arg(&dir));
+        assert!(["new\n", "NEW\n"].contains(&shown.as_str()), "killed at call {at} of {all}, without its store");
+    }
+    assert!(waited > 0, "no program was killed");
+}
