@@ -1586,7 +1586,9 @@ int untorn_heap_set_root(struct untorn_heap *heap,
  * but commits, rollbacks and the heap's end; it must return, and must not wait for a thread that may use the heap's roots.
  * Returns what the function returned, or -1: EFAULT (no function), EBADF.
  */
-int untorn_heap_with_roots(struct untorn_heap *heap, int (*function)(void *context), void *context);
+int untorn_heap_with_roots(struct untorn_heap *heap,
+                           int (*function)(void *context),
+                           void *context);
 
 /**
  * Describes a root of any type, for programs whose layout has changed. The caller has set the member `size`
@@ -1602,7 +1604,9 @@ int untorn_heap_get_root_info(const struct untorn_heap *heap,
  * (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: there are not so many roots;
  * -1: EINVAL, EFAULT, EBADF.
  */
-int untorn_heap_nth_root_info(const struct untorn_heap *heap, size_t n, struct untorn_heap_root_info *info);
+int untorn_heap_nth_root_info(const struct untorn_heap *heap,
+                              size_t n,
+                              struct untorn_heap_root_info *info);
 
 /**
  * Checks an open heap: every chunk, block and root, and what the roots reach. Uncommitted changes are part of
