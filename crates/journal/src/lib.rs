@@ -10,6 +10,7 @@ pub mod apply;
 pub mod begun_reads;
 pub mod carry;
 pub mod create;
+mod create_ahead;
 mod error;
 pub mod final_state;
 pub mod format;
