@@ -4,6 +4,7 @@
 //! whether it has happened. A file is recognised by its attribute, never by its name alone.
 
 use crate::create::{Attempt, OWNER_RIGHTS, Replacements, may_pass, occupied};
+use crate::create_ahead::Ahead;
 use crate::error::{Context, Error, Result};
 use crate::final_state::{DirState, FileState, FinalState};
 use crate::invariant;
@@ -59,25 +60,35 @@ impl DataFiles<'_> {
     fn apply_entries(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
         let mut todo = self.actions(state, locations);
         let replacements = Replacements::of(state, locations);
+        let at_once = self.contents.map_or(0, |contents| contents.made_at_once());
         loop {
             let before = todo.len();
-            todo.retain_mut(|action| match self.attempt(action, state, &replacements, locations) {
-                Ok(Attempt::Done) => false,
-                Ok(Attempt::Blocked(why)) => {
-                    action.why = Some(why);
-                    true
+            let mut actions = std::mem::take(&mut todo).into_iter().peekable();
+            while actions.peek().is_some() {
+                let part: Vec<Action> = actions.by_ref().take(if at_once == 0 { before } else { at_once }).collect();
+                let new = part.iter().filter_map(|action| match &action.what {
+                    What::Create { at } => Some((&state.files[&action.file?], at.as_path())),
+                    _ => None,
+                });
+                let new = new.filter(|(file, _)| matches!(locations.get(&file.id), Some(Ok(Location::Absent))));
+                let ahead = if at_once == 0 { Ahead::default() } else { self.make_ahead(state, new) };
+                for mut action in part {
+                    match self.attempt(&mut action, state, &replacements, &ahead, locations) {
+                        Ok(Attempt::Done) => {}
+                        Ok(Attempt::Blocked(why)) => {
+                            action.why = Some(why);
+                            todo.push(action);
+                        }
+                        Err(e) => match action.file {
+                            Some(id) => _ = locations.insert(id, Err(e)),
+                            None => {
+                                action.why = Some(e);
+                                todo.push(action);
+                            }
+                        },
+                    }
                 }
-                Err(e) => match action.file {
-                    Some(id) => {
-                        locations.insert(id, Err(e));
-                        false
-                    }
-                    None => {
-                        action.why = Some(e);
-                        true
-                    }
-                },
-            });
+            }
             if todo.is_empty() {
                 return Vec::new();
             }
@@ -124,6 +135,7 @@ impl DataFiles<'_> {
         action: &mut Action,
         state: &FinalState,
         replacements: &Replacements<'_>,
+        ahead: &Ahead,
         locations: &mut Locations,
     ) -> Result<Attempt> {
         match &action.what {
@@ -153,11 +165,16 @@ impl DataFiles<'_> {
                     self.write_before_move(&state.files[&id], to, state, locations)?;
                     action.written = true;
                 }
-                self.attempt_move(id, to, state, replacements, locations)
+                self.attempt_move(id, to, state, replacements, ahead, locations)
             }
-            What::Create { at } => {
-                self.attempt_create(state, &state.files[&action.file.expect("a file")], at, replacements, locations)
-            }
+            What::Create { at } => self.attempt_create(
+                state,
+                &state.files[&action.file.expect("a file")],
+                at,
+                replacements,
+                ahead,
+                locations,
+            ),
             What::Directory { path, dir } => self.attempt_directory(state, path, *dir),
         }
     }
@@ -168,6 +185,7 @@ impl DataFiles<'_> {
         to: &Path,
         state: &FinalState,
         replacements: &Replacements<'_>,
+        ahead: &Ahead,
         locations: &mut Locations,
     ) -> Result<Attempt> {
         let Some(Ok(Location::At(from))) = locations.get(&id).cloned() else { return Ok(Attempt::Done) };
@@ -186,7 +204,7 @@ impl DataFiles<'_> {
                     locations.insert(victim, Ok(Location::Absent));
                 }
                 locations.insert(id, Ok(Location::At(to.to_owned())));
-                self.attempt_create(state, &state.files[&id], to, replacements, locations)
+                self.attempt_create(state, &state.files[&id], to, replacements, ahead, locations)
             }
             Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(to, &e))),
             Err(e) => Err(Error::io("rename to", to, e)),
@@ -201,7 +219,7 @@ impl DataFiles<'_> {
         }
         let handle = self.with_rights(state, &[from], || open_for_writing(self.storage, from)).context("open", from)?;
         self.identify(file, &*handle, from, to)?;
-        self.write_contents(file, &handle)
+        self.write_contents(file, &handle, false)
     }
 
     fn attempt_directory(&self, state: &FinalState, path: &Path, dir: DirState) -> Result<Attempt> {

@@ -1,5 +1,6 @@
 //! Makes files of a final state, whole before they get their names, and what belongs to a file: identity, contents, mode.
 
+use crate::create_ahead::Ahead;
 use crate::error::{Context, Error, Result, is_loop};
 use crate::final_state::{FileState, FinalState};
 use crate::format::{Attribute, AttributeFound, VERSION};
@@ -94,6 +95,7 @@ impl DataFiles<'_> {
         file: &FileState,
         at: &Path,
         replacements: &Replacements<'_>,
+        ahead: &Ahead,
         locations: &mut Locations,
     ) -> Result<Attempt> {
         let mut created = None;
@@ -101,7 +103,7 @@ impl DataFiles<'_> {
             let replaced = replacements.replaced_by(locations, at);
             let half_created = || matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours));
             if replaced.is_some() || (self.are_missing(file) && !half_created()) {
-                return self.create_whole(state, file, at, replaced, locations);
+                return self.create_whole(state, file, at, replaced, ahead, locations);
             }
             let mode = file.created.expect("only created files are absent and have a name");
             match self.with_rights(state, &[at], || self.storage.open(at, Open::create(mode))) {
@@ -196,8 +198,9 @@ impl DataFiles<'_> {
         holds(invariant::CONTENTS_BEFORE_NAME) && self.contents.is_some_and(|contents| contents.are_missing(file))
     }
 
-    pub(crate) fn write_contents(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
+    pub(crate) fn write_contents(&self, file: &FileState, handle: &Arc<dyn File>, behind: bool) -> Result<()> {
         match self.contents.filter(|_| self.are_missing(file)) {
+            Some(contents) if behind => contents.write_behind_attribute(file, handle),
             Some(contents) => contents.write(file, handle),
             None => Ok(()),
         }
@@ -211,12 +214,13 @@ impl DataFiles<'_> {
         file: &FileState,
         at: &Path,
         replaced: Option<u64>,
+        ahead: &Ahead,
         locations: &mut Locations,
     ) -> Result<Attempt> {
         if replaced.is_none() && self.storage.stat(at).is_ok() {
             return Ok(Attempt::Blocked(occupied(at, &ErrorKind::AlreadyExists.into())));
         }
-        if replaced.is_none() && self.create_unnamed(state, file, at)? {
+        if replaced.is_none() && self.create_unnamed(state, file, at, ahead)? {
             locations.insert(file.id, Ok(Location::At(at.to_owned())));
             return Ok(Attempt::Done);
         }
@@ -234,7 +238,8 @@ impl DataFiles<'_> {
             Err(e) if may_pass(&e) => return Ok(Attempt::Blocked(occupied(at, &e))),
             Err(e) => return Err(Error::io("create", at, e)),
         };
-        let named = self.fill(file, &handle, at).map(|()| {
+        let filled = self.set_identity(file, &*handle, at).and_then(|()| self.fill(file, &handle, at, false));
+        let named = filled.map(|()| {
             replaced.into_iter().for_each(|victim| self.park(victim, at));
             self.storage.rename(&temporary, at, replaced.is_some())
         });
@@ -256,20 +261,32 @@ impl DataFiles<'_> {
     }
 
     /// Makes a file without a name, and gives it its name once it has all that belongs to it. False: not possible here.
-    pub(crate) fn create_unnamed(&self, state: &FinalState, file: &FileState, at: &Path) -> Result<bool> {
+    pub(crate) fn create_unnamed(
+        &self,
+        state: &FinalState,
+        file: &FileState,
+        at: &Path,
+        ahead: &Ahead,
+    ) -> Result<bool> {
         let (Some(directory), Some(name)) = (at.parent(), at.file_name()) else { return Ok(false) };
-        let Ok(handle) = self.with_rights(state, &[at], || self.storage.create_unnamed(directory)) else {
-            // What else is wrong with the directory, the other way tells.
-            return Ok(false);
+        let (handle, behind) = match ahead.take(file.id) {
+            Some(made) => (made, true),
+            None => {
+                let Ok(handle) = self.with_rights(state, &[at], || self.storage.create_unnamed(directory)) else {
+                    // What else is wrong with the directory, the other way tells.
+                    return Ok(false);
+                };
+                self.set_identity(file, &*handle, at)?;
+                (handle, false)
+            }
         };
-        self.fill(file, &handle, at)?;
+        self.fill(file, &handle, at, behind)?;
         Ok(handle.give_name(name).is_ok())
     }
 
-    /// Gives a new file all that belongs to it.
-    pub(crate) fn fill(&self, file: &FileState, handle: &Arc<dyn File>, at: &Path) -> Result<()> {
-        self.set_identity(file, &**handle, at)?;
-        self.write_contents(file, handle)?;
+    /// Gives a new file, which has its attribute, all else that belongs to it. `behind`: the attribute is durable.
+    pub(crate) fn fill(&self, file: &FileState, handle: &Arc<dyn File>, at: &Path, behind: bool) -> Result<()> {
+        self.write_contents(file, handle, behind)?;
         self.set_mode(file, &**handle, at)
     }
 

@@ -11,6 +11,7 @@ pub mod begun_reads;
 pub mod carry;
 pub mod create;
 pub mod data_tree;
+mod create_ahead;
 mod error;
 pub mod final_state;
 pub mod format;

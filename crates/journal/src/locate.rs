@@ -39,6 +39,19 @@ pub trait Contents {
     fn are_missing(&self, file: &FileState) -> bool;
     /// Writes them. The file has its attribute, which may not be durable yet.
     fn write(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()>;
+    /// As [`Contents::write`], where the attribute is durable.
+    fn write_behind_attribute(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
+        self.write(file, handle)
+    }
+    /// How many new files are made at a time, so that their attributes are flushed together before any has contents; none:
+    /// these need no flush, or each gets its own.
+    fn made_at_once(&self) -> usize {
+        0
+    }
+    /// Flushes the attributes of all new files.
+    fn flush_attributes(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The present location of a file of the final state.
@@ -56,9 +69,18 @@ pub type Locations = BTreeMap<u64, Result<Location>>;
 impl DataFiles<'_> {
     /// Finds every file, and checks it against its predecessors, without writing a byte.
     pub fn find(&self, state: &FinalState) -> Locations {
-        let mut locations: Locations = state.files.values().map(|file| (file.id, self.find_one(file))).collect();
+        self.find_but(state, &BTreeSet::new())
+    }
+
+    /// As [`DataFiles::find`]. These files were never made, and nothing of them is anywhere.
+    pub fn find_but(&self, state: &FinalState, new: &BTreeSet<u64>) -> Locations {
+        let find = |file: &FileState| match new.contains(&file.id) {
+            true => Ok(Location::Absent),
+            false => self.find_one(file),
+        };
+        let mut locations: Locations = state.files.values().map(|file| (file.id, find(file))).collect();
         if holds(invariant::HALF_CREATED) {
-            self.find_half_created(state, &mut locations);
+            self.find_half_created(state, new, &mut locations);
         }
         locations
     }
@@ -66,10 +88,11 @@ impl DataFiles<'_> {
     /// Finds files whose creation a crash interrupted: empty and without an attribute, under any name that
     /// the file had. Such files are alike, and each may be assigned to any file that had its name, but none
     /// may be left over: names are assigned by a bipartite matching.
-    pub(crate) fn find_half_created(&self, state: &FinalState, locations: &mut Locations) {
+    pub(crate) fn find_half_created(&self, state: &FinalState, new: &BTreeSet<u64>, locations: &mut Locations) {
         let mut claims = BTreeMap::<PathBuf, Vec<&FileState>>::new();
         for file in state.files.values() {
-            if file.created.is_some() && matches!(locations[&file.id], Ok(Location::Absent)) {
+            let may_lie_there = file.created.is_some() && !new.contains(&file.id);
+            if may_lie_there && matches!(locations[&file.id], Ok(Location::Absent)) {
                 let temporaries = creation_temporaries(file).into_iter().chain([self.rename_temporary(file.id)]);
                 for name in file.names.iter().cloned().chain(temporaries) {
                     claims.entry(name).or_default().push(file);

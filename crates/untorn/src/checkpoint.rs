@@ -21,7 +21,7 @@ use crate::sync_point;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use untorn_journal::apply::apply_overlay_in_steps;
 use untorn_journal::create::sync_names;
 use untorn_journal::format::{Attribute, AttributeFound};
@@ -59,7 +59,8 @@ struct Part {
 
 impl Part {
     /// What the data file lacks of the part. None: a commit that may have failed is among what would be written.
-    fn to_write(&self, engine: &Engine, data: &Arc<dyn File>) -> Result<Option<ToWrite>> {
+    /// `failures`: the whole file system is flushed after this, and so many such flushes have failed so far.
+    fn to_write(&self, engine: &Engine, data: &Arc<dyn File>, failures: Option<u64>) -> Result<Option<ToWrite>> {
         let mut state = self.file.write();
         let Some(written) = state.written_first.take() else {
             return Ok(Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false }));
@@ -71,9 +72,11 @@ impl Part {
         if state.outcome_unknown {
             return Ok(None);
         }
-        let again = self.again || !written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
+        let is_told = failures == Some(written.failures);
+        let through = || written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
+        let (again, first) = (self.again || !is_told && !through(), !is_told);
         if written.is_all && !again {
-            return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first: true }));
+            return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first }));
         }
         engine.tell_applying(state.last_lsn)?;
         // A commit wrote newer changes, too: older ones must not go over these.
@@ -81,7 +84,7 @@ impl Part {
         if holds(invariant::NEWEST_OVER_OLDER) {
             state.content.committed.lay_over(&mut overlay);
         }
-        Ok(Some(ToWrite { overlay: Arc::new(overlay), again, first: true }))
+        Ok(Some(ToWrite { overlay: Arc::new(overlay), again, first }))
     }
 }
 
@@ -90,8 +93,8 @@ struct ToWrite {
     overlay: Arc<Overlay>,
     /// A flush of what the file has may have failed unseen.
     again: bool,
-    /// A commit wrote to the file before. Only a flush of that descriptor is sure to tell that this failed: an error of
-    /// `syncfs` may have been told to somebody else.
+    /// A commit wrote to the file before, and only a flush of that descriptor is sure to tell that this failed: an error of
+    /// `syncfs` has been told to somebody else since, or there is no `syncfs` to come.
     first: bool,
 }
 
@@ -283,18 +286,22 @@ impl<'a> Checkpoint<'a> {
             (journal.unapplied.first().map(|waiting| waiting.reason.clone()), reasons, journal.names_healed)
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
-        let failures = *engine.flush_failures.lock();
+        let failures = engine.flush_failures.load(SeqCst);
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
             // A file whose creation waits is not on the disk yet: it gets its attribute, unflushed, after this.
-            let exist: Vec<_> = self.files.iter().filter(|part| part.file.read().content.data.is_some()).collect();
+            let exists = |part: &&Part| {
+                let state = part.file.read();
+                state.content.data.is_some() || state.life == Life::Named && !reasons.contains_key(&part.file.id)
+            };
+            let exist: Vec<_> = self.files.iter().filter(exists).collect();
             engine.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
             exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
         }
         let (mut first_error, mut file_waits, mut waiting) = (None, None, BTreeMap::new());
         let mut removed = BTreeSet::new();
         for part in &self.files {
-            let applied = self.apply_file(part, one_by_one, after);
+            let applied = self.apply_file(part, (!one_by_one && engine.is_durable()).then_some(failures), after);
             let mut state = part.file.write();
             match applied {
                 Ok(Applied::Done) => state.quarantine = None,
@@ -322,7 +329,7 @@ impl<'a> Checkpoint<'a> {
         }
         if engine.is_durable() && !one_by_one {
             engine.sync_file_system(sync_point::CHECKPOINT_MANY)?;
-            if *engine.flush_failures.lock() != failures {
+            if engine.flush_failures.load(SeqCst) != failures {
                 // It may have been a failure of what is written here, and was told to another flush.
                 return Err(Error::io("flush", &engine.path, rustix::io::Errno::IO.into()));
             }
@@ -390,8 +397,8 @@ impl<'a> Checkpoint<'a> {
         Ok(true)
     }
 
-    /// Writes and flushes one data file.
-    fn apply_file(&self, part: &Part, flush: bool, after: After) -> Result<Applied> {
+    /// Writes and flushes one data file. With `failures` ([`Part::to_write`]) the flush comes after it.
+    fn apply_file(&self, part: &Part, failures: Option<u64>, after: After) -> Result<Applied> {
         let Part { file, overlay, names_changed, .. } = part;
         let engine = self.engine;
         let (data, path) = match self.data_file(file) {
@@ -406,7 +413,7 @@ impl<'a> Checkpoint<'a> {
             file.write().attribute_unsynced = false;
         }
         let writing = file.writing.lock();
-        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(engine, &data)? else {
+        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(engine, &data, failures)? else {
             drop(writing);
             return Err(engine.journal.lock().journal.failure().unwrap_or(Error::Closed));
         };
@@ -441,7 +448,7 @@ impl<'a> Checkpoint<'a> {
             // Whatever of it was written: all of it is written again.
             return Ok(Applied::Not(e));
         }
-        if (flush || first) && engine.is_durable() {
+        if (failures.is_none() || first) && engine.is_durable() {
             // After a failure the kernel may call the next flush a success: the overlay stays, and all
             // of it is written again.
             let flushed = match after {

@@ -8,6 +8,7 @@ use crate::queue::Request;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::final_state::FinalState;
 use untorn_journal::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::{Error, Result};
@@ -26,8 +27,9 @@ impl Engine {
     ) {
         journal.dirs.extend(names.touched_dirs());
         let renaming = self.renaming.write();
+        let new = files.iter().filter(|file| file.read().life == Life::Uncommitted).map(|file| file.id).collect();
         self.update_table(files, &names);
-        let unapplied = self.apply_names(files.to_vec(), names, parks);
+        let unapplied = self.apply_names(files.to_vec(), names, &new, parks);
         drop(renaming);
         let Some(mut unapplied) = unapplied else { return };
         for file in files {
@@ -46,7 +48,7 @@ impl Engine {
             let _renaming = self.renaming.write();
             let before = (waiting.names.files.len(), waiting.names.dirs.len());
             let touched = waiting.names.touched_dirs();
-            let still = self.apply_names(waiting.files, waiting.names, self.parks_waiting());
+            let still = self.apply_names(waiting.files, waiting.names, &BTreeSet::new(), self.parks_waiting());
             let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
             if after != Some(before) {
                 // The directories were flushed before these names were in them.
@@ -108,8 +110,15 @@ impl Engine {
         }
     }
 
-    /// Applies committed names of these files on disk. Returns those that could not be applied now, and why.
-    fn apply_names(&self, mut files: Vec<Arc<SharedFile>>, mut names: FinalState, parks: bool) -> Option<Unapplied> {
+    /// Applies committed names of these files on disk, of which some were never there. Returns those that could not be
+    /// applied now, and why.
+    fn apply_names(
+        &self,
+        mut files: Vec<Arc<SharedFile>>,
+        mut names: FinalState,
+        new: &BTreeSet<u64>,
+        parks: bool,
+    ) -> Option<Unapplied> {
         let named = files.iter().filter(|file| file.read().life == Life::Named);
         let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
         let data_files = DataFiles {
@@ -122,7 +131,7 @@ impl Engine {
             contents: Some(&first),
             parking: parks.then(|| self.store_dir.parked()),
         };
-        let mut locations = data_files.find(&names);
+        let mut locations = data_files.find_but(&names, new);
         let left = data_files.apply_names(&names, &mut locations);
         for dir in &left {
             tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
@@ -139,7 +148,6 @@ impl Engine {
                 Ok(Location::At(at)) => {
                     state.quarantine = None;
                     let written = first.take_written(file.id);
-                    state.attribute_unsynced &= written.is_none();
                     let room = table.descriptors() + first.held() < most;
                     if state.content.data.is_none() && room && self.open_created(&mut state, at, written) {
                         table.note_descriptor(file);
@@ -149,8 +157,12 @@ impl Engine {
                 Err(e) => state.quarantine = Some(e.clone()),
             }
         }
-        let reason = reason?;
         drop(table);
+        if locations.values().any(|at| at.as_ref().is_err_and(Error::is_failed_flush)) {
+            // Perhaps of the whole file system, and of what other files have.
+            self.flush_failures.fetch_add(1, SeqCst);
+        }
+        let reason = reason?;
         let waiting: BTreeSet<u64> = locations.iter().filter(|(_, at)| at.is_err()).map(|(id, _)| *id).collect();
         let mut dirs: BTreeSet<PathBuf> = dirs_left().map(|dir| dir.path.clone()).collect();
         dirs.extend(waiting.iter().flat_map(|id| names.dirs_of(&names.files[id])));

@@ -12,10 +12,12 @@ use crate::sync_point;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::apply::apply_overlay;
 use untorn_journal::final_state::FileState as Final;
 use untorn_journal::locate::Contents;
 use untorn_journal::overlay::Overlay;
+use untorn_journal::recovery::flush_one_by_one;
 use untorn_journal::{Context, Result};
 use untorn_os::{File, holds};
 
@@ -23,7 +25,8 @@ use untorn_os::{File, holds};
 pub(crate) struct ContentsFirst<'a> {
     engine: &'a Engine,
     files: BTreeMap<u64, Arc<SharedFile>>,
-    /// Descriptors that the store may keep.
+    /// Descriptors that the store may keep: half of those that it has room for. As many may be of new files that have no
+    /// contents yet.
     room: usize,
     /// Those that were written through.
     written: RefCell<BTreeMap<u64, Arc<dyn File>>>,
@@ -32,7 +35,7 @@ pub(crate) struct ContentsFirst<'a> {
 impl<'a> ContentsFirst<'a> {
     pub(crate) fn new(engine: &'a Engine, files: BTreeMap<u64, Arc<SharedFile>>) -> ContentsFirst<'a> {
         let room = engine.storage.open_files_max().saturating_sub(engine.files.lock().descriptors());
-        ContentsFirst { engine, files, room, written: RefCell::default() }
+        ContentsFirst { engine, files, room: room / 2, written: RefCell::default() }
     }
 
     /// The descriptor through which contents of a file were written.
@@ -51,7 +54,23 @@ impl<'a> ContentsFirst<'a> {
     }
 }
 
+impl Engine {
+    /// Whether the attribute of a new file is flushed before contents: elsewhere it is durable before these.
+    fn flushes_new(&self) -> bool {
+        self.is_durable() && !self.storage.keeps_order()
+    }
+}
+
 impl Contents for ContentsFirst<'_> {
+    fn made_at_once(&self) -> usize {
+        let many = self.engine.flushes_new() && !flush_one_by_one(&*self.engine.storage, self.files.len());
+        if many { self.room } else { 0 }
+    }
+
+    fn flush_attributes(&self) -> Result<()> {
+        self.engine.sync_file_system(sync_point::ATTRIBUTE_NEW)
+    }
+
     fn are_missing(&self, file: &Final) -> bool {
         let Some(shared) = self.files.get(&file.id) else { return !file.overlay.is_empty() };
         let state = shared.read();
@@ -63,6 +82,16 @@ impl Contents for ContentsFirst<'_> {
     }
 
     fn write(&self, file: &Final, handle: &Arc<dyn File>) -> Result<()> {
+        self.write_to(file, handle, false)
+    }
+
+    fn write_behind_attribute(&self, file: &Final, handle: &Arc<dyn File>) -> Result<()> {
+        self.write_to(file, handle, true)
+    }
+}
+
+impl ContentsFirst<'_> {
+    fn write_to(&self, file: &Final, handle: &Arc<dyn File>, behind_attribute: bool) -> Result<()> {
         let engine = self.engine;
         let Some(shared) = self.files.get(&file.id) else {
             let least = engine.is_durable().then_some(engine.options.journal.clone_bytes_least);
@@ -91,13 +120,15 @@ impl Contents for ContentsFirst<'_> {
             return Err(state.content.conflict("another program changed the file while it was in use"));
         }
         let is_new = file.created.is_some() || state.attribute_unsynced;
-        if engine.is_durable() && is_new && !engine.storage.keeps_order() {
+        if is_new && !behind_attribute && engine.flushes_new() {
             // A crash must not leave contents in a file that nothing tells from a stranger's.
             data.sync_all(sync_point::ATTRIBUTE_NEW).context("flush the attribute of", &path)?;
         }
         let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
         state.content.committed.lay_over(&mut overlay);
-        state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: false });
+        state.attribute_unsynced = false;
+        let (through, failures) = (Arc::downgrade(&data), engine.flush_failures.load(SeqCst));
+        state.written_first = Some(WrittenFirst { through: through.clone(), failures, is_all: false });
         let least = engine.clone_bytes_least(&state);
         let applied =
             apply_overlay(&*data, &overlay, &path, least).and_then(|()| state.restore_mode(&*engine.storage, &*data));
@@ -106,7 +137,7 @@ impl Contents for ContentsFirst<'_> {
         state.content.last_stat = meta.as_ref().ok().copied();
         state.content.base_size = meta.as_ref().map_or(state.content.base_size, |meta| meta.size);
         applied?;
-        state.written_first = Some(WrittenFirst { through: Arc::downgrade(&data), is_all: true });
+        state.written_first = Some(WrittenFirst { through, failures, is_all: true });
         let mut written = self.written.borrow_mut();
         if written.len() < self.room {
             written.insert(file.id, data);

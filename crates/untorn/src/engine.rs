@@ -70,8 +70,10 @@ pub(crate) struct Engine {
     /// Batches of commits so far: a checkpoint sees whether there are any beside it.
     pub batches: AtomicU64,
     pub checkpoints: AtomicU64,
-    /// Flushes of the whole file system that failed. Each is told once, to one caller: they come one after the other.
-    pub flush_failures: Mutex<u64>,
+    /// Held during a flush of the whole file system: they come one after the other.
+    pub flushing: Mutex<()>,
+    /// Such flushes that failed. Each is told once, to one caller.
+    pub flush_failures: AtomicU64,
     /// A checkpoint is under way.
     pub checkpointing: AtomicBool,
     /// A commit waits for room in the journal.
@@ -190,9 +192,9 @@ impl Engine {
 
     /// Flushes all files of the store's file system.
     pub(crate) fn sync_file_system(&self, point: SyncPoint) -> Result<()> {
-        let mut failures = self.flush_failures.lock();
+        let _one_at_a_time = self.flushing.lock();
         let done = self.storage.sync_file_system(point).context("flush", &self.path);
-        *failures += u64::from(done.is_err());
+        self.flush_failures.fetch_add(u64::from(done.is_err()), SeqCst);
         done
     }
 

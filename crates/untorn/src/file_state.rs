@@ -70,6 +70,9 @@ impl Drop for HeapMark {
 pub(crate) struct WrittenFirst {
     /// The descriptor that they were written through: only that one is sure to tell if they are lost.
     pub through: Weak<dyn File>,
+    /// Flushes of the whole file system that had failed when they were written: as long as none fails, one that covers them
+    /// tells, too.
+    pub failures: u64,
     /// The data file has all that is committed.
     pub is_all: bool,
 }

@@ -151,3 +151,86 @@ fn crashes_around_a_file_that_has_its_contents_first() {
     survives("closed,btrfs,sector,tight,buffered/0/one,replace,retire/");
     survives("closed,posix,garbage,tight,buffered/0/append,move,retire/");
 }
+
+/// More than are flushed one by one.
+const MANY: usize = 20;
+
+fn text(name: &str) -> Vec<u8> {
+    format!("what is in {name}").into_bytes()
+}
+
+/// Makes many files with contents, in one commit.
+fn make_many(store: &Store, letter: char) -> untorn::Result<Vec<String>> {
+    let names: Vec<String> = (0..MANY).map(|n| format!("{letter}{n}")).collect();
+    let mut txn = store.begin();
+    for name in &names {
+        txn.create(name, 0o600)?.write_all_at(&text(name), 0)?;
+    }
+    txn.commit().map(|()| names)
+}
+
+/// One flush is enough for the attributes of many, and one for their contents, whichever descriptors are still open.
+#[test]
+fn many_new_files_share_their_flushes() {
+    for options in all_options().filter(|options| options.unnamed) {
+        let (disk, store) = disk_with_old(options);
+        let before = disk.counters().syncs;
+        let made = make_many(&store, 'f').unwrap();
+        store.close().unwrap();
+        let flushes = disk.counters().syncs - before;
+        assert!(flushes < MANY as u64, "{options:?}: {flushes}");
+        let after = disk.snapshot().power_cut(Cut::Nothing).disk;
+        made.iter().for_each(|name| assert_eq!(after.get(name).unwrap(), text(name), "{options:?}"));
+    }
+}
+
+/// With descriptors for all of them, for some, and for none.
+#[test]
+fn many_new_files_are_there_whole_or_not_at_all() {
+    for options in all_options() {
+        for open_files_max in [1, 12, 64] {
+            let (disk, store) = disk_with_old(Options { open_files_max, ..options });
+            disk.record();
+            make_many(&store, 'f').unwrap();
+            store.checkpoint().unwrap();
+            drop(store);
+            for moment in disk.recorded().into_iter().step_by(17) {
+                for cut in [Cut::Nothing, Cut::Everything, Cut::Seed(moment.call())] {
+                    let after = roomy::recovered(&moment.power_cut(cut).disk);
+                    let made = names(&after).len() - 1;
+                    assert!(made == 0 || made == MANY, "{options:?}, {cut:?}, call {}: {made}", moment.call());
+                    for name in names(&after).iter().filter(|name| *name != "a") {
+                        assert_eq!(
+                            after.get(name).unwrap(),
+                            text(name),
+                            "{options:?}, {cut:?}, call {}",
+                            moment.call()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The flush that tells may be the checkpoint's, or one of another commit before it.
+#[test]
+fn contents_of_many_files_that_a_failed_writeback_took_are_written_again() {
+    for options in all_options() {
+        for (open_files_max, told_before) in [(1, false), (64, false), (1, true), (64, true)] {
+            let (disk, store) = disk_with_old(Options { open_files_max, ..options });
+            let mut made = make_many(&store, 'f').unwrap();
+            disk.fail_writeback(Path::new("f7"), Failed::Lost).unwrap();
+            if told_before {
+                made.extend(make_many(&store, 'g').unwrap());
+            }
+            if store.checkpoint().is_err() {
+                store.checkpoint().unwrap();
+            }
+            let after = roomy::recovered(&disk.snapshot().power_cut(Cut::Nothing).disk);
+            for name in made {
+                assert_eq!(after.get(&name).unwrap(), text(&name), "{options:?}, {open_files_max}, {told_before}");
+            }
+        }
+    }
+}
