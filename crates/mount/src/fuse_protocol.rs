@@ -76,7 +76,6 @@ pub mod agreed {
     pub const DONT_MASK: u64 = 1 << 6;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub const ASYNC_DIO: u64 = 1 << 15;
     pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const POSIX_ACL: u64 = 1 << 20;
@@ -112,6 +111,8 @@ pub mod meant {
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// `SETXATTR` of an access list: the setgid bit goes.
 pub const SETXATTR_KILL_SGID: u32 = 1 << 0;
+/// `WRITE`: it comes from the kernel's cache, and no program waits for it.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// `WRITE`: the setuid and setgid bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Answer of `OPEN`: what is cached of the file stays.

@@ -312,13 +312,14 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
             _ => agreed::WRITEBACK_CACHE,
         };
+        // Without ASYNC_DIO: after an asynchronous direct write the kernel neither asks for the sync of `O_DSYNC` and its kin,
+        // nor drops what it has cached of the range. It does both after one for which the submitting thread waits.
         let wanted = agreed::ASYNC_READ
             | agreed::ATOMIC_O_TRUNC
             | agreed::BIG_WRITES
             | writes
             | agreed::DO_READDIRPLUS
             | agreed::READDIRPLUS_AUTO
-            | agreed::ASYNC_DIO
             | agreed::PARALLEL_DIROPS
             | agreed::ABORT_ERROR
             | agreed::MAX_PAGES

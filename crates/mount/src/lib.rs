@@ -35,6 +35,7 @@ mod put_back;
 mod run_on_plain;
 mod session_dir;
 mod session_mount;
+mod status_question;
 mod store_files;
 mod supervised;
 mod sync_paths;

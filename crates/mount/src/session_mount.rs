@@ -77,18 +77,28 @@ impl Session {
                 loop {
                     thread::sleep(TICK);
                     ticking.tick(&*pull);
+                    ticking.write_back_after(daemon::WRITEBACK_AFTER, &*pull);
                 }
             })
             .context("cannot start a thread")?;
         let code = self.program();
         end_the_rest(puller);
+        // As long as the kernel has what failed on a full disk. What cannot be committed is told below.
+        let _ = tree.prepare_end(&**server.pull());
         server.pull().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
             rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
                 .context("cannot unmount")?;
         }
         let end = server.wait();
-        daemon::close(&tree, server.pull(), end, &self.at)?;
+        let lost = daemon::close(&tree, server.pull(), end, &self.at)?;
+        for name in &lost {
+            eprintln!(
+                "untorn-mount: {} is as of its last commit: a write of it had failed",
+                self.at.join(name).display()
+            );
+        }
+        let code = if lost.is_empty() { code } else { code.max(1) };
         fs::write(&self.ended, code.to_string()).with_context(|| format!("cannot write {}", self.ended.display()))
     }
 

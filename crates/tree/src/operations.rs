@@ -11,6 +11,7 @@ use crate::store_tree::{CommitMode, StoreTree};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
@@ -228,6 +229,10 @@ impl FileTree for StoreTree {
         Ok(Attributes { blocks, ..of })
     }
 
+    fn parent(&self, dir: Ino) -> Result<Ino> {
+        Ok(self.core()?.inode(dir)?.parent)
+    }
+
     fn has_no_name(&self, ino: Ino) -> bool {
         self.core().is_ok_and(|core| core.inode(ino).map_or(true, |inode| inode.row.nlink == 0))
     }
@@ -316,7 +321,7 @@ impl FileTree for StoreTree {
             self.seals() && inode.is_file() && !inode.row.synced
         };
         if pulls {
-            self.pull(ino, pull)?;
+            self.pull_whole(ino, pull)?;
         }
         let mut core = self.changing()?;
         if core.living_dir(dir)?.names.contains_key(name) {
@@ -326,7 +331,7 @@ impl FileTree for StoreTree {
         if inode.is_dir() {
             return Err(Errno(libc::EPERM));
         }
-        if inode.poisoned {
+        if inode.is_poisoned() {
             return Err(Errno(libc::EIO));
         }
         let seals = self.seals() && inode.is_file() && !inode.row.synced;
@@ -404,7 +409,7 @@ impl FileTree for StoreTree {
             if !missing.is_empty() {
                 drop(core);
                 for ino in missing {
-                    self.pull(ino, pull)?;
+                    self.pull_whole(ino, pull)?;
                     pulled.push(ino);
                 }
                 // The names may be others by now.
@@ -412,7 +417,7 @@ impl FileTree for StoreTree {
             }
             let exchanged = target.filter(|_| flags == RenameFlags::Exchange);
             for ino in std::iter::once(source).chain(exchanged) {
-                if core.inode(ino)?.poisoned {
+                if core.inode(ino)?.is_poisoned() {
                     return Err(Errno(libc::EIO));
                 }
             }
@@ -440,7 +445,11 @@ impl FileTree for StoreTree {
         if happened(&core).is_some() {
             return Ok(());
         }
+        let now = core.clock.elapsed();
         let inode = core.inode_mut(ino)?;
+        if writable && inode.writers == 0 {
+            inode.pulled = now;
+        }
         inode.openings += 1;
         inode.writers += u32::from(writable);
         if writable {
@@ -481,7 +490,15 @@ impl FileTree for StoreTree {
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        self.write_contents(ino, offset, data)
+        self.write_contents(ino, offset, data, true)
+    }
+
+    fn write_now(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_contents(ino, offset, data, false)
+    }
+
+    fn restore(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        StoreTree::restore(self, ino, pull)
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()> {
@@ -553,6 +570,10 @@ impl FileTree for StoreTree {
         if let Err(e) = self.commit_due(pull) {
             tracing::error!(errno = e.0, "the timer could not commit; reopen the store if this stays");
         }
+    }
+
+    fn write_back_after(&self, after: Duration, pull: &dyn Pull) {
+        self.write_back_due(after, pull);
     }
 
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
