@@ -1,7 +1,7 @@
 //! Subcommands that are programs of their own: looked for beside this program, then in PATH.
 
 use clap::Args;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::File;
@@ -133,9 +133,17 @@ fn has_beside(path: &Path, end: &str) -> bool {
 
 /// Whether a directory is on a mount of Untorn's; also if its daemon has ended.
 pub fn is_on_mount(path: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let asked = rustix::fs::open(path, flags, Mode::empty()).and_then(mount_calls::status);
-    matches!(asked, Ok(_) | Err(Errno::PERM | Errno::NOTCONN | Errno::CONNABORTED))
+    // Its daemon, which may be stopped, is asked by whoever has a time limit.
+    let mount = match statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID | StatxFlags::TYPE) {
+        Ok(about) if FileType::from_raw_mode(about.stx_mode.into()) != FileType::Directory => return false,
+        Ok(about) => about.stx_mnt_id.to_string(),
+        Err(e) => return matches!(e, Errno::NOTCONN | Errno::CONNABORTED),
+    };
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = String::from_utf8_lossy(&mounts);
+    let of = mounts.lines().find(|line| line.split(' ').next() == Some(mount.as_str()));
+    let kind = of.and_then(|line| line.split_once(" - ")?.1.split(' ').next());
+    kind.is_some_and(|kind| [mount_calls::TYPE, mount_calls::TYPE_OF_DEVICE].contains(&kind))
 }
 
 /// Whether `untorn mount` has made a store. One whose table is damaged or lost has the other names.

@@ -117,6 +117,11 @@ struct Mount {
     /// daemon hangs, so does `sync`, until somebody kills the daemon.
     #[arg(short, value_delimiter = ',', value_name = "OPTION")]
     options: Vec<String>,
+    /// After so many seconds the kernel hands over what programs stored to mapped files, and did not sync; 0: when it likes.
+    ///
+    /// That commits nothing. It is what a killed program leaves, and what is counted as uncommitted by untorn status.
+    #[arg(long, value_name = "SECONDS", default_value_t = daemon::WRITEBACK_AFTER.as_secs())]
+    writeback_after: u64,
     /// Without a process that starts another daemon when the daemon is killed: the mount is dead then.
     #[arg(long)]
     no_supervisor: bool,
@@ -341,12 +346,22 @@ impl Mount {
         mount_point::prepare(&store, &at)?;
         if !self.foreground {
             let arguments = self.arguments("--announce", &store, &at);
-            return daemon_start::start(&arguments).map(|code| Output::default().code(code));
+            let code = daemon_start::start(&arguments)?;
+            let said = if code == 0 { self.about_sync(&at) } else { None };
+            return Ok(said.map_or_else(Output::default, Output::text).code(code));
         }
         if self.announce {
             daemon_start::leave_starter()?;
         }
-        let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
+        let ready = || {
+            if self.announce {
+                return daemon_start::ready();
+            }
+            if let Some(said) = self.about_sync(&at) {
+                eprint!("untorn-mount: {said}");
+            }
+            Ok(())
+        };
         if !self.no_supervisor {
             let arguments = self.arguments("--supervised", &store, &at);
             return daemon_supervisor::supervise(&arguments, ready).map(|code| Output::default().code(code));
@@ -373,7 +388,7 @@ impl Mount {
         let mut tree = None;
         let served = open(store, self.commit.into(), kept, None).and_then(|opened| {
             let tree = tree.insert(opened);
-            daemon::serve((&*tree, self.commit.into()), store, at, allowed, supervised, ready)
+            daemon::serve((&*tree, self.commit.into()), store, at, allowed, supervised, self.writeback_after(), ready)
         });
         if let (Err(e), Some(new), false) = (&served, new, is_ready.get()) {
             new.remove(tree.as_ref(), e);
@@ -394,6 +409,22 @@ impl Mount {
         Ok(Output::default())
     }
 
+    /// Programs that rely on `sync` and `syncfs` (package managers, containers) are not told that these commit nothing.
+    fn about_sync(&self, at: &Path) -> Option<String> {
+        let commits = self.commit == Commit::Write || self.options.iter().any(|option| option == "sync_commits");
+        (!commits).then(|| {
+            format!(
+                "`sync` and `syncfs` commit nothing on {0}; `untorn sync {0}` does, and root can mount with \
+                 `-o sync_commits`\n",
+                at.display()
+            )
+        })
+    }
+
+    fn writeback_after(&self) -> Option<Duration> {
+        (self.writeback_after > 0).then(|| Duration::from_secs(self.writeback_after))
+    }
+
     /// As what is this process to be started anew.
     fn arguments(&self, role: &str, store: &Path, at: &Path) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["--foreground".into(), role.into()];
@@ -404,6 +435,7 @@ impl Mount {
             arguments.push("--no-supervisor".into());
         }
         arguments.push(format!("--commit={}", self.commit.name()).into());
+        arguments.push(format!("--writeback-after={}", self.writeback_after).into());
         for option in &self.options {
             arguments.extend(["-o".into(), option.into()]);
         }
@@ -523,12 +555,20 @@ impl Umount {
                 mounted.source.display()
             )));
         }
-        let daemon = match crate::mount_control::prepare_unmount(&at) {
+        let prepared = crate::mount_control::prepare_unmount(&at);
+        let lost = crate::mount_status::poisoned(&at).filter(|(_, count)| *count > 0);
+        let daemon = match prepared {
             Err(_) if mount_point::is_dead(&at) => {
                 mount_point::detach(&at)?;
                 return Ok(had_ended(&at, &mounted.source));
             }
-            daemon => daemon?,
+            Err(e) => {
+                return Err(match lost {
+                    Some(files) => e.context(crate::mount_status::not_committed(&files)),
+                    None => e,
+                });
+            }
+            Ok(daemon) => daemon,
         };
         let has_failed = crate::mount_status::has_failed(&at);
         let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
@@ -551,6 +591,9 @@ impl Umount {
              everything else",
             mounted.source.display()
         );
+        if let Some(files) = lost {
+            bail!("{shown} is unmounted; {}", crate::mount_status::not_committed(&files));
+        }
         Ok(Output::default())
     }
 

@@ -4,12 +4,13 @@ use crate::fuse_device::End;
 use crate::fuse_server::Server;
 use crate::kernel_pull::KernelPull;
 use crate::mount_point::{self, Allowed};
+use crate::mount_status;
 use crate::passed_signals::Signals;
 use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 use untorn_terminal::tell;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
+/// When the kernel is made to send what it has of files that are open for writing, if nobody says otherwise.
+pub const WRITEBACK_AFTER: Duration = Duration::from_secs(30);
 /// Between two looks at what is due.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -33,7 +36,8 @@ enum Event {
 }
 
 /// Mounts a tree that was opened with a mode, serves it until it is unmounted, and closes it. `ready` is called when the
-/// mount answers. With a supervisor, whose log the tree has, goes on serving what a killed daemon had mounted.
+/// mount answers. With a supervisor, whose log the tree has, goes on serving what a killed daemon had mounted. After
+/// `writeback_after` the kernel is made to send what it has of a file that is open for writing.
 ///
 /// A signal unmounts. If programs use the mount, it is detached, and the daemon waits for them; a second signal commits
 /// everything and ends at once.
@@ -43,6 +47,7 @@ pub fn serve(
     at: &Path,
     allowed: Allowed,
     supervised: Option<&Arc<Supervised>>,
+    writeback_after: Option<Duration>,
     ready: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     flush_first();
@@ -65,7 +70,7 @@ pub fn serve(
         pull.when_closed(move || supervised.let_go(HIDDEN_DIRECTORY));
     }
     server.leave_left();
-    let mut life = Life { tree, pull, at, id, stopping: false };
+    let mut life = Life { tree, pull, at, id, writeback_after, stopping: false };
     let (sender, events) = channel();
     let signals = sender.clone();
     ctrlc::set_handler(move || drop(signals.send(Event::Signal))).context("cannot receive signals")?;
@@ -152,12 +157,16 @@ struct Life<'a> {
     pull: &'a Arc<KernelPull>,
     at: &'a Path,
     id: u64,
+    writeback_after: Option<Duration>,
     stopping: bool,
 }
 
 impl Life<'_> {
     fn tick(&self) {
         self.tree.tick(&**self.pull);
+        if let Some(after) = self.writeback_after {
+            self.tree.write_back_after(after, &**self.pull);
+        }
     }
 
     fn stop(&mut self) -> Result<()> {
@@ -188,12 +197,17 @@ impl Life<'_> {
     }
 
     fn end(&self, end: End) -> Result<()> {
-        close(self.tree, self.pull, end, self.at)
+        let lost = close(self.tree, self.pull, end, self.at)?;
+        let count = lost.len() as u64;
+        let lost: Vec<PathBuf> = lost.iter().map(|path| self.at.join(path)).collect();
+        ensure!(lost.is_empty(), "{}", mount_status::not_committed(&(lost, count)));
+        Ok(())
     }
 }
 
-/// Commits everything when the mount is gone, and closes the tree.
-pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<()> {
+/// Commits everything when the mount is gone, and closes the tree. Returns the names of files that are as of their last
+/// commits, as a write of them had failed.
+pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<Vec<PathBuf>> {
     ensure!(
         end == End::Unmounted,
         "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
@@ -204,7 +218,9 @@ pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -
             tree.release(ino, true);
         });
     }
-    tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))
+    let lost = tree.status().map(|status| status.poisoned).unwrap_or_default();
+    tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))?;
+    Ok(lost)
 }
 
 fn error(what: &'static str, Errno(error): Errno) -> anyhow::Error {

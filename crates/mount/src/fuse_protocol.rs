@@ -112,6 +112,8 @@ pub mod meant {
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// `SETXATTR` of an access list: the setgid bit goes.
 pub const SETXATTR_KILL_SGID: u32 = 1 << 0;
+/// `WRITE`: it comes from the kernel's cache, and no program waits for it.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// `WRITE`: the setuid and setgid bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Answer of `OPEN`: what is cached of the file stays.

@@ -312,8 +312,8 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
             _ => agreed::WRITEBACK_CACHE,
         };
-        // Not `ASYNC_DIO`: after a direct write that a program does not wait for, the kernel leaves older bytes in its cache,
-        // and buffered reads find them.
+        // Without ASYNC_DIO: after an asynchronous direct write the kernel neither asks for the sync of `O_DSYNC` and its kin,
+        // nor drops what it has cached of the range. It does both after one for which the submitting thread waits.
         let wanted = agreed::ASYNC_READ
             | agreed::ATOMIC_O_TRUNC
             | agreed::EXPORT_SUPPORT

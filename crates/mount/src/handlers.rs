@@ -1,8 +1,8 @@
 //! What each request asks of the tree.
 
 use crate::fuse_protocol::{
-    Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_KILL_SUIDGID, dirent_len,
-    kind_of, meant, opcode,
+    Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_CACHE,
+    WRITE_KILL_SUIDGID, dirent_len, kind_of, meant, opcode,
 };
 use crate::kernel_pull::{HIDDEN, KernelPull, rand_u128};
 use crate::mount_control;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use untorn_os::mount_calls;
 use untorn_tree::{
-    Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, Kind, ROOT, RenameFlags, Request, Result, SetTime,
-    Time, Transaction,
+    Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result,
+    SetTime, Time, Transaction,
 };
 
 /// Where a directory goes on after `.` and after `..`. Behind them lie the places that the tree says, so that all fit in 31
@@ -34,7 +34,7 @@ pub struct Handlers {
     privileges: Privileges,
     calls: WaitingCalls,
     commit: CommitMode,
-    /// The next opening's number, but for its lowest bit.
+    /// The next opening's number, but for its lowest bits.
     openings: AtomicU64,
 }
 
@@ -72,7 +72,7 @@ fn waits(opcode: u32, commit: CommitMode) -> Waits {
         | opcode::STATFS => Waits::No,
         // All changes.
         _ if commit == CommitMode::Write => Waits::Always,
-        opcode::RENAME | opcode::RENAME2 | opcode::LINK => Waits::InPulls,
+        opcode::RENAME | opcode::RENAME2 | opcode::LINK | opcode::OPEN => Waits::InPulls,
         _ => Waits::No,
     }
 }
@@ -82,7 +82,8 @@ fn errno<T>(error: i32) -> Result<T> {
 }
 
 fn writable(flags: u32) -> bool {
-    flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY
+    // The fourth mode is for neither reading nor writing: that of the process that pulls.
+    matches!(flags.cast_signed() & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
 }
 
 impl Handlers {
@@ -105,9 +106,10 @@ impl Handlers {
         waits(opcode, self.commit)
     }
 
-    /// A number for an opening, which says whether it can write.
+    /// A number for an opening, which says whether it can write, and whether what it does is to be durable.
     fn handle(&self, flags: u32) -> u64 {
-        self.openings.fetch_add(2, Relaxed) & !1 | u64::from(writable(flags))
+        let durable = flags.cast_signed() & libc::O_DSYNC != 0;
+        self.openings.fetch_add(4, Relaxed) & !3 | u64::from(writable(flags)) | u64::from(durable) << 1
     }
 
     /// Whether each `read` and `write` of a program is a message: what is to be committed as one then comes as one.
@@ -226,12 +228,17 @@ impl Handlers {
             opcode::CREATE => self.create(header, fields, true),
             opcode::TMPFILE => self.create(header, fields, false),
             opcode::FALLOCATE => {
-                fields.skip(8)?;
+                let handle = fields.u64()?;
                 let (offset, len, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
                 if self.privileges.before_allocation(header, ino)? {
                     self.pull.forget_attributes(ino)?;
                 }
-                done(self.tree.allocate(ino, offset, len, mode.cast_signed()))
+                self.tree.allocate(ino, offset, len, mode.cast_signed())?;
+                // After a write the kernel asks for that itself.
+                match handle & 2 != 0 {
+                    true => done(self.tree.sync(ino, &*self.pull)),
+                    false => Ok(Answer::default()),
+                }
             }
             opcode::LSEEK => {
                 fields.skip(8)?;
@@ -333,6 +340,12 @@ impl Handlers {
             mtime: set(meant::MTIME, meant::MTIME_NOW, 1),
             ctime: is(meant::CTIME).then(|| time(2)),
         };
+        // What was stored to mappings before a time was set does not count after it. With its cache of writes, the kernel sees
+        // to that itself; without it, it sends them when it likes. (Of one that sets a size it keeps them back meanwhile.)
+        if self.direct() && change.size.is_none() && (change.atime.is_some() || change.mtime.is_some()) {
+            // A write that fails is known to the tree.
+            let _ = self.pull.pull(ino);
+        }
         let change = self.privileges.with_change(header, ino, change, is(meant::KILL_SUIDGID))?;
         Ok(Answer::default().stat(&self.tree.set_attributes(ino, &change)?))
     }
@@ -370,8 +383,12 @@ impl Handlers {
 
     fn open(&self, header: &Header, flags: u32, open_flags: u32) -> Result<Answer> {
         let ino = header.ino;
+        let truncates = flags.cast_signed() & libc::O_TRUNC != 0;
+        if writable(flags) && !truncates {
+            self.tree.restore(ino, &*self.pull)?;
+        }
         self.begin(ino, flags)?;
-        if flags.cast_signed() & libc::O_TRUNC != 0 {
+        if truncates {
             let kill = open_flags & OPEN_KILL_SUIDGID != 0;
             let truncated = self
                 .privileges
@@ -430,7 +447,10 @@ impl Handlers {
         if self.privileges.before_write(header, ino, flags & WRITE_KILL_SUIDGID != 0)? {
             self.pull.forget_attributes(ino)?;
         }
-        self.tree.write(ino, offset, data)?;
+        match flags & WRITE_CACHE != 0 {
+            true => self.tree.write(ino, offset, data)?,
+            false => self.tree.write_now(ino, offset, data)?,
+        }
         Ok(Answer::default().u32(len).u32(0))
     }
 
@@ -438,11 +458,11 @@ impl Handlers {
         fields.skip(8)?;
         let (start, room) = (fields.u64()?, fields.u32()? as usize);
         let mut answer = Answer::default();
-        // What the two lead to is not known here, and the kernel does not ask for it.
-        let own = |next, name: &str| Entry { next, name: OsString::from(name), ino: dir, kind: Kind::Directory };
+        let own = |next, name: &str, ino| Entry { next, name: OsString::from(name), ino, kind: Kind::Directory };
+        let parent = self.tree.parent(dir)?;
         let mut entries = match start {
-            0 => vec![own(AFTER_DOT, "."), own(AFTER_DOT_DOT, "..")],
-            AFTER_DOT => vec![own(AFTER_DOT_DOT, "..")],
+            0 => vec![own(AFTER_DOT, ".", dir), own(AFTER_DOT_DOT, "..", parent)],
+            AFTER_DOT => vec![own(AFTER_DOT_DOT, "..", parent)],
             _ => Vec::new(),
         };
         let of_tree = self.tree.read_dir(dir, start.saturating_sub(AFTER_DOT_DOT), NAMES)?;
@@ -523,11 +543,15 @@ impl Handlers {
         match command {
             mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
             mount_control::PREPARE_UNMOUNT => {
-                // After a failed flush of the log there is nothing to wait for: only a new mount commits again.
-                if let Err(e) = self.tree.prepare_end(&*self.pull)
-                    && !self.tree.status()?.failed
-                {
-                    return Err(e);
+                if let Err(e) = self.tree.prepare_end(&*self.pull) {
+                    let status = self.tree.status()?;
+                    // What is lost for good is not waited for. With `--commit=store` it keeps back all else.
+                    let is_lost =
+                        e == Errno(libc::EIO) && !status.poisoned.is_empty() && self.commit != CommitMode::Store;
+                    // After a failed flush of the log only a new mount commits again.
+                    if !status.failed && !is_lost {
+                        return Err(e);
+                    }
                 }
                 Ok(done.u32(supervised::last_to_end()))
             }

@@ -6,7 +6,7 @@
 
 use crate::fuse_device::Device;
 use crate::passed_descriptors::{connection, receive, send};
-use crate::puller::{NOT_OPENED, PULLER};
+use crate::puller::{FOR_READING, NOT_ALLOWED, NOT_OPENED, PULLER};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -94,9 +94,9 @@ impl Puller {
         Ok(Puller { control: ours, lines: Mutex::default(), child: Mutex::new(child) })
     }
 
-    /// Pulls a file, or, if a size is given, cuts or extends it to that. An error of the connection means that the process
-    /// has ended.
-    fn ask(&self, ino: Ino, size: Option<u64>) -> rustix::io::Result<i32> {
+    /// Asks for what [`puller`](crate::puller) says that such numbers mean: an error number, and bytes if there are some. An
+    /// error of the connection means that the process has ended.
+    fn ask(&self, asked: &[u64], bytes: &mut [u8]) -> rustix::io::Result<i32> {
         let idle = locked(&self.lines).pop();
         let line = match idle {
             Some(line) => line,
@@ -106,16 +106,18 @@ impl Puller {
                 ours
             }
         };
-        let asked: Vec<u8> = std::iter::once(ino).chain(size).flat_map(u64::to_ne_bytes).collect();
+        let asked: Vec<u8> = asked.iter().copied().flat_map(u64::to_ne_bytes).collect();
         send(&line, &asked, None)?;
-        let mut answer = [0; 4];
-        match receive(&line, &mut answer)? {
-            (4, _) => {
-                locked(&self.lines).push(line);
-                Ok(i32::from_ne_bytes(answer))
-            }
-            _ => Err(rustix::io::Errno::PIPE),
+        let mut answer = vec![0; 4 + bytes.len()];
+        let (len, _) = receive(&line, &mut answer)?;
+        let (number, read) = answer[..len].split_first_chunk().ok_or(rustix::io::Errno::PIPE)?;
+        locked(&self.lines).push(line);
+        match i32::from_ne_bytes(*number) {
+            0 if read.len() == bytes.len() => bytes.copy_from_slice(read),
+            0 => return Ok(libc::EIO),
+            error => return Ok(error),
         }
+        Ok(0)
     }
 
     fn close(&self, ino: Ino) {
@@ -156,12 +158,6 @@ impl KernelPull {
     /// What a thread is to do before it waits for a pull.
     pub fn before_waiting(&self, first: impl Fn() + Send + Sync + 'static) {
         let _ = self.before_waiting.set(Box::new(first));
-    }
-
-    fn begin_waiting(&self) {
-        if let Some(first) = self.before_waiting.get() {
-            first();
-        }
     }
 
     /// Starts the process: `program` is the one that this room is of. The hidden directory is `given`, or is beneath a
@@ -356,6 +352,15 @@ impl KernelPull {
         }
     }
 
+    /// Asks the process for something of a file for which it opens, or names, the file once; none if that cannot be.
+    fn ask_once(&self, ino: Ino, asked: &[u64], bytes: &mut [u8]) -> Option<i32> {
+        let puller = self.start_again().ok()?;
+        locked(&self.hidden).expected.insert(ino);
+        let answer = puller.ask(asked, bytes);
+        locked(&self.hidden).expected.remove(&ino);
+        answer.inspect_err(|_| self.lost(&puller)).ok()
+    }
+
     /// Pulls by the process; none if that cannot be.
     fn by_puller(&self, ino: Ino) -> Option<Result<()>> {
         for _ in 0..2 {
@@ -372,7 +377,11 @@ impl KernelPull {
                 }
                 is_first
             };
-            let pulled = puller.ask(ino, None);
+            let mut pulled = puller.ask(&[ino], &mut []);
+            if pulled == Ok(NOT_ALLOWED) {
+                locked(&self.hidden).expected.insert(ino);
+                pulled = puller.ask(&[ino, u64::from_ne_bytes(FOR_READING)], &mut []);
+            }
             if is_first {
                 locked(&self.hidden).expected.remove(&ino);
             }
@@ -400,17 +409,29 @@ impl Pull for KernelPull {
         self.by_puller(ino).unwrap_or_else(|| self.device.drop_cache(ino))
     }
 
+    fn cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(Errno(libc::EIO));
+        }
+        self.begin_waiting();
+        match self.ask_once(ino, &[ino, offset, buf.len() as u64], buf) {
+            Some(0) => Ok(()),
+            Some(NOT_OPENED) | None => Err(Errno(libc::EAGAIN)),
+            Some(error) => Err(Errno(error)),
+        }
+    }
+
+    fn begin_waiting(&self) {
+        if let Some(first) = self.before_waiting.get() {
+            first();
+        }
+    }
+
     fn rolled_back(&self, ino: Ino, size: u64) {
         self.begin_waiting();
         let _ = self.device.drop_cache(ino);
         // The kernel goes by its own size of a file, unless a program sets it.
-        let Ok(puller) = self.start_again() else { return };
-        locked(&self.hidden).expected.insert(ino);
-        let set = puller.ask(ino, Some(size));
-        locked(&self.hidden).expected.remove(&ino);
-        if set.is_err() {
-            self.lost(&puller);
-        }
+        let _ = self.ask_once(ino, &[ino, size], &mut []);
     }
 }
 

@@ -38,6 +38,7 @@ mod run_on_plain;
 mod session_changes;
 mod session_dir;
 mod session_mount;
+mod status_question;
 mod store_files;
 mod supervised;
 mod sync_paths;

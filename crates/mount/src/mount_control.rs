@@ -64,7 +64,10 @@ pub fn sync_all(directory_on_it: &Path) -> Result<bool> {
         Ok(()) => Ok(true),
         Err(Errno::NOTTY) => Ok(false),
         Err(e) => Err(e).with_context(|| {
-            format!("cannot commit everything on the mount of {}; the last commits stand", directory_on_it.display())
+            format!(
+                "cannot commit everything on the mount of {}; what cannot be is as of its last commit",
+                directory_on_it.display()
+            )
         }),
     }
 }

@@ -15,11 +15,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use untorn_os::mount_calls::{TYPE, TYPE_OF_DEVICE};
 
-/// The type of the file system; its second part is the program that `mount.fuse3` starts for a line in `/etc/fstab`.
-pub const TYPE: &str = "fuse.untorn-mount";
-/// The type where `sync` commits: Linux passes it on to mounts of block devices alone.
-const TYPE_OF_DEVICE: &str = "fuseblk.untorn-mount";
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
 /// What stands before the store's path in the source of a mount: `umount`, given a directory, takes it for a mount point.

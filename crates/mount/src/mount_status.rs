@@ -2,13 +2,12 @@
 
 use crate::mount_point::{self, Mounted};
 use crate::mounted_store;
-use crate::supervised;
+use crate::{status_question, supervised};
 use anyhow::{Context, Result, bail};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use untorn_os::mount_calls::{self, STATUS_BYTES};
+use untorn_os::mount_calls::STATUS_BYTES;
 use untorn_terminal::Output;
 use untorn_terminal::table::{count, pairs};
 use untorn_tree::{CommitMode, TreeStatus};
@@ -36,6 +35,7 @@ pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
             "inodes": status.inodes,
             "open_for_writing": status.open_for_writing,
             "uncommitted": status.uncommitted,
+            "uncommitted_seconds": status.oldest.map(|age| age.as_secs()),
             "names_uncommitted": status.names_uncommitted,
             "on_their_way": status.on_their_way,
             "owed": status.owed,
@@ -58,21 +58,26 @@ pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
 pub struct Found {
     /// Where, and of what.
     pub mounted: Mounted,
-    /// What its daemon says; none if it has ended.
+    /// What its daemon says; none if it has ended, or does not answer.
     pub said: Option<Value>,
+    /// Its daemon has not ended, and does not answer: it is stopped, or waits for something.
+    pub hangs: bool,
 }
 
 /// The mount that a directory is the mount point of, or is on; none if it is on none of Untorn's.
 pub fn find(path: &Path) -> Result<Option<Found>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(path, flags, Mode::empty());
-    let asked = opened.and_then(|directory| Ok((mount_calls::status(&directory)?, rustix::fs::fstat(&directory)?)));
-    let (said, about) = match asked {
+    let Some(asked) = status_question::ask(path)? else {
+        let at = mount_point::absolute(path)?;
+        let is = |mounted: &Mounted| mounted.is_ours() && at.starts_with(&mounted.at);
+        let mounted = mount_point::mounts()?.into_iter().filter(is).max_by_key(|mounted| mounted.at.as_os_str().len());
+        return Ok(mounted.map(|mounted| Found { mounted, said: None, hangs: true }));
+    };
+    let (said, device) = match asked {
         Ok(said) => said,
         Err(Errno::NOTCONN | Errno::CONNABORTED) => {
             let at = mount_point::absolute(path)?;
             let mounted = mount_point::mounted_at(&at)?.filter(Mounted::is_ours);
-            return Ok(mounted.map(|mounted| Found { mounted, said: None }));
+            return Ok(mounted.map(|mounted| Found { mounted, said: None, hangs: false }));
         }
         Err(Errno::PERM) => {
             bail!("{} is on a mount of another user, who alone is told of it (and root)", path.display())
@@ -81,10 +86,29 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
         Err(_) => return Ok(None),
     };
     let said = serde_json::from_slice(&said).context("the daemon is of another version of Untorn")?;
-    let is = |mounted: &Mounted| mounted.is_ours() && mounted.device == about.st_dev;
+    let is = |mounted: &Mounted| mounted.is_ours() && mounted.device == device;
     let mounted = mount_point::mounts()?.into_iter().find(is);
     let mounted = mounted.with_context(|| format!("the mount of {} is in no directory any more", path.display()))?;
-    Ok(Some(Found { mounted, said: Some(said) }))
+    Ok(Some(Found { mounted, said: Some(said), hangs: false }))
+}
+
+/// What the daemon of the mount that a directory is on says of files of which a write failed: their paths, as many as it tells,
+/// and how many there are. None if it does not say anything to this user.
+pub fn poisoned(on: &Path) -> Option<(Vec<PathBuf>, u64)> {
+    let Found { mounted, said, .. } = find(on).ok()??;
+    let said = said?;
+    let names = said["poisoned_names"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let paths: Vec<PathBuf> = names.map(|name| mounted.at.join(name)).collect();
+    Some((paths, said["poisoned"].as_u64()?))
+}
+
+/// Names files that are not committed, in one line.
+pub fn not_committed((paths, count): &(Vec<PathBuf>, u64)) -> String {
+    let mut names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    if *count > names.len() as u64 {
+        names.push(format!("and {} more", count - names.len() as u64));
+    }
+    format!("not committed, as a write of it failed, so that its last commit stands: {}", names.join(", "))
 }
 
 /// Whether a write or a flush of the log of the mount at a directory has failed.
@@ -95,7 +119,7 @@ pub fn has_failed(at: &Path) -> bool {
 
 /// Says how a mount is. The exit code is 1 if something is wrong.
 pub fn status(found: &Found, json: bool) -> Output {
-    let Found { mounted, said } = found;
+    let Found { mounted, said, hangs } = found;
     let (at, store) = (&mounted.at, &mounted.source);
     let number = |name: &str| said.as_ref().and_then(|said| said[name].as_u64()).unwrap_or(0);
     let is = |name: &str| said.as_ref().is_some_and(|said| said[name] == true);
@@ -105,6 +129,7 @@ pub fn status(found: &Found, json: bool) -> Output {
         value["mount"] = at.to_string_lossy().into();
         value["store"] = store.to_string_lossy().into();
         value["serving"] = said.is_some().into();
+        value["hangs"] = (*hangs).into();
         value["sync_commits"] = mounted.sync_commits().into();
         return Output::text(format!("{value:#}\n")).code(code);
     }
@@ -114,6 +139,11 @@ pub fn status(found: &Found, json: bool) -> Output {
         lines.push((
             "state",
             match mounted_store::is_there(store) {
+                _ if *hangs => format!(
+                    "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; \
+                     SIGCONT makes a stopped one go on, and `umount -f {}` ends the mount, with what no commit has",
+                    at.display()
+                ),
                 true => format!("dead: its daemon has ended; `{again}` goes on from the last commits"),
                 false => format!(
                     "dead: its daemon has ended, and {} is no store any more; its last commits are where it is now",
@@ -131,6 +161,8 @@ pub fn status(found: &Found, json: bool) -> Output {
     let mut commits = mode_in_words(said["mode"].as_str().unwrap_or("?"));
     if mounted.sync_commits() {
         commits += "; everything by `sync` and `syncfs` (-o sync_commits)";
+    } else if said["mode"] != "write" {
+        commits += &format!("; nothing by `sync` and `syncfs`, but by `untorn sync {}`", at.display());
     }
     lines.push(("commits", commits));
     let writing = count(number("open_for_writing"), "file is open for writing", "files are open for writing");
@@ -146,7 +178,11 @@ pub fn status(found: &Found, json: bool) -> Output {
     if number("owed") > 0 {
         uncommitted += &format!(", {} renamed on a full disk", count(number("owed"), "file", "files"));
     }
-    lines.push(("uncommitted", format!("{uncommitted}, and what the kernel has not sent yet")));
+    let age = match said["uncommitted_seconds"].as_u64() {
+        Some(seconds) => format!(", the oldest for {}", count(seconds, "second", "seconds")),
+        None => String::new(),
+    };
+    lines.push(("uncommitted", format!("{uncommitted}{age}, and what the kernel has not sent yet")));
     lines.push(("on their way", count(number("on_their_way"), "commit", "commits")));
     let state = match (is("failed"), number("poisoned")) {
         (true, _) => {
@@ -166,8 +202,9 @@ pub fn status(found: &Found, json: bool) -> Output {
         text += &format!("POISONED  and {} more\n", number("poisoned") - names.len() as u64);
     }
     if number("poisoned") > 0 {
-        text +=
-            "A poisoned file is committed by nothing until it is truncated to 0 or removed; its last commit stands.\n";
+        text += "A poisoned file is committed by nothing, and its last commit stands, until what failed is written anew, or cut off, \
+             or the file is truncated to 0 or removed; a program that opens it for writing, when no other has it open so, \
+             finds its last commit. Where the kernel has all that failed still, the next sync writes it again.\n";
     }
     Output::text(text).code(code)
 }

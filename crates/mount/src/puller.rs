@@ -25,6 +25,16 @@ pub const PULLER: &str = "puller";
 
 /// What is answered when a file could not be opened: nothing was pulled.
 pub const NOT_OPENED: i32 = -1;
+/// What is answered when this user may not open a file as pulls do: asked once more, [for reading](FOR_READING).
+pub const NOT_ALLOWED: i32 = -2;
+/// Behind the number of a file that is to be opened for reading, and pulled. No file has this size.
+pub const FOR_READING: Number = [0xff; 8];
+/// How a file is opened: neither for reading nor for writing, so that a program can still have a lease of it, for which
+/// nobody else may have it open.
+const NEITHER: OFlags = OFlags::from_bits_retain(libc::O_ACCMODE.cast_unsigned());
+
+/// The most that one message asks to be read.
+const READ_MAX: usize = 64 << 10;
 
 /// A file of the mount by its inode number, as it is asked for.
 pub type Number = [u8; 8];
@@ -55,13 +65,13 @@ struct Files {
 
 impl Files {
     /// A descriptor of the file, and whether it is new.
-    fn descriptor(&self, number: Number) -> rustix::io::Result<(Arc<OwnedFd>, bool)> {
+    fn descriptor(&self, number: Number, mode: OFlags) -> rustix::io::Result<(Arc<OwnedFd>, bool)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = open.get(&number) {
             return Ok((Arc::clone(own), false));
         }
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let own = Arc::new(rustix::fs::openat(&self.hidden, name(number), flags, Mode::empty())?);
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let own = Arc::new(rustix::fs::openat(&self.hidden, name(number), flags | mode, Mode::empty())?);
         open.insert(number, Arc::clone(&own));
         Ok((own, true))
     }
@@ -74,34 +84,77 @@ impl Files {
         }
     }
 
-    /// Gives the kernel a file's size.
+    /// Gives the kernel a file's size: without opening the file, as the opening would be one for writing, for which the
+    /// daemon may be waiting.
     fn set_size(&self, number: Number, size: Number) -> rustix::io::Result<()> {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let own = rustix::fs::openat(&self.hidden, name(number), flags, Mode::empty())?;
-        rustix::fs::ftruncate(own, u64::from_ne_bytes(size))
+        let path = format!("/proc/self/fd/{}/{}", self.hidden.as_raw_fd(), name(number));
+        let path = std::ffi::CString::new(path).map_err(|_| rustix::io::Errno::INVAL)?;
+        let size = i64::try_from(u64::from_ne_bytes(size)).map_err(|_| rustix::io::Errno::FBIG)?;
+        // SAFETY: a path that ends at a zero and outlives the call.
+        match unsafe { libc::truncate(path.as_ptr(), size) } {
+            0 => Ok(()),
+            _ => {
+                Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(rustix::io::Errno::IO))
+            }
+        }
     }
 
-    /// Serves one line: a number comes, the file is pulled, or gets the size that follows; an error number or 0 goes back.
+    /// Reads what the kernel has in its cache of a file: what the daemon refuses to tell is an error if it is not there.
+    fn read(&self, number: Number, offset: u64, bytes: &mut [u8]) -> rustix::io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let own = rustix::fs::openat(&self.hidden, name(number), flags, Mode::empty())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::pread(&own, &mut bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(rustix::io::Errno::IO),
+                Ok(n) => done += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves one line. The number of a file comes, and the file is pulled; with one number more it gets that size, but for
+    /// [`FOR_READING`]; with an
+    /// offset and a length, these bytes are read. An error number or 0 goes back, and the bytes.
     fn serve(&self, line: &OwnedFd) {
-        let mut asked = [Number::default(); 2];
-        while let Ok((len @ (8 | 16), _)) = receive(line, asked.as_flattened_mut()) {
+        let mut asked = [Number::default(); 3];
+        while let Ok((len @ (8 | 16 | 24), _)) = receive(line, asked.as_flattened_mut()) {
             let number = asked[0];
+            let mut bytes = Vec::new();
             let (answer, is_new) = match len {
-                8 => match self.descriptor(number) {
+                8 => match self.descriptor(number, NEITHER) {
+                    Ok((own, is_new)) => (pull(&own), is_new),
+                    Err(rustix::io::Errno::ACCESS) => (NOT_ALLOWED, false),
+                    Err(_) => (NOT_OPENED, false),
+                },
+                16 if asked[1] == FOR_READING => match self.descriptor(number, OFlags::RDONLY) {
                     Ok((own, is_new)) => (pull(&own), is_new),
                     Err(_) => (NOT_OPENED, false),
                 },
-                _ => match self.set_size(number, asked[1]) {
+                16 => match self.set_size(number, asked[1]) {
                     Ok(()) => (0, true),
                     Err(e) => (e.raw_os_error(), true),
                 },
+                _ => {
+                    bytes.resize(usize::from_ne_bytes(asked[2]).min(READ_MAX), 0);
+                    match self.read(number, u64::from_ne_bytes(asked[1]), &mut bytes) {
+                        Ok(()) => (0, true),
+                        Err(e) => (e.raw_os_error(), true),
+                    }
+                }
             };
             if is_new {
                 // The daemon gives a file once. Else the name would keep the inode when all its other names and openings are
                 // gone. Before the answer, after which the daemon may give the file for something else.
                 let _ = rustix::fs::statat(&self.hidden, name(number), AtFlags::SYMLINK_NOFOLLOW);
             }
-            if send(line, &answer.to_ne_bytes(), None).is_err() {
+            if answer != 0 {
+                bytes.clear();
+            }
+            let answer = [&answer.to_ne_bytes(), &bytes[..]].concat();
+            if send(line, &answer, None).is_err() {
                 return;
             }
         }

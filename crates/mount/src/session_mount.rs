@@ -132,6 +132,7 @@ impl Session {
                 loop {
                     thread::sleep(TICK);
                     ticking.tick(&*pull);
+                    ticking.write_back_after(daemon::WRITEBACK_AFTER, &*pull);
                 }
             })
             .context("cannot start a thread")?;
@@ -139,14 +140,19 @@ impl Session {
         let code = self.program();
         self.tell(Progress::Exited(code))?;
         end_the_rest(puller);
+        // As long as the kernel has what failed on a full disk. What cannot be committed is told below.
+        let _ = tree.prepare_end(&**server.pull());
         server.pull().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
             rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
                 .context("cannot unmount")?;
         }
         let end = server.wait();
-        daemon::close(&tree, server.pull(), end, &self.at)?;
-        self.tell(Progress::Committed(code))
+        let lost = daemon::close(&tree, server.pull(), end, &self.at)?;
+        for name in &lost {
+            tell!("untorn-mount: {} is as of its last commit: a write of it had failed", self.at.join(name).display());
+        }
+        self.tell(Progress::Committed(if lost.is_empty() { code } else { code.max(1) }))
     }
 
     /// Runs the program; its exit code.

@@ -2,6 +2,7 @@
 
 use crate::mount_control;
 use crate::mount_point::{self, Mounted};
+use crate::mount_status;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -52,9 +53,18 @@ fn sync_one(path: &Path) -> Result<()> {
     let file = opened(path)?;
     let about = file.metadata().with_context(|| path.display().to_string())?;
     if about.is_dir() {
-        return mount_control::sync_all(path).map(drop);
+        return match mount_control::sync_all(path) {
+            Err(e) => Err(match mount_status::poisoned(path) {
+                Some(files) if files.1 > 0 => e.context(mount_status::not_committed(&files)),
+                _ => e,
+            }),
+            Ok(_) => Ok(()),
+        };
     }
-    file.sync_all().with_context(|| format!("cannot commit {}; its last commit stands", path.display()))
+    // The kernel tells once of a write that failed before, and asks nobody then: the daemon knows whether all is there.
+    file.sync_all()
+        .or_else(|_| file.sync_all())
+        .with_context(|| format!("cannot commit {}; its last commit stands", path.display()))
 }
 
 /// Elsewhere a sync would commit nothing.

@@ -85,6 +85,14 @@ impl Pull for AllSent<'_> {
         if ino == self.ino { Ok(()) } else { self.pull.pull(ino) }
     }
 
+    fn cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.pull.cached(ino, offset, buf)
+    }
+
+    fn begin_waiting(&self) {
+        self.pull.begin_waiting();
+    }
+
     fn rolled_back(&self, ino: Ino, size: u64) {
         self.pull.rolled_back(ino, size);
     }

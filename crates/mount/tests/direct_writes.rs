@@ -1,91 +1,106 @@
-//! Writes past the kernel's cache that a program does not wait for.
+//! Direct writes that are to be durable, also asynchronous ones: what the kernel asks for, and what is read after them.
 
 mod common;
 
-use common::{Mount, new_file};
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Arc, Mutex};
-use std::thread;
+use common::memory_tree::Asked;
+use common::{Mount, new_file, one_at_a_time, places};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+use untorn_tree::CommitMode;
 
-/// `struct iocb` of `linux/aio_abi.h`.
-#[repr(C)]
-#[derive(Default)]
-struct Request {
-    data: u64,
-    key: u32,
-    rw_flags: u32,
-    opcode: u16,
-    priority: i16,
-    descriptor: u32,
-    buffer: u64,
-    bytes: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    event: u32,
+const LEN: usize = 4 << 20;
+/// What the program ends with where such a call is not there.
+const NOT_HERE: i32 = 77;
+
+fn compiled() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("direct_sync");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/direct_sync.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]).arg(source).arg("-o").arg(&program);
+    assert!(cc.status().unwrap().success());
+    (dir, program)
 }
 
-/// `struct io_event`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Event {
-    data: u64,
-    object: u64,
-    result: i64,
-    result2: i64,
-}
-
-/// Writes a buffer by `io_submit`, and waits for it by `io_getevents`.
-fn write_asynchronously(file: &File, buffer: &[u8]) {
-    const PWRITE: u16 = 1;
-    let mut context = 0u64;
-    let request = Request {
-        opcode: PWRITE,
-        descriptor: file.as_raw_fd().cast_unsigned(),
-        buffer: buffer.as_ptr() as u64,
-        bytes: buffer.len() as u64,
-        ..Request::default()
-    };
-    let mut requests = [&raw const request];
-    let mut event = Event::default();
-    // SAFETY: the structures are those of the kernel, and all of them, the buffer too, live until the event is there.
-    unsafe {
-        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0);
-        assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, requests.as_mut_ptr()), 1);
-        let none = std::ptr::null::<libc::timespec>();
-        assert_eq!(libc::syscall(libc::SYS_io_getevents, context, 1, 1, &raw mut event, none), 1);
-        libc::syscall(libc::SYS_io_destroy, context);
+/// The program, when its write was acknowledged; it goes on waiting. None: the system has no such call.
+fn acknowledged(program: &Path, how: &str, file: &Path) -> Option<Child> {
+    let mut command = Command::new(program);
+    let mut child = command.arg(how).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    if line.is_empty() && child.wait().unwrap().code() == Some(NOT_HERE) {
+        eprintln!("skipped: {how}");
+        return None;
     }
-    assert_eq!(event.result, buffer.len() as i64);
+    assert_eq!(line, "acknowledged\n", "{how}");
+    Some(child)
 }
 
-/// Between the two moments at which the kernel drops what it has cached, before the write and after it, a program reads.
+fn end(mut child: Child) {
+    child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
 #[test]
-fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
+fn one_that_is_to_be_durable_is_followed_by_a_sync_before_it_is_acknowledged() {
+    let _turn = one_at_a_time();
+    let (_dir, program) = compiled();
+    for mode in [CommitMode::Sync, CommitMode::Close, CommitMode::Store] {
+        let Some(mount) = Mount::with(mode) else { return };
+        for by in ["write", "aio", "uring"] {
+            for flag in ["o_dsync", "o_sync", "rwf_dsync", "rwf_sync"] {
+                let how = format!("{by}-{flag}");
+                drop(new_file(&mount, &how));
+                // One behind the end is another path in the kernel than one in the file.
+                for _ in 0..2 {
+                    mount.tree.asked();
+                    let Some(child) = acknowledged(&program, &how, &mount.at(&how)) else { continue };
+                    let asked = mount.tree.asked();
+                    let (sync, last_write) = places(&asked, |asked| matches!(asked, Asked::Sync(_)));
+                    assert!(last_write.unwrap() < sync, "{mode:?} {how}: {asked:?}");
+                    end(child);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_cached_is_not_read_after_an_asynchronous_one() {
+    let _turn = one_at_a_time();
+    let (_dir, program) = compiled();
     let Some(mount) = Mount::new() else { return };
-    let path = mount.at("file");
-    let mut made = new_file(&mount, "file");
-    made.write_all(&[1; 8192]).unwrap();
-    made.sync_all().unwrap();
-    drop(made);
-    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let (pull, read, seen_by_reader) = (Arc::clone(mount.pull()), path.clone(), Arc::clone(&seen));
-    mount.tree.before_next_write(move |ino| {
-        // Another thread answers what is asked from here on.
-        untorn_tree::Pull::pull(&*pull, ino).unwrap();
-        *seen_by_reader.lock().unwrap() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
-    });
-    let buffer = memmap2::MmapMut::map_anon(4096).map(|mut page| {
-        page.fill(2);
-        page
-    });
-    write_asynchronously(&file, &buffer.unwrap());
-    assert!(*seen.lock().unwrap() == [1; 8192], "read while the write is under way");
-    let mut after = Vec::new();
-    File::open(&path).unwrap().read_to_end(&mut after).unwrap();
-    assert!(after == [[2; 4096], [1; 4096]].concat(), "it begins with {}", after[0]);
+    for by in ["write", "aio", "uring"] {
+        let file = new_file(&mount, by);
+        file.write_all_at(&vec![b'o'; LEN], 0).unwrap();
+        let mut read = vec![0; LEN];
+        file.read_exact_at(&mut read, 0).unwrap();
+        let Some(child) = acknowledged(&program, by, &mount.at(by)) else { continue };
+        std::fs::File::open(mount.at(by)).unwrap().read_exact(&mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == b'N'), "{by}");
+        end(child);
+    }
+}
+
+/// As on ext4 and XFS; the kernel does not ask for it.
+#[test]
+fn fallocate_of_a_descriptor_that_is_to_be_durable_is() {
+    use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate};
+    let _turn = one_at_a_time();
+    for (mode, flag) in [(CommitMode::Sync, OFlags::DSYNC), (CommitMode::Store, OFlags::SYNC)] {
+        let Some(mount) = Mount::with(mode) else { return };
+        drop(new_file(&mount, "f"));
+        let file = rustix::fs::open(mount.at("f"), OFlags::RDWR | flag, Mode::empty()).unwrap();
+        let plain = rustix::fs::open(mount.at("f"), OFlags::RDWR, Mode::empty()).unwrap();
+        mount.tree.asked();
+        for how in [FallocateFlags::empty(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE] {
+            fallocate(&file, how, 0, 8192).unwrap();
+            assert!(matches!(mount.tree.asked()[..], [.., Asked::Allocate(_), Asked::Sync(_)]), "{how:?}");
+            fallocate(&plain, how, 0, 8192).unwrap();
+            assert!(matches!(mount.tree.asked()[..], [.., Asked::Allocate(_)]), "{how:?}");
+        }
+    }
 }

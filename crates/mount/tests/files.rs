@@ -136,3 +136,21 @@ fn openings_of_every_sort() {
     drop((file, direct));
     assert_eq!(mount.unmount(), End::Unmounted);
 }
+
+#[test]
+fn dot_dot_is_the_directory_above() {
+    let Some(mount) = Mount::new() else { return };
+    fs::create_dir_all(mount.at("a/b")).unwrap();
+    let number = |path: &str| fs::metadata(mount.at(path)).unwrap().ino();
+    for (dir, above) in [("", ""), ("a", ""), ("a/b", "a")] {
+        let opened = File::open(mount.at(dir)).unwrap();
+        for entry in rustix::fs::Dir::read_from(&opened).unwrap() {
+            let entry = entry.unwrap();
+            match entry.file_name().to_bytes() {
+                b"." => assert_eq!(entry.ino(), number(dir), "{dir}/."),
+                b".." => assert_eq!(entry.ino(), number(above), "{dir}/.."),
+                _ => {}
+            }
+        }
+    }
+}

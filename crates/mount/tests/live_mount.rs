@@ -187,3 +187,72 @@ fn a_damaged_tree_is_not_sound() {
     place.refused_with(2, &["check", "store"], "format version 9; this Untorn reads up to 2");
     place.refused(&["export", "store", "copy"], "format version 9; this Untorn reads up to 2");
 }
+
+/// The process that serves a mount.
+fn daemon(mount: &Mount) -> Pid {
+    let (_, text) = mount.says(&["status", "--json", "mnt"]);
+    let number = text.split_once("\"daemon\":").and_then(|(_, rest)| rest.split([',', '\n']).next());
+    number.and_then(|number| Pid::from_raw(number.trim().parse().ok()?)).expect(&text)
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_told_of_as_such() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::create_dir(mount.0.at("mnt/d")).unwrap();
+    let daemon = daemon(&mount);
+    kill_process(daemon, Signal::STOP).unwrap();
+    let (code, text) = mount.says(&["status", "mnt"]);
+    let (json_code, json) = mount.says(&["status", "--json", "mnt/d"]);
+    kill_process(daemon, Signal::CONT).unwrap();
+    has(&text, &["does not answer", "SIGCONT"]);
+    has(&json, &["\"hangs\": true", "\"serving\": false"]);
+    assert_eq!((code, json_code), (1, 1));
+    let (code, text) = mount.says(&["status", "mnt"]);
+    assert_eq!(code, 0, "{text}");
+}
+
+#[test]
+fn it_is_said_where_sync_commits_nothing() {
+    for (options, commits) in [(&[][..], false), (&["--commit=write"], true), (&["-o", "sync_commits"], true)] {
+        if !can_mount() || options.contains(&"sync_commits") && !std::path::Path::new("/dev/loop-control").exists() {
+            eprintln!("skipped: needs root, and loop devices");
+            continue;
+        }
+        let place = Place::of(0);
+        fs::create_dir(place.at("mnt")).unwrap();
+        let output = place.done(&[options, &["store", "mnt"]].concat());
+        let mount = Mount(place);
+        let at_mount = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, status) = mount.says(&["status", "mnt"]);
+        let tells = |text: &str| text.contains("`untorn sync ");
+        assert_eq!((tells(&at_mount), tells(&status)), (!commits, !commits), "{options:?}: {at_mount}{status}");
+        assert_eq!(at_mount.contains("sync_commits"), !commits);
+    }
+}
+
+/// What nobody syncs, as stores to a mapping, is handed to the daemon in time, and committed by nothing.
+#[test]
+fn what_is_written_back_in_time_is_not_committed() {
+    let Some(mount) = Mount::new(&["--writeback-after=1", "--commit=fsync"]) else { return };
+    let place = &mount.0;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(place.at("mnt/f")).unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    file.sync_all().unwrap();
+    file.write_all_at(b"later", 0).unwrap();
+    let end = Instant::now() + Duration::from_secs(300);
+    let status = loop {
+        let (_, text) = mount.says(&["status", "--json", "mnt"]);
+        if text.contains("\"uncommitted\": 1") {
+            break text;
+        }
+        assert!(Instant::now() < end, "nothing is written back: {text}");
+    };
+    has(&status, &["\"uncommitted_seconds\": "]);
+    let supervisor = status.split_once("\"supervisor\":").and_then(|(_, rest)| rest.split([',', '\n']).next());
+    let supervisor = supervisor.and_then(|number| Pid::from_raw(number.trim().parse().ok()?)).expect(&status);
+    kill_process(supervisor, Signal::KILL).unwrap();
+    kill_process(daemon(&mount), Signal::KILL).unwrap();
+    drop(file);
+    place.done(&["store", "mnt"]);
+    assert_eq!(fs::read(place.at("mnt/f")).unwrap(), b"first");
+}

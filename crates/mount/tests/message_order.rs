@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use untorn_tree::CommitMode;
+use untorn_tree::{CommitMode, FileTree};
 
 #[test]
 fn fsync_is_sent_after_the_writes() {
@@ -353,4 +353,44 @@ fn without_cache_mappings_and_writes_see_each_other() {
     assert!(matches!(mount.tree.asked()[..], [Asked::Write(..), .., Asked::Sync(_)]));
     file.read_exact_at(&mut found, 10).unwrap();
     assert_eq!(found, [2, 3, 4]);
+}
+
+/// A program may have a lease of a file that it alone has open, also when the file was pulled.
+#[test]
+fn a_write_lease_is_had_after_a_rename_and_an_msync() {
+    let _turn = one_at_a_time();
+    let Some(mount) = Mount::new() else { return };
+    let file = new_file(&mount, "f");
+    file.set_len(PAGE as u64).unwrap();
+    drop(new_file(&mount, "g"));
+    let mut map = Mapping::of(&file, PAGE);
+    map.store(0, 1);
+    map.sync(0, PAGE);
+    drop(map);
+    fs::rename(mount.at("f"), mount.at("g")).unwrap();
+    // SAFETY: a system call on a descriptor that is open.
+    let lease = |kind: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
+    assert_eq!(lease(libc::F_WRLCK), 0, "{}", io::Error::last_os_error());
+    assert_eq!(lease(libc::F_UNLCK), 0);
+}
+
+/// A time that is set after a store is the later one, whenever the kernel sends the store.
+#[test]
+fn a_time_set_after_a_store_to_a_mapping_stays() {
+    let _turn = one_at_a_time();
+    for mode in [CommitMode::Sync, CommitMode::Write] {
+        let Some(mount) = Mount::with(mode) else { return };
+        let file = new_file(&mount, "f");
+        file.write_all_at(&[0; PAGE], 0).unwrap();
+        let mut map = Mapping::of(&file, PAGE);
+        map.store(0, 1);
+        let set = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+        file.set_modified(set).unwrap();
+        map.sync(0, PAGE);
+        let ino = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+        assert_eq!(mount.tree.attributes(ino).unwrap().mtime.seconds, 1000, "{mode:?}");
+        drop(map);
+        drop(file);
+        assert_eq!(fs::metadata(mount.at("f")).unwrap().modified().unwrap(), set, "{mode:?}");
+    }
 }

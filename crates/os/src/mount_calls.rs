@@ -72,6 +72,11 @@ pub fn is_on_mount(file: impl AsFd) -> Result<bool> {
     }
 }
 
+/// The type of the file system; its second part is the program that `mount.fuse3` starts for a line in `/etc/fstab`.
+pub const TYPE: &str = "fuse.untorn-mount";
+/// The type where `sync` commits: Linux passes it on to mounts of block devices alone.
+pub const TYPE_OF_DEVICE: &str = "fuseblk.untorn-mount";
+
 /// Bytes of the answer to [`STATUS`].
 pub const STATUS_BYTES: usize = 8192;
 /// How the mount is, of any directory on it: text, then zeros.
@@ -80,8 +85,14 @@ pub const STATUS: u32 = opcode::read::<[u8; STATUS_BYTES]>(b'U', 9);
 /// How the mount of a directory is: JSON. `ENOTTY` where that is on no mount of Untorn's, `EPERM` for other users than
 /// root and the one that serves it.
 pub fn status(directory: impl AsFd) -> Result<Vec<u8>> {
+    let mut text = [0; STATUS_BYTES];
+    let len = status_into(directory, &mut text)?;
+    Ok(text[..len].to_vec())
+}
+
+/// As [`status`], without taking memory: how many bytes there are.
+pub fn status_into(directory: impl AsFd, text: &mut [u8; STATUS_BYTES]) -> Result<usize> {
     // SAFETY: the number says that so many bytes are read, and the kernel copies as many from the daemon.
-    let mut text = unsafe { ioctl(directory, Getter::<{ STATUS }, [u8; STATUS_BYTES]>::new()) }?.to_vec();
-    text.truncate(text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
-    Ok(text)
+    *text = unsafe { ioctl(directory, Getter::<{ STATUS }, [u8; STATUS_BYTES]>::new()) }?;
+    Ok(text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1))
 }

@@ -1,13 +1,16 @@
 //! Contents of files: what programs read and write.
 
 use crate::core::{Core, refused};
-use crate::file_tree::{Change, Errno, Ino, Result};
+use crate::file_tree::{Change, Errno, Ino, Pull, Result};
 use crate::holes::Holes;
 use crate::places::{Source, read_all, read_extent};
 use crate::store_tree::{CommitMode, Held, StoreTree};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The largest size of a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
+/// Bytes that are brought back at a time.
+const PIECE: usize = 64 << 10;
 
 /// So many zeros are written at a time.
 const ZEROS: u64 = 1 << 20;
@@ -31,6 +34,10 @@ impl StoreTree {
             let inode = core.inode(ino)?;
             if !inode.is_file() {
                 return Err(Errno(libc::EISDIR));
+            }
+            // What a program wrote last is not what there is: the kernel must not take the one for the other.
+            if inode.lost.overlaps(&(offset..offset.saturating_add(buf.len() as u64))) {
+                return Err(Errno(libc::EIO));
             }
             let len = inode.size().saturating_sub(offset).min(buf.len() as u64) as usize;
             (len, core.source(ino, offset, &mut buf[..len])?)
@@ -70,7 +77,7 @@ impl StoreTree {
     fn changed(&self, mut core: Held<'_>, ino: Ino) -> Result<()> {
         if self.mode == CommitMode::Write {
             let inode = core.inode(ino)?;
-            if inode.poisoned {
+            if inode.is_poisoned() {
                 return Err(Errno(libc::EIO));
             }
             if inode.txn.is_some() {
@@ -82,7 +89,8 @@ impl StoreTree {
         self.relieve(&mut core)
     }
 
-    pub(crate) fn write_contents(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+    /// If it fails and `is_late`, no program knows which write it was, and what it was to have is lost.
+    pub(crate) fn write_contents(&self, ino: Ino, offset: u64, data: &[u8], is_late: bool) -> Result<()> {
         let mut core = self.core()?;
         if !core.inode(ino)?.is_file() {
             return Err(Errno(libc::EINVAL));
@@ -90,11 +98,95 @@ impl StoreTree {
         let end = end_of(offset, data.len() as u64);
         let staged = end.and_then(|end| self.limits.size(end)).and_then(|()| Self::stage(&mut core, ino, offset, data));
         if let Err(e) = staged {
-            tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
-            core.poison(ino);
+            if is_late && !data.is_empty() {
+                tracing::warn!(
+                    ino,
+                    offset,
+                    errno = e.0,
+                    "a write failed: the file cannot be committed until it is written anew"
+                );
+                core.inode_mut(ino)?.lose(offset..offset.saturating_add(data.len() as u64));
+                core.changed.insert(ino);
+                self.any_poisoned.store(true, Relaxed);
+            }
             return Err(e);
         }
         self.changed(core, ino)
+    }
+
+    /// Before a program opens a file for writing that no other one has open so: if it is poisoned, it is from then on as of
+    /// its last commit, as nobody can tell what else it was to have.
+    pub(crate) fn restore(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        if !self.any_poisoned.load(Relaxed) {
+            return Ok(());
+        }
+        // Whoever comes second must not find in the kernel's cache what is being given up.
+        let _turn = self.restoring.try_lock().unwrap_or_else(|| {
+            pull.begin_waiting();
+            self.restoring.lock()
+        });
+        let is_due = |core: &Core| {
+            let is_due = |inode: &crate::inode::Inode| inode.is_poisoned() && inode.writers == 0 && inode.txn.is_none();
+            core.inodes.get(&ino).is_some_and(is_due)
+        };
+        if !is_due(&*self.core()?) {
+            return Ok(());
+        }
+        if let Err(e) = self.bring_back(ino, pull)
+            && e != Errno(libc::EIO)
+        {
+            // All of it is there, but there is no room.
+            return Ok(());
+        }
+        let size = {
+            let mut core = self.changing()?;
+            if !is_due(&core) {
+                return Ok(());
+            }
+            core.roll_back(ino)?;
+            core.inode(ino)?.size()
+        };
+        tracing::warn!(ino, "a file of which a write had failed is as of its last commit, as a program opens it anew");
+        pull.rolled_back(ino, size);
+        Ok(())
+    }
+
+    /// Brings back what failed writes of a file were to have, where the kernel has all of it still.
+    ///
+    /// # Errors
+    /// `EIO` if it has not, or what failed is not known; else why it cannot be written now, either.
+    pub(crate) fn bring_back(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        let mut piece = vec![0; PIECE];
+        loop {
+            let (range, failures) = {
+                let core = self.changing()?;
+                let inode = core.inode(ino)?;
+                let Some(lost) = inode.lost.first() else { return Ok(()) };
+                if inode.poisoned || inode.is_gone {
+                    return Err(Errno(libc::EIO));
+                }
+                (lost.start..lost.end.min(lost.start + PIECE as u64), inode.failures)
+            };
+            let bytes = &mut piece[..(range.end - range.start) as usize];
+            let found = pull.cached(ino, range.start, bytes);
+            let mut core = self.changing()?;
+            let inode = core.inode_mut(ino)?;
+            if inode.failures != failures {
+                continue;
+            }
+            if let Err(e) = found {
+                inode.is_gone = e == Errno(libc::EIO);
+                tracing::warn!(ino, errno = e.0, "the kernel does not give what a failed write was to have");
+                return Err(Errno(libc::EIO));
+            }
+            // A program may have written a part of it meanwhile, which is newer.
+            let lost: Vec<_> =
+                inode.lost.overlapping(&range).map(|r| r.start.max(range.start)..r.end.min(range.end)).collect();
+            for part in lost {
+                let of = (part.start - range.start) as usize..(part.end - range.start) as usize;
+                Self::stage(&mut core, ino, part.start, &bytes[of])?;
+            }
+        }
     }
 
     fn stage(core: &mut Core, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
@@ -106,6 +198,7 @@ impl StoreTree {
         core.write_bytes(ino, offset, data)?;
         let u = Self::begin_change(core, ino, offset)?;
         u.size = u.size.max(end);
+        core.inode_mut(ino)?.regain(offset..end);
         core.note_data(ino, offset, data);
         Ok(())
     }
@@ -118,6 +211,9 @@ impl StoreTree {
         }
         let old = inode.size();
         if size == old && size > 0 && inode.uncommitted.is_none() {
+            if inode.is_poisoned() {
+                core.inode_mut(ino)?.regain(size..u64::MAX);
+            }
             return Ok(());
         }
         if size > old {
@@ -131,8 +227,10 @@ impl StoreTree {
         }
         let u = Self::begin_change(&mut core, ino, size.min(old))?;
         u.size = size;
+        let inode = core.inode_mut(ino)?;
+        inode.regain(size..u64::MAX);
         if size == 0 {
-            core.inode_mut(ino)?.poisoned = false;
+            inode.cure();
         }
         self.changed(core, ino)
     }
@@ -164,6 +262,7 @@ impl StoreTree {
         let size = if keeps { old } else { old.max(end) };
         if punches || zeroes {
             let zeroed = core.zero_bytes(ino, offset, len)?;
+            core.inode_mut(ino)?.regain(offset..end);
             if zeroed > 0 {
                 Self::begin_change(&mut core, ino, offset)?;
                 core.note_zeros(ino, offset, zeroed);

@@ -257,6 +257,7 @@ fn state(ino: Ino, inode: &Inode) -> State {
         openings: inode.openings,
         writers: inode.writers,
         poisoned: inode.poisoned,
+        lost: inode.lost.iter().map(|range| (range.start, range.end)).collect(),
         txn: inode.txn,
         uncommitted: inode.uncommitted.map(|u| (u.size, u.kept, [u.atime, u.mtime, u.ctime])),
     }
@@ -317,7 +318,7 @@ impl Core {
         let used = |inode: &Inode| {
             inode.known > 0
                 || inode.openings > 0
-                || inode.poisoned
+                || inode.is_poisoned()
                 || inode.uncommitted.is_some()
                 || inode.txn.is_some()
         };

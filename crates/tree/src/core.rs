@@ -407,7 +407,7 @@ impl Core {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.row.nlink = if inode.is_dir() { 0 } else { inode.row.nlink.saturating_sub(1) };
             if inode.row.nlink == 0 {
-                inode.poisoned = false;
+                inode.cure();
             }
         }
         self.touch(ino);
@@ -458,7 +458,8 @@ impl Core {
     pub fn roll_back(&mut self, ino: Ino) -> Result<()> {
         self.give_up_bytes(ino).map_err(errno)?;
         let inode = self.inode_mut(ino)?;
-        (inode.uncommitted, inode.poisoned) = (None, false);
+        inode.uncommitted = None;
+        inode.cure();
         self.changed.remove(&ino);
         self.close_object(ino);
         self.note_rolled_back(ino);

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Number of a transaction.
 pub type Transaction = u64;
@@ -168,6 +169,8 @@ pub struct TreeStatus {
     pub open_for_writing: usize,
     /// Files with uncommitted contents.
     pub uncommitted: usize,
+    /// How long the oldest of it, or of the names and attributes, has been uncommitted.
+    pub oldest: Option<Duration>,
     /// Names or attributes are uncommitted.
     pub names_uncommitted: bool,
     /// Commits that may not be durable yet.
@@ -176,8 +179,8 @@ pub struct TreeStatus {
     pub owed: usize,
     /// Transactions of programs.
     pub transactions: usize,
-    /// Files of which a write failed: nothing commits them until they are truncated to 0. One name of each, where it has
-    /// one.
+    /// Files of which a write failed: nothing commits them until they are written anew, cut, or opened anew. One name of
+    /// each, where it has one.
     pub poisoned: Vec<PathBuf>,
     /// A flush of the log failed: nothing is committed until the store is opened again.
     pub failed: bool,
@@ -188,8 +191,17 @@ pub trait Pull: Send + Sync {
     /// Makes the kernel send the dirty pages of `ino`, and waits until [`FileTree::write`] has had them all.
     ///
     /// The tree calls it without holding any lock that `write`, `read` or `attributes` need. An error means that a write
-    /// failed: the file's uncommitted contents have a hole that nobody can fill (the file is *poisoned*).
+    /// failed (the file is *poisoned*): of one that the tree has not refused itself, nobody knows what it was to have.
     fn pull(&self, ino: Ino) -> Result<()>;
+
+    /// Reads what the kernel has in its cache of `ino`, and the tree has not. `EIO`: it has not all of it. Called without
+    /// locks, as [`pull`](Pull::pull).
+    fn cached(&self, _ino: Ino, _offset: u64, _buf: &mut [u8]) -> Result<()> {
+        Err(Errno(libc::EIO))
+    }
+
+    /// Before the thread waits for what another one does with the kernel.
+    fn begin_waiting(&self) {}
 
     /// The tree has other contents of `ino` than the kernel's cache, and this size. Called without locks, as
     /// [`pull`](Pull::pull).
@@ -213,6 +225,8 @@ pub trait FileTree: Send + Sync {
     fn forget(&self, ino: Ino, count: u64);
     /// Attributes, with uncommitted changes.
     fn attributes(&self, ino: Ino) -> Result<Attributes>;
+    /// The directory that a directory lies in; of the root, itself.
+    fn parent(&self, dir: Ino) -> Result<Ino>;
     /// Whether an inode has lost its last name, or is gone.
     fn has_no_name(&self, ino: Ino) -> bool;
     /// Changes attributes. A new length belongs to the file's uncommitted contents, the rest to the names.
@@ -241,12 +255,22 @@ pub trait FileTree: Send + Sync {
 
     /// An opening of a file; `writable` if it can write.
     fn open(&self, ino: Ino, writable: bool) -> Result<()>;
+    /// Before a program opens a file for writing: if it is poisoned, and no other program has it open so, it is as of its last
+    /// commit from then on, unless the kernel has all that is lost, and there is no room for it.
+    fn restore(&self, _ino: Ino, _pull: &dyn Pull) -> Result<()> {
+        Ok(())
+    }
     /// The end of an opening: of its descriptors and its mappings. False: it was told of before.
     fn release(&self, ino: Ino, writable: bool) -> bool;
     /// Reads into `buf` from `offset`; less than its length at the end of the file alone.
     fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
-    /// Writes all of `data` at `offset`. If it fails, the file is poisoned.
+    /// Writes all of `data` at `offset`, as the kernel's cache has it. If it fails, no program knows of which write it was a
+    /// part: the file is poisoned, and reads of that range fail, until all of the range is written, or cut off.
     fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()>;
+    /// As [`write`](FileTree::write), for a program that waits for it. If it fails, the file is as it was before.
+    fn write_now(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.write(ino, offset, data)
+    }
     /// `fallocate` with `mode` as the kernel has it.
     fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()>;
     /// `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
@@ -256,7 +280,8 @@ pub trait FileTree: Send + Sync {
     fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()>;
     /// Commits all names and attributes: `fsync` of a directory.
     fn sync_names(&self, pull: &dyn Pull) -> Result<()>;
-    /// Commits everything but what a program syncs itself and has open for writing: `syncfs`.
+    /// Commits everything but what a program syncs itself and has open for writing: `syncfs`. If a file is poisoned, all else
+    /// is committed, and this says `EIO`; or why what is lost of it cannot be brought back yet, as `ENOSPC`.
     fn sync_all(&self, pull: &dyn Pull) -> Result<()>;
     /// Commits as [`sync_all`](FileTree::sync_all) does, but nothing that a program may be in the middle of: before an
     /// unmount.
@@ -291,6 +316,9 @@ pub trait FileTree: Send + Sync {
 
     /// What is due without being asked for; to be called about every second.
     fn tick(&self, pull: &dyn Pull);
+    /// Has the kernel send what it has of files that programs have had open for writing for so long since it last sent all
+    /// of them. Nothing is committed by that.
+    fn write_back_after(&self, _after: Duration, _pull: &dyn Pull) {}
 
     /// An extended attribute's value; `ENODATA` if there is none.
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>>;

@@ -4,7 +4,7 @@ use crate::draft::Draft;
 use crate::file_tree::{Attributes, Ino, Kind, Time, Transaction};
 use crate::pack_room::Extent;
 use crate::row::InodeRow;
-use rangemap::RangeMap;
+use rangemap::{RangeMap, RangeSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ pub(crate) struct Uncommitted {
     pub kept: u64,
     /// When the clock of the timer started.
     pub since: Duration,
+    /// When there was the first of it, as far as this process knows.
+    pub first: Duration,
 }
 
 /// Where the bytes of a file are, uncommitted ones included.
@@ -59,10 +61,20 @@ pub(crate) struct Inode {
     pub known: u64,
     pub openings: u32,
     pub writers: u32,
+    /// Of a file that is open for writing: when the kernel was last made to send all of it, or when it was opened so.
+    pub pulled: Duration,
     /// The transaction that alone commits the uncommitted contents.
     pub txn: Option<Transaction>,
-    /// A write failed: the uncommitted contents have a hole that nobody can fill.
+    /// A write failed, and nobody knows which: the uncommitted contents have a hole that nobody can fill.
     pub poisoned: bool,
+    /// What writes were to have that failed, and nothing since: uncommitted contents without it are committed by nothing.
+    pub lost: RangeSet<u64>,
+    /// How many writes failed.
+    pub failures: u64,
+    /// The kernel has not told of the last of them; a pull may do so.
+    pub is_untold: bool,
+    /// The kernel has not all of what was lost any more.
+    pub is_gone: bool,
     pub object: Option<Arc<File>>,
     pub uncommitted: Option<Uncommitted>,
     /// The uncommitted bytes of a small file.
@@ -84,8 +96,13 @@ impl Inode {
             known: 0,
             openings: 0,
             writers: 0,
+            pulled: Duration::ZERO,
             txn: None,
             poisoned: false,
+            lost: RangeSet::new(),
+            failures: 0,
+            is_untold: false,
+            is_gone: false,
             object: None,
             uncommitted: None,
             draft: None,
@@ -110,7 +127,32 @@ impl Inode {
 
     /// Whether a commit can have what is uncommitted, which a transaction asks for or none.
     pub fn is_committable_by(&self, txn: Option<Transaction>) -> bool {
-        !self.poisoned && (self.txn.is_none() || self.txn == txn)
+        !self.is_poisoned() && (self.txn.is_none() || self.txn == txn)
+    }
+
+    /// Whether the uncommitted contents lack what a failed write was to have.
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned || !self.lost.is_empty()
+    }
+
+    /// A write of a range has failed.
+    pub fn lose(&mut self, range: Range<u64>) {
+        self.lost.insert(range);
+        self.failures += 1;
+        (self.is_untold, self.is_gone) = (true, false);
+    }
+
+    /// A range has the contents that programs meant.
+    pub fn regain(&mut self, range: Range<u64>) {
+        if !range.is_empty() && !self.lost.is_empty() {
+            self.lost.remove(range);
+        }
+    }
+
+    /// Nothing lacks any more.
+    pub fn cure(&mut self) {
+        self.poisoned = false;
+        self.lost.clear();
     }
 
     /// Where the bytes are.
@@ -149,6 +191,7 @@ impl Inode {
             ctime: row.ctime,
             kept: u64::MAX,
             since,
+            first: since,
         })
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub openings: u32,
     pub writers: u32,
     pub poisoned: bool,
+    /// Ranges that failed writes were to have.
+    pub lost: Vec<(u64, u64)>,
     pub txn: Option<Transaction>,
     /// Size, first changed byte, and times of uncommitted contents.
     pub uncommitted: Option<(u64, u64, [Time; 3])>,
@@ -179,13 +181,17 @@ impl Item<'_> {
                 out.u64s(&[state.ino, state.known]);
                 out.0.extend(state.openings.to_le_bytes());
                 out.0.extend(state.writers.to_le_bytes());
-                let flags = [state.poisoned, state.uncommitted.is_some(), state.txn.is_some()];
+                let flags = [state.poisoned, state.uncommitted.is_some(), state.txn.is_some(), !state.lost.is_empty()];
                 out.0.push(flags.iter().enumerate().fold(0, |bits, (n, flag)| bits | u8::from(*flag) << n));
                 if let Some((size, kept, times)) = state.uncommitted {
                     out.u64s(&[size, kept]);
                     times.into_iter().for_each(|time| out.time(time));
                 }
                 out.u64s(state.txn.as_slice());
+                if !state.lost.is_empty() {
+                    out.u64s(&[state.lost.len() as u64]);
+                    state.lost.iter().for_each(|(start, end)| out.u64s(&[*start, *end]));
+                }
             }
             Item::Data { ino, offset, bytes } => out.u64s(&[*ino, *offset, bytes.len() as u64]),
             Item::Zeros { ino, offset, len } => out.u64s(&[*ino, *offset, *len]),
@@ -263,7 +269,10 @@ impl<'a> Items<'a> {
                     _ => Some((self.u64()?, self.u64()?, [self.time()?, self.time()?, self.time()?])),
                 };
                 let txn = if flags & 4 != 0 { Some(self.u64()?) } else { None };
-                Item::State(State { ino, known, openings, writers, poisoned: flags & 1 != 0, txn, uncommitted })
+                let count = if flags & 8 != 0 { self.u64()? } else { 0 };
+                let lost = (0..count).map(|_| Some((self.u64()?, self.u64()?))).collect::<Option<_>>()?;
+                let poisoned = flags & 1 != 0;
+                Item::State(State { ino, known, openings, writers, poisoned, lost, txn, uncommitted })
             }
             b'D' => {
                 let (ino, offset, len) = (self.u64()?, self.u64()?, usize::try_from(self.u64()?).ok()?);

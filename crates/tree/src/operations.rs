@@ -11,6 +11,7 @@ use crate::store_tree::{CommitMode, StoreTree};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65536;
@@ -236,6 +237,10 @@ impl FileTree for StoreTree {
         Ok(self.limits.shown(Attributes { blocks, ..of }))
     }
 
+    fn parent(&self, dir: Ino) -> Result<Ino> {
+        Ok(self.core()?.inode(dir)?.parent)
+    }
+
     fn has_no_name(&self, ino: Ino) -> bool {
         self.core().is_ok_and(|core| core.inode(ino).map_or(true, |inode| inode.row.nlink == 0))
     }
@@ -327,7 +332,7 @@ impl FileTree for StoreTree {
             self.seals() && inode.is_file() && !inode.row.synced
         };
         if pulls {
-            self.pull(ino, pull)?;
+            self.pull_whole(ino, pull)?;
         }
         let mut core = self.changing()?;
         if core.living_dir(dir)?.names.contains_key(name) {
@@ -340,7 +345,7 @@ impl FileTree for StoreTree {
             return Err(Errno(libc::EPERM));
         }
         self.limits.links(inode.row.nlink.saturating_add(1))?;
-        if inode.poisoned {
+        if inode.is_poisoned() {
             return Err(Errno(libc::EIO));
         }
         let seals = self.seals() && inode.is_file() && !inode.row.synced;
@@ -425,7 +430,7 @@ impl FileTree for StoreTree {
             if !missing.is_empty() {
                 drop(core);
                 for ino in missing {
-                    self.pull(ino, pull)?;
+                    self.pull_whole(ino, pull)?;
                     pulled.push(ino);
                 }
                 // The names may be others by now.
@@ -433,7 +438,7 @@ impl FileTree for StoreTree {
             }
             let exchanged = target.filter(|_| flags == RenameFlags::Exchange);
             for ino in std::iter::once(source).chain(exchanged) {
-                if core.inode(ino)?.poisoned {
+                if core.inode(ino)?.is_poisoned() {
                     return Err(Errno(libc::EIO));
                 }
             }
@@ -464,7 +469,11 @@ impl FileTree for StoreTree {
         if writable {
             self.limits.change(ino)?;
         }
+        let now = core.clock.elapsed();
         let inode = core.inode_mut(ino)?;
+        if writable && inode.writers == 0 {
+            inode.pulled = now;
+        }
         inode.openings += 1;
         inode.writers += u32::from(writable);
         if writable {
@@ -505,7 +514,15 @@ impl FileTree for StoreTree {
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        self.write_contents(ino, offset, data)
+        self.write_contents(ino, offset, data, true)
+    }
+
+    fn write_now(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_contents(ino, offset, data, false)
+    }
+
+    fn restore(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        StoreTree::restore(self, ino, pull)
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()> {
@@ -577,6 +594,10 @@ impl FileTree for StoreTree {
         if let Err(e) = self.commit_due(pull) {
             tracing::error!(errno = e.0, "the timer could not commit; reopen the store if this stays");
         }
+    }
+
+    fn write_back_after(&self, after: Duration, pull: &dyn Pull) {
+        self.write_back_due(after, pull);
     }
 
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {

@@ -329,6 +329,9 @@ impl Core {
         let Some(inode) = self.inodes.get_mut(&state.ino) else { return };
         (inode.known, inode.openings, inode.writers) = (state.known, state.openings, state.writers);
         inode.poisoned = state.poisoned;
+        inode.lost = state.lost.iter().filter(|(start, end)| start < end).map(|(start, end)| *start..*end).collect();
+        // Which writes the kernel has told of is not known: of those that this process refuses, a pull tells again.
+        inode.is_untold = !inode.lost.is_empty();
         let before = std::mem::replace(&mut inode.txn, state.txn);
         if contents {
             inode.uncommitted = state.uncommitted.map(|(size, kept, [atime, mtime, ctime])| Uncommitted {
@@ -338,9 +341,10 @@ impl Core {
                 ctime,
                 kept,
                 since,
+                first: since,
             });
         }
-        let (is_changed, is_open) = (inode.uncommitted.is_some() || inode.poisoned, inode.writers > 0);
+        let (is_changed, is_open) = (inode.uncommitted.is_some() || inode.is_poisoned(), inode.writers > 0);
         match is_changed {
             true => self.changed.insert(state.ino),
             false => self.changed.remove(&state.ino),

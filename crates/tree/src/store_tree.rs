@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use untorn::Store;
 
@@ -115,6 +115,10 @@ impl Drop for Held<'_> {
 pub struct StoreTree {
     core: Mutex<Option<Core>>,
     rounds: Rounds,
+    /// Some file was poisoned, ever.
+    pub(crate) any_poisoned: AtomicBool,
+    /// Held while a poisoned file is made as of its last commit.
+    pub(crate) restoring: Mutex<()>,
     pub(crate) mode: CommitMode,
     pub(crate) path: PathBuf,
     below: Option<Arc<Below>>,
@@ -136,7 +140,8 @@ impl StoreTree {
     pub fn open(store: Store, options: TreeOptions) -> untorn::Result<StoreTree> {
         let path = store.path();
         let core = Core::open_kept(store, options.clock, options.owner, options.small_max, options.kept)?;
-        let (core, rounds) = (Mutex::new(Some(core)), Rounds::default());
+        let any_poisoned = AtomicBool::new(core.inodes.values().any(crate::inode::Inode::is_poisoned));
+        let (core, rounds, restoring) = (Mutex::new(Some(core)), Rounds::default(), Mutex::default());
         let below = options.below;
         // What stands in for the room below has no directory either.
         let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -146,7 +151,8 @@ impl StoreTree {
                 rustix::fs::open(&path, how, Mode::empty()).map_err(|e| untorn::Error::io("open", &path, e.into()))?,
             ),
         };
-        Ok(StoreTree { core, rounds, mode: options.commit, path, below, limits: options.limits, directory })
+        let limits = options.limits;
+        Ok(StoreTree { core, rounds, any_poisoned, restoring, mode: options.commit, path, below, limits, directory })
     }
 
     /// The room on the file system below.
@@ -180,9 +186,47 @@ impl StoreTree {
     /// Pulls a file; a failure poisons it. Called without the lock.
     pub(crate) fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
         let Err(e) = pull.pull(ino) else { return Ok(()) };
+        let mut core = self.core()?;
+        // What a write was to have that was refused here is known.
+        if core.inode_mut(ino).is_ok_and(|inode| std::mem::take(&mut inode.is_untold)) {
+            return Ok(());
+        }
         tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
-        self.core()?.poison(ino);
+        self.any_poisoned.store(true, Ordering::Relaxed);
+        core.poison(ino);
         Err(Errno(libc::EIO))
+    }
+
+    /// Pulls a file that is to be committed, and brings back what was lost of it. An error is one of either.
+    pub(crate) fn pull_whole(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        self.pull(ino, pull)?;
+        match self.any_poisoned.load(Ordering::Relaxed) {
+            true => self.bring_back(ino, pull),
+            false => Ok(()),
+        }
+    }
+
+    /// Brings back what was lost of all files, as far as that can be. Why some of it cannot, if they have names: for want of
+    /// room, or for good.
+    fn bring_all_back(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+        if !self.any_poisoned.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let poisoned: Vec<Ino> = {
+            let core = self.changing()?;
+            let is = |inode: &crate::inode::Inode| inode.is_poisoned() && inode.row.nlink > 0 && inode.txn.is_none();
+            core.changed.iter().copied().filter(|ino| core.inodes.get(ino).is_some_and(is)).collect()
+        };
+        let mut why = None;
+        for ino in poisoned {
+            let done = self.bring_back(ino, pull);
+            let is_poisoned = self.core()?.inodes.get(&ino).is_some_and(crate::inode::Inode::is_poisoned);
+            let e = done.err().unwrap_or(Errno(libc::EIO));
+            if is_poisoned && why.is_none_or(|before| before == Errno(libc::EIO)) {
+                why = Some(e);
+            }
+        }
+        Ok(why)
     }
 
     /// Waits for all commits so far. An error of one is an error of all that are acknowledged later.
@@ -238,14 +282,15 @@ impl StoreTree {
             // One that fails is poisoned.
             let _ = self.pull(ino, pull);
         }
+        let lost = self.bring_all_back(pull)?;
         let mut core = self.changing()?;
         let free = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.txn.is_none());
         let changed: Vec<Ino> = core.changed.iter().copied().filter(free).collect();
         if let Some((txn, chains)) = txn {
             return Self::submit_transaction(&mut core, txn, chains, &changed);
         }
-        if changed.iter().any(|ino| core.inodes.get(ino).is_some_and(|inode| inode.poisoned)) {
-            return Err(Errno(libc::EIO));
+        if changed.iter().any(|ino| core.inodes.get(ino).is_some_and(crate::inode::Inode::is_poisoned)) {
+            return Err(lost.unwrap_or(Errno(libc::EIO)));
         }
         core.commit(&changed)
     }
@@ -258,12 +303,12 @@ impl StoreTree {
             return self.commit_round(pull);
         }
         for ino in inos {
-            self.pull(*ino, pull)?;
+            self.pull_whole(*ino, pull)?;
         }
         let mut core = self.changing()?;
         for ino in inos {
             let inode = core.inode(*ino)?;
-            if inode.poisoned {
+            if inode.is_poisoned() {
                 return Err(Errno(libc::EIO));
             }
         }
@@ -294,10 +339,15 @@ impl StoreTree {
         self.wait(core)
     }
 
-    /// Commits everything but what a program syncs itself and has open for writing, and what is poisoned.
+    /// Commits everything but what a program syncs itself and has open for writing. What is poisoned is an error.
     pub(crate) fn commit_all(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_all_but_lost(pull)?.map_or(Ok(()), Err)
+    }
+
+    /// As [`commit_all`](Self::commit_all); returns why what is poisoned is not committed.
+    fn commit_all_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
         if self.mode == CommitMode::Store {
-            return self.commit_round(pull);
+            return self.commit_round(pull).map(|()| None);
         }
         let open: Vec<Ino> = {
             let core = self.core()?;
@@ -308,6 +358,7 @@ impl StoreTree {
             // Those that fail are poisoned, and skipped below.
             let _ = self.pull(ino, pull);
         }
+        let lost = self.bring_all_back(pull)?;
         let mut core = self.changing()?;
         let mut due = Vec::new();
         for ino in core.changed.clone() {
@@ -317,15 +368,20 @@ impl StoreTree {
             }
         }
         core.commit_waited(&due)?;
-        self.wait(core)
+        self.wait(core)?;
+        Ok(lost)
     }
 
     /// Before the end: as [`commit_all`](Self::commit_all), but nothing that a program may be in the middle of.
     pub(crate) fn commit_finished(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_finished_but_lost(pull)?.map_or(Ok(()), Err)
+    }
+
+    fn commit_finished_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
         if self.mode == CommitMode::Store && !self.core()?.open_for_writing.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        self.commit_all(pull)
+        self.commit_all_but_lost(pull)
     }
 
     /// What the timer commits.
@@ -352,13 +408,34 @@ impl StoreTree {
         }
         if !appended.is_empty() {
             drop(core);
-            appended.retain(|ino| self.pull(*ino, pull).is_ok());
+            appended.retain(|ino| self.pull_whole(*ino, pull).is_ok());
             core = self.changing()?;
             // A write that came meanwhile may have made it another case.
             appended.retain(|ino| core.inodes.get(ino).is_some_and(is_appended));
             core.commit(&appended)?;
         }
         self.wait(core)
+    }
+
+    /// Pulls what programs have had open for writing for so long since it was last pulled so.
+    pub(crate) fn write_back_due(&self, after: Duration, pull: &dyn Pull) {
+        let mut due = Vec::new();
+        {
+            let Ok(mut core) = self.changing() else { return };
+            let core = &mut *core;
+            let now = core.clock.elapsed();
+            for ino in &core.open_for_writing {
+                let Some(inode) = core.inodes.get_mut(ino) else { continue };
+                if now.saturating_sub(inode.pulled) >= after {
+                    inode.pulled = now;
+                    due.push(*ino);
+                }
+            }
+        }
+        for ino in due {
+            // One that fails is poisoned.
+            let _ = self.pull(ino, pull);
+        }
     }
 
     /// Commits files without a writer, and removals, before the timer does, when there are many.
@@ -413,8 +490,24 @@ impl StoreTree {
         Ok(core.pack.is_as(core.inodes.values().filter_map(|inode| inode.row.extent).collect()))
     }
 
+    /// Nothing commits what is poisoned, and it takes room that the last commit may need.
+    fn give_up_poisoned(&self) {
+        let Ok(mut core) = self.core() else { return };
+        if self.mode == CommitMode::Store {
+            // That would be another state than any that a sync has asked for.
+            return;
+        }
+        let is = |ino: &Ino| core.inodes.get(ino).is_some_and(crate::inode::Inode::is_poisoned);
+        for ino in core.changed.iter().copied().filter(is).collect::<Vec<_>>() {
+            if let Err(e) = core.roll_back(ino) {
+                tracing::error!(ino, errno = e.0, "what is uncommitted of a file cannot be given up");
+            }
+        }
+    }
+
     pub(crate) fn close_store(&self, pull: &dyn Pull) -> Result<()> {
-        let done = self.commit_finished(pull);
+        self.give_up_poisoned();
+        let done = self.commit_finished_but_lost(pull).map(drop);
         let Some(core) = self.core.lock().take() else { return Err(Errno(libc::EIO)) };
         let store = core.store.clone();
         // Its handles are closed, and what is uncommitted goes with them.

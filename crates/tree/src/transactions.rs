@@ -15,7 +15,7 @@ fn files(core: &Core, txn: Transaction) -> Result<Vec<Ino>> {
 /// No write of these files has failed.
 fn check_whole(core: &Core, inos: &[Ino]) -> Result<()> {
     for ino in inos {
-        if core.inode(*ino)?.poisoned {
+        if core.inode(*ino)?.is_poisoned() {
             return Err(Errno(libc::EIO));
         }
     }
@@ -92,7 +92,7 @@ impl StoreTree {
             files(&core, txn)?
         };
         for ino in &inos {
-            self.pull(*ino, pull)?;
+            self.pull_whole(*ino, pull)?;
         }
         let mut core = self.changing()?;
         if self.mode == CommitMode::Store {
@@ -139,7 +139,7 @@ impl StoreTree {
             // The process that was killed may have rolled back what the kernel has in its cache still.
             let is_resumed = core.txns.get(&txn).is_some_and(|txn| txn.resumed);
             for ino in inos {
-                let is_changed = core.inode(ino).is_ok_and(|inode| inode.uncommitted.is_some() || inode.poisoned);
+                let is_changed = core.inode(ino).is_ok_and(|inode| inode.uncommitted.is_some() || inode.is_poisoned());
                 had_changes |= is_changed;
                 if is_changed || is_resumed || failed.contains(&ino) {
                     done = done.and(core.roll_back(ino));

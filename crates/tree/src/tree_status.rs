@@ -14,12 +14,15 @@ impl Core {
         let has = |of: &dyn Fn(&crate::inode::Inode) -> bool| {
             self.changed.iter().filter(|ino| self.inodes.get(ino).is_some_and(of)).copied().collect::<BTreeSet<Ino>>()
         };
-        let uncommitted = has(&|inode| inode.uncommitted.is_some() && inode.row.nlink > 0).len();
-        let poisoned = has(&|inode| inode.poisoned);
+        let uncommitted = has(&|inode| inode.uncommitted.is_some() && inode.row.nlink > 0);
+        let poisoned = has(&|inode| inode.is_poisoned() && inode.row.nlink > 0);
+        let firsts = uncommitted.iter().filter_map(|ino| self.inodes.get(ino)?.uncommitted).map(|u| u.first);
+        let oldest = firsts.chain(self.dirty_since).min().map(|first| self.clock.elapsed().saturating_sub(first));
         TreeStatus {
             inodes: self.inodes.len(),
             open_for_writing: self.open_for_writing.len(),
-            uncommitted,
+            uncommitted: uncommitted.len(),
+            oldest,
             names_uncommitted: !self.dirty.is_empty(),
             on_their_way: self.pending.len(),
             owed: self.owed().len(),

@@ -673,3 +673,26 @@ fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
     println!("{owed} commits found no room");
     assert!(owed > 0, "nothing failed");
 }
+
+/// What a failed write was to have is missed by the next process, too, until it is written anew.
+#[test]
+fn what_is_lost_is_missed_by_the_next_process() {
+    const EIO: std::result::Result<(), Errno> = Err(Errno(libc::EIO));
+    let mut at = Killed::new();
+    let a = synced(at.tree(), "a", &[1; 100_000]);
+    let lost = vec![3; 4 << 20];
+    at.disk.fail(Fault { on: On::Change, after: 0, times: 10_000, what: What::Errno(libc::ENOSPC) });
+    assert!(at.tree().write(a, 100_000, &lost).is_err());
+    at.disk.clear_faults();
+    // The second time the log was begun anew.
+    for _ in 0..2 {
+        at.kill(MUCH);
+        assert_eq!(at.tree().sync(a, &Clean), EIO);
+        assert_eq!(at.tree().sync_all(&Clean), EIO);
+        assert_eq!(at.tree().read(a, 100_000, &mut [0]).map(drop), EIO);
+    }
+    at.tree().write(a, 100_000, &lost).unwrap();
+    at.kill(MUCH);
+    at.tree().sync(a, &Clean).unwrap();
+    assert_eq!(contents_of(&at.cut(), "a").len(), 100_000 + lost.len());
+}

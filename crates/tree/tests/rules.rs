@@ -88,7 +88,7 @@ fn a_poisoned_file_is_committed_by_nothing_until_it_is_empty() {
     tree.release(a, true);
     clock.pass(40);
     tree.tick(&Clean);
-    tree.sync_all(&Clean).unwrap();
+    assert_eq!(tree.sync_all(&Clean), EIO, "all is not committed");
     let other = open(&disk.fork(), &clock);
     assert_eq!(contents_of(&other, "a"), b"whole");
     tree.set_attributes(a, &Change { size: Some(0), ..Change::default() }).unwrap();
@@ -248,4 +248,47 @@ fn many_files_without_a_writer_are_committed_early() {
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(contents_of(&tree, "500"), b"x");
     assert!(tree.lookup(ROOT, name("599")).is_err());
+}
+
+/// The kernel's cache of a mapped file that nobody syncs.
+struct Mapped<'a> {
+    tree: &'a StoreTree,
+    ino: Ino,
+    pulls: std::sync::atomic::AtomicUsize,
+}
+
+impl Pull for Mapped<'_> {
+    fn pull(&self, ino: Ino) -> Result<()> {
+        assert_eq!(ino, self.ino);
+        self.pulls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        self.tree.write(ino, 0, b"later")
+    }
+}
+
+#[test]
+fn what_is_written_back_by_the_clock_is_not_committed() {
+    let (disk, clock, tree) = new_tree();
+    let a = synced(&tree, "a", b"first");
+    let (kernel, after) = (Mapped { tree: &tree, ino: a, pulls: 0.into() }, std::time::Duration::from_secs(30));
+    let pulls = || kernel.pulls.load(std::sync::atomic::Ordering::SeqCst);
+    clock.pass(29);
+    tree.write_back_after(after, &kernel);
+    assert_eq!((pulls(), tree.status().unwrap().oldest), (0, None));
+    clock.pass(1);
+    tree.write_back_after(after, &kernel);
+    assert_eq!((pulls(), contents(&tree, a)), (1, b"later".to_vec()));
+    clock.pass(29);
+    tree.write_back_after(after, &kernel);
+    tree.tick(&Clean);
+    let status = tree.status().unwrap();
+    assert_eq!((pulls(), status.uncommitted), (1, 1));
+    assert_eq!(status.oldest, Some(std::time::Duration::from_secs(29)));
+    clock.pass(1);
+    tree.write_back_after(after, &kernel);
+    assert_eq!(pulls(), 2);
+    tree.release(a, true);
+    clock.pass(100);
+    tree.write_back_after(after, &kernel);
+    assert_eq!(pulls(), 2, "nobody has it open for writing");
+    assert_eq!(contents_of(&open(&disk.fork(), &clock), "a"), b"first", "only syncs, and the timer, commit");
 }

@@ -498,6 +498,12 @@ impl FileTree for MemoryTree {
         Vec::new()
     }
 
+    fn parent(&self, dir: Ino) -> Result<Ino> {
+        let state = self.state();
+        let lies_in = |inode: &Inode| inode.names.values().any(|(_, ino)| *ino == dir);
+        Ok(state.inodes.iter().find(|(_, inode)| lies_in(inode)).map_or(ROOT, |(ino, _)| *ino))
+    }
+
     fn has_no_name(&self, ino: Ino) -> bool {
         self.attributes(ino).map_or(true, |now| now.nlink == 0)
     }

@@ -372,6 +372,7 @@ impl Model {
             }
             Op::DissolveTxn => self.end_txn(),
             Op::SyncAll => {
+                let mut is_all = true;
                 for n in 0..self.files.len() {
                     let has_names = self.names_of(n) > 0;
                     let f = &mut self.files[n];
@@ -381,7 +382,9 @@ impl Model {
                     if has_names && !f.in_txn && (!f.writer || !f.synced) {
                         f.commit();
                     }
+                    is_all &= !has_names || f.in_txn || !f.poisoned;
                 }
+                return is_all;
             }
         }
         true

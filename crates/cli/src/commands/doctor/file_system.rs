@@ -3,7 +3,7 @@
 use super::device::Cache;
 use super::finding::{Failure, Finding, Verdict};
 use std::path::Path;
-use untorn_os::FileSystemInfo;
+use untorn_os::{FileSystemInfo, mount_calls};
 
 const CRASHES: [Failure; 2] = [Failure::KernelCrash, Failure::PowerCut];
 /// As many overlays on overlays as Linux allows, and one for safety.
@@ -43,6 +43,11 @@ fn assess_nested(info: &FileSystemInfo, cache: Cache, journal: Option<bool>, lef
             Verdict::Depends,
             "after a crash the file system must be repaired by fsck, which may take flushed names and files away",
         ));
+    }
+    if info.kind == mount_calls::TYPE {
+        let note = "programs that rely on them commit nothing; `untorn sync` does, and so do they on a mount that root has \
+                    made with `-o sync_commits`";
+        findings.push(Finding::new("sync and syncfs", "commit nothing here").note(note));
     }
     findings.extend(options(info, cache));
     findings
@@ -105,15 +110,28 @@ pub fn ext4_has_journal(info: &FileSystemInfo) -> Option<bool> {
 mod tests {
     use super::*;
 
-    fn worst(kind: &str, options: &str, cache: Cache, journal: Option<bool>) -> [Verdict; 3] {
-        let info = FileSystemInfo {
+    fn info(kind: &str, options: &str) -> FileSystemInfo {
+        FileSystemInfo {
             kind: kind.to_owned(),
             mount_point: "/".to_owned(),
             source: "none".to_owned(),
             options: options.to_owned(),
             device: "0:0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_mount_of_untorns_on_which_sync_commits_nothing_is_told_of() {
+        let names_it = |kind| {
+            assess(&info(kind, "rw"), Cache::Unknown, None)
+                .iter()
+                .any(|f| f.why.as_deref().is_some_and(|why| why.contains("sync_commits")))
         };
-        let findings = assess(&info, cache, journal);
+        assert!(names_it(mount_calls::TYPE) && !names_it(mount_calls::TYPE_OF_DEVICE));
+    }
+
+    fn worst(kind: &str, options: &str, cache: Cache, journal: Option<bool>) -> [Verdict; 3] {
+        let findings = assess(&info(kind, options), cache, journal);
         [Failure::ProcessKilled, Failure::KernelCrash, Failure::PowerCut]
             .map(|failure| findings.iter().map(|f| f.verdict(failure)).min().unwrap())
     }

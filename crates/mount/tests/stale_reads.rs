@@ -1,0 +1,91 @@
+//! Writes past the kernel's cache that a program does not wait for.
+
+mod common;
+
+use common::{Mount, new_file};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// `struct iocb` of `linux/aio_abi.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Request {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    descriptor: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    event: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Event {
+    data: u64,
+    object: u64,
+    result: i64,
+    result2: i64,
+}
+
+/// Writes a buffer by `io_submit`, and waits for it by `io_getevents`.
+fn write_asynchronously(file: &File, buffer: &[u8]) {
+    const PWRITE: u16 = 1;
+    let mut context = 0u64;
+    let request = Request {
+        opcode: PWRITE,
+        descriptor: file.as_raw_fd().cast_unsigned(),
+        buffer: buffer.as_ptr() as u64,
+        bytes: buffer.len() as u64,
+        ..Request::default()
+    };
+    let mut requests = [&raw const request];
+    let mut event = Event::default();
+    // SAFETY: the structures are those of the kernel, and all of them, the buffer too, live until the event is there.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0);
+        assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, requests.as_mut_ptr()), 1);
+        let none = std::ptr::null::<libc::timespec>();
+        assert_eq!(libc::syscall(libc::SYS_io_getevents, context, 1, 1, &raw mut event, none), 1);
+        libc::syscall(libc::SYS_io_destroy, context);
+    }
+    assert_eq!(event.result, buffer.len() as i64);
+}
+
+/// Between the two moments at which the kernel drops what it has cached, before the write and after it, a program reads.
+#[test]
+fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
+    let Some(mount) = Mount::new() else { return };
+    let path = mount.at("file");
+    let mut made = new_file(&mount, "file");
+    made.write_all(&[1; 8192]).unwrap();
+    made.sync_all().unwrap();
+    drop(made);
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (pull, read, seen_by_reader) = (Arc::clone(mount.pull()), path.clone(), Arc::clone(&seen));
+    mount.tree.before_next_write(move |ino| {
+        // Another thread answers what is asked from here on.
+        untorn_tree::Pull::pull(&*pull, ino).unwrap();
+        *seen_by_reader.lock().unwrap() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
+    });
+    let buffer = memmap2::MmapMut::map_anon(4096).map(|mut page| {
+        page.fill(2);
+        page
+    });
+    write_asynchronously(&file, &buffer.unwrap());
+    assert!(*seen.lock().unwrap() == [1; 8192], "read while the write is under way");
+    let mut after = Vec::new();
+    File::open(&path).unwrap().read_to_end(&mut after).unwrap();
+    assert!(after == [[2; 4096], [1; 4096]].concat(), "it begins with {}", after[0]);
+}
