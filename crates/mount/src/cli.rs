@@ -358,7 +358,7 @@ impl Mount {
                 return daemon_start::ready();
             }
             if let Some(said) = self.about_sync(&at) {
-                eprint!("untorn-mount: {said}");
+                tell!("untorn-mount: {said}");
             }
             Ok(())
         };

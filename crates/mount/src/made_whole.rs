@@ -161,10 +161,10 @@ fn unfinished(place: &Path) -> Result<PathBuf> {
 
 impl Drop for MadeWhole {
     fn drop(&mut self) {
-        if let State::Unfinished(path) = std::mem::replace(&mut *held(&self.state), State::Done) {
-            if let Err(e) = remove_all(&path) {
-                tell!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
-            }
+        if let State::Unfinished(path) = std::mem::replace(&mut *held(&self.state), State::Done)
+            && let Err(e) = remove_all(&path)
+        {
+            tell!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
         }
     }
 }

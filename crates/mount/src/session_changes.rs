@@ -17,11 +17,10 @@ pub fn names(tree: &StoreTree) -> Result<Names> {
     let mut left: Vec<(PathBuf, Ino)> = vec![(PathBuf::new(), ROOT)];
     while let Some((path, ino)) = left.pop() {
         let about = tree.attributes(ino).map_err(error)?;
-        let mut start = 0;
-        while about.kind == Kind::Directory {
-            let entries = tree.read_dir(ino, start, 1024).map_err(error)?;
-            let Some(last) = entries.last() else { break };
-            start = last.next;
+        let mut start = (about.kind == Kind::Directory).then_some(0);
+        while let Some(from) = start {
+            let entries = tree.read_dir(ino, from, 1024).map_err(error)?;
+            start = entries.last().map(|last| last.next);
             left.extend(entries.iter().map(|entry| (path.join(&entry.name), entry.ino)));
         }
         found.insert(path, about);

@@ -94,7 +94,7 @@ impl Progress {
                 _ => None,
             }
         };
-        text.split_inclusive('\n').filter_map(of).last().unwrap_or(Progress::Nothing)
+        text.split_inclusive('\n').filter_map(of).next_back().unwrap_or(Progress::Nothing)
     }
 }
 

@@ -326,7 +326,7 @@ mod tests {
         };
         for names in [&["user.a", "user.b"][..], &["user.b"], &["user.c", "security.selinux"], &[]] {
             match trial.xattrs(Kind::File, &xattrs(names)) {
-                Err(Errno(libc::EOPNOTSUPP)) => return eprintln!("skipped: no attributes here"),
+                Err(Errno(libc::EOPNOTSUPP)) => return untorn_terminal::tell!("skipped: no attributes here"),
                 done => done.unwrap(),
             }
             let mut there = [0; 256];

@@ -79,11 +79,14 @@ fn places_in_a_directory_fit_in_31_bits_and_lead_to_what_comes_after_them() {
     assert_eq!(after(names[6].1).as_ref(), Some(&names[8].0));
 }
 
+/// Changes a name of a directory.
+type Change = fn(&Path, &str);
+
 #[test]
 fn a_directory_is_read_to_its_end_while_its_names_change() {
     let Some(mounted) = Mounted::new() else { return };
     let path = mounted.at("dir");
-    let changes: [(&str, fn(&Path, &str)); 4] = [
+    let changes: [(&str, Change); 4] = [
         ("renamed and back", |dir, name| {
             fs::rename(dir.join(name), dir.join("between")).unwrap();
             fs::rename(dir.join("between"), dir.join(name)).unwrap();

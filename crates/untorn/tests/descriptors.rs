@@ -143,7 +143,7 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     std::process::exit(0);
 }
 
-/// The same numbers are of files of the program then.
+/// Files of the program have the numbers of the closed descriptors then.
 #[test]
 fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
     let Some(dir) = child_dir() else {
