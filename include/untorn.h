@@ -769,7 +769,8 @@ const char *untorn_version(void);
  * does not run any more, and is not called again.
  *
  * Independently of the callback, the environment variable UNTORN_LOG (`error`, `warn`, `info` or `debug`), read at the
- * first call that opens something, sends messages to standard error.
+ * first call that opens something, sends messages to standard error: the one that the program was started with. If
+ * descriptor 2 is of another file by then, nothing is written to it.
  */
 int untorn_set_log(int level,
                    untorn_log_callback callback,

@@ -38,6 +38,7 @@ mod posix;
 mod read_copies;
 mod reader;
 mod section_calls;
+mod standard_error;
 mod status;
 mod store;
 mod text;

@@ -1,13 +1,13 @@
 //! The log: what happens beside the results of calls.
 
 use crate::error::{Failure, Result, guard};
+use crate::standard_error;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write as _;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use tracing::field::{Field, Visit};
@@ -66,12 +66,13 @@ pub(crate) fn tell(text: &str) {
     }
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
-    let mut told = TOLD.lock();
-    let told = told.get_or_insert_default();
-    if told.len() < TOLD_MAX && told.insert(hasher.finish()) {
-        let line = format!("untorn: {text}\n");
-        // SAFETY: the bytes of `line`. Nobody is told of a standard error that is closed.
-        let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    let is_new = {
+        let mut told = TOLD.lock();
+        let told = told.get_or_insert_default();
+        told.len() < TOLD_MAX && told.insert(hasher.finish())
+    };
+    if is_new {
+        standard_error::write(&format!("untorn: {text}\n"), false);
     }
 }
 
@@ -91,7 +92,8 @@ pub(crate) fn told<T>(close: impl FnOnce() -> T) -> T {
 /// does not run any more, and is not called again.
 ///
 /// Independently of the callback, the environment variable UNTORN_LOG (`error`, `warn`, `info` or `debug`), read at the
-/// first call that opens something, sends messages to standard error.
+/// first call that opens something, sends messages to standard error: the one that the program was started with. If
+/// descriptor 2 is of another file by then, nothing is written to it.
 ///
 /// # Safety
 /// `callback` can be called with `user_data` until this function is called again.
@@ -188,8 +190,7 @@ impl Subscriber for Log {
         let level = number(*event.metadata().level());
         let (to_stderr, to_sink) = (level <= STDERR_LEVEL.load(Relaxed), level <= SINK_LEVEL.load(Relaxed));
         if to_stderr {
-            // A standard error that is closed is no reason to fail.
-            let _ = std::io::stderr().write_all(format!("untorn: {}: {}\n", word(level), text.line()).as_bytes());
+            standard_error::write(&format!("untorn: {}: {}\n", word(level), text.line()), true);
         }
         if to_sink {
             send(level, text.line());

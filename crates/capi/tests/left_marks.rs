@@ -79,7 +79,7 @@ fn a_file_that_was_marked_and_not_committed_can_be_renamed() {
     build_library();
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));
-    run(link_with(cc().arg(crate_dir().join("tests/c/left_mark.c")), &program));
+    run(link_with(cc().arg(crate_dir().join("tests/left_mark.c")), &program));
     let first = || {
         let mut first = Command::new(&program);
         first.arg("first").arg(&dir);

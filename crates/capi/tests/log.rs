@@ -4,8 +4,10 @@ mod common;
 
 use common::{build_library, cc, link_with, run};
 use std::fs;
+use std::io::{Write, pipe};
+use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Leaves a store as a kill leaves it, then opens it. Arguments: the directory, the level of the callback, and whether
 /// to put another file into the place of the one with commits. Prints what the callback got.
@@ -91,6 +93,7 @@ fn recovery_and_quarantine_are_logged_to_whom_it_concerns() {
 
 /// Leaves changes uncommitted, in the way that the second argument says, in the directory of the first one.
 const LEAVES: &str = r#"
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -104,6 +107,12 @@ int main(int argc, char **argv) {
     untorn_store *store;
     untorn_file *file, *again;
     if (argc != 4 || chdir(argv[1]) != 0) return 2;
+    if (strcmp(argv[3], "closed") == 0) {
+        /* As a daemon; the third file of its own has the number of standard error. */
+        close(0), close(1), close(2);
+        for (int n = 0; n < 3; n++)
+            if (open("own", O_RDWR | O_CREAT, 0600) != n) return 13;
+    }
     if (strcmp(argv[3], "callback") == 0 && untorn_set_log(UNTORN_LOG_WARN, on_log, stdout) != 0) return 3;
     if (!(store = untorn_store_open(".", NULL))) return 4;
     if (!(file = untorn_open_at(store, "file", UNTORN_CREATE, 0644))) return 5;
@@ -145,5 +154,40 @@ fn closing_with_uncommitted_changes_is_told() {
     }
     for how in ["commit", "rollback", "on-close"] {
         assert_eq!(left(how, "", None), (String::new(), String::new()), "{how}");
+    }
+}
+
+/// The program has not asked for the message: it is in no file of the program, ends nobody and waits for nobody.
+#[test]
+fn a_message_that_nobody_has_asked_for_does_no_harm() {
+    build_library();
+    let build = tempfile::tempdir().expect("a directory");
+    let (source, program) = (build.path().join("leaves.c"), build.path().join("leaves"));
+    fs::write(&source, LEAVES).expect("a source");
+    run(link_with(cc().arg(&source), &program));
+    for variable in [None, Some("warn")] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let ends = |to: &str, stderr: Stdio| {
+            let mut command = Command::new(&program);
+            command.arg(dir.path()).args(["close", to]).env_remove("UNTORN_LOG").stderr(stderr);
+            variable.iter().for_each(|value| _ = command.env("UNTORN_LOG", value));
+            let status = command.status().expect("the program");
+            assert!(status.success(), "{to}, {variable:?}: {status}");
+        };
+        ends("closed", Stdio::null());
+        assert_eq!(fs::read(dir.path().join("own")).expect("the program's file"), b"", "{variable:?}");
+        let (reader, writer) = pipe().expect("a pipe");
+        drop(reader);
+        ends("nobody reads", writer.into());
+        if variable.is_none() {
+            let (_reader, mut writer) = pipe().expect("a pipe");
+            let number = writer.as_raw_fd();
+            // SAFETY: changes the flags of a pipe of this test.
+            let blocks = |yes| unsafe { libc::fcntl(number, libc::F_SETFL, if yes { 0 } else { libc::O_NONBLOCK }) };
+            assert_eq!(blocks(false), 0);
+            while writer.write(&[0; 4096]).is_ok() {}
+            assert_eq!(blocks(true), 0);
+            ends("full", writer.into());
+        }
     }
 }

@@ -102,7 +102,7 @@ fn map(dir: &Path, more: usize, tracker: Option<Tracker>) {
     file.set_len(BYTES as u64).unwrap();
     file.commit().unwrap();
     let options = MapOptions::new().address_space(BYTES as u64);
-    let map = file.map_with(&tracker.map_or(options.clone(), |tracker| options.tracker(tracker))).unwrap();
+    let map = file.map_with(&tracker.map_or(options, |tracker| options.tracker(tracker))).unwrap();
     let bytes = vec![7; BYTES];
     for round in 0..2 {
         map.store(&bytes, 0).unwrap();

@@ -1,0 +1,93 @@
+//! Standard error of a program that has loaded this library, which writes there without having been asked to.
+//!
+//! Descriptor 2 may be of something else by now: a daemon closes its standard streams, and the next file that it opens has
+//! their numbers. It may also be a pipe that nobody reads. So a message goes only to the standard error that the program was
+//! started with, ends no program, and waits for nobody unless the user has asked for the log.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// More than a pipe with room takes at once would wait.
+const PIPE_BYTES: usize = libc::PIPE_BUF;
+
+/// Device and inode of descriptor 2 when the library was loaded; of none, zeros.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+static INODE: AtomicU64 = AtomicU64::new(0);
+
+/// The loader calls it before the program begins.
+#[used]
+// SAFETY: functions of this kind are what the section is a list of.
+#[unsafe(link_section = ".init_array")]
+static REMEMBER: extern "C" fn() = remember;
+
+extern "C" fn remember() {
+    let (device, inode) = identity().unwrap_or_default();
+    DEVICE.store(device, Relaxed);
+    INODE.store(inode, Relaxed);
+}
+
+/// What descriptor 2 is of.
+fn identity() -> Option<(u64, u64)> {
+    // SAFETY: zeros are a valid `stat`, which the kernel fills.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is writable.
+    (unsafe { libc::fstat(2, &raw mut stat) } == 0).then_some((stat.st_dev, stat.st_ino))
+}
+
+/// Writes a line. Without `waits`, only what is taken at once: a message is not worth a program that stands still.
+pub(crate) fn write(line: &str, waits: bool) {
+    if identity() != Some((DEVICE.load(Relaxed), INODE.load(Relaxed))) {
+        return;
+    }
+    without_sigpipe(|| {
+        let mut left = match waits {
+            true => line.as_bytes(),
+            false => &line.as_bytes()[..line.len().min(PIPE_BYTES)],
+        };
+        while !left.is_empty() && is_ready(waits) {
+            // SAFETY: the bytes of `left`.
+            match unsafe { libc::write(2, left.as_ptr().cast(), left.len()) } {
+                written @ 1.. => left = &left[written.cast_unsigned()..],
+                _ if may_try_again() => {}
+                _ => break,
+            }
+        }
+    });
+}
+
+/// Whether a write that failed may be tried again.
+fn may_try_again() -> bool {
+    matches!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINTR | libc::EAGAIN))
+}
+
+fn is_ready(waits: bool) -> bool {
+    let mut stream = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    loop {
+        // SAFETY: one structure, which is writable.
+        match unsafe { libc::poll(&raw mut stream, 1, if waits { -1 } else { 0 }) } {
+            -1 if may_try_again() => {}
+            ready => return ready > 0,
+        }
+    }
+}
+
+/// Runs something, of which a `SIGPIPE` does not reach the program.
+fn without_sigpipe(run: impl FnOnce()) {
+    // SAFETY: sets of signals are numbers; the calls read and fill them.
+    unsafe {
+        let [mut pipe, mut before, mut pending]: [libc::sigset_t; 3] = std::mem::zeroed();
+        libc::sigemptyset(&raw mut pipe);
+        libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+        if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut before) != 0 {
+            return;
+        }
+        libc::sigpending(&raw mut pending);
+        run();
+        // One that waited before is the program's.
+        if libc::sigismember(&raw const pending, libc::SIGPIPE) == 0 {
+            let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigtimedwait(&raw const pipe, ptr::null_mut(), &raw const none);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+    }
+}
