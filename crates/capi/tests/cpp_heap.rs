@@ -341,7 +341,7 @@ fn a_changed_element_or_member_is_a_changed_layout() {
     runs(&first, "found", None);
     let second = program("second", "c++", &["-DVARIANT=2", "-fno-rtti"]);
     let why = runs(&second, "changed", Some(("constant", "found")));
-    assert!(why.contains("[layout ") && why.contains("element>"), "{why}");
+    assert!(why.contains("the members of ") && why.contains("element>"), "{why}");
     runs(&first, "found", None);
     if Command::new("clang++").arg("--version").output().is_ok_and(|output| output.status.success()) {
         let other = program("other", "clang++", &["-DVARIANT=1", "-stdlib=libstdc++"]);

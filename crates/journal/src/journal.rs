@@ -499,8 +499,8 @@ impl Journal {
             len: (self.buf.len() - at) as u64,
             lsn: self.next_lsn,
             epoch: self.epoch,
-            // One that is an attribute is durable with the first commit: a torn one may be there without it.
-            generation: if self.header.by_attribute { self.durable_generation } else { self.header.generation },
+            // Of one that is an attribute, or of class `process`, the disk may have nothing yet.
+            generation: self.durable_generation,
             position: self.position + at as u64,
             previous_crc: self.previous_crc,
             durable_lsn: self.durable_lsn,
