@@ -137,23 +137,21 @@ struct Home {
 
 impl Home {
     fn make(place: &Path, work: &WorkDirs, lists: &AccessLists) -> Result<Home> {
-        // Nobody removes as unfinished what is being made.
-        let one_at_a_time = File::open(place).with_context(|| format!("cannot open {}", place.display()))?;
-        flock(&one_at_a_time, FlockOperation::LockExclusive).with_context(|| format!("{}", place.display()))?;
-        let (new, path) = volume_name::names(place, &work.dirs, LAYERS)?;
-        DirBuilder::new().mode(0o700).create(&new).with_context(|| format!("cannot make {}", new.display()))?;
-        let made = (|| {
-            let root = File::open(&new)?;
-            flock(&root, FlockOperation::NonBlockingLockExclusive)?;
-            work.make_layers(&new, lists)?;
-            work.write(&new)?;
-            root.set_permissions(fs::Permissions::from_mode(0o000))?;
-            fs::rename(&new, &path)?;
-            sync_parent(&path).map(|()| root)
-        })();
-        let made = made.inspect_err(|_| drop(fs::remove_dir_all(&new)));
-        let root = made.with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Home { path, root })
+        volume_name::make(place, &work.dirs, LAYERS, |new, path| {
+            DirBuilder::new().mode(0o700).create(new).with_context(|| format!("cannot make {}", new.display()))?;
+            let made = (|| {
+                let root = File::open(new)?;
+                flock(&root, FlockOperation::NonBlockingLockExclusive)?;
+                work.make_layers(new, lists)?;
+                work.write(new)?;
+                root.set_permissions(fs::Permissions::from_mode(0o000))?;
+                fs::rename(new, path)?;
+                sync_parent(path).map(|()| root)
+            })();
+            let made = made.inspect_err(|_| drop(fs::remove_dir_all(new)));
+            let root = made.with_context(|| format!("cannot make {}", path.display()))?;
+            Ok(Home { path: path.to_owned(), root })
+        })
     }
 
     /// Opens what a session left, which must be over, in a user namespace; none of it is to be applied if its list is

@@ -212,14 +212,15 @@ impl Wanted {
                 Ok(volume)
             }
             None => {
-                let (new, path) = volume_name::names(&self.place, &work.dirs, volume_name::IMAGE)?;
                 let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
-                let mut volume = mounted(Image::create(&new, self.bytes, use_for)?)?;
-                let made = work.make_layers(&at, &AccessLists::Own).and_then(|()| work.write(&at));
-                made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
-                    let _ = fs::remove_file(&new);
-                })?;
-                Ok(volume)
+                volume_name::make(&self.place, &work.dirs, volume_name::IMAGE, |new, path| {
+                    let mut volume = mounted(Image::create(new, self.bytes, use_for)?)?;
+                    let made = work.make_layers(&at, &AccessLists::Own).and_then(|()| work.write(&at));
+                    made.and_then(|()| volume.rename(path)).inspect_err(|_| {
+                        let _ = fs::remove_file(new);
+                    })?;
+                    Ok(volume)
+                })
             }
         }
     }
