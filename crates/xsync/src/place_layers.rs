@@ -14,7 +14,7 @@ use crate::outer_streams::{tell, tell_text};
 use crate::overlays::{overlay, path_of};
 use crate::private_mounts::{private_mounts, root_is_needed};
 use crate::rescue;
-use crate::run_session::{Wanted, apply_all, not_applied, resolver_dir, tell_what_is_lost};
+use crate::run_session::{NOTHING_APPLIED_YET, Wanted, apply_all, not_applied, resolver_dir, tell_what_is_lost};
 use crate::scarce_room;
 use crate::session_network::explain_net;
 use crate::session_report::Report;
@@ -110,7 +110,7 @@ pub fn resume(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     let Some(work) = work else { return home.remove() };
     if work.phase == Phase::Running {
-        tell("the program had not ended; what it did until its last commit is applied");
+        tell(NOTHING_APPLIED_YET);
     }
     home.finish(&work, &lists)
 }

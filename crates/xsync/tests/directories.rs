@@ -189,6 +189,22 @@ fn waits_for_a_lock(pid: u32) -> bool {
     locks.lines().any(|line| line.contains("-> FLOCK") && line.split_whitespace().any(|word| word == pid))
 }
 
+/// What the apply cannot read to its end: nothing of it is applied, and it can be thrown away.
+#[test]
+fn changes_too_deep_to_apply_can_be_thrown_away() {
+    let Some(place) = Place::new() else { return };
+    let run = place
+        .script("echo x > new; perl -e 'for (1..25) { mkdir \"d\" x 200 or die $!; chdir \"d\" x 200 or die $! }'");
+    assert!(run.code == Some(125) && run.err.contains("--discard"), "{run:?}");
+    assert!(fs::read_dir(place.work()).unwrap().next().is_none(), "nothing was applied");
+    let volume = place.left().remove(0);
+    let resumed = place.run(&["--resume", volume.to_str().unwrap()]);
+    assert!(resumed.code == Some(125) && resumed.err.contains("or its changes could not be applied"), "{resumed:?}");
+    place.run(&["--discard", volume.to_str().unwrap()]).ok();
+    assert!(place.left().is_empty(), "{:?}", place.left());
+    place.script("true").ok();
+}
+
 /// A session that shows a line and then waits; it is killed there.
 fn killed(place: &Place) {
     let script = format!("{PROGRAM}; echo shown; read nothing; sleep 1000");
