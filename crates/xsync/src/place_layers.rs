@@ -14,7 +14,7 @@ use crate::outer_streams::{tell, tell_text};
 use crate::overlays::{overlay, path_of};
 use crate::private_mounts::{private_mounts, root_is_needed};
 use crate::rescue;
-use crate::run_session::{Wanted, apply_all, not_applied, resolver_dir, tell_what_is_lost};
+use crate::run_session::{NOTHING_APPLIED_YET, Wanted, apply_all, not_applied, resolver_dir, tell_what_is_lost};
 use crate::scarce_room;
 use crate::session_network::explain_net;
 use crate::session_report::Report;
@@ -110,7 +110,7 @@ pub fn resume(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     let Some(work) = work else { return home.remove() };
     if work.phase == Phase::Running {
-        tell("the program had not ended; what it did until its last commit is applied");
+        tell(NOTHING_APPLIED_YET);
     }
     home.finish(&work, &lists)
 }
@@ -137,23 +137,21 @@ struct Home {
 
 impl Home {
     fn make(place: &Path, work: &WorkDirs, lists: &AccessLists) -> Result<Home> {
-        // Nobody removes as unfinished what is being made.
-        let one_at_a_time = File::open(place).with_context(|| format!("cannot open {}", place.display()))?;
-        flock(&one_at_a_time, FlockOperation::LockExclusive).with_context(|| format!("{}", place.display()))?;
-        let (new, path) = volume_name::names(place, &work.dirs, LAYERS)?;
-        DirBuilder::new().mode(0o700).create(&new).with_context(|| format!("cannot make {}", new.display()))?;
-        let made = (|| {
-            let root = File::open(&new)?;
-            flock(&root, FlockOperation::NonBlockingLockExclusive)?;
-            work.make_layers(&new, lists)?;
-            work.write(&new)?;
-            root.set_permissions(fs::Permissions::from_mode(0o000))?;
-            fs::rename(&new, &path)?;
-            sync_parent(&path).map(|()| root)
-        })();
-        let made = made.inspect_err(|_| drop(fs::remove_dir_all(&new)));
-        let root = made.with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Home { path, root })
+        volume_name::make(place, &work.dirs, LAYERS, |new, path| {
+            DirBuilder::new().mode(0o700).create(new).with_context(|| format!("cannot make {}", new.display()))?;
+            let made = (|| {
+                let root = File::open(new)?;
+                flock(&root, FlockOperation::NonBlockingLockExclusive)?;
+                work.make_layers(new, lists)?;
+                work.write(new)?;
+                root.set_permissions(fs::Permissions::from_mode(0o000))?;
+                fs::rename(new, path)?;
+                sync_parent(path).map(|()| root)
+            })();
+            let made = made.inspect_err(|_| drop(fs::remove_dir_all(new)));
+            let root = made.with_context(|| format!("cannot make {}", path.display()))?;
+            Ok(Home { path: path.to_owned(), root })
+        })
     }
 
     /// Opens what a session left, which must be over, in a user namespace; none of it is to be applied if its list is

@@ -212,14 +212,15 @@ impl Wanted {
                 Ok(volume)
             }
             None => {
-                let (new, path) = volume_name::names(&self.place, &work.dirs, volume_name::IMAGE)?;
                 let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
-                let mut volume = mounted(Image::create(&new, self.bytes, use_for)?)?;
-                let made = work.make_layers(&at, &AccessLists::Own).and_then(|()| work.write(&at));
-                made.and_then(|()| volume.rename(&path)).inspect_err(|_| {
-                    let _ = fs::remove_file(&new);
-                })?;
-                Ok(volume)
+                volume_name::make(&self.place, &work.dirs, volume_name::IMAGE, |new, path| {
+                    let mut volume = mounted(Image::create(new, self.bytes, use_for)?)?;
+                    let made = work.make_layers(&at, &AccessLists::Own).and_then(|()| work.write(&at));
+                    made.and_then(|()| volume.rename(path)).inspect_err(|_| {
+                        let _ = fs::remove_file(new);
+                    })?;
+                    Ok(volume)
+                })
             }
         }
     }
@@ -251,7 +252,7 @@ pub(crate) fn resolver_dir() -> Option<PathBuf> {
 /// Copies the data of a volume to a new directory.
 fn export_data(volume: &Volume, dir: &Path) -> Result<()> {
     let data = volume.at().join(DATA);
-    let bar = progress(&data, "exporting")?;
+    let bar = progress(apply_changes::measure(&data)?.1, "exporting");
     let copied = apply_changes::copy_out(&data, dir, &mut |done| bar.set_position(done.bytes));
     bar.finish_and_clear();
     copied.map(drop).with_context(|| {
@@ -307,19 +308,21 @@ pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> 
     if work.dirs.is_empty() {
         return Ok(());
     }
+    let layers = work.layers(volume);
+    // What cannot be read to its end is not applied in part: it can still be thrown away.
+    let sizes = layers.iter().map(|layer| apply_changes::measure(&layer.upper)).collect::<Result<Vec<_>>>()?;
     work.begin_to_apply(volume)?;
-    for layer in work.layers(volume) {
-        let bar = progress(&layer.upper, &format!("applying to {}", layer.dir.display()))?;
+    for (layer, (_, bytes)) in layers.into_iter().zip(sizes) {
+        let bar = progress(bytes, &format!("applying to {}", layer.dir.display()));
         apply_changes::apply(&layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;
         bar.finish_and_clear();
     }
     WorkDirs::forget(volume)
 }
 
-fn progress(from: &Path, what: &str) -> Result<ProgressBar> {
-    let (_, bytes) = apply_changes::measure(from)?;
+fn progress(bytes: u64, what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes}").expect("a fixed template");
-    Ok(ProgressBar::new(bytes).with_style(style).with_message(what.to_owned()))
+    ProgressBar::new(bytes).with_style(style).with_message(what.to_owned())
 }
 
 pub(crate) fn not_applied(path: &Path) -> String {
@@ -365,10 +368,14 @@ pub fn resume(path: &Path) -> Result<()> {
         return volume.throw_away();
     };
     if work.phase == Phase::Running {
-        tell("the program had not ended; what it did until its last commit is applied");
+        tell(NOTHING_APPLIED_YET);
     }
     finish(volume, work, false).with_context(|| not_applied(path))
 }
+
+/// The session was killed, or the apply failed before its first step.
+pub(crate) const NOTHING_APPLIED_YET: &str =
+    "the program had not ended, or its changes could not be applied; what it did until its last commit is applied now";
 
 /// Throws away what a volume holds of directories.
 pub fn discard(path: &Path) -> Result<()> {

@@ -37,11 +37,12 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
     let root = view.scratch.join("root");
     let skeleton = skeleton(view)?;
+    let empty = view.scratch.join("empty");
     let mut missing = Vec::new();
     if is_root() {
         show_all(view, &root, &skeleton, cares, &mut missing)?;
     } else {
-        split_view::show(Path::new("/"), &root, &mut missing).context("the session's root directory")?;
+        split_view::show(Path::new("/"), &root, &empty, &mut missing).context("the session's root directory")?;
     }
     for own in OWN.iter().filter(|own| !own.starts_with("/dev")) {
         let (mode, place) = (if *own == "/run" { "mode=755" } else { "mode=1777" }, inside(&root, Path::new(own)));
@@ -56,7 +57,7 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
         fs::create_dir_all(&at).with_context(|| format!("a place for {}", dir.display()))?;
         let done = match is_root() {
             true => show(&Shown { at: dir.clone(), is_file: false }, &at, &lowest(view, &skeleton, dir), cares),
-            false => split_view::show(dir, &at, &mut missing),
+            false => split_view::show(dir, &at, &empty, &mut missing),
         };
         done.with_context(|| format!("cannot show {}", dir.display()))?;
     }

@@ -11,13 +11,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Shows a directory of the host, read-only. What cannot be shown of it is noted.
-pub fn show(dir: &Path, place: &Path, missing: &mut Vec<String>) -> Result<()> {
-    let empty = place.with_file_name("untorn-xsync-empty");
-    match fs::create_dir(&empty) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e.into()),
-        _ => {}
-    }
+/// Shows a directory of the host, read-only; overlays have `empty` beneath. What cannot be shown of it is noted.
+pub fn show(dir: &Path, place: &Path, empty: &Path, missing: &mut Vec<String>) -> Result<()> {
     let mut splitting = Splitting { mounts: mount_points()?, empty, missing };
     if !splitting.has_mounts_in_it(dir) {
         return splitting.overlay(dir, place);
@@ -37,7 +32,7 @@ pub fn show(dir: &Path, place: &Path, missing: &mut Vec<String>) -> Result<()> {
 struct Splitting<'a> {
     mounts: Vec<PathBuf>,
     /// The lowest layer of overlays.
-    empty: PathBuf,
+    empty: &'a Path,
     missing: &'a mut Vec<String>,
 }
 
@@ -47,7 +42,7 @@ impl Splitting<'_> {
     }
 
     fn overlay(&self, dir: &Path, place: &Path) -> Result<()> {
-        overlays::show(&Shown { at: dir.to_owned(), is_file: false }, place, &self.empty, Cares::ALL)
+        overlays::show(&Shown { at: dir.to_owned(), is_file: false }, place, self.empty, Cares::ALL)
     }
 
     fn fill(&mut self, dir: &Path, place: &Path) -> Result<()> {
@@ -68,7 +63,7 @@ impl Splitting<'_> {
         }
         if meta.is_file() {
             File::create(to)?;
-            return overlays::show(&Shown { at: from.to_owned(), is_file: true }, to, &self.empty, Cares::ALL);
+            return overlays::show(&Shown { at: from.to_owned(), is_file: true }, to, self.empty, Cares::ALL);
         }
         if !meta.is_dir() {
             return Ok(());

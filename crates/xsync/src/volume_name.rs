@@ -18,10 +18,18 @@ pub fn unfinished(end: &str) -> String {
     format!("{end}-new")
 }
 
-/// The names of a volume for these directories, or of what holds their changes otherwise: while it is made, and
-/// afterwards. `end` ends the name.
-pub fn names(place: &Path, dirs: &[PathBuf], end: &str) -> Result<(PathBuf, PathBuf)> {
+/// Makes a volume for these directories, or what holds their changes otherwise. `make` gets its names: while it is made,
+/// and afterwards; `end` ends the name. Sessions in a place do this one at a time: of those that begin together in one
+/// directory each sees the volumes of those before it, and nobody removes as unfinished what is being made.
+pub fn make<T>(place: &Path, dirs: &[PathBuf], end: &str, make: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
     fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
+    let one_at_a_time = File::open(place).with_context(|| format!("cannot open {}", place.display()))?;
+    flock(&one_at_a_time, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", place.display()))?;
+    let (new, path) = names(place, dirs, end)?;
+    make(&new, &path)
+}
+
+fn names(place: &Path, dirs: &[PathBuf], end: &str) -> Result<(PathBuf, PathBuf)> {
     remove_unfinished(place, &unfinished(end))?;
     for dir in dirs {
         if let Some(left) = of_dir(place, dir, end)? {

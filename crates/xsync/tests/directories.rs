@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, Session};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -131,6 +131,78 @@ fn other_directories_are_named_by_overlay() {
     fs::create_dir(&inner).unwrap();
     let run = place.run(&["--overlay", inner.to_str().unwrap(), "--", "true"]);
     assert!(run.code == Some(125) && run.err.contains("one overlay is enough"), "{run:?}");
+}
+
+/// All have looked for others, or wait to look, before the first has its volume; all have written, or were refused,
+/// before the first applies.
+#[test]
+fn of_sessions_that_begin_together_in_one_directory_one_works() {
+    let Some(place) = Place::new() else { return };
+    let (dir, making) = (place.dir.path(), |pid: u32| place.dir.path().join(format!("making-{pid}")));
+    let (bin, go) = (dir.join("bin"), dir.join("go"));
+    // Written by another process: a script that a test has open cannot be executed where another test has just forked.
+    let mkfs = ": > making-$PPID\nwhile [ ! -e go ]; do sleep 0.01; done\nPATH=${PATH#*:}\nexec mkfs.ext4 \"$@\"";
+    let mkfs = format!("#!/bin/sh\ncd {}\n{mkfs}", dir.display());
+    shell(&format!("mkdir bin && cat > bin/mkfs.ext4 <<'END'\n{mkfs}\nEND\nchmod 755 bin/mkfs.ext4"), dir);
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let begin = |number: u32| {
+        let script = format!("echo {number} >> f; echo ready; read nothing");
+        let mut command = place.xsync(&["--", "sh", "-c", &script]);
+        command.env("PATH", &path).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Session::start(&mut command)
+    };
+    let mut sessions: Vec<Session> = (1..=3).map(begin).collect();
+    for session in &mut sessions {
+        while !making(session.id()).exists() && !waits_for_a_lock(session.id()) {
+            assert_eq!(session.try_wait().unwrap(), None, "it ended before the first had a volume");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    fs::write(&go, "").unwrap();
+    // A session that is refused shows nothing.
+    let mut works: Vec<bool> = Vec::new();
+    for session in &mut sessions {
+        works.push(session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).is_ok());
+    }
+    let mut shown = String::new();
+    for ((number, session), works) in (1..).zip(&mut sessions).zip(&works) {
+        drop(session.stdin.take());
+        let mut said = String::new();
+        session.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let code = session.wait().unwrap().code();
+        if *works {
+            shown += &format!("{number}\n");
+            // As `read` fails at the end of the input.
+            assert_eq!(code, Some(1), "{said}");
+        } else {
+            assert!(code == Some(125) && said.contains("another session works on"), "{said}");
+        }
+    }
+    assert_eq!(fs::read_to_string(place.work().join("f")).unwrap(), shown);
+    assert_eq!(works.iter().filter(|works| **works).count(), 1, "{works:?}");
+    assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+fn waits_for_a_lock(pid: u32) -> bool {
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    let pid = pid.to_string();
+    locks.lines().any(|line| line.contains("-> FLOCK") && line.split_whitespace().any(|word| word == pid))
+}
+
+/// What the apply cannot read to its end: nothing of it is applied, and it can be thrown away.
+#[test]
+fn changes_too_deep_to_apply_can_be_thrown_away() {
+    let Some(place) = Place::new() else { return };
+    let run = place
+        .script("echo x > new; perl -e 'for (1..25) { mkdir \"d\" x 200 or die $!; chdir \"d\" x 200 or die $! }'");
+    assert!(run.code == Some(125) && run.err.contains("--discard"), "{run:?}");
+    assert!(fs::read_dir(place.work()).unwrap().next().is_none(), "nothing was applied");
+    let volume = place.left().remove(0);
+    let resumed = place.run(&["--resume", volume.to_str().unwrap()]);
+    assert!(resumed.code == Some(125) && resumed.err.contains("or its changes could not be applied"), "{resumed:?}");
+    place.run(&["--discard", volume.to_str().unwrap()]).ok();
+    assert!(place.left().is_empty(), "{:?}", place.left());
+    place.script("true").ok();
 }
 
 /// A session that shows a line and then waits; it is killed there.

@@ -60,6 +60,22 @@ fn all_of_the_directory_can_be_written_and_nothing_else() {
     }
 }
 
+/// The session has these of its own, and shows the host's where the program works.
+#[test]
+fn a_session_begins_in_directories_that_it_has_of_its_own() {
+    let Some(directory) = directory("data=journal") else { return };
+    let _watcher = directory.watcher();
+    directory.give_to(NOBODY);
+    let inner = tempfile::tempdir_in("/tmp").unwrap();
+    fs::set_permissions(inner.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for at in [Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/run"), inner.path()] {
+        let mut command = directory.session(NOBODY, &["sh", "-c", "pwd; ls -d /tmp/untorn-xsync-empty 2>/dev/null"]);
+        let session = run(command.current_dir(at));
+        let expected = format!("{}\n", fs::canonicalize(at).unwrap().display());
+        assert_eq!(session.out, expected, "{}: {}", at.display(), session.err);
+    }
+}
+
 #[test]
 fn an_ordinary_user_needs_a_watcher() {
     let Some(directory) = directory("data=journal") else { return };
