@@ -161,7 +161,8 @@ fn look_for_printing(tokens: TokenStream, found: &mut Vec<usize>) {
     let mut at = 0;
     while at < tokens.len() {
         // The item that an attribute makes a test ends with a body or a semicolon.
-        if is(at, "#") && is(at + 1, "[cfg(test)]") {
+        let is_for_tests = |token: &TokenTree| token.to_string().replace(' ', "") == "[cfg(test)]";
+        if is(at, "#") && tokens.get(at + 1).is_some_and(is_for_tests) {
             let ends = |token: &TokenTree| match token {
                 TokenTree::Group(group) => group.delimiter() == proc_macro2::Delimiter::Brace,
                 token => token.to_string() == ";",

@@ -159,8 +159,10 @@ fn unclosed_before(header: &Header, epochs: &[u64]) -> Header {
     let mut next = header.clone();
     if !header.is_closed() {
         let listed = header.listed.iter().map(|listed| listed.epoch);
-        listed.chain([header.epoch]).chain(epochs.iter().copied()).for_each(|epoch| next.add_unclosed(epoch));
+        listed.chain([header.epoch]).for_each(|epoch| next.add_unclosed(epoch));
     }
+    // A closed header may be the last one on the disk, and its attribute, which said that the store is open, lost.
+    epochs.iter().for_each(|epoch| next.add_unclosed(*epoch));
     next
 }
 

@@ -89,8 +89,11 @@ impl Engine {
         if cleared && self.is_durable() {
             flushed = self.sync_file_system(sync_point::FORGOTTEN);
         }
-        // What a power cut may bring back as pending stays known.
-        flushed?;
+        if let Err(e) = flushed {
+            // What a power cut may bring back as pending stays known, also to the next owner.
+            self.journal.lock().journal.keep_epoch();
+            return Err(e);
+        }
         for file in &unused {
             self.forget(file, |files, state| files.is_unused(state.path(), file));
         }
