@@ -172,8 +172,9 @@ impl Journal {
         if is_noted || !holds(invariant::OPEN_NOTED) {
             return Ok(true);
         }
-        // The log is empty, and no checkpoint writes a header.
-        if self.options.durable && self.header.boot.is_none() && self.storage.keeps_order() {
+        // Unless the log is empty, the attribute has no room for what the header says.
+        let is_empty = self.header.listed.is_empty() && self.header.open_lsn == self.header.checkpoint_lsn + 1;
+        if is_empty && self.options.durable && self.header.boot.is_none() && self.storage.keeps_order() {
             let mut noted = self.header_write_with(self.next_header(), None);
             noted.header.by_attribute = true;
             let slots = read_slots(&*noted.file, &noted.path)?;
