@@ -30,7 +30,7 @@ pub enum PutBack {
     NotAll { conflicts: Vec<PathBuf>, held: HeldBack },
 }
 
-/// Puts back what a session did, but what is to be skipped. With `overwrite`, also where somebody else has changed the same.
+/// Puts back the changes of a session, without those to be skipped. With `overwrite`, also over changes of others.
 pub fn put_back(session: &SessionDir, overwrite: bool, skips: &Skips) -> Result<PutBack> {
     let manifest = manifest::read(&session.manifest())?;
     let tree = mounted_store::open_to_export(&session.store())?;

@@ -152,7 +152,7 @@ fn one_name_that_is_refused_keeps_no_other_back() {
                 assert!(told.contains("4 names cannot be put back"), "{told}");
                 assert_eq!((text("fine"), text("two")), ("fine\n".into(), "old two\ninside\n".into()));
                 assert!(!tree("gone").exists());
-                // What has not got its new name has the old one.
+                // A file without its new name still has the old one.
                 assert_eq!((text("one"), text("was/four")), ("old one\n".into(), "four\n".into()));
                 assert_eq!(text("closed/three"), "old closed/three\n");
             };
@@ -191,7 +191,7 @@ fn one_name_that_is_refused_keeps_no_other_back() {
     }
 }
 
-/// What the directory below would refuse, the session refuses.
+/// The session refuses a change that the directory below would refuse.
 #[test]
 fn a_session_refuses_what_the_directory_cannot_hold() {
     if Command::new("python3").arg("--version").output().is_err() {

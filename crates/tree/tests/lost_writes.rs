@@ -152,7 +152,7 @@ fn it_stays_lost_where_the_kernel_has_not_all_of_it() {
     assert_eq!(tree.sync(a, &Cached::up_to(AT + LOST as u64 - 1)), EIO);
     assert_eq!(tree.sync_all(&Cached::up_to(AT + LOST as u64 - 1)), EIO);
     assert_eq!(committed(&disk, &clock), [1; LEN], "no mixture of kept and lost pages");
-    // What was brought back of it is what programs wrote: the rest is enough.
+    // The bytes that were brought back are those that programs wrote: writing the rest is enough.
     tree.write(a, AT, &vec![3; LOST]).unwrap();
     tree.sync(a, &Clean).unwrap();
     assert!(contents_of(&reopen(&disk, &clock, tree), "a") == whole());
