@@ -53,6 +53,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
         invariant::START_LENGTH => Some("a_copy_without_attributes_is_not_taken_for_closed"),
+        invariant::LEFT_MARKS_KEPT => Some("a_mark_that_stays_is_looked_for_again"),
         invariant::UNTOLD_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
         invariant::LAYERS_APPLIED => Some("large_commits_lie_over_each_other"),
         invariant::BODIES_UNLIKE_RECORDS => Some("contents_that_look_like_records_are_none"),

@@ -1,12 +1,11 @@
 //! Takes away from data files and their directories what marks them as a store's: attributes, creation temporaries.
 
-use crate::error::{Context, Error, Result};
+use crate::data_tree::{Unreached, each_data_file};
+use crate::error::{Context, Result};
 use crate::format::{Attribute, AttributeFound};
 use crate::locate::{creation_temporary_id, open_for_writing};
 use crate::store_dir::{STORE_DIR, StoreDir};
-use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use untorn_os::{Kind, Open, Storage};
 
@@ -41,44 +40,55 @@ pub fn remove_temporaries(
     Ok(())
 }
 
-/// Removes those attributes that are `ours` from the files of a directory and of those below, except
-/// those of files that have another store: one of their own, or one of a directory between. Returns the directories
-/// that nobody may look into, and whose files keep theirs.
-pub fn strip_attributes(storage: &dyn Storage, dir: &Path, ours: &dyn Fn(&Attribute) -> bool) -> Result<Vec<PathBuf>> {
-    let mut closed = Vec::new();
-    let names: BTreeSet<OsString> = storage.list(dir).context("list", dir)?.into_iter().collect();
-    if dir != Path::new("") && names.contains(OsStr::new(STORE_DIR)) {
-        return Ok(closed);
-    }
-    for name in &names {
-        let path = dir.join(name);
-        // Store directories hold no data files.
-        if name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes())
-            || names.contains(StoreDir::of_file(Path::new(name)).dir.as_os_str())
-        {
-            continue;
-        }
-        match storage.stat(&path).map(|m| m.kind) {
-            Ok(Kind::Directory) => match strip_attributes(storage, &path, ours) {
-                // A directory on another file system holds nothing of this store.
-                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::CrossesDevices => {}
-                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::PermissionDenied => closed.push(path),
-                done => closed.append(&mut done?),
-            },
-            Ok(Kind::File) => strip_attribute(storage, &path, ours),
-            _ => {}
-        }
-    }
-    Ok(closed)
+/// Files that may keep an attribute.
+#[derive(Default)]
+pub struct Kept {
+    /// Files with one that cannot be removed.
+    pub marked: Vec<Marked>,
+    /// Files and directories that cannot be looked at.
+    pub unreached: Vec<Unreached>,
 }
 
-/// Removes the attribute of one file if it is `ours`. An attribute that stays is harmless when it is not pending.
-pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &dyn Fn(&Attribute) -> bool) {
-    if let Ok(file) = open_for_writing(storage, path)
-        && let Ok(value) = file.attribute()
-        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+/// A file with an attribute that cannot be removed.
+pub struct Marked {
+    /// Its path in the store.
+    pub path: PathBuf,
+    /// The file waits for commits: without its journal it is refused.
+    pub pending: bool,
+    /// Why not.
+    pub error: io::Error,
+}
+
+/// Removes those attributes that are `ours` from the files of a store, or from the standalone file. An attribute that stays
+/// is harmless if it is not pending.
+pub fn strip_attributes(storage: &dyn Storage, store_dir: &StoreDir, ours: &dyn Fn(&Path, &Attribute) -> bool) -> Kept {
+    let mut kept = Kept::default();
+    let mut strip = |path: &Path| strip_attribute(storage, path, &|a| ours(path, a), &mut kept);
+    let unreached = match &store_dir.standalone {
+        Some(file) => {
+            strip(file);
+            Vec::new()
+        }
+        None => each_data_file(storage, &mut strip),
+    };
+    kept.unreached.extend(unreached);
+    kept
+}
+
+/// Removes the attribute of one file if it is `ours`.
+pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &dyn Fn(&Attribute) -> bool, kept: &mut Kept) {
+    let writable = open_for_writing(storage, path);
+    let read = || storage.open(path, Open::READ);
+    let value = writable.as_ref().map_or_else(|_| read()?.attribute(), |file| file.attribute());
+    let found = match value {
+        Ok(value) => Attribute::decode(value.as_deref()),
+        Err(e) if e.kind() == ErrorKind::NotFound => return,
+        Err(error) => return kept.unreached.push(Unreached { path: path.to_owned(), error }),
+    };
+    if let AttributeFound::Valid(a) = found
         && ours(&a)
+        && let Err(error) = writable.and_then(|file| file.remove_attribute())
     {
-        let _ = file.remove_attribute();
+        kept.marked.push(Marked { path: path.to_owned(), pending: a.pending, error });
     }
 }

@@ -1,7 +1,8 @@
 //! Looks at a store by its path, without changing a byte and without owning it.
 
 use crate::heap::live::{self, LiveMemoryFound};
-use crate::lost::{LostFile, lost_files, place};
+use crate::left_marks::LeftMark;
+use crate::lost::{LostFile, lost_files, place, waiting_files};
 use crate::options::FailureClass;
 use crate::status::Quarantined;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -63,6 +64,8 @@ pub struct Inspection {
     pub journal_missing: bool,
     /// Files that wait for commits in journals which are not here.
     pub lost_files: Vec<LostFile>,
+    /// Files of the closed store that keep, or may keep, marks of programs which did not close it.
+    pub left_marks: Vec<LeftMark>,
     /// Files with the working memory of a live heap, which may have more than their last commit.
     pub live_memory: Vec<LiveMemoryFound>,
     /// Commits that readers hold: their owner waits with what would make these snapshots expire.
@@ -151,9 +154,11 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     let storage: Arc<dyn Storage> = linux;
     let mut found = inspect_on(path, &storage, &store_dir)?.0;
     // Where a store on the way cannot be looked at, nobody knows what is lost.
-    found.lost_files = lost_files(path).unwrap_or_default();
+    let waiting = waiting_files(path).unwrap_or_default();
+    (found.lost_files, found.left_marks) = (waiting.lost, waiting.left);
     found.live_memory = live::memories(path);
     found.problems.extend(found.lost_files.iter().map(LostFile::problem));
+    found.problems.extend(found.left_marks.iter().filter(|left| left.seen).map(LeftMark::problem));
     Ok(found)
 }
 
@@ -266,6 +271,7 @@ fn look(
         journal_bytes_allocated: scanned.iter().flat_map(|scanned| &scanned.segments).map(|s| s.bytes).sum(),
         journal_missing: scanned.is_none(),
         lost_files: Vec::new(),
+        left_marks: Vec::new(),
         live_memory: Vec::new(),
         held: held_commits(&**storage, store_dir),
         problems: scanned.iter().flat_map(|scanned| &scanned.corrupt).map(Error::to_string).collect(),

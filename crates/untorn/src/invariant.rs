@@ -9,6 +9,8 @@ untorn_os::invariants! {
     NEWEST_OVER_OLDER,
     /// Closing a store that was not closed before clears marks whose commits never came.
     LEFT_MARKS_CLEARED,
+    /// As long as a mark may be left, the header of a closed store says so, and the next close looks again.
+    LEFT_MARKS_KEPT,
     /// A portion of what was carried over has every file that the log's commits up to its end touched, whether they left bytes
     /// in it or not.
     PORTION_REACHES_ALL,

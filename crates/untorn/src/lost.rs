@@ -1,15 +1,17 @@
 //! Files whose store is lost: they wait for commits in a journal that is not here any more.
 
-use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use crate::left_marks::LeftMark;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::data_tree::each_data_file;
 use untorn_journal::format::{Attribute, AttributeFound, Header, StoreId, hex};
 use untorn_journal::locate::older_journal;
+use untorn_journal::quarantine::PendingFiles;
 use untorn_journal::scan::read_header;
 use untorn_journal::store_dir::{STORE_DIR, StoreDir};
-use untorn_journal::strip::strip_attribute;
+use untorn_journal::strip::{Kept, strip_attribute};
 use untorn_journal::sync_point;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Open, Storage};
@@ -25,6 +27,8 @@ pub struct LostFile {
     pub store_id: String,
     /// A journal of that store is here, and does not know the owner that marked the file: an older `.untorn` was put back.
     pub older_journal: bool,
+    /// It is not where its store left it: it was moved or copied within the store while it waited for commits.
+    pub moved: bool,
 }
 
 impl LostFile {
@@ -32,6 +36,13 @@ impl LostFile {
     pub fn problem(&self) -> String {
         if self.older_journal {
             return older_journal(&self.path).to_string();
+        }
+        if self.moved {
+            return format!(
+                "{} was moved or copied in its store while it waited for commits: move it back to its name and run `untorn \
+                 recover`, or take the file as it is with `untorn recover --accept-lost`",
+                self.path.display()
+            );
         }
         format!(
             "{} waits for commits in the journal of store {}, which is not here: put the `.untorn` of that store back, \
@@ -58,74 +69,146 @@ pub(crate) fn place(path: &Path) -> Result<(Arc<Linux>, StoreDir)> {
     Ok((storage, StoreDir::of_file(Path::new(name))))
 }
 
-/// The newest headers of the stores of a path that are here: its own, and those of the directories above it.
-type Here = BTreeMap<StoreId, Header>;
+/// The stores that are here: the path's own, and those of the directories above it.
+#[derive(Default)]
+struct Here {
+    /// Their newest headers.
+    headers: BTreeMap<StoreId, Header>,
+    /// The store of the path itself.
+    own: Option<StoreId>,
+    /// Files that wait for quarantined journals.
+    waiting: BTreeSet<u64>,
+}
 
 fn stores_here(path: &Path, storage: &dyn Storage, store_dir: &StoreDir) -> Result<Here> {
-    let mut found = BTreeMap::new();
-    add_stores(storage, store_dir, &mut found)?;
+    let mut found = Here::default();
+    found.add(storage, store_dir)?;
     let whole = path.canonicalize().context("look at", path)?;
     for above in whole.ancestors().skip(1).filter(|dir| dir.join(STORE_DIR).symlink_metadata().is_ok()) {
         let storage = Linux::open(above).context("open", above)?;
-        add_stores(&*storage, &StoreDir::of_directory(), &mut found)?;
+        let own = found.own;
+        found.add(&*storage, &StoreDir::of_directory())?;
+        found.own = own;
     }
     Ok(found)
 }
 
-fn add_stores(storage: &dyn Storage, store_dir: &StoreDir, found: &mut Here) -> Result<()> {
-    match storage.stat(&store_dir.dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        done => drop(done.context("look at", &store_dir.dir)?),
-    }
-    for journal in store_dir.quarantined_journals(storage)?.into_iter().chain([store_dir.journal()]) {
-        match storage.stat(&journal) {
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            done => {
-                done.context("look at", &journal)?;
-                let header = read_header(storage, &journal)?;
-                // The journal itself comes last, and knows what its predecessors did.
-                found.insert(header.store, header);
+impl Here {
+    fn add(&mut self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
+        match storage.stat(&store_dir.dir) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            done => drop(done.context("look at", &store_dir.dir)?),
+        }
+        let quarantined = store_dir.quarantined_journals(storage)?;
+        for journal in &quarantined {
+            let pending = PendingFiles::read(storage, journal)?;
+            self.waiting.extend(pending.iter().flat_map(PendingFiles::file_ids));
+        }
+        for journal in quarantined.into_iter().chain([store_dir.journal()]) {
+            match storage.stat(&journal) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                done => {
+                    done.context("look at", &journal)?;
+                    let header = read_header(storage, &journal)?;
+                    self.own = Some(header.store);
+                    // The journal itself comes last, and knows what its predecessors did.
+                    self.headers.insert(header.store, header);
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Why a file of this path is lost, if it is.
+    fn loss(&self, path: &Path, a: &Attribute) -> Option<LostFile> {
+        let lost =
+            |older_journal, moved| LostFile { path: path.to_owned(), store_id: hex(&a.store), older_journal, moved };
+        match self.headers.get(&a.store) {
+            _ if !a.pending => None,
+            None => Some(lost(false, false)),
+            Some(header) if !header.knows(a) => Some(lost(true, false)),
+            Some(_) if self.is_left(a) && a.path_crc != Attribute::path_crc_of(path) => Some(lost(false, true)),
+            Some(_) => None,
+        }
+    }
+
+    /// Whether the path's own store is closed, and has no commits for which a file of it waits.
+    fn is_left(&self, a: &Attribute) -> bool {
+        let header = self.own.filter(|own| *own == a.store).and_then(|own| self.headers.get(&own));
+        a.pending
+            && header.is_some_and(|header| header.is_closed() && header.knows(a))
+            && !self.waiting.contains(&a.file)
+    }
+}
+
+/// Files that wait for commits which cannot come, in a directory or of a standalone file.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    /// No journal that is here has them.
+    pub(crate) lost: Vec<LostFile>,
+    /// Their store is here and closed: they are whole, and their marks were not cleared.
+    pub(crate) left: Vec<LeftMark>,
 }
 
 /// The files of a path that no journal which is here has.
 pub fn lost_files(path: &Path) -> Result<Vec<LostFile>> {
-    let (storage, store_dir) = place(path)?;
-    let here = stores_here(path, &*storage, &store_dir)?;
-    let mut found = find(&*storage, &store_dir, &here);
-    if found.iter().any(|(lost, _)| lost.older_journal) {
-        // An owner that came meanwhile has written a header before it marked a file.
-        let now = stores_here(path, &*storage, &store_dir)?;
-        found.retain(|(_, a)| is_lost(a, &now));
-    }
-    Ok(found.into_iter().map(|(lost, _)| lost).collect())
+    Ok(waiting_files(path)?.lost)
 }
 
-fn find(storage: &dyn Storage, store_dir: &StoreDir, here: &Here) -> Vec<(LostFile, Attribute)> {
-    let mut found = Vec::new();
+pub(crate) fn waiting_files(path: &Path) -> Result<Waiting> {
+    let (storage, store_dir) = place(path)?;
+    let here = stores_here(path, &*storage, &store_dir)?;
+    let found = find(&*storage, &store_dir, &here);
+    if found.lost.iter().all(|lost| !lost.older_journal && !lost.moved) && found.left.is_empty() {
+        return Ok(found);
+    }
+    // An owner that came meanwhile has written a header before it marked a file.
+    let now = stores_here(path, &*storage, &store_dir)?;
+    let mut again = find(&*storage, &store_dir, &now);
+    again.lost.retain(|lost| found.lost.contains(lost));
+    again.left.retain(|left| found.left.contains(left));
+    Ok(again)
+}
+
+fn find(storage: &dyn Storage, store_dir: &StoreDir, here: &Here) -> Waiting {
+    let mut found = Waiting::default();
     match &store_dir.standalone {
         Some(file) => add_file(storage, file, here, &mut found),
-        None => each_data_file(storage, &mut |path| add_file(storage, path, here, &mut found)),
+        None => {
+            let unreached = each_data_file(storage, &mut |path| add_file(storage, path, here, &mut found));
+            unreached.iter().for_each(|one| found.add_unseen(here, &one.path, &one.error));
+        }
     }
     found
 }
 
-fn add_file(storage: &dyn Storage, path: &Path, here: &Here, found: &mut Vec<(LostFile, Attribute)>) {
-    if let Ok(file) = storage.open(path, Open::READ)
-        && let Ok(value) = file.attribute()
-        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
-        && is_lost(&a, here)
-    {
-        let older_journal = here.contains_key(&a.store);
-        found.push((LostFile { path: path.to_owned(), store_id: hex(&a.store), older_journal }, a));
+impl Waiting {
+    /// Where the last owner could not clear all marks, one may be in what cannot be looked at.
+    fn add_unseen(&mut self, here: &Here, path: &Path, e: &io::Error) {
+        let header = here.own.and_then(|own| here.headers.get(&own));
+        if header.is_some_and(|header| header.is_closed() && header.marks_left) {
+            self.left.push(LeftMark::unseen(path, e));
+        }
     }
 }
 
-fn is_lost(a: &Attribute, here: &Here) -> bool {
-    a.pending && here.get(&a.store).is_none_or(|header| !header.knows(a))
+fn add_file(storage: &dyn Storage, path: &Path, here: &Here, found: &mut Waiting) {
+    let value = match storage.open(path, Open::READ).and_then(|file| file.attribute()) {
+        Ok(value) => value,
+        Err(e) if e.kind() == ErrorKind::NotFound => return,
+        Err(e) => return found.add_unseen(here, path, &e),
+    };
+    if let AttributeFound::Valid(a) = Attribute::decode(value.as_deref()) {
+        match here.loss(path, &a) {
+            Some(lost) => found.lost.push(lost),
+            None if here.is_left(&a) => found.left.push(LeftMark {
+                path: path.to_owned(),
+                reason: "it could not be changed".into(),
+                seen: true,
+            }),
+            None => {}
+        }
+    }
 }
 
 /// Takes the lost files of a path as they are, without the commits for which they waited: makes them plain files.
@@ -136,17 +219,20 @@ fn is_lost(a: &Attribute, here: &Here) -> bool {
 pub fn accept_lost(path: &Path) -> Result<Vec<LostFile>> {
     let (storage, store_dir) = place(path)?;
     let here = stores_here(path, &*storage, &store_dir)?;
-    let lost = find(&*storage, &store_dir, &here);
-    for (file, _) in &lost {
-        let is_lost_now = |a: &Attribute| stores_here(path, &*storage, &store_dir).is_ok_and(|now| is_lost(a, &now));
-        strip_attribute(&*storage, &file.path, &|a| is_lost(a, &here) && (!file.older_journal || is_lost_now(a)));
+    let lost = find(&*storage, &store_dir, &here).lost;
+    for file in &lost {
+        let is_lost_now =
+            |a: &Attribute| stores_here(path, &*storage, &store_dir).is_ok_and(|now| now.loss(&file.path, a).is_some());
+        let may_come = file.older_journal || file.moved;
+        let ours = |a: &Attribute| here.loss(&file.path, a).is_some() && (!may_come || is_lost_now(a));
+        strip_attribute(&*storage, &file.path, &ours, &mut Kept::default());
     }
     storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", path)?;
-    match find(&*storage, &store_dir, &here).first() {
-        Some((left, _)) => Err(Error::Unsupported {
+    match find(&*storage, &store_dir, &here).lost.first() {
+        Some(left) => Err(Error::Unsupported {
             path: left.path.clone(),
             detail: "its attribute `user.untorn` cannot be removed; run this as the owner of the file".into(),
         }),
-        None => Ok(lost.into_iter().map(|(lost, _)| lost).collect()),
+        None => Ok(lost),
     }
 }

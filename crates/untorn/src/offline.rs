@@ -13,6 +13,7 @@ use crate::options::{Readers, StoreOptions};
 use crate::status::{Quarantined, Recovered};
 use crate::store::Store;
 use crate::sync_point;
+use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,13 +25,14 @@ use untorn_journal::overlay::{Overlay, read_through};
 use untorn_journal::readers_page::OwnersPage;
 use untorn_journal::scan::read_header;
 use untorn_journal::store_dir::{StoreDir, lock_store, remove_tree};
-use untorn_journal::strip::{remove_temporaries, strip_attribute, strip_attributes};
+use untorn_journal::strip::{remove_temporaries, strip_attributes};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
 
 pub use crate::adopt::{Adoption, adopt};
 pub use crate::heap::last_cut::{Candidate, Rescued};
 pub use crate::inspection::{Inspection, PendingFile, RecordInfo, inspect};
+pub use crate::left_marks::LeftMark;
 pub use crate::lost::{LostFile, accept_lost, lost_files};
 pub use crate::put::{put, put_files};
 
@@ -313,9 +315,12 @@ pub struct Report {
     pub quarantined: Vec<Quarantined>,
     /// Files that wait for commits in journals which are not here.
     pub lost_files: Vec<LostFile>,
-    /// Directories that [`eject`] could not look into: files in them keep the attribute, which is harmless.
+    /// Files that may keep marks of programs which did not close the store.
+    pub left_marks: Vec<LeftMark>,
+    /// Files that keep the attribute `user.untorn` behind [`eject`], and directories that it cannot look into. The attribute
+    /// is harmless.
     #[serde(serialize_with = "crate::path_text::paths")]
-    pub closed_dirs: Vec<PathBuf>,
+    pub kept: Vec<PathBuf>,
 }
 
 /// Recovers a store and closes it: data files are then plain and whole.
@@ -323,19 +328,20 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
     let once = || -> Result<_> {
         let store = open(path, options, progress)?;
         let status = store.status();
+        let left_marks = store.open.clear_all_marks()?;
         store.close()?;
-        Ok((status.recovered, status.quarantined))
+        Ok((status.recovered, status.quarantined, left_marks))
     };
-    let (mut recovered, mut quarantined) = once()?;
+    let (mut recovered, mut quarantined, mut left_marks) = once()?;
     if options.salvage && !quarantined.is_empty() {
         // One opening quarantines the journal of files that cannot be redone, the next one archives it.
         let again = once()?;
-        quarantined = again.1;
+        (quarantined, left_marks) = (again.1, again.2);
         recovered.salvaged.extend(again.0.salvaged);
         recovered.notes.extend(again.0.notes);
     }
     let lost_files = lost_files(path).unwrap_or_default();
-    Ok(Report { recovered, quarantined, lost_files, closed_dirs: Vec::new() })
+    Ok(Report { recovered, quarantined, lost_files, left_marks, kept: Vec::new() })
 }
 
 /// The working memory of live heaps of all users, as far as this one can see it.
@@ -377,21 +383,49 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
             ),
         });
     }
+    let refused = |path: &Path, reason: &str| Error::Conflict {
+        path: path.to_owned(),
+        detail: format!(
+            "it may wait for the journal that would be removed, and cannot be changed ({reason}). The journal was not \
+             removed; put that right, or move it away, and eject again"
+        ),
+    };
+    if let Some(left) = store.open.clear_all_marks()?.first() {
+        return Err(refused(&left.path, &left.reason));
+    }
+    let ours = |a: &Attribute| a.store == store.open.store_id;
+    let moved = RefCell::new(None);
+    let note_moved = |path: &Path, a: &Attribute| {
+        if a.pending && ours(a) {
+            moved.borrow_mut().get_or_insert_with(|| path.to_owned());
+        }
+        false
+    };
+    strip_attributes(&*storage, &store_dir, &note_moved);
+    if let Some(path) = moved.take() {
+        return Err(refused(
+            &path,
+            "it was moved or copied while it waited for commits; `untorn recover` says what to do",
+        ));
+    }
     // Who holds a commit holds what is removed now.
     store.open.leave_readers();
-    let ours = |a: &Attribute| a.store == store.open.store_id;
-    let closed_dirs = match &store_dir.standalone {
-        Some(standalone) => {
-            strip_attribute(&*storage, standalone, &ours);
-            Vec::new()
-        }
-        None => strip_attributes(&*storage, Path::new(""), &ours)?,
-    };
+    let kept = strip_attributes(&*storage, &store_dir, &|_, a| ours(a));
+    if let Some(marked) = kept.marked.iter().find(|marked| marked.pending) {
+        return Err(refused(&marked.path, &marked.error.to_string()));
+    }
     remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
     remove_store_dir(&*storage, &store_dir)?;
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
-    Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new(), closed_dirs })
+    let paths = kept.marked.into_iter().map(|one| one.path).chain(kept.unreached.into_iter().map(|one| one.path));
+    Ok(Report {
+        recovered: status.recovered,
+        quarantined: Vec::new(),
+        lost_files: Vec::new(),
+        left_marks: Vec::new(),
+        kept: paths.collect(),
+    })
 }
 
 /// Commits what the working memory of live heaps has, as their next opening would, and removes it.

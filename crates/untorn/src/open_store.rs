@@ -166,7 +166,7 @@ impl OpenStore {
                 // The failed commits must not be applied: the journal stays pending.
                 return Err(e);
             }
-            if !state.journal.is_dirty() {
+            if !state.journal.is_dirty() && !state.journal.header().marks_left {
                 return Ok(());
             }
         }
@@ -176,7 +176,14 @@ impl OpenStore {
         }
         let with_attribute: Vec<_> = self.files.lock().all().filter(|f| f.read().attribute_set).cloned().collect();
         // The files hold everything, durably: nobody has to wait for the journal any more, wherever a file goes.
-        self.clear_left_marks(!by_one_flush)?;
+        let left = self.clear_left_marks(!by_one_flush)?;
+        for one in &left {
+            tracing::warn!(store = %self.path.display(), "{}", one.problem());
+        }
+        if !left.is_empty() && !self.journal.lock().journal.is_dirty() {
+            // As it was found.
+            return Ok(());
+        }
         let mut cleared = Vec::new();
         for file in with_attribute {
             if let Ok(state) = self.changeable(&file)

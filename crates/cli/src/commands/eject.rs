@@ -46,14 +46,14 @@ impl Eject {
         let report = offline::eject(&self.path, &|done, all| progress.show(done, all))?;
         let recovered = recover::text(&report.recovered);
         let path = self.path.display();
-        if report.closed_dirs.is_empty() {
+        if report.kept.is_empty() {
             return Ok(Output::text(format!("{recovered}{path}: nothing of Untorn's is left\n")));
         }
-        let dirs: Vec<_> = report.closed_dirs.iter().map(|dir| dir.display().to_string()).collect();
+        let kept: Vec<_> = report.kept.iter().map(|path| path.display().to_string()).collect();
         Ok(Output::text(format!(
-            "{recovered}{path}: the journal is gone. These directories cannot be looked into; files in them keep the \
-             attribute `user.untorn`, which does no harm: {}\n",
-            dirs.join(", ")
+            "{recovered}{path}: the journal is gone. These files and directories cannot be looked at or changed; they keep \
+             the attribute `user.untorn`, or files in them do, which does no harm: {}\n",
+            kept.join(", ")
         )))
     }
 

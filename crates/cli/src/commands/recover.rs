@@ -95,7 +95,10 @@ impl Recover {
         let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
         refuse_quarantined(&report.quarantined).map_err(|e| advise_adoption(&self.path, e))?;
         refuse_lost(&report.lost_files)?;
-        Ok(Output::text(said + &text(&report.recovered)))
+        said += &text(&report.recovered);
+        let is_left = report.left_marks.iter().any(|left| left.seen);
+        report.left_marks.iter().for_each(|left| said += &format!("{}\n", left.problem()));
+        Ok(Output::text(said).code(u8::from(is_left)))
     }
 
     fn dry_run(&self) -> Result<Output, Failure> {

@@ -141,6 +141,9 @@ pub fn text(found: &Inspection) -> String {
         let which = if live.path == found.path { String::new() } else { format!("{name}  ") };
         text += &format!("  live     {which}{size}  {memory}\n");
     }
+    for left in found.left_marks.iter().filter(|left| !left.seen) {
+        text += &format!("  mark     {}\n", left.problem());
+    }
     for problem in &found.problems {
         text += &format!("PROBLEM  {problem}\n");
     }

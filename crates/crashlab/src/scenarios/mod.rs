@@ -23,6 +23,7 @@ pub const SCENARIOS: &[Scenario] = &[
         "a_copy_without_attributes_is_not_taken_for_closed",
         store_scenarios::a_copy_without_attributes_is_not_taken_for_closed,
     ),
+    ("a_mark_that_stays_is_looked_for_again", store_scenarios::a_mark_that_stays_is_looked_for_again),
     ("contents_that_look_like_records_are_none", store_scenarios::contents_that_look_like_records_are_none),
     ("a_directory_that_is_closed_is_filled", name_scenarios::a_directory_that_is_closed_is_filled),
     ("a_file_that_waits_keeps_its_place", name_scenarios::a_file_that_waits_keeps_its_place),

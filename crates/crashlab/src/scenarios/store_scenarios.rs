@@ -1,12 +1,14 @@
 //! Scenarios over files and mappings: damage, and a second thread.
 
 use super::opening::{failed, open};
+use crate::oracle::check_marks;
 use crate::simulation::SimDisk;
 use crate::simulation::{Options, Profile};
 use std::path::{Path, PathBuf};
 use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
 use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use untorn_journal::store_dir::StoreDir;
+use untorn_os::Open;
 
 fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
     match opened {
@@ -33,10 +35,15 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
 pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), String> {
     let disk = SimDisk::new(Options { profile: Profile::Xfs, ..Options::default() });
     disk.put("a", b"plain").map_err(|e| e.to_string())?;
-    open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
-    let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let file = store.open_file("a").map_err(failed)?;
-    file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
+    // The header of the first close is in a slot, too, where a copy has it.
+    for (close, text) in [(true, b"one"), (false, b"two")] {
+        let store = open(&disk, FailureClass::Power).map_err(failed)?;
+        let file = store.open_file("a").map_err(failed)?;
+        file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed)?;
+        if close {
+            store.close().map_err(failed)?;
+        }
+    }
     disk.kill();
     for copied in ["a", ".untorn/journal/header", ".untorn/journal/segment.0"] {
         disk.set_attribute(copied, None).map_err(|e| e.to_string())?;
@@ -45,6 +52,31 @@ pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), 
         1 => Ok(()),
         _ => Err("the commit is not missed".into()),
     }
+}
+
+/// An owner died between marking a file and committing to it; another program has the file locked when the next owner closes
+/// the store.
+pub(crate) fn a_mark_that_stays_is_looked_for_again() -> Result<(), String> {
+    let disk = SimDisk::new(Options::default());
+    disk.put("a", b"plain").map_err(|e| e.to_string())?;
+    let store = open(&disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_file("a").map_err(failed)?;
+    file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
+    store.checkpoint().map_err(failed)?;
+    disk.kill();
+    drop((file, store));
+    let other = disk.process();
+    let locked = other.open(Path::new("a"), Open::WRITE).map_err(|e| e.to_string())?;
+    if !locked.try_claim().map_err(|e| e.to_string())? {
+        return Err("a dead owner has the file locked".into());
+    }
+    open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    if check_marks(&disk).is_ok() {
+        return Err("the mark of a locked file was cleared".into());
+    }
+    drop(locked);
+    open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+    check_marks(&disk)
 }
 
 /// Bytes of a commit that fills most of a segment.
@@ -112,15 +144,18 @@ pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
 pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     open(&disk, FailureClass::Process).and_then(Store::close).map_err(failed)?;
-    let before = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
     let store = open(&disk, FailureClass::Process).map_err(failed)?;
     let file = store.open_or_create("a").map_err(failed)?;
     file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
-    let after = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
+    let slots = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
     disk.settle();
     disk.power_cut(crate::Cut::Nothing);
-    let newest = (0..HEADER_SLOTS as usize).map(|slot| slot * BLOCK_BYTES).find(|at| before[*at..] != after[*at..]);
-    let newest = newest.ok_or("no header names the boot")?;
+    let generation = |at: &usize| {
+        let slot = Header::decode(&slots[*at..*at + BLOCK_BYTES], Path::new("header"));
+        slot.ok().flatten().map(|header| header.generation)
+    };
+    let newest = (0..HEADER_SLOTS as usize).map(|slot| slot * BLOCK_BYTES).max_by_key(generation);
+    let newest = newest.ok_or("no header")?;
     disk.overwrite(".untorn/journal/header", newest as u64 + 30, &[0xff]).map_err(|e| e.to_string())?;
     is_refused(open(&disk, FailureClass::Power))
 }

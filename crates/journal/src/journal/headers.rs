@@ -202,9 +202,15 @@ impl Journal {
         }
     }
 
-    /// A file keeps its mark of this epoch, though the store closes: it must be known later.
+    /// A file keeps its mark of this epoch, though the store closes: the next owner knows the epoch, and clears the mark.
     pub fn keep_epoch(&mut self) {
         self.header.add_unclosed(self.epoch);
+        self.header.marks_left = true;
+    }
+
+    /// Some files may keep marks of former owners, as those that were away when a former owner looked for them.
+    pub fn note_marks_left(&mut self) {
+        self.header.marks_left |= !self.header.unclosed.is_empty();
     }
 
     /// Writes the header of an empty journal whose store stays open. If the data files were not flushed, it goes on naming

@@ -7,7 +7,7 @@ use crate::quarantine::PendingFiles;
 use crate::salvage::{SALVAGED, write_contents};
 use crate::scan::{Keep, scan};
 use crate::segment_reader::ReadMode;
-use crate::strip::{remove_temporaries, strip_attribute, strip_attributes};
+use crate::strip::{Kept, remove_temporaries, strip_attribute, strip_attributes};
 use crate::sync_point;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ impl Opening<'_> {
     /// Takes the files of a salvaged journal as they are: removes their attributes.
     pub(super) fn strip_files(&self, redone: &Redone) {
         for name in redone.state.files.values().flat_map(|file| &file.names) {
-            strip_attribute(self.storage(), name, &|_| true);
+            strip_attribute(self.storage(), name, &|_| true, &mut Kept::default());
         }
     }
 
@@ -96,11 +96,8 @@ impl Opening<'_> {
                 .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
         }
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
-        match &self.store_dir.standalone {
-            Some(standalone) => strip_attribute(self.storage(), standalone, &ours),
-            // What stays in a closed directory is of a state that nobody asks for any more.
-            None => drop(strip_attributes(self.storage(), Path::new(""), &ours)?),
-        }
+        // An attribute that stays names a state that nobody asks for any more.
+        drop(strip_attributes(self.storage(), self.store_dir, &|_, a| ours(a)));
         match store {
             Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),
             None => Ok(()),
