@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 19] = [
+const DOCUMENTS: [&str; 21] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/ARCHITECTURE.md",
+    "docs/COMMANDS.md",
     "docs/CRASHTEST.md",
     "docs/ERRORS.md",
     "docs/FORMAT.md",
@@ -20,6 +21,7 @@ const DOCUMENTS: [&str; 19] = [
     "docs/MAPPINGS.md",
     "docs/MOUNT.md",
     "docs/PORTING.md",
+    "docs/README.md",
     "docs/TESTING.md",
     "docs/TUTORIAL_HEAP.md",
     "docs/TUTORIAL_MMAP.md",
