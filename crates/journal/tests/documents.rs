@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 21] = [
+const DOCUMENTS: [&str; 23] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -20,12 +20,14 @@ const DOCUMENTS: [&str; 21] = [
     "docs/LIVE_HEAPS.md",
     "docs/MAPPINGS.md",
     "docs/MOUNT.md",
+    "docs/PERFORMANCE.md",
     "docs/PORTING.md",
     "docs/README.md",
     "docs/TESTING.md",
     "docs/TUTORIAL_HEAP.md",
     "docs/TUTORIAL_MMAP.md",
     "docs/XSYNC.md",
+    "docs/design/TRIED.md",
 ];
 
 fn root() -> PathBuf {
