@@ -1,16 +1,16 @@
 #!/bin/bash
-# The page of evidence, made from the list of runs in docs/generated/evidence.tsv. Fails if the page differs from the
+# The page of evidence, made from the list of runs in scripts/evidence.tsv. Fails if the page differs from the
 # list; with WRITE=1, writes the page. A new run is a new line of the list.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-list=docs/generated/evidence.tsv
+list=scripts/evidence.tsv
 page=docs/generated/EVIDENCE.md
 
 make_page() {
     cat <<'HEAD'
 # Evidence
 
-Crash states that were tried, and violations that were found. `make crash-totals WRITE=1` writes this page from `docs/generated/evidence.tsv`, one line for each run. [TESTING](../TESTING.md) says how crash states are made, [MUTANTS](MUTANTS.md) what each flush and each invariant is for, and [CRASHTEST](../CRASHTEST.md) what the same tool finds in other programs.
+Crash states that were tried, and violations that were found. `make crash-totals WRITE=1` writes this page from `scripts/evidence.tsv`, one line for each run. [TESTING](../TESTING.md) says how crash states are made, [MUTANTS](MUTANTS.md) what each flush and each invariant is for, and [CRASHTEST](../CRASHTEST.md) what the same tool finds in other programs.
 
 A crash state counts only if something that was not flushed was lost, torn or reordered in it. Distinct images are counted apart.
 

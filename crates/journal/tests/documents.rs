@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 23] = [
+const DOCUMENTS: [&str; 24] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -28,6 +28,7 @@ const DOCUMENTS: [&str; 23] = [
     "docs/TUTORIAL_MMAP.md",
     "docs/XSYNC.md",
     "docs/design/TRIED.md",
+    "examples/ports/README.md",
 ];
 
 fn root() -> PathBuf {
