@@ -33,7 +33,7 @@ bench: build ## Measure against the floor and the usual ways; prints tables
 check: setup ## Formatting, lints, documentation, licences and advisories of dependencies
 	@scripts/check.sh
 
-mutants: ## Take every sync point and invariant away, one at a time: something must fail (WRITE=1 writes docs/MUTANTS.md)
+mutants: ## Take every sync point and invariant away, one at a time: something must fail (WRITE=1 writes docs/generated/MUTANTS.md)
 	@WRITE="$(WRITE)" scripts/mutants.sh
 
 install: ## Install library, header, programs and their pages under PREFIX (default /usr/local)
@@ -49,8 +49,9 @@ fuzz: ## Fuzz every parser for FUZZ_SECONDS each (needs a nightly toolchain and 
 crash-soak: ## Crash states with new seeds, simulated and on real file systems (root), for SECONDS; goes on where it was
 	@scripts/crash-soak.sh
 
-crash-totals: ## The sums of everything that `make crash-soak` has tried
+crash-totals: ## The sums of everything that `make crash-soak` has tried (WRITE=1 writes docs/generated/EVIDENCE.md)
 	@scripts/crash-soak.sh totals
+	@WRITE="$(WRITE)" scripts/evidence.sh
 
 ports: setup ## Port five programs to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh

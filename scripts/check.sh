@@ -19,6 +19,8 @@ $cargo clippy --workspace --profile test --locked --features untorn-crashlab/mut
 step "documentation"
 RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet
 # Imports, names and wording are held to their rules by the tests of `crates/house`.
+step "evidence"
+scripts/evidence.sh
 step "public API"
 $cargo run --quiet --locked --profile test --package untorn-house -- api
 step "packages for the registry"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The mutation gate: every sync point and every invariant is taken away, one at a time, and something must
-# fail. With WRITE=1, crashes that show it are looked for anew and docs/MUTANTS.md is written.
+# fail. With WRITE=1, crashes that show it are looked for anew and docs/generated/MUTANTS.md is written.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}

@@ -411,7 +411,7 @@ fn the_tutorials_programs_run() {
     assert_eq!((plain.len(), coins), (8000, 100_000));
 }
 
-/// The figures of docs/HEAP.md come from it.
+/// The figures of docs/PERFORMANCE.md come from it.
 #[test]
 fn the_measurement_of_heaps_runs() {
     build_library();

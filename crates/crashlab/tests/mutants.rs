@@ -1,5 +1,5 @@
 //! Which test fails if this one flush is deleted? For every sync point there is a crash that loses
-//! something without it (`docs/MUTANTS.md`), found by enumeration with that sync point skipped.
+//! something without it (`docs/generated/MUTANTS.md`), found by enumeration with that sync point skipped.
 
 mod gate;
 

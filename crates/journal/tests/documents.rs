@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 19] = [
+const DOCUMENTS: [&str; 24] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/ARCHITECTURE.md",
+    "docs/COMMANDS.md",
     "docs/CRASHTEST.md",
     "docs/ERRORS.md",
     "docs/FORMAT.md",
@@ -19,11 +20,15 @@ const DOCUMENTS: [&str; 19] = [
     "docs/LIVE_HEAPS.md",
     "docs/MAPPINGS.md",
     "docs/MOUNT.md",
+    "docs/PERFORMANCE.md",
     "docs/PORTING.md",
+    "docs/README.md",
     "docs/TESTING.md",
     "docs/TUTORIAL_HEAP.md",
     "docs/TUTORIAL_MMAP.md",
     "docs/XSYNC.md",
+    "docs/design/TRIED.md",
+    "examples/ports/README.md",
 ];
 
 fn root() -> PathBuf {
@@ -70,7 +75,7 @@ fn functions() -> BTreeSet<String> {
         }
     }
     let mut found = BTreeSet::new();
-    for room in ["os", "journal", "untorn", "capi", "crashlab", "cli"] {
+    for room in ["os", "journal", "untorn", "tree", "mount", "capi", "crashlab", "cli"] {
         collect(&root().join("crates").join(room).join("src"), &mut found);
     }
     found

@@ -1,4 +1,4 @@
-//! The table of mutants, `docs/MUTANTS.md`: for each a small crash that shows it. Where a row no longer does,
+//! The table of mutants, `docs/generated/MUTANTS.md`: for each a small crash that shows it. Where a row no longer does,
 //! as calls have other numbers by now, another crash is looked for. `UNTORN_MUTANTS=check` makes that an
 //! error, too, and `UNTORN_MUTANTS=write` writes the new one down.
 
@@ -9,7 +9,7 @@ use untorn_crashlab::enumerate::{NO_SUCH_CALL, again};
 use untorn_crashlab::program::Case;
 use untorn_crashlab::scenarios::SCENARIOS;
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/MUTANTS.md");
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/generated/MUTANTS.md");
 
 /// A sync point or an invariant that can be broken.
 pub struct Mutant {
@@ -117,5 +117,5 @@ pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), sea
         std::fs::write(DOCUMENT, new).expect("the table is written");
     }
     assert!(survived.is_empty(), "nothing misses {survived:?}; `make mutants WRITE=1` looks for other crashes");
-    assert!(!checking || old == text, "docs/MUTANTS.md is out of step; `make mutants WRITE=1` writes it");
+    assert!(!checking || old == text, "docs/generated/MUTANTS.md is out of step; `make mutants WRITE=1` writes it");
 }
