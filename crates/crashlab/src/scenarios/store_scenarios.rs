@@ -5,7 +5,7 @@ use crate::oracle::check_marks;
 use crate::simulation::SimDisk;
 use crate::simulation::{Options, Profile};
 use std::path::{Path, PathBuf};
-use untorn::{Error, FailureClass, MapOptions, Store, StoreOptions, Tracker};
+use untorn::{Error, FailureClass, File, MapOptions, Store, StoreOptions, Tracker};
 use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use untorn_journal::store_dir::StoreDir;
 use untorn_os::Open;
@@ -31,19 +31,21 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
     is_refused(open(&disk, FailureClass::Power))
 }
 
+/// Opens a store, and commits to its file "a".
+fn commit(disk: &SimDisk, bytes: &[u8]) -> Result<(Store, File), String> {
+    let store = open(disk, FailureClass::Power).map_err(failed)?;
+    let file = store.open_or_create("a").map_err(failed)?;
+    file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
+    Ok((store, file))
+}
+
 /// A first commit is behind the end of a segment, and the attributes that say so were not copied.
 pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), String> {
     let disk = SimDisk::new(Options { profile: Profile::Xfs, ..Options::default() });
     disk.put("a", b"plain").map_err(|e| e.to_string())?;
-    // The header of the first close is in a slot, too, where a copy has it.
-    for (close, text) in [(true, b"one"), (false, b"two")] {
-        let store = open(&disk, FailureClass::Power).map_err(failed)?;
-        let file = store.open_file("a").map_err(failed)?;
-        file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed)?;
-        if close {
-            store.close().map_err(failed)?;
-        }
-    }
+    // The header of this close is in a slot, too, where a copy has it.
+    commit(&disk, b"one")?.0.close().map_err(failed)?;
+    let _open = commit(&disk, b"two")?;
     disk.kill();
     for copied in ["a", ".untorn/journal/header", ".untorn/journal/segment.0"] {
         disk.set_attribute(copied, None).map_err(|e| e.to_string())?;
@@ -139,17 +141,13 @@ pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
     if disk.get("a").is_ok_and(|found| found == filling) { Ok(()) } else { Err("another file is there".into()) }
 }
 
-/// The header that named the boot is damaged, the machine went down, and the header before it knows nothing
-/// of commits that were never flushed.
+/// The header that says that the store is open is damaged; the one before it says that the store was closed.
 pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
-    open(&disk, FailureClass::Process).and_then(Store::close).map_err(failed)?;
-    let store = open(&disk, FailureClass::Process).map_err(failed)?;
-    let file = store.open_or_create("a").map_err(failed)?;
-    file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
+    commit(&disk, b"one")?.0.close().map_err(failed)?;
+    let _open = commit(&disk, b"two")?;
+    disk.kill();
     let slots = disk.get(".untorn/journal/header").map_err(|e| e.to_string())?;
-    disk.settle();
-    disk.power_cut(crate::Cut::Nothing);
     let generation = |at: &usize| {
         let slot = Header::decode(&slots[*at..*at + BLOCK_BYTES], Path::new("header"));
         slot.ok().flatten().map(|header| header.generation)

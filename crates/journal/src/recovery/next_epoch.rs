@@ -75,10 +75,14 @@ impl Opening<'_> {
         let mut journal =
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
         self.clear_pending_of(redone, journal.store(), flushed)?;
+        if flushed && !unreadable.is_empty() {
+            // An opening behind a crash before the blocks are written does not read them.
+            journal.write_clean_header()?;
+        }
+        self.write_anew(&unreadable);
         if dirty {
             journal.write_emptied_header(flushed)?;
         }
-        self.write_anew(&unreadable);
         self.remove_orphans(&dir, &scanned.orphans);
         Ok(journal)
     }
