@@ -303,7 +303,10 @@ fn files_of_others_are_as_their_modes_say() {
             cat read > /dev/null || exit 4; ! echo x 2> /dev/null >> read || exit 6
             ! chmod 600 open 2> /dev/null || exit 7; echo more >> group || exit 8; ! rm -f sticky/stays 2> /dev/null || exit 9
             ! touch -d 2000-01-01 open 2> /dev/null || exit 10; touch open || exit 11; ! touch read 2> /dev/null || exit 12
-            echo x > sticky/own && rm sticky/own || exit 13";
+            echo x > sticky/own && rm sticky/own || exit 13
+            mv read renamed && cat renamed > /dev/null && mv renamed read && ln read linked && cat linked > /dev/null \
+            && rm linked && cat read > /dev/null || exit 14; ! touch -m read 2> /dev/null || exit 15
+            ../program sync . || exit 16";
         let output = place.run(&["run", "--on", "tree", "--", "sh", "-c", script]);
         assert_eq!(output.status.code(), Some(0), "{}", said(&output));
         let text = |name: &str| fs::read_to_string(place.at("tree").join(name)).unwrap();
@@ -320,9 +323,6 @@ fn files_of_others_are_as_their_modes_say() {
     }
 }
 
-const LEVELS: usize = 2000;
-
-/// Names of a tree that is deeper than any path, with a file in each hundredth directory.
 /// What a user does below a directory that he has closed to himself is put back, and the directory is as closed after it.
 #[test]
 fn below_a_closed_directory_all_is_put_back() {
@@ -394,6 +394,9 @@ os.chmod('tree/closed', 0o555)
     }
 }
 
+const LEVELS: usize = 2000;
+
+/// Names of a tree that is deeper than any path, with a file in each hundredth directory.
 fn make_deep(at: &Path) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut directory = rustix::fs::open(at, flags, Mode::empty()).unwrap();
