@@ -347,8 +347,13 @@ impl Mount {
         if !self.foreground {
             let arguments = self.arguments("--announce", &store, &at);
             let code = daemon_start::start(&arguments)?;
-            let said = if code == 0 { self.about_sync(&at) } else { None };
-            return Ok(said.map_or_else(Output::default, Output::text).code(code));
+            // No result: the mount is there, whether anybody hears this or not.
+            if let Some(said) = self.about_sync(&at).filter(|_| code == 0)
+                && untorn_terminal::write(said.as_bytes()).is_err()
+            {
+                tell!("untorn-mount: {said}");
+            }
+            return Ok(Output::default().code(code));
         }
         if self.announce {
             daemon_start::leave_starter()?;
