@@ -3,7 +3,7 @@
 use crate::error_line::in_one_line;
 use crate::held_back::Skips;
 use crate::kept_log::KeptLog;
-use crate::mount_point::{self, Allowed, Mounted};
+use crate::mount_point::{self, Allowed, Behind, Mounted};
 use crate::mounted_store;
 use crate::passed_descriptors;
 use crate::passed_signals::Signals;
@@ -20,6 +20,7 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output, tell};
@@ -381,7 +382,7 @@ impl Mount {
         open: Open,
         (store, at): (&Path, &Path),
         allowed: Allowed,
-        (kept, supervised): (Option<Arc<dyn Kept>>, Option<&Arc<Supervised>>),
+        (kept, supervised): (Option<Arc<dyn Kept>>, Option<(&Arc<Supervised>, Receiver<()>)>),
         ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let new = mounted_store::NewStore::look(store);
@@ -452,6 +453,7 @@ impl Mount {
         // The supervisor passes signals on.
         Signals::that_end().block()?;
         let supervised = Arc::new(Supervised::begin()?);
+        let ends = supervised.ends()?;
         let served = (|| {
             let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
             let kept = KeptLog::of(&supervised, near)?;
@@ -459,7 +461,7 @@ impl Mount {
             ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
             let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
             let places = (self.store.as_path(), self.mount_point.as_path());
-            self.serve(open, places, allowed(&self.options)?, (Some(kept), Some(&supervised)), ready)
+            self.serve(open, places, allowed(&self.options)?, (Some(kept), Some((&supervised, ends))), ready)
         })();
         supervised.ending();
         served.map(|()| Output::default())
@@ -548,9 +550,13 @@ impl Umount {
         let shown = at.display();
         let Some(mounted) = mount_point::mounted_at(&at)? else { bail!("nothing is mounted at {shown}") };
         ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn; use umount", mounted.kind);
-        if mount_point::is_dead(&at) {
-            mount_point::detach(&at)?;
-            return Ok(had_ended(&at, &mounted.source));
+        match mount_point::behind(&at) {
+            Behind::Answers => {}
+            Behind::Dead => {
+                mount_point::detach(&at)?;
+                return Ok(had_ended(&at, &mounted.source));
+            }
+            Behind::Hangs => bail!("{shown} stays mounted: {}", mount_point::no_answer(&at)),
         }
         if mount_point::is_root() && mount_point::is_closed(&at) {
             mount_point::unmount_soon(&at)?;
