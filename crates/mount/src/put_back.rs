@@ -249,7 +249,10 @@ impl Putting<'_> {
 
     /// Puts everything in its place. Directories that their owner has closed to himself are open meanwhile.
     fn put(&mut self) -> Result<()> {
-        let mut widened = WidenedModes::open(self.session.widened(), &mut self.below, &self.changes.touched())?;
+        // Nothing is closed to root.
+        let touched = if mount_point::is_root() { BTreeSet::new() } else { self.changes.touched() };
+        let mut widened = WidenedModes::open(self.session.widened(), &mut self.below, &touched)?;
+        drop(touched);
         let done = self.put_below(&mut widened);
         done.and(widened.set_all_back(&mut self.below))
     }
@@ -285,23 +288,25 @@ impl Putting<'_> {
             let done = self.remove(path);
             self.or_hold(path, done)?;
         }
-        let mut last: BTreeMap<PathBuf, Option<&Attributes>> =
-            widened.paths().map(|path| (path.to_owned(), None)).collect();
-        last.extend(self.changes.settle.iter().map(|(path, about)| (path.to_path_buf(), Some(*about))));
+        let open: Vec<PathBuf> = widened.paths().map(Path::to_owned).collect();
+        let settle = self.changes.settle.iter().map(|(path, about)| (*path, Some(*about)));
+        let mut last: Vec<(&Path, Option<&Attributes>)> =
+            settle.chain(open.iter().map(|path| (path.as_path(), None))).collect();
         // The deepest first: what is above may be closed for good.
-        for (path, about) in last.into_iter().rev() {
+        last.sort_by(|one, other| other.0.cmp(one.0).then(one.1.is_none().cmp(&other.1.is_none())));
+        for (path, about) in last {
             if let Some(about) = about
-                && !self.held.has(&path)
+                && !self.held.has(path)
             {
-                let done = self.settle(&path, about);
-                let shown = if path.as_os_str().is_empty() { Path::new(".") } else { &path };
+                let done = self.settle(path, about);
+                let shown = if path.as_os_str().is_empty() { Path::new(".") } else { path };
                 let done = done.with_context(|| format!("cannot put back the attributes of {}", shown.display()));
                 if done.is_ok() {
-                    widened.settled(&path);
+                    widened.settled(path);
                 }
-                self.or_hold(&path, done)?;
+                self.or_hold(path, done)?;
             }
-            widened.set_back(&path, &mut self.below)?;
+            widened.set_back(path, &mut self.below)?;
         }
         Ok(())
     }

@@ -4,7 +4,6 @@
 use crate::copying::path_of;
 use crate::deep_paths::Below;
 use crate::manifest::write_whole;
-use crate::mount_point::is_root;
 use anyhow::{Context, Result};
 use rustix::fs::{Stat, fstat};
 use rustix::io::Errno;
@@ -28,7 +27,7 @@ pub struct WidenedModes {
 
 impl WidenedModes {
     /// Opens those of these directories that are this user's. Their modes are durable before the first is changed. Those that
-    /// a killed process had opened come to it. Root needs none of it.
+    /// a killed process had opened come to it.
     pub fn open(record: PathBuf, below: &mut Below, directories: &BTreeSet<&Path>) -> Result<WidenedModes> {
         let modes = match fs::read(&record) {
             Err(e) if e.kind() == ErrorKind::NotFound => BTreeMap::new(),
@@ -37,7 +36,7 @@ impl WidenedModes {
         };
         let mut widened = WidenedModes { record, modes };
         // Those that cannot be searched hide others.
-        while !is_root() {
+        loop {
             let closed: Vec<(&Path, u32)> = directories
                 .iter()
                 .filter_map(|path| Some((*path, closed(&fstat(below.directory(path).ok()?).ok()?)?)))
