@@ -9,7 +9,7 @@ use crate::passed_descriptors;
 use crate::passed_signals::Signals;
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
-use crate::supervised::{DEVICE, Supervised};
+use crate::supervised::{DEVICE, Supervised, WithEnds};
 use crate::{daemon, daemon_start, daemon_supervisor, export, import, made_plain, mount_check, mount_status};
 use crate::{puller, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
@@ -20,7 +20,6 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output, tell};
@@ -382,7 +381,7 @@ impl Mount {
         open: Open,
         (store, at): (&Path, &Path),
         allowed: Allowed,
-        (kept, supervised): (Option<Arc<dyn Kept>>, Option<(&Arc<Supervised>, Receiver<()>)>),
+        (kept, supervised): (Option<Arc<dyn Kept>>, Option<WithEnds<'_>>),
         ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let new = mounted_store::NewStore::look(store);

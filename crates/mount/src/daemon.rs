@@ -6,13 +6,13 @@ use crate::kernel_pull::KernelPull;
 use crate::mount_point::{self, Allowed};
 use crate::mount_status;
 use crate::passed_signals::Signals;
-use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised};
+use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised, WithEnds};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_terminal::tell;
@@ -46,7 +46,7 @@ pub fn serve(
     source: &Path,
     at: &Path,
     allowed: Allowed,
-    ends: Option<(&Arc<Supervised>, Receiver<()>)>,
+    ends: Option<WithEnds<'_>>,
     writeback_after: Option<Duration>,
     ready: impl FnOnce() -> Result<()>,
 ) -> Result<()> {

@@ -55,6 +55,9 @@ pub struct Supervised {
     mounts: Mutex<bool>,
 }
 
+/// The supervisor, and what is heard of the end of the mount.
+pub type WithEnds<'a> = (&'a Arc<Supervised>, Receiver<()>);
+
 impl Supervised {
     /// The connection is this process's standard input. Receives what the last daemon left.
     pub fn begin() -> Result<Supervised> {
