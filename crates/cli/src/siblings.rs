@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use untorn_os::mount_calls;
-use untorn_terminal::Failure;
+use untorn_terminal::{Failure, standard_streams};
 
 /// How a table of files begins; see `docs/MOUNT.md`.
 const TREE: &[u8; 11] = b"untorn tree";
@@ -106,6 +106,7 @@ impl Other {
             ))
             .code(NOT_FOUND);
         };
+        standard_streams::leave_closed();
         let error = Command::new(&path).arg0(name).args(first).args(std::env::args_os().skip(2)).exec();
         Failure::io("execute", &path, error).code(NOT_EXECUTABLE)
     }

@@ -124,6 +124,22 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
     }
 }
 
+/// Streams that were closed are so for the other program, too: what it cannot tell is a failure of it.
+#[test]
+fn other_programs_know_of_streams_that_were_closed() {
+    let script =
+        "#!/bin/sh\nfor n in 0 1 2; do [ -e /proc/$$/fd/$n ] || set -- \"$@\" no$n; done\necho \"$@\" > said\n";
+    let (dir, command) = installed("untorn-mount", script);
+    for (closed, said) in
+        [("", ""), ("<&-", " no0"), (">&-", " no1"), ("2>&-", " no2"), ("<&- >&- 2>&-", " no0 no1 no2")]
+    {
+        let line = format!("exec \"$0\" mount a {closed}");
+        let status = Command::new("sh").args(["-c", &line]).arg(&command).current_dir(dir.path()).status().unwrap();
+        assert!(status.success(), "{closed}");
+        assert_eq!(std::fs::read_to_string(dir.path().join("said")).unwrap(), format!("a{said}\n"), "{closed}");
+    }
+}
+
 #[test]
 fn a_session_beside_a_directory_is_asked_about() {
     let (dir, command) = installed("untorn-mount", "#!/bin/sh\necho \"$@\"\nexit 7\n");

@@ -106,3 +106,21 @@ fn a_store_that_is_here_is_told_of() {
     let report = report(dir.path());
     assert_eq!((&report["usable"], &report["store"]["clean"]), (&Value::Bool(true), &Value::Bool(true)));
 }
+
+/// A mount whose daemon never answers holds nobody who asks what is promised there.
+#[test]
+fn a_place_that_does_not_answer_is_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let script =
+        "exec 3<> /dev/fuse && mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 none \"$2\" || exit 99
+        timeout 100 \"$1\" doctor \"$2\"; code=$?; umount -l \"$2\"; exit $code";
+    let output = Command::new("sh").args(["-c", script, "sh", env!("CARGO_BIN_EXE_untorn")]).arg(dir.path()).output();
+    let output = output.unwrap();
+    if output.status.code() == Some(99) {
+        eprintln!("skipped: needs root with CAP_SYS_ADMIN, and /dev/fuse");
+        return;
+    }
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("does not answer"), "{told}");
+}

@@ -3,13 +3,13 @@
 use crate::error_line::in_one_line;
 use crate::held_back::Skips;
 use crate::kept_log::KeptLog;
-use crate::mount_point::{self, Allowed, Mounted};
+use crate::mount_point::{self, Allowed, Behind, Mounted};
 use crate::mounted_store;
 use crate::passed_descriptors;
 use crate::passed_signals::Signals;
 use crate::run_on_plain::{self, Left};
 use crate::session_mount::Session;
-use crate::supervised::{DEVICE, Supervised};
+use crate::supervised::{DEVICE, Supervised, WithEnds};
 use crate::{daemon, daemon_start, daemon_supervisor, export, import, made_plain, mount_check, mount_status};
 use crate::{puller, sync_paths};
 use anyhow::{Context, Result, bail, ensure};
@@ -347,8 +347,13 @@ impl Mount {
         if !self.foreground {
             let arguments = self.arguments("--announce", &store, &at);
             let code = daemon_start::start(&arguments)?;
-            let said = if code == 0 { self.about_sync(&at) } else { None };
-            return Ok(said.map_or_else(Output::default, Output::text).code(code));
+            // No result: the mount is there, whether anybody hears this or not.
+            if let Some(said) = self.about_sync(&at).filter(|_| code == 0)
+                && untorn_terminal::write(said.as_bytes()).is_err()
+            {
+                tell!("untorn-mount: {said}");
+            }
+            return Ok(Output::default().code(code));
         }
         if self.announce {
             daemon_start::leave_starter()?;
@@ -376,7 +381,7 @@ impl Mount {
         open: Open,
         (store, at): (&Path, &Path),
         allowed: Allowed,
-        (kept, supervised): (Option<Arc<dyn Kept>>, Option<&Arc<Supervised>>),
+        (kept, supervised): (Option<Arc<dyn Kept>>, Option<WithEnds<'_>>),
         ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let new = mounted_store::NewStore::look(store);
@@ -447,6 +452,7 @@ impl Mount {
         // The supervisor passes signals on.
         Signals::that_end().block()?;
         let supervised = Arc::new(Supervised::begin()?);
+        let ends = supervised.ends()?;
         let served = (|| {
             let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
             let kept = KeptLog::of(&supervised, near)?;
@@ -454,7 +460,7 @@ impl Mount {
             ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
             let ready = || if self.announce { daemon_start::ready() } else { Ok(()) };
             let places = (self.store.as_path(), self.mount_point.as_path());
-            self.serve(open, places, allowed(&self.options)?, (Some(kept), Some(&supervised)), ready)
+            self.serve(open, places, allowed(&self.options)?, (Some(kept), Some((&supervised, ends))), ready)
         })();
         supervised.ending();
         served.map(|()| Output::default())
@@ -543,9 +549,13 @@ impl Umount {
         let shown = at.display();
         let Some(mounted) = mount_point::mounted_at(&at)? else { bail!("nothing is mounted at {shown}") };
         ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn; use umount", mounted.kind);
-        if mount_point::is_dead(&at) {
-            mount_point::detach(&at)?;
-            return Ok(had_ended(&at, &mounted.source));
+        match mount_point::behind(&at) {
+            Behind::Answers => {}
+            Behind::Dead => {
+                mount_point::detach(&at)?;
+                return Ok(had_ended(&at, &mounted.source));
+            }
+            Behind::Hangs => bail!("{shown} stays mounted: {}", mount_point::no_answer(&at)),
         }
         if mount_point::is_root() && mount_point::is_closed(&at) {
             mount_point::unmount_soon(&at)?;

@@ -6,7 +6,7 @@ use crate::kernel_pull::KernelPull;
 use crate::mount_point::{self, Allowed};
 use crate::mount_status;
 use crate::passed_signals::Signals;
-use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised};
+use crate::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised, WithEnds};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::AsFd;
@@ -46,11 +46,12 @@ pub fn serve(
     source: &Path,
     at: &Path,
     allowed: Allowed,
-    supervised: Option<&Arc<Supervised>>,
+    ends: Option<WithEnds<'_>>,
     writeback_after: Option<Duration>,
     ready: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     flush_first();
+    let (supervised, ends) = ends.unzip();
     let id = supervised
         .and_then(|kept| kept.kept_bytes(DEVICE))
         .and_then(|id| Some(u64::from_ne_bytes(id.try_into().ok()?)));
@@ -74,10 +75,10 @@ pub fn serve(
     let (sender, events) = channel();
     let signals = sender.clone();
     ctrlc::set_handler(move || drop(signals.send(Event::Signal))).context("cannot receive signals")?;
-    if let Some(supervised) = supervised {
-        let (supervised, signals) = (Arc::clone(supervised), sender.clone());
+    if let Some(ends) = ends {
+        let signals = sender.clone();
         spawn(move || {
-            while supervised.wait_for_end() {
+            for () in ends {
                 let _ = signals.send(Event::Signal);
             }
             // Nobody passes signals on any more.
@@ -123,6 +124,9 @@ fn mounted(
     allowed: Allowed,
     supervised: Option<&Arc<Supervised>>,
 ) -> Result<(Arc<Server>, u64)> {
+    if let Some(supervised) = supervised {
+        supervised.mounts();
+    }
     let device = mount_point::mount(source, at, allowed)?;
     let kept = rustix::io::fcntl_dupfd_cloexec(&device, 3).context("the descriptor of the mount")?;
     let started = Server::start(device, Arc::clone(tree), commit).and_then(|server| {

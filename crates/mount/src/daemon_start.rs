@@ -1,9 +1,11 @@
 //! A daemon in the background: its starter waits until it is ready, and shows what it says until then.
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 const READY: &str = "ready\n";
@@ -14,6 +16,9 @@ pub fn start(arguments: &[OsString]) -> Result<u8> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     let mut command = Command::new(&program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    let starter = rustix::process::getpid();
+    // SAFETY: the closure makes system calls only, which may be made after fork.
+    unsafe { command.pre_exec(move || ends_with(starter)) };
     let mut daemon = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     let mut line = String::new();
     BufReader::new(daemon.stdout.take().expect("it is piped")).read_line(&mut line).context("the daemon")?;
@@ -22,6 +27,13 @@ pub fn start(arguments: &[OsString]) -> Result<u8> {
     }
     let status = daemon.wait().context("the daemon")?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code > 0).unwrap_or(1))
+}
+
+/// Whoever starts a mount, and is killed while it waits, wants no mount any more.
+fn ends_with(starter: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM))?;
+    // It may have been killed before.
+    if rustix::process::getppid() == Some(starter) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
 }
 
 /// In the daemon, before anything else: the starter's terminal has no signals for it, and it keeps nothing that the starter
@@ -37,6 +49,7 @@ pub fn leave_starter() -> Result<()> {
 /// In the daemon: the starter need not wait any more, and nobody reads what is said from now on.
 pub fn ready() -> Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")?;
+    set_parent_process_death_signal(None).context("the end of the starter")?;
     // The starter may have been killed.
     let _ = std::io::stdout().write_all(READY.as_bytes());
     let _ = std::io::stdout().flush();

@@ -133,7 +133,7 @@ pub fn remove_all(path: &Path) -> io::Result<()> {
 /// Removes what is in a directory but its directories, whose names it returns.
 fn remove_files(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
     // A copy is closed as its model was.
-    let _ = fs::set_permissions(path_of(directory).join("."), Permissions::from_mode(0o700));
+    let _ = fs::set_permissions(path_of(directory), Permissions::from_mode(0o700));
     let mut directories = Vec::new();
     for name in names(directory)? {
         match unlinkat(directory, &name, AtFlags::empty()) {

@@ -178,12 +178,12 @@ impl<'a> Export<'a> {
         // Else they would be of somebody else's power.
         let mode = if self.owner(to, about, shown)? { about.mode } else { about.mode & !0o6000 };
         self.attributes_that_differ(to, about, shown)?;
+        set_times(to, about).context("cannot set its times")?;
         if about.kind != Kind::Symlink {
+            // After this even the name "." in a directory may lead nowhere.
             fs::set_permissions(to, Permissions::from_mode(mode)).context("cannot set its mode")?;
         }
-        let time = |time: Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
-        let times = Timestamps { last_access: time(about.atime), last_modification: time(about.mtime) };
-        utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW).context("cannot set its times")
+        Ok(())
     }
 
     /// Gives it its owner and group; whether that was possible.
@@ -210,7 +210,9 @@ impl<'a> Export<'a> {
             }
             match rustix::fs::lsetxattr(to, &name, &value, XattrFlags::empty()) {
                 Ok(()) => {}
-                Err(SystemErrno::PERM | SystemErrno::ACCESS | SystemErrno::OPNOTSUPP) => {
+                Err(SystemErrno::OPNOTSUPP) => self.report.leave_out(why_not_kept(&name), shown),
+                // Those that programs give to their files are refused for a reason that can be mended.
+                Err(SystemErrno::PERM | SystemErrno::ACCESS) if !is_of_programs(&name) => {
                     self.report.leave_out(why_not_kept(&name), shown);
                 }
                 Err(e) => return Err(e).with_context(|| format!("cannot set its attribute {}", name.display())),
@@ -226,9 +228,20 @@ impl<'a> Export<'a> {
     }
 }
 
+/// Sets the times of what a path names, also if it is a link.
+pub fn set_times(at: &Path, about: &Attributes) -> rustix::io::Result<()> {
+    let time = |time: Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
+    let times = Timestamps { last_access: time(about.atime), last_modification: time(about.mtime) };
+    utimensat(CWD, at, &times, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+fn is_of_programs(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(b"user.")
+}
+
 fn why_not_kept(name: &OsStr) -> &'static str {
     match name.as_bytes() {
-        name if name.starts_with(b"user.") => "attributes are left out, which this file system does not take here",
+        _ if is_of_programs(name) => "attributes are left out, which this file system does not take here",
         name if name.starts_with(copying::ACCESS_LISTS) => {
             "access lists (ACL) are left out, which this file system does not take here"
         }

@@ -44,5 +44,6 @@ mod supervised;
 mod sync_paths;
 mod trial_below;
 mod waiting_call;
+mod widened_modes;
 
 pub use fuse_device::End;

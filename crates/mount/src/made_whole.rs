@@ -248,7 +248,7 @@ fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
     let itself = path_of(&found).join(".");
     if is_ours {
         // A killed process may have left one that is closed, as a model was.
-        let _ = fs::set_permissions(&itself, Permissions::from_mode(0o700));
+        let _ = fs::set_permissions(path_of(&found), Permissions::from_mode(0o700));
     }
     let directory = File::from(open(&itself, OFlags::RDONLY).with_context(|| format!("cannot open {shown}"))?);
     match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {

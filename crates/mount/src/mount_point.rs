@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use untorn_os::mount_calls::{TYPE, TYPE_OF_DEVICE};
+use untorn_terminal::time_limit;
 
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
@@ -170,22 +171,57 @@ pub fn mounted_at(at: &Path) -> Result<Option<Mounted>> {
     Ok(mounts()?.into_iter().rfind(|mounted| mounted.at == at))
 }
 
+/// How the daemon is behind what a path is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// It answers; or nothing of the sort is there.
+    Answers,
+    /// It has ended without unmounting.
+    Dead,
+    /// It has not ended, and does not answer in time.
+    Hangs,
+}
+
+/// Asks the daemon behind what a path is on.
+pub fn behind(path: &Path) -> Behind {
+    match time_limit::file_system(path) {
+        // The second is what a question is answered that was asked before.
+        Ok(Some(Err(Errno::NOTCONN | Errno::CONNABORTED))) => Behind::Dead,
+        Ok(None) => Behind::Hangs,
+        _ => Behind::Answers,
+    }
+}
+
 /// Whether the daemon behind a mount has ended without unmounting.
 pub fn is_dead(at: &Path) -> bool {
-    // The second is what a question is answered that was asked before.
-    matches!(rustix::fs::statfs(at), Err(Errno::NOTCONN | Errno::CONNABORTED))
+    behind(at) == Behind::Dead
+}
+
+/// What is the matter with a daemon that does not answer, and what can be done.
+pub fn no_answer(at: &Path) -> String {
+    format!(
+        "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; SIGCONT makes a \
+         stopped one go on, and `umount -f {}` ends the mount, with what no commit has",
+        at.display()
+    )
+}
+
+/// The mount that a path lies on by its name alone: nobody is asked.
+pub fn by_name(path: &Path) -> Result<Option<Mounted>> {
+    let path = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    let is = |mounted: &Mounted| mounted.is_ours() && path.starts_with(&mounted.at);
+    Ok(mounts()?.into_iter().filter(is).max_by_key(|mounted| mounted.at.as_os_str().len()))
 }
 
 /// Whether the daemon has ended so, or does so in a moment: one that is being killed may still answer.
 fn is_dying(at: &Path) -> bool {
     let started = Instant::now();
-    while !is_dead(at) {
-        if started.elapsed() > DYING_MAX {
-            return false;
+    loop {
+        match behind(at) {
+            Behind::Answers if started.elapsed() <= DYING_MAX => std::thread::sleep(Duration::from_millis(10)),
+            behind => return behind == Behind::Dead,
         }
-        std::thread::sleep(Duration::from_millis(10));
     }
-    true
 }
 
 /// Sees to it that a store can be mounted at a path: a directory, empty, at which nothing is mounted.
@@ -194,6 +230,12 @@ fn is_dying(at: &Path) -> bool {
 pub fn prepare(store: &Path, at: &Path) -> Result<()> {
     let shown = at.display();
     if let Some(mounted) = mounted_at(at)? {
+        ensure!(
+            !mounted.is_ours() || behind(at) != Behind::Hangs,
+            "{shown} is a mount point already, of {}, and {}",
+            mounted.source.display(),
+            no_answer(at)
+        );
         ensure!(
             mounted.is_ours() && is_dying(at),
             "{shown} is a mount point already, of {} ({}); unmount that first, or use another directory",

@@ -67,10 +67,9 @@ pub struct Found {
 /// The mount that a directory is the mount point of, or is on; none if it is on none of Untorn's.
 pub fn find(path: &Path) -> Result<Option<Found>> {
     let Some(asked) = status_question::ask(path)? else {
-        let at = mount_point::absolute(path)?;
-        let is = |mounted: &Mounted| mounted.is_ours() && at.starts_with(&mounted.at);
-        let mounted = mount_point::mounts()?.into_iter().filter(is).max_by_key(|mounted| mounted.at.as_os_str().len());
-        return Ok(mounted.map(|mounted| Found { mounted, said: None, hangs: true }));
+        let mounted = mount_point::by_name(path)?;
+        let mounted = mounted.with_context(|| format!("what {} is on does not answer", path.display()))?;
+        return Ok(Some(Found { mounted, said: None, hangs: true }));
     };
     let (said, device) = match asked {
         Ok(said) => said,
@@ -139,11 +138,7 @@ pub fn status(found: &Found, json: bool) -> Output {
         lines.push((
             "state",
             match mounted_store::is_there(store) {
-                _ if *hangs => format!(
-                    "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; \
-                     SIGCONT makes a stopped one go on, and `umount -f {}` ends the mount, with what no commit has",
-                    at.display()
-                ),
+                _ if *hangs => mount_point::no_answer(at),
                 true => format!("dead: its daemon has ended; `{again}` goes on from the last commits"),
                 false => format!(
                     "dead: its daemon has ended, and {} is no store any more; its last commits are where it is now",

@@ -97,7 +97,7 @@ pub fn open_to_export(path: &Path) -> Result<StoreTree> {
         is_store,
         "there is no store in {shown}; give the directory that `untorn mount` or `untorn import` made one in"
     );
-    if is_mounted(path) {
+    if mounted(path).is_some() {
         bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
     }
     open_tree(path, TreeOptions::default())
@@ -105,7 +105,8 @@ pub fn open_to_export(path: &Path) -> Result<StoreTree> {
 
 fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
     let shown = path.display();
-    let opened = open_when_closed(path).and_then(|store| {
+    let (opened, mounted) = open_when_closed(path);
+    let opened = opened.and_then(|store| {
         // A tree has both from its first commit on.
         match path.join(PACK).exists() && !path.join(TABLE).exists() {
             true => Err(missing_table()),
@@ -113,7 +114,7 @@ fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
         }
     });
     match opened {
-        Err(untorn::Error::Busy { pid, .. }) => bail!("{}", busy(path, pid)),
+        Err(untorn::Error::Busy { pid, .. }) => bail!("{}", busy(path, pid, mounted)),
         Err(untorn::Error::Io { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => bail!(
             "{shown} is on a file system that is read-only, and a store is brought up to date when it is opened; remount that \
              file system for writing, or copy the store elsewhere (cp -a)"
@@ -123,15 +124,17 @@ fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
 }
 
 /// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
-/// closing it; one that is being killed still holds it. A second one that mounts it is told soon.
-fn open_when_closed(path: &Path) -> untorn::Result<Store> {
+/// closing it; one that is being killed still holds it. A second one that mounts it is told soon, with where it is mounted.
+fn open_when_closed(path: &Path) -> (untorn::Result<Store>, Option<Mounted>) {
     let (started, mut told) = (Instant::now(), false);
     loop {
-        match StoreTree::store_options().open(path) {
-            Err(untorn::Error::Busy { .. })
-                if started.elapsed() < mount_point::DYING_MAX
-                    || started.elapsed() < CLOSING_MAX && !is_mounted(path) => {}
-            done => return done,
+        let opened = StoreTree::store_options().open(path);
+        let is_busy = matches!(opened, Err(untorn::Error::Busy { .. }));
+        let elapsed = started.elapsed();
+        // The mount may be asked for some seconds.
+        let mounted = if is_busy && elapsed >= mount_point::DYING_MAX { mounted(path) } else { None };
+        if !is_busy || mounted.is_some() || elapsed >= CLOSING_MAX {
+            return (opened, mounted);
         }
         if !told && started.elapsed() > TELL_AFTER {
             told = true;
@@ -142,10 +145,10 @@ fn open_when_closed(path: &Path) -> untorn::Result<Store> {
 }
 
 /// Who has the store, and what can be done.
-fn busy(path: &Path, process: Option<u32>) -> String {
+fn busy(path: &Path, process: Option<u32>, mounted: Option<Mounted>) -> String {
     let of = process.map_or_else(String::new, |process| format!(" by process {process}"));
     let shown = path.display();
-    match mounted(path) {
+    match mounted {
         Some(Mounted { at, .. }) => format!(
             "{shown} is in use{of}: it is mounted at {0}; use it there, or unmount it first (untorn umount {0})",
             at.display()
@@ -161,10 +164,6 @@ fn busy(path: &Path, process: Option<u32>) -> String {
 fn mounted(path: &Path) -> Option<Mounted> {
     let shows = |m: &Mounted| m.is_ours() && m.source == path && !mount_point::is_dead(&m.at);
     mount_point::mounts().ok()?.into_iter().find(shows)
-}
-
-fn is_mounted(path: &Path) -> bool {
-    mounted(path).is_some()
 }
 
 fn is_new(path: &Path) -> Result<bool> {

@@ -5,14 +5,16 @@
 
 use crate::copying::path_of;
 use crate::deep_paths::{Below, Reached, remove_all};
-use crate::export::Export;
+use crate::export::{self, Export};
 use crate::held_back::{HeldBack, Skips};
 use crate::manifest::{self, Manifest, Plain};
+use crate::mount_point;
 use crate::mounted_store;
 use crate::session_changes::{self, Changes, Names};
 use crate::session_dir::SessionDir;
+use crate::widened_modes::WidenedModes;
 use anyhow::{Context, Result};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, lstat, renameat_with, utimensat};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fstat, lstat, renameat_with};
 use rustix::io::Errno as SystemErrno;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -245,7 +247,17 @@ impl Putting<'_> {
         Ok(())
     }
 
+    /// Puts everything in its place. Directories that their owner has closed to himself are open meanwhile.
     fn put(&mut self) -> Result<()> {
+        // Nothing is closed to root.
+        let touched = if mount_point::is_root() { BTreeSet::new() } else { self.changes.touched() };
+        let mut widened = WidenedModes::open(self.session.widened(), &mut self.below, &touched)?;
+        drop(touched);
+        let done = self.put_below(&mut widened);
+        done.and(widened.set_all_back(&mut self.below))
+    }
+
+    fn put_below(&mut self, widened: &mut WidenedModes) -> Result<()> {
         let (early, late): (Vec<_>, Vec<_>) =
             self.changes.remove.iter().partition(|path| self.changes.in_the_way.contains(**path));
         for path in early {
@@ -276,13 +288,25 @@ impl Putting<'_> {
             let done = self.remove(path);
             self.or_hold(path, done)?;
         }
-        for (path, about) in &self.changes.settle {
-            if !self.held.has(path) {
+        let open: Vec<PathBuf> = widened.paths().map(Path::to_owned).collect();
+        let settle = self.changes.settle.iter().map(|(path, about)| (*path, Some(*about)));
+        let mut last: Vec<(&Path, Option<&Attributes>)> =
+            settle.chain(open.iter().map(|path| (path.as_path(), None))).collect();
+        // The deepest first: what is above may be closed for good.
+        last.sort_by(|one, other| other.0.cmp(one.0).then(one.1.is_none().cmp(&other.1.is_none())));
+        for (path, about) in last {
+            if let Some(about) = about
+                && !self.held.has(path)
+            {
                 let done = self.settle(path, about);
                 let shown = if path.as_os_str().is_empty() { Path::new(".") } else { path };
                 let done = done.with_context(|| format!("cannot put back the attributes of {}", shown.display()));
+                if done.is_ok() {
+                    widened.settled(path);
+                }
                 self.or_hold(path, done)?;
             }
+            widened.set_back(path, &mut self.below)?;
         }
         Ok(())
     }
@@ -414,22 +438,21 @@ impl Putting<'_> {
             opened => opened?,
         };
         let full = path_of(&opened).join(".");
-        let now = lstat(&full)?;
+        let now = fstat(&opened)?;
         if (now.st_uid, now.st_gid) != (about.uid, about.gid) {
             self.export.owner(&full, about, path)?;
         }
         self.export.attributes_that_differ(&full, about, path)?;
-        if now.st_mode & 0o7777 != about.mode {
-            fs::set_permissions(&full, Permissions::from_mode(about.mode))?;
+        match export::set_times(&full, about) {
+            // Those of what is somebody else's only that user sets.
+            Err(SystemErrno::PERM) if now.st_uid != rustix::process::geteuid().as_raw() && !mount_point::is_root() => {}
+            done => done.context("cannot set its times")?,
         }
-        let time =
-            |time: untorn_tree::Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
-        let times = Timestamps { last_access: time(about.atime), last_modification: time(about.mtime) };
-        match utimensat(CWD, &full, &times, AtFlags::SYMLINK_NOFOLLOW) {
-            // It is somebody else's.
-            Err(SystemErrno::PERM) => Ok(()),
-            done => Ok(done?),
+        // Last, and not by a name in it: it may be closed by this. Access lists have changed it, too.
+        if fstat(&opened)?.st_mode & 0o7777 != about.mode {
+            fs::set_permissions(path_of(&opened), Permissions::from_mode(about.mode)).context("cannot set its mode")?;
         }
+        Ok(())
     }
 }
 

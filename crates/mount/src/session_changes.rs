@@ -93,4 +93,20 @@ impl<'a> Changes<'a> {
         changes.settle.reverse();
         changes
     }
+
+    /// Directories in which names are made, changed or removed, those that get other attributes, and all that lead to them.
+    pub fn touched(&self) -> BTreeSet<&'a Path> {
+        let installed = self.install.iter().map(|(path, _)| *path);
+        let names = installed.chain(self.make.iter().copied()).chain(self.remove.iter().copied());
+        let directories = names.filter_map(Path::parent).chain(self.settle.iter().map(|(path, _)| *path));
+        let mut touched = BTreeSet::new();
+        for directory in directories {
+            for above in directory.ancestors() {
+                if !touched.insert(above) {
+                    break;
+                }
+            }
+        }
+        touched
+    }
 }

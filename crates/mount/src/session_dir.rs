@@ -159,6 +159,11 @@ impl SessionDir {
         self.at.join("staged")
     }
 
+    /// Which directories are open for the moment, and their modes.
+    pub fn widened(&self) -> PathBuf {
+        self.at.join("widened")
+    }
+
     /// Everything is put back.
     pub fn done(&self) -> PathBuf {
         self.at.join("done")

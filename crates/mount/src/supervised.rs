@@ -5,7 +5,10 @@ use anyhow::{Context, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use untorn_terminal::tell;
 
 /// To the supervisor: keep this under a letter, for the daemon after this one; without a descriptor, let it go.
 pub const KEEP: u8 = b'k';
@@ -28,6 +31,9 @@ pub const DEVICE: u8 = b'D';
 /// The hidden directory.
 pub const HIDDEN_DIRECTORY: u8 = b'H';
 
+/// The exit code of a daemon that was to end before it mounted anything: as shells have it of SIGTERM.
+const ENDED: i32 = 128 + libc::SIGTERM;
+
 /// The supervisor's process; 0 if there is none.
 static SUPERVISOR: AtomicI32 = AtomicI32::new(0);
 
@@ -45,7 +51,12 @@ pub fn last_to_end() -> u32 {
 pub struct Supervised {
     connection: OwnedFd,
     kept: Mutex<HashMap<u8, (Vec<u8>, OwnedFd)>>,
+    /// Whether there is a mount, or will be one in a moment.
+    mounts: Mutex<bool>,
 }
+
+/// The supervisor, and what is heard of the end of the mount.
+pub type WithEnds<'a> = (&'a Arc<Supervised>, Receiver<()>);
 
 impl Supervised {
     /// The connection is this process's standard input. Receives what the last daemon left.
@@ -66,11 +77,42 @@ impl Supervised {
         }
         let null = std::fs::File::open("/dev/null").context("/dev/null")?;
         rustix::stdio::dup2_stdin(&null)?;
-        Ok(Supervised { connection, kept: Mutex::new(kept) })
+        let mounts = Mutex::new(kept.contains_key(&DEVICE));
+        Ok(Supervised { connection, kept: Mutex::new(kept), mounts })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u8, (Vec<u8>, OwnedFd)>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        held(&self.kept)
+    }
+
+    /// Something is mounted from now on.
+    pub fn mounts(&self) {
+        *held(&self.mounts) = true;
+    }
+
+    /// Begins to hear of the end: each of the signals that end the mount is a message to the receiver, and nothing comes any
+    /// more when the supervisor has ended. If it comes before anything is mounted, this process ends at once: it may wait for
+    /// the store.
+    pub fn ends(self: &Arc<Supervised>) -> Result<Receiver<()>> {
+        let (sender, receiver) = channel();
+        let supervised = Arc::clone(self);
+        let hear = move || {
+            loop {
+                let is_end = supervised.wait_for_end();
+                let mounts = held(&supervised.mounts);
+                if !*mounts {
+                    tell!("untorn-mount: ended before anything was mounted");
+                    supervised.ending();
+                    std::process::exit(ENDED);
+                }
+                drop(mounts);
+                if !is_end || sender.send(()).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().spawn(hear).context("cannot start a thread")?;
+        Ok(receiver)
     }
 
     /// What the last daemon left under a letter.
@@ -105,8 +147,12 @@ impl Supervised {
     }
 
     /// Waits until the mount is to be ended; false if the supervisor has ended.
-    pub fn wait_for_end(&self) -> bool {
+    fn wait_for_end(&self) -> bool {
         let mut message = [0; MESSAGE_MAX];
         matches!(receive(self.connection.as_fd(), &mut message), Ok((1, _)) if message[0] == END)
     }
+}
+
+fn held<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,9 @@
 //! `untorn sync`: files are committed by name.
 
 use crate::mount_control;
-use crate::mount_point::{self, Mounted};
+use crate::mount_point::{self, Behind, Mounted};
 use crate::mount_status;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -13,11 +13,18 @@ use std::path::{Path, PathBuf};
 pub fn sync(paths: &[PathBuf]) -> Result<()> {
     let mounts: Vec<Mounted> = mount_point::mounts()?.into_iter().filter(Mounted::is_ours).collect();
     for path in paths {
-        ensure!(
-            !mount_point::is_dead(path),
-            "{} is on a mount whose daemon has ended: nothing can be committed; `untorn status` says how to mount it again",
-            path.display()
-        );
+        let shown = path.display();
+        match mount_point::behind(path) {
+            Behind::Answers => {}
+            Behind::Dead => bail!(
+                "{shown} is on a mount whose daemon has ended: nothing can be committed; `untorn status` says how to mount it \
+                 again"
+            ),
+            Behind::Hangs => match mount_point::by_name(path)? {
+                Some(mounted) => bail!("nothing of {shown} is committed now: {}", mount_point::no_answer(&mounted.at)),
+                None => bail!("nothing of {shown} is committed now: what it is on does not answer"),
+            },
+        }
         check_is_on(&mounts, path)?;
     }
     if let [path] = paths {

@@ -6,7 +6,9 @@ use common::can_mount;
 use common::place::{Place, said};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use untorn::on_mount::Transaction;
@@ -203,12 +205,68 @@ fn a_daemon_that_is_stopped_is_told_of_as_such() {
     kill_process(daemon, Signal::STOP).unwrap();
     let (code, text) = mount.says(&["status", "mnt"]);
     let (json_code, json) = mount.says(&["status", "--json", "mnt/d"]);
+    fs::create_dir(mount.0.at("other")).unwrap();
+    let refused = [
+        (&["sync", "mnt"][..], "nothing of mnt is committed now: its daemon does not answer"),
+        (&["sync", "mnt/d/f", "mnt/d"], "nothing of mnt/d/f is committed now: its daemon does not answer"),
+        (&["umount", "mnt"], "/mnt stays mounted: its daemon does not answer"),
+        (&["store", "mnt"], "/store, and its daemon does not answer"),
+        (&["store", "other"], "/mnt; use it there, or unmount it first"),
+        (&["export", "store", "copy"], "is mounted"),
+        (&["check", "mnt"], "sound"),
+    ]
+    .map(|(arguments, words)| (mount.says(arguments), words));
     kill_process(daemon, Signal::CONT).unwrap();
+    for ((code, text), words) in refused {
+        assert_eq!(code, i32::from(words != "sound"), "{text}");
+        has(&text, &[words]);
+    }
     has(&text, &["does not answer", "SIGCONT"]);
     has(&json, &["\"hangs\": true", "\"serving\": false"]);
     assert_eq!((code, json_code), (1, 1));
     let (code, text) = mount.says(&["status", "mnt"]);
     assert_eq!(code, 0, "{text}");
+}
+
+/// Who is killed, or ended by a signal, while a mount waits for its store gets no mount later.
+#[test]
+fn a_mount_that_still_waits_ends_with_its_command() {
+    if !can_mount() {
+        return;
+    }
+    for (options, signal) in [
+        (&[][..], Signal::KILL),
+        (&["--no-supervisor"], Signal::KILL),
+        (&[], Signal::TERM),
+        (&["--foreground"], Signal::TERM),
+    ] {
+        let place = Place::of(0);
+        fs::create_dir(place.at("mnt")).unwrap();
+        let mount = Mount(place);
+        let place = &mount.0;
+        place.done(&["store", "mnt"]);
+        place.done(&["umount", "mnt"]);
+        // Nothing is mounted: whoever has the store is taken for a daemon that closes it.
+        let store = untorn_tree::StoreTree::store_options().open(place.at("store")).unwrap();
+        let mut command = place.command(&[options, &["store", "mnt"]].concat());
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        let mut errors = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        errors.read_line(&mut line).unwrap();
+        has(&line, &["waiting for the daemon that had"]);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let status = child.wait().unwrap();
+        // All processes of the mount have ended.
+        let mut text = String::new();
+        errors.read_to_string(&mut text).unwrap();
+        assert!(!text.contains("in use"), "{options:?}: it has waited to the end: {text}");
+        if options == ["--foreground"] {
+            assert_eq!(status.code(), Some(128 + libc::SIGTERM), "{text}");
+            has(&text, &["ended before anything was mounted"]);
+        }
+        store.close().unwrap();
+        assert_eq!(untorn_mount::mount_point::mounted_at(&place.at("mnt")).unwrap(), None);
+    }
 }
 
 #[test]

@@ -301,7 +301,15 @@ fn putting_back_goes_on_where_it_was_killed() {
         for round in 0..2 {
             make_tree(&place, "model");
             make_tree(&place, "tree");
-            let many = "for n in $(seq 300); do echo $n > stays/many$n; done";
+            // In some directories that are closed before and after.
+            for directory in ["model/closed", "model/still", "tree/closed", "tree/still"] {
+                fs::create_dir(place.at(directory)).unwrap();
+                fs::write(place.at(directory).join("file"), "old\n").unwrap();
+                place.give(directory);
+                fs::set_permissions(place.at(directory), fs::Permissions::from_mode(0o555)).unwrap();
+            }
+            let many = "for n in $(seq 300); do echo $n > stays/many$n; done; echo new > still/file; chmod u+w closed
+                for n in $(seq 50); do echo $n > closed/many$n; done; rm closed/file; chmod u-w closed";
             done(&place, "model", &format!("{SCRIPT}\n{many}"));
             let script = format!("{SCRIPT}\n{many}\nsync .; > ../begun; sleep 60");
             // The whole of it is committed when the mount is synced.

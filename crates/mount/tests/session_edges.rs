@@ -303,7 +303,10 @@ fn files_of_others_are_as_their_modes_say() {
             cat read > /dev/null || exit 4; ! echo x 2> /dev/null >> read || exit 6
             ! chmod 600 open 2> /dev/null || exit 7; echo more >> group || exit 8; ! rm -f sticky/stays 2> /dev/null || exit 9
             ! touch -d 2000-01-01 open 2> /dev/null || exit 10; touch open || exit 11; ! touch read 2> /dev/null || exit 12
-            echo x > sticky/own && rm sticky/own || exit 13";
+            echo x > sticky/own && rm sticky/own || exit 13
+            mv read renamed && cat renamed > /dev/null && mv renamed read && ln read linked && cat linked > /dev/null \
+            && rm linked && cat read > /dev/null || exit 14; ! touch -m read 2> /dev/null || exit 15
+            ../program sync . || exit 16";
         let output = place.run(&["run", "--on", "tree", "--", "sh", "-c", script]);
         assert_eq!(output.status.code(), Some(0), "{}", said(&output));
         let text = |name: &str| fs::read_to_string(place.at("tree").join(name)).unwrap();
@@ -317,6 +320,77 @@ fn files_of_others_are_as_their_modes_say() {
             0o644,
             "it is shown otherwise, and not changed"
         );
+    }
+}
+
+/// What a user does below a directory that he has closed to himself is put back, and the directory is as closed after it.
+#[test]
+fn below_a_closed_directory_all_is_put_back() {
+    for place in places() {
+        let tree = |name: &str| place.at("tree").join(name);
+        let close = |name: &str, mode| fs::set_permissions(tree(name), fs::Permissions::from_mode(mode)).unwrap();
+        let mode = |name: &str| fs::metadata(tree(name)).unwrap().mode() & 0o7777;
+        let text = |name: &str| fs::read_to_string(tree(name)).unwrap();
+        for directory in ["gone/deep/er", "was/deep", "stays/deep", "changed", "new"] {
+            fs::create_dir_all(tree(directory)).unwrap();
+            fs::write(tree(directory).join("file"), "old\n").unwrap();
+        }
+        place.give("tree");
+        for name in
+            ["gone/deep/er", "gone/deep", "gone", "was/deep", "was", "stays/deep", "stays", "changed", "new", ""]
+        {
+            close(name, 0o555);
+        }
+        let script = "cd tree && chmod u+w . && chmod -R u+w gone && rm -rf gone && chmod u+w was && mv was is && chmod u-w is
+            echo inside > stays/deep/file && echo inside > changed/file && chmod u+w changed && rm changed/file
+            chmod 500 changed; chmod u+w new && mkdir new/er && echo inside > new/er/file && chmod 100 new/er && chmod 0 new
+            chmod u-w .";
+        place.done(&["run", "--on", "tree", "--", "sh", "-ec", script]);
+        let modes = ["", "is", "is/deep", "stays", "stays/deep", "changed", "new"].map(mode);
+        assert_eq!(modes, [0o555, 0o555, 0o555, 0o555, 0o555, 0o500, 0], "as {}", place.uid);
+        assert!(!tree("gone").exists() && !tree("was").exists() && !tree("changed/file").exists());
+        assert_eq!((text("is/deep/file"), text("stays/deep/file")), ("old\n".into(), "inside\n".into()));
+        assert_eq!(place.left(&["tree"]), [""; 0]);
+        close("new", 0o755);
+        assert_eq!((mode("new/er"), text("new/file")), (0o100, "old\n".into()));
+        close("new/er", 0o755);
+        assert_eq!(text("new/er/file"), "inside\n");
+        assert!(Command::new("chmod").args(["-R", "u+rwx"]).arg(tree("")).status().unwrap().success());
+    }
+}
+
+/// Attributes of a directory that is closed again at the end are not left out.
+#[test]
+fn attributes_of_a_closed_directory_are_put_back() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: needs python3");
+        return;
+    }
+    for place in places() {
+        let path = place.at("tree/closed");
+        fs::create_dir_all(&path).unwrap();
+        place.give("tree");
+        if rustix::fs::setxattr(&path, "user.gone", b"old", rustix::fs::XattrFlags::empty()).is_err() {
+            eprintln!("skipped: no attributes here");
+            return;
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o555)).unwrap();
+        let script = "
+import os
+os.chmod('tree/closed', 0o755)
+os.setxattr('tree/closed', 'user.new', b'new')
+os.removexattr('tree/closed', 'user.gone')
+os.chmod('tree/closed', 0o555)
+";
+        fs::write(place.at("script"), script).unwrap();
+        let output = place.done(&["run", "--on", "tree", "--", "python3", "script"]);
+        assert_eq!(said(&output), "", "as {}: nothing is left out", place.uid);
+        let mut value = [0; 16];
+        let len = rustix::fs::getxattr(&path, "user.new", &mut value[..]).unwrap();
+        assert_eq!(&value[..len], b"new");
+        assert!(rustix::fs::getxattr(&path, "user.gone", &mut value[..]).is_err());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o555);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 }
 

@@ -149,6 +149,23 @@ fn a_daemon_that_begins_without_standard_streams_keeps_nothing_in_their_place() 
     place.umount();
 }
 
+/// The mount is there, whether its note on `sync` is taken by anybody or not.
+#[test]
+fn a_mount_that_cannot_say_its_note_is_a_mount() {
+    let Some(place) = Place::new() else { return };
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let mount = |errors: Stdio| {
+        let mut command = Place::program();
+        command.arg(place.store()).arg(place.dir.path().join("mnt")).stdout(full()).stderr(errors);
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        assert!(output.status.success());
+        place.umount();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(mount(Stdio::piped()).contains("`sync` and `syncfs` commit nothing on "));
+    mount(full().into());
+}
+
 #[test]
 fn a_store_is_moved_while_it_is_mounted() {
     let Some(place) = Place::new() else { return };

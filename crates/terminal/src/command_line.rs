@@ -1,9 +1,9 @@
 //! The command line of a program.
 
-use crate::standard_streams;
+use crate::{output, standard_streams};
 use anstream::{AutoStream, ColorChoice};
 use clap::Parser;
-use clap::error::Error;
+use clap::error::{Error, ErrorKind};
 
 /// The command line that this process was started with. Help that was asked for, and wrong usage, end the process as `clap`
 /// ends it, but for help that cannot be written, which is a failure.
@@ -24,7 +24,8 @@ fn answer(e: &Error) -> i32 {
     match standard_streams::write_output(styled(AutoStream::choice(&std::io::stdout())).as_bytes()) {
         Ok(_) => e.exit_code(),
         Err(why) => {
-            crate::tell!("cannot write the help: {}", std::io::Error::from(why));
+            let what = if e.kind() == ErrorKind::DisplayVersion { "the version" } else { "the help" };
+            crate::tell!("{}", output::unwritten(what, why.into()).message);
             1
         }
     }

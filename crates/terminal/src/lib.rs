@@ -1,6 +1,6 @@
 //! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]),
-//! interruption ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), and, with the
-//! feature `pages`, command lines, completion scripts and manual pages.
+//! interruption ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with
+//! a time limit ([`time_limit`]), and, with the feature `pages`, command lines, completion scripts and manual pages.
 
 #[cfg(feature = "pages")]
 mod command_line;
@@ -11,6 +11,7 @@ pub mod pages;
 pub mod signals;
 pub mod standard_streams;
 pub mod table;
+pub mod time_limit;
 pub mod user_namespace;
 
 #[cfg(feature = "pages")]

@@ -84,13 +84,13 @@ fn advice(e: &untorn::Error) -> Option<&'static str> {
 /// # Errors
 /// Standard output was closed, or takes nothing.
 pub fn write(bytes: &[u8]) -> Result<bool, Failure> {
-    standard_streams::write_output(bytes).map_err(|e| unwritten(e.into()))
+    standard_streams::write_output(bytes).map_err(|e| unwritten("the result", e.into()))
 }
 
-fn unwritten(e: std::io::Error) -> Failure {
+pub(crate) fn unwritten(what: &str, e: std::io::Error) -> Failure {
     match standard_streams::output_was_closed() {
-        true => Failure::new("cannot write the result: standard output is closed"),
-        false => Failure::new(format!("cannot write the result: {e}")),
+        true => Failure::new(format!("cannot write {what}: standard output is closed")),
+        false => Failure::new(format!("cannot write {what}: {e}")),
     }
 }
 
@@ -101,7 +101,9 @@ pub fn print(program: &str, result: Result<Output, Failure>) -> ExitCode {
         Ok(_) => Ok(output.code),
         Err(failure) => Err(failure.code(output.code.max(1))),
     };
-    let said = |code: u8| standard_streams::lost_output().map_or(Ok(code), |e| Err(unwritten(e).code(code.max(1))));
+    let said = |code: u8| {
+        standard_streams::lost_output().map_or(Ok(code), |e| Err(unwritten("the result", e).code(code.max(1))))
+    };
     match result.and_then(printed).and_then(said) {
         Ok(code) => code.into(),
         Err(failure) => {

@@ -5,7 +5,7 @@
 //! nothing at the moment is waited for, blocking or not. `untorn-house` refuses `println!` and its kin in programs.
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -40,6 +40,17 @@ pub fn input_was_closed() -> bool {
 /// Whether standard output was closed.
 pub fn output_was_closed() -> bool {
     CLOSED.load(Relaxed) & 2 != 0
+}
+
+/// The program that this process becomes begins without the streams that this one began without: it is to know of it, too.
+pub fn leave_closed() {
+    let streams = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    for (descriptor, stream) in streams.into_iter().enumerate() {
+        if CLOSED.load(Relaxed) & 1 << descriptor != 0 {
+            // What is in its place is of this process, and nobody else's.
+            let _ = fcntl_setfd(stream, FdFlags::CLOEXEC);
+        }
+    }
 }
 
 /// Tells people something, on standard error: takes what `format!` takes, and ends the line if the text does not.
@@ -180,6 +191,8 @@ mod tests {
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::io::{Write, pipe};
     use std::os::fd::OwnedFd;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn a_stream_that_does_not_block_is_waited_for() {
@@ -209,24 +222,30 @@ mod tests {
 
     const CHILD: &str = "UNTORN_TEST_STREAMS";
 
-    /// Run in a process of its own, which has the streams that are wanted.
+    /// Run in a process of its own, which has the streams that are wanted here alone: the harness of the tests prints, too,
+    /// and ends where it cannot.
     #[test]
     fn says_and_tells() {
-        if std::env::var_os(CHILD).is_some() {
-            (0..3).for_each(|n| {
-                crate::say!("said {n}");
-                crate::tell!("told {n}");
-            });
-        }
+        let Some(streams) = std::env::var_os(CHILD) else { return };
+        let open = |path| File::options().append(true).create(true).open(path).unwrap();
+        let streams: Vec<File> = std::env::split_paths(&streams).map(open).collect();
+        rustix::stdio::dup2_stdout(&streams[0]).unwrap();
+        rustix::stdio::dup2_stderr(&streams[1]).unwrap();
+        (0..3).for_each(|n| {
+            crate::say!("said {n}");
+            crate::tell!("told {n}");
+        });
+        std::process::exit(0);
     }
 
-    fn child(out: File, err: File) {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "standard_streams::tests::says_and_tells", "--nocapture"]).env(CHILD, "");
-        command.stdout(out).stderr(err).status().unwrap();
+    fn child(out: &Path, err: &Path) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "standard_streams::tests::says_and_tells", "--nocapture"]);
+        command.env(CHILD, std::env::join_paths([out, err]).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(command.status().unwrap().success());
     }
 
-    fn lines_of(path: &std::path::Path) -> Vec<String> {
+    fn lines_of(path: &Path) -> Vec<String> {
         let text = std::fs::read_to_string(path).unwrap();
         text.lines().filter(|line| line.contains("said") || line.contains("told")).map(str::to_owned).collect()
     }
@@ -235,20 +254,18 @@ mod tests {
     fn both_streams_into_one_file_keep_their_order() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let log = || File::options().append(true).create(true).open(&path).unwrap();
-        child(log(), log());
+        child(&path, &path);
         assert_eq!(lines_of(&path), ["said 0", "told 0", "said 1", "told 1", "said 2", "told 2"]);
     }
 
     #[test]
     fn a_stream_that_takes_nothing_does_not_keep_the_other_from_it() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log");
-        let (log, full) = (|| File::create(&path).unwrap(), || File::options().write(true).open("/dev/full").unwrap());
-        child(log(), full());
-        assert_eq!(lines_of(&path), ["said 0", "said 1", "said 2"]);
-        child(full(), log());
-        assert_eq!(lines_of(&path), ["told 0", "told 1", "told 2"]);
+        let (said, told, full) = (dir.path().join("said"), dir.path().join("told"), Path::new("/dev/full"));
+        child(&said, full);
+        assert_eq!(lines_of(&said), ["said 0", "said 1", "said 2"]);
+        child(full, &told);
+        assert_eq!(lines_of(&told), ["told 0", "told 1", "told 2"]);
     }
 
     #[test]

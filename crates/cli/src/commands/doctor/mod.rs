@@ -17,7 +17,7 @@ use finding::Finding;
 use promises::Report;
 use std::path::{Path, PathBuf};
 use untorn::offline;
-use untorn_terminal::{Failure, Output};
+use untorn_terminal::{Failure, Output, time_limit};
 
 /// Say what is promised at a place, and why not more.
 ///
@@ -36,6 +36,15 @@ pub struct Doctor {
 
 impl Doctor {
     pub fn run(self) -> Result<Output, Failure> {
+        // A daemon behind it that is stopped would hold whoever asks.
+        let answers = time_limit::file_system(&self.path);
+        if answers.map_err(|e| Failure::io("look at the file system of", &self.path, e))?.is_none() {
+            return Err(Failure::new(format!(
+                "what {0} is on does not answer: a daemon or server behind it is stopped, or waits; of a mount of Untorn, \
+                 `untorn status {0}` says more",
+                self.path.display()
+            )));
+        }
         let report = examine(&self.path)?;
         let code = u8::from(!report.usable);
         let output = if self.json { json::output(&report)? } else { Output::text(report.text()) };
