@@ -13,7 +13,7 @@ use crate::options::{Readers, StoreOptions};
 use crate::status::{Quarantined, Recovered};
 use crate::store::Store;
 use crate::sync_point;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub use crate::adopt::{Adoption, adopt};
 pub use crate::heap::last_cut::{Candidate, Rescued};
 pub use crate::inspection::{Inspection, PendingFile, RecordInfo, inspect};
 pub use crate::lost::{LostFile, accept_lost, lost_files};
-pub use crate::put::{put, put_files};
+pub use crate::put::put;
 
 /// The options that fit the store at a path.
 fn open_options(options: &RecoverOptions) -> StoreOptions {
@@ -392,6 +392,22 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     // Nothing is left to close: no journal, no lock file.
     store.open.forget();
     Ok(Report { recovered: status.recovered, quarantined: Vec::new(), lost_files: Vec::new(), closed_dirs })
+}
+
+/// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
+/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
+/// 0666 less the umask; so is the store, which goes again where the replacement is refused.
+///
+/// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
+pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
+    let is_new = !store.exists();
+    crate::put::put_files(store, files, &|| {
+        // What cannot be removed is an empty store.
+        let _ = eject(store, &|_, _| {});
+        if is_new {
+            let _ = std::fs::remove_dir(store);
+        }
+    })
 }
 
 /// Commits what the working memory of live heaps has, as their next opening would, and removes it.
