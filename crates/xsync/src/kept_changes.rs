@@ -82,7 +82,7 @@ impl Display for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all =
             || self.0.iter().flat_map(|(layer, refused)| refused.iter().map(move |(path, one)| (layer, path, one)));
-        write!(f, "{} changes were refused:", all().count())?;
+        write!(f, "changes that were refused: {}", all().count())?;
         for (layer, path, refused) in all().take(NAMED_MAX) {
             write!(f, "\n  {}: {}", layer.dir.join(path).display(), refused.why)?;
         }

@@ -251,7 +251,7 @@ fn a_change_that_is_refused_keeps_no_other() {
         session.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!(session.wait().unwrap().code(), Some(125), "{said}");
         for says in [
-            "3 changes were refused",
+            "changes that were refused: 3",
             "work/log: ",
             "work/sealed: ",
             "old/kept: ",
@@ -269,10 +269,10 @@ fn a_change_that_is_refused_keeps_no_other() {
         let volume = place.left().remove(0);
         let volume = volume.to_str().unwrap();
         let refused = place.run(&["--resume", volume]);
-        assert!(refused.code == Some(125) && refused.err.contains("3 changes were refused"), "{refused:?}");
+        assert!(refused.code == Some(125) && refused.err.contains("changes that were refused: 3"), "{refused:?}");
         held.iter().for_each(|path| assert!(chattr("-i", path)));
         let refused = place.run(&["--resume", volume]);
-        assert!(refused.code == Some(125) && refused.err.contains("1 changes were refused"), "{refused:?}");
+        assert!(refused.code == Some(125) && refused.err.contains("changes that were refused: 1"), "{refused:?}");
         assert_eq!((read("sealed").as_str(), work.join("old/kept").exists()), ("old\nmore\n", false));
         assert!(chattr("-a", &work.join("log")));
         place.run(&[if is_discarded { "--discard" } else { "--resume" }, volume]).ok();
