@@ -95,9 +95,9 @@ mod tests {
         let [a, b, c, beside] = ["a", "a/b", "a/b/c", "a/beside"].map(|name| place.path().join(name));
         std::fs::create_dir_all(&c).unwrap();
         std::fs::create_dir(&beside).unwrap();
-        let held = hold(&[b.clone()]).unwrap();
+        let held = hold(std::slice::from_ref(&b)).unwrap();
         for (dir, says) in [(&a, "below"), (&b, "works on"), (&c, "above")] {
-            let e = hold(&[dir.clone()]).unwrap_err().to_string();
+            let e = hold(std::slice::from_ref(dir)).unwrap_err().to_string();
             assert!(e.contains(says) && e.contains("another session works on"), "{e}");
         }
         hold(&[beside]).unwrap();
