@@ -254,6 +254,21 @@ fn several_files_of_a_store_are_replaced_together() {
     let e = set("--set a a.new --set b missing").fails(1);
     assert!(e.contains("cannot open missing"), "{e}");
     assert!(!dir.path().join("store").exists(), "not even the store is there");
+    // Refused when the store is there, which was made for it: a name, its directory, a source.
+    for sources in
+        ["--set ../c a.new", "--set a a.new --set q/a a.new", "--set a a.new --set b .", "--set a.untorn a.new"]
+    {
+        set(sources).fails(1);
+        assert!(!dir.path().join("store").exists(), "{sources}: not even the store is there");
+        fs::create_dir(dir.path().join("store")).unwrap();
+        fs::set_permissions(dir.path().join("store"), Permissions::from_mode(0o777)).unwrap();
+        fs::write(dir.path().join("store/a"), "plain").unwrap();
+        fs::set_permissions(dir.path().join("store/a"), Permissions::from_mode(0o666)).unwrap();
+        set(sources).fails(1);
+        assert_eq!(names(&dir.path().join("store")), ["a"], "{sources}: the directory is plain");
+        assert_eq!(fs::read_to_string(dir.path().join("store/a")).unwrap(), "plain");
+        fs::remove_dir_all(dir.path().join("store")).unwrap();
+    }
     set("--set a a.new --set b b.new").ok();
     assert_eq!((read("a").as_deref(), read("b").as_deref()), (Some("new a"), Some("new b")));
     // The second one cannot be read to its end.
@@ -442,10 +457,18 @@ fn a_refused_target_is_told_before_anything_is_read_or_run() {
     let sub = dir.path().join("sub");
     fs::create_dir(&sub).unwrap();
     let inner = file_in(&sub, "old", 0o644);
-    if chattr("+a", &sub) {
-        refused(&inner, "chattr");
-        assert_eq!(names(&sub), ["file"], "what could not be removed again is not made");
-        assert!(chattr("-a", &sub));
+    for change in ["i", "a"] {
+        if chattr(&format!("+{change}"), &sub) {
+            refused(&inner, "chattr -i -a");
+            refused(&sub.join("new"), "chattr -i -a");
+            assert_eq!(names(&sub), ["file"], "what could not be removed again is not made");
+            assert!(chattr(&format!("-{change}"), &sub));
+        }
+    }
+    for name in ["file.untorn", "no-file.untorn", ".untorn", "x.untorn/file"] {
+        fs::create_dir_all(sub.join(name).parent().unwrap()).unwrap();
+        refused(&sub.join(name), if name.starts_with(['f', 'n']) { "Choose another name" } else { "leave it alone" });
+        assert!(!sub.join(name).exists());
     }
     let other = dir.path().join("other");
     fs::write(&other, "mounted").unwrap();

@@ -166,7 +166,7 @@ pub enum Error {
         detail: String,
     },
     /// Any other failure of the operating system.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", shown(path))]
     Io {
         /// A verb: open, read, rename …
         action: &'static str,
@@ -188,6 +188,11 @@ fn outcome_text(outcome: Outcome) -> &'static str {
         Outcome::NotCommitted => "This change is not committed.",
         Outcome::UnknownUntilReopened => "Whether this change is committed is unknown until then.",
     }
+}
+
+/// A path in a message. In a store, the empty one is the store's directory.
+fn shown(path: &Path) -> std::path::Display<'_> {
+    if path.as_os_str().is_empty() { Path::new("the store's directory").display() } else { path.display() }
 }
 
 impl std::fmt::Debug for Error {
@@ -217,7 +222,7 @@ impl Error {
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Error {
         let path = path.as_ref();
         if is_no_space(&source) {
-            return Error::NoSpace { detail: format!("cannot {action} {}: {source}", path.display()) };
+            return Error::NoSpace { detail: format!("cannot {action} {}: {source}", shown(path)) };
         }
         Error::Io { action, path: path.to_owned(), source: Arc::new(numbered(source)) }
     }
@@ -430,6 +435,7 @@ mod tests {
             Error::busy_elsewhere("store", 1),
             Error::corrupt("store", "a block"),
             Error::io("open", "file", io::ErrorKind::NotFound.into()),
+            Error::io("flush", "", io::Error::from(Errno::MFILE)),
             Error::Closed,
         ];
         for e in errors {

@@ -128,10 +128,18 @@ pub fn write_output(bytes: &[u8]) -> rustix::io::Result<bool> {
 /// # Errors
 /// Those of `write`, other than `EINTR` and `EAGAIN`.
 pub fn write_whole(to: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(to, bytes) {
+    write_rest(to, &mut bytes)
+}
+
+/// As [`write_whole`]. After an error, `rest` are the bytes that were not written.
+///
+/// # Errors
+/// As [`write_whole`].
+pub fn write_rest(to: BorrowedFd<'_>, rest: &mut &[u8]) -> rustix::io::Result<()> {
+    while !rest.is_empty() {
+        match rustix::io::write(to, rest) {
             Ok(0) => return Err(Errno::IO),
-            Ok(n) => bytes = &bytes[n..],
+            Ok(n) => *rest = &rest[n..],
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => wait(to, PollFlags::OUT)?,
             Err(e) => return Err(e),
@@ -140,18 +148,27 @@ pub fn write_whole(to: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<(
     Ok(())
 }
 
+/// Reads what is there, and waits where nothing has come yet, also if the stream does not block. Zero at the end.
+///
+/// # Errors
+/// Those of `read`, other than `EINTR` and `EAGAIN`.
+pub fn read_some(from: BorrowedFd<'_>, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+    loop {
+        match rustix::io::read(from, &mut *buffer) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait(from, PollFlags::IN)?,
+            done => return done,
+        }
+    }
+}
+
 /// What is read from a stream, blocking or not: where nothing has come yet, this waits.
 #[derive(Debug)]
 pub struct Waiting(pub File);
 
 impl Read for Waiting {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.0.read(buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => wait(self.0.as_fd(), PollFlags::IN)?,
-                done => return done,
-            }
-        }
+        Ok(read_some(self.0.as_fd(), buf)?)
     }
 }
 
@@ -217,6 +234,8 @@ mod tests {
         drop(from);
         assert_eq!(write_whole(to.as_fd(), b"lost"), Err(Errno::PIPE));
         assert_eq!(write_whole(to.as_fd(), b""), Ok(()));
+        let mut rest = &b"lost"[..];
+        assert_eq!((write_rest(to.as_fd(), &mut rest), rest.len()), (Err(Errno::PIPE), 4));
         assert!((&to).write_all(b"lost").is_err());
     }
 

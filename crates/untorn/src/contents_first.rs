@@ -110,6 +110,7 @@ impl ContentsFirst<'_> {
         }
         let path = state.path().to_owned();
         let data = state.content.data.clone().unwrap_or_else(|| handle.clone());
+        data.check_own().context("look at", &path)?;
         let (now, found) = (data.meta().context("look at", &path)?, handle.meta().context("look at", &path)?);
         if (now.inode, now.device) != (found.inode, found.device) {
             return Err(state.content.conflict("another program replaced the file while it was in use"));

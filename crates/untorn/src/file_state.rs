@@ -493,6 +493,8 @@ impl FileState {
     pub(crate) fn changed_outside(&self, storage: &dyn Storage) -> Result<Option<Error>> {
         let content = &self.content;
         let (Some(data), Some(last)) = (&content.data, content.last_stat) else { return Ok(None) };
+        // What has the number of a descriptor that this program has closed says nothing about the file.
+        data.check_own().context("look at", &content.path)?;
         let now = data.meta().context("look at", &content.path)?;
         let conflict = |detail: &str| Ok(Some(content.conflict(detail)));
         if edited(&now, &last) {

@@ -14,7 +14,7 @@ use crate::status::{Quarantined, Recovered};
 use crate::store::Store;
 use crate::sync_point;
 use std::cell::RefCell;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub use crate::heap::last_cut::{Candidate, Rescued};
 pub use crate::inspection::{Inspection, PendingFile, RecordInfo, inspect};
 pub use crate::left_marks::LeftMark;
 pub use crate::lost::{LostFile, accept_lost, lost_files};
-pub use crate::put::{put, put_files};
+pub use crate::put::put;
 
 /// The options that fit the store at a path.
 fn open_options(options: &RecoverOptions) -> StoreOptions {
@@ -425,6 +425,22 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         lost_files: Vec::new(),
         left_marks: Vec::new(),
         kept: paths.collect(),
+    })
+}
+
+/// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
+/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
+/// 0666 less the umask; so is the store, which goes again where the replacement is refused.
+///
+/// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
+pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
+    let is_new = !store.exists();
+    crate::put::put_files(store, files, &|| {
+        // What cannot be removed is an empty store.
+        let _ = eject(store, &|_, _| {});
+        if is_new {
+            let _ = std::fs::remove_dir(store);
+        }
     })
 }
 

@@ -78,12 +78,13 @@ pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
 
 /// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
 /// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
-/// 0666 less the umask; so is the store.
+/// 0666 less the umask; so is the store. `unmake` is called for a store that this has made, if nothing was committed to it.
 ///
 /// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
-pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
+pub(crate) fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)], unmake: &dyn Fn()) -> Result<u64> {
     let store_dir = store.join(STORE_NAME);
-    let (_turn, store) = loop {
+    let is_new = !store_dir.exists();
+    let (turn, opened) = loop {
         let turn = turn::lock_directory(&store_dir);
         match StoreOptions::default().open(store) {
             // Another replacement has just made the store.
@@ -91,16 +92,25 @@ pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> R
             opened => break (turn, opened?),
         }
     };
+    let done = commit_files(&opened, files);
+    let closed = opened.close();
+    if done.is_err() && is_new && turn.is_none() {
+        unmake();
+    }
+    let bytes = done?;
+    closed.map_err(|e| not_closed(&store_dir, e))?;
+    Ok(bytes)
+}
+
+fn commit_files(store: &Store, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
     let mut txn = store.begin();
     // A refusal must not come after gigabytes of input.
-    let targets = files.iter().map(|(name, _)| open_in(&store, &mut txn, name)).collect::<Result<Vec<_>>>()?;
+    let targets = files.iter().map(|(name, _)| open_in(store, &mut txn, name)).collect::<Result<Vec<_>>>()?;
     let mut bytes = 0;
     for (file, (name, from)) in targets.iter().zip(files) {
         bytes += refill(file, name, &mut **from)?;
     }
     txn.commit()?;
-    drop(targets);
-    store.close().map_err(|e| not_closed(&store_dir, e))?;
     Ok(bytes)
 }
 
@@ -203,8 +213,13 @@ impl Target {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::invalid(format!("{} is a directory; name a file", path.display())));
         };
-        if path.components().any(|c| c.as_os_str() == STORE_NAME) {
+        if parent.iter().any(is_stores_name) || name == STORE_NAME {
             return Err(Error::invalid(format!("{} belongs to a store's journal; leave it alone", path.display())));
+        }
+        if is_stores_name(name) {
+            let detail = "is a name of Untorn's own: the store of the file without `.untorn` would be there, and could not be \
+                          made. Choose another name. Nothing was changed";
+            return Err(Error::invalid(format!("{} {detail}", path.display())));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = above_standard(|| fs::open(parent, flags, Mode::empty()))
@@ -310,9 +325,9 @@ impl Target {
     /// Whether a new file may take the name, as far as that can be told: a refusal must not come after gigabytes of input,
     /// or after a command has run.
     fn check_replaceable(&self) -> Result<()> {
-        if has(&self.dir, OsStr::new(""), StatxAttributes::APPEND) {
-            let detail = "its directory lets nobody replace or remove a file (`chattr +a`); `chattr -a` on the directory \
-                          allows it. Nothing was changed";
+        if has(&self.dir, OsStr::new(""), StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+            let detail = "its directory lets nobody, not even root, replace or remove a file (`chattr +i` or `+a`; `lsattr -d` \
+                          shows it); `chattr -i -a` on the directory allows it. Nothing was changed";
             return Err(unsupported(&self.path, detail));
         }
         let Some(old) = &self.old else { return Ok(()) };
@@ -514,6 +529,11 @@ impl Drop for Aside {
             let _ = fs::unlinkat(&self.dir, name, AtFlags::empty());
         }
     }
+}
+
+/// Of the store in a directory, or of the one beside a standalone file.
+fn is_stores_name(name: &OsStr) -> bool {
+    name.as_bytes().ends_with(STORE_NAME.as_bytes())
 }
 
 fn sibling(path: &Path, suffix: &str) -> PathBuf {

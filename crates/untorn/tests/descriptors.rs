@@ -220,3 +220,42 @@ fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
     drop((a, large));
     untouched("closing");
 }
+
+/// Another file of the program has the number of the data file's descriptor then, or none has.
+#[test]
+fn a_closed_descriptor_of_a_data_file_is_not_taken_for_another_program() {
+    const TEST: &str = "a_closed_descriptor_of_a_data_file_is_not_taken_for_another_program";
+    let Some(dir) = child_dir() else {
+        let dir = directory();
+        in_child(TEST, dir.path());
+        let store = Store::open(dir.path().join("store")).unwrap();
+        assert_eq!(stored(&store, "a"), b"committed and more");
+        assert_eq!(stored(&store, "b"), b"committed and more");
+        return store.close().unwrap();
+    };
+    let store = StoreOptions::new().create(true).background(false).open(dir.join("store")).unwrap();
+    let files = ["a", "b"].map(|name| store.open_or_create(name).unwrap());
+    let append = |text: &[u8]| {
+        files.iter().for_each(|file| _ = file.append(text).unwrap());
+        store.syncv(&[&files[0], &files[1]]).unwrap();
+    };
+    append(b"committed");
+    store.checkpoint().unwrap();
+    append(b" and more");
+    let theirs = File::create(dir.join("theirs")).unwrap();
+    for (name, is_reused) in [("a", true), ("b", false)] {
+        let path = fs::canonicalize(dir.join("store").join(name)).unwrap();
+        let numbers = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let of_file = |number: &RawFd| fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|to| to == path);
+        let numbers: Vec<RawFd> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        let number = *numbers.iter().find(|number| of_file(number)).expect("a descriptor of the data file");
+        // SAFETY: closes a descriptor of this process, or gives its number to another file of it.
+        let done = unsafe { if is_reused { libc::dup2(theirs.as_raw_fd(), number) } else { libc::close(number) } };
+        assert!(done >= 0);
+    }
+    for done in [store.checkpoint(), store.close()] {
+        let e = refused(done, &["io"]).to_string();
+        assert!(e.contains("close_range") && !e.contains("another program"), "{e}");
+    }
+    assert_eq!(plain(dir.join("theirs")), b"");
+}

@@ -1,16 +1,20 @@
 //! Applies what a session changed to the directory of the host: from the upper layer of an overlay.
 //!
 //! Every step says what is to be there, not what to do: after a crash all of it is done again, from the beginning, with
-//! the same result. Files are replaced whole, by a rename.
+//! the same result. Files are replaced whole, by a rename. What a directory does not take keeps nothing else.
 
 use crate::access_lists::AccessLists;
+use crate::deep_path::DeepPath;
 use crate::host_view::Written;
+use crate::kept_changes::{Refused, RefusedChanges, What};
 use crate::origins::{self, ASIDE, Origin};
 use crate::outer_streams::tell;
 use crate::overlays::overlay_attributes;
 use crate::work_dirs::{copy_attributes, copy_attributes_by};
+use crate::{file_flags, kept_changes};
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom, fstat, lgetxattr, mknodat, open, seek, syncfs};
+use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -37,13 +41,18 @@ pub struct Applied {
 
 /// How much there is to do, in files and bytes.
 pub fn measure(upper: &Path) -> Result<(u64, u64)> {
+    measure_deep(&DeepPath::new(upper))
+}
+
+fn measure_deep(upper: &DeepPath) -> Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
-    for entry in fs::read_dir(upper).with_context(|| upper.display().to_string())? {
+    let upper = upper.directory().with_context(|| upper.shown().display().to_string())?;
+    for entry in fs::read_dir(&upper).with_context(|| upper.shown().display().to_string())? {
         let entry = entry?;
         let meta = entry.metadata()?;
         files += 1;
         if meta.is_dir() {
-            let (more_files, more_bytes) = measure(&entry.path())?;
+            let (more_files, more_bytes) = measure_deep(&upper.join(entry.file_name()))?;
             (files, bytes) = (files + more_files, bytes + more_bytes);
         } else if meta.is_file() {
             bytes += meta.len();
@@ -52,26 +61,44 @@ pub fn measure(upper: &Path) -> Result<(u64, u64)> {
     Ok((files, bytes))
 }
 
+/// What of a layer was applied, and what was refused.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was done.
+    pub done: Applied,
+    /// Each for itself: all else is applied.
+    pub refused: RefusedChanges,
+}
+
 /// Applies a layer to its directory, and makes that durable. `tell` hears of what was done so far.
-pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
+pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied)) -> Result<Outcome> {
     let mut applying = Applying::new(&layer.dir, lists, tell);
     for (path, origin) in origins::indexed(layer)? {
         applying.indexed.insert(fs::symlink_metadata(&path)?.ino(), Indexed { path, origin, old: None });
     }
     origins::set_renamed_aside(layer)?;
-    applying.directory(&layer.upper, &layer.dir, is_opaque(&layer.upper)?)?;
+    let (upper, dir) = (DeepPath::new(&layer.upper), DeepPath::new(&layer.dir));
+    applying.directory(&upper, &dir, is_opaque(&upper)?)?;
     applying.link_other_names()?;
     applying.tell_of_split_files();
-    copy_attributes_by(&layer.upper, &layer.dir, lists)?;
+    applying.attributes(&upper, &dir)?;
     sync(&layer.dir)?;
-    Ok(applying.done)
+    let Applying { done, refused, .. } = applying;
+    Ok(Outcome { done, refused })
 }
 
 /// Copies a whole directory to one that does not exist yet, durably.
 pub fn copy_out(from: &Path, to: &Path, tell: &mut dyn FnMut(&Applied)) -> Result<Applied> {
     fs::create_dir(to).with_context(|| format!("cannot make {}", to.display()))?;
     let mut applying = Applying::new(to, &AccessLists::Own, tell);
-    let copied = applying.directory(from, to, false).and_then(|()| copy_attributes(from, to)).and_then(|()| sync(to));
+    let copied = applying.directory(&DeepPath::new(from), &DeepPath::new(to), false).and_then(|()| {
+        copy_attributes(from, to)?;
+        sync(to)?;
+        match applying.refused.is_empty() {
+            true => Ok(()),
+            false => Err(kept_changes::of_copy(to, std::mem::take(&mut applying.refused)).into()),
+        }
+    });
     // Part of a copy looks like a whole one, and would keep a full disk full.
     copied.inspect_err(|_| drop(fs::remove_dir_all(to)))?;
     crate::volume::sync_parent(to)?;
@@ -86,11 +113,12 @@ fn sync(dir: &Path) -> Result<()> {
 struct Applying<'a> {
     done: Applied,
     /// Where the first name of a file with several names is.
-    links: HashMap<(u64, u64), PathBuf>,
+    links: HashMap<(u64, u64), DeepPath>,
     /// Files that had several names, by the numbers of their copies.
     indexed: HashMap<u64, Indexed>,
     /// Files that had several names, where the overlay does not keep these together.
     split: Vec<PathBuf>,
+    refused: RefusedChanges,
     keeps_names: bool,
     /// The directory of the host.
     root: &'a Path,
@@ -103,7 +131,7 @@ struct Indexed {
     /// A name of the copy that is always there.
     path: PathBuf,
     origin: Origin,
-    /// What is replaced, and one of its names.
+    /// What is replaced, and one of its names, for people.
     old: Option<(OwnedFd, PathBuf)>,
 }
 
@@ -111,36 +139,54 @@ impl<'a> Applying<'a> {
     fn new(root: &'a Path, lists: &'a AccessLists, tell: &'a mut dyn FnMut(&Applied)) -> Applying<'a> {
         let (done, links, indexed, split) = (Applied::default(), HashMap::new(), HashMap::new(), Vec::new());
         let keeps_names = origins::names_are_kept(root);
-        Applying { done, links, indexed, split, keeps_names, root, lists, tell }
+        let refused = RefusedChanges::new();
+        Applying { done, links, indexed, split, refused, keeps_names, root, lists, tell }
     }
 
     /// Makes a directory what the layer says. An opaque one has nothing in it but what is in the layer; so have all
     /// that are in it.
-    fn directory(&mut self, upper: &Path, real: &Path, opaque: bool) -> Result<()> {
-        let mut names: Vec<OsString> = Vec::new();
-        for entry in fs::read_dir(upper).with_context(|| upper.display().to_string())? {
-            names.push(entry?.file_name());
-        }
-        names.sort();
+    fn directory(&mut self, upper: &DeepPath, real: &DeepPath, opaque: bool) -> Result<()> {
+        let upper = upper.directory().with_context(|| upper.shown().display().to_string())?;
+        let real = real.directory().with_context(|| real.shown().display().to_string())?;
+        let names = names_in(&upper)?;
         if opaque {
             let kept: HashSet<&OsString> = names.iter().collect();
-            for entry in fs::read_dir(real).with_context(|| real.display().to_string())? {
-                let entry = entry?;
-                let name = entry.file_name();
+            for name in names_in(&real)? {
                 if !kept.contains(&name) && !name.as_bytes().starts_with(ASIDE.as_bytes()) {
-                    self.remove(&entry.path())?;
+                    let path = real.join(&name);
+                    let removed = self.remove(&path);
+                    self.unless_refused(removed, &path, What::Removal)?;
                 }
             }
         }
         for name in names {
             let (from, to) = (upper.join(&name), real.join(&name));
-            self.entry(&from, &to, opaque).with_context(|| format!("cannot apply {}", to.display()))?;
+            let applied = self.entry(&from, &to, opaque);
+            self.unless_refused(applied, &to, What::Whole { is_opaque: opaque })?;
             (self.tell)(&self.done);
         }
         Ok(())
     }
 
-    fn entry(&mut self, from: &Path, to: &Path, opaque: bool) -> Result<()> {
+    /// One change that a directory does not take keeps nothing else; where nothing can be written, all of it ends.
+    fn unless_refused(&mut self, applied: Result<()>, to: &DeepPath, what: What) -> Result<()> {
+        let Err(e) = applied else { return Ok(()) };
+        if !is_of_one(&e) {
+            return Err(e).with_context(|| format!("cannot apply {}", to.shown().display()));
+        }
+        let path = to.shown().strip_prefix(self.root).unwrap_or(to.shown()).to_owned();
+        self.refused.insert(path, Refused { why: why(&e), what });
+        Ok(())
+    }
+
+    /// Owner, mode, times and all else that is not contents.
+    fn attributes(&mut self, from: &DeepPath, to: &DeepPath) -> Result<()> {
+        copy_attributes_by(from, to, self.lists)?;
+        file_flags::copy(from, to);
+        Ok(())
+    }
+
+    fn entry(&mut self, from: &DeepPath, to: &DeepPath, opaque: bool) -> Result<()> {
         let meta = fs::symlink_metadata(from)?;
         let kind = meta.file_type();
         if is_whiteout(&meta) {
@@ -166,7 +212,8 @@ impl<'a> Applying<'a> {
             }
             let opaque = opaque && !origins::is_renamed(from)?;
             self.directory(from, to, opaque || is_opaque(from)?)?;
-            return copy_attributes_by(from, to, self.lists);
+            let copied = self.attributes(from, to);
+            return self.unless_refused(copied, to, What::Attributes);
         }
         let new = to.with_file_name(NEW);
         absent(fs::remove_file(&new))?;
@@ -174,7 +221,7 @@ impl<'a> Applying<'a> {
         self.replace(from, &new, to, &meta).inspect_err(|_| drop(fs::remove_file(&new)))
     }
 
-    fn replace(&mut self, from: &Path, new: &Path, to: &Path, meta: &Metadata) -> Result<()> {
+    fn replace(&mut self, from: &DeepPath, new: &DeepPath, to: &DeepPath, meta: &Metadata) -> Result<()> {
         let link = (meta.dev(), meta.ino());
         match self.links.get(&link) {
             Some(first) => {
@@ -188,23 +235,23 @@ impl<'a> Applying<'a> {
                 if let Some(indexed) = self.indexed.get_mut(&meta.ino()) {
                     // It was applied before, and other names may be this file's already.
                     if is_equal(from, to)? {
-                        self.links.insert(link, to.to_owned());
-                        return copy_attributes_by(from, to, self.lists);
+                        self.links.insert(link, to.clone());
+                        return self.attributes(from, to);
                     }
                     indexed.look_at(to);
                 }
                 let has_others = |there: Metadata| there.is_file() && there.nlink() > 1;
                 if !self.keeps_names && meta.is_file() && fs::symlink_metadata(to).is_ok_and(has_others) {
-                    self.split.push(to.to_owned());
+                    self.split.push(to.shown().to_owned());
                 }
                 self.make(from, new, meta)?;
-                copy_attributes_by(from, new, self.lists)?;
-                if meta.nlink() > 1 {
-                    self.links.insert(link, to.to_owned());
-                }
+                self.attributes(from, new)?;
             }
         }
         fs::rename(new, to)?;
+        if meta.nlink() > 1 {
+            self.links.entry(link).or_insert_with(|| to.clone());
+        }
         self.done.files += 1;
         Ok(())
     }
@@ -215,10 +262,10 @@ impl<'a> Applying<'a> {
         if self.indexed.is_empty() {
             return Ok(());
         }
-        let mut others: HashMap<u64, Vec<PathBuf>> = HashMap::new();
+        let mut others: HashMap<u64, Vec<DeepPath>> = HashMap::new();
         let by_origin: HashMap<&Origin, u64> =
             self.indexed.iter().map(|(number, one)| (&one.origin, *number)).collect();
-        find_origins(self.root, &mut |path, origin| {
+        find_origins(&DeepPath::new(self.root), &mut |path, origin| {
             if let Some(number) = by_origin.get(&origin) {
                 others.entry(*number).or_default().push(path);
             }
@@ -226,8 +273,8 @@ impl<'a> Applying<'a> {
         for (number, names) in others {
             let indexed = self.indexed.get_mut(&number).expect("it was found by it");
             names.iter().for_each(|name| indexed.look_at(name));
-            let (from, mut old) = (indexed.path.clone(), indexed.old.take());
-            let keeper = origins::aside(self.root, number);
+            let (from, mut old) = (DeepPath::new(&indexed.path), indexed.old.take());
+            let keeper = DeepPath::new(&origins::aside(self.root, number));
             let meta = fs::symlink_metadata(&from)?;
             let applied = self.links.get(&(meta.dev(), number)).cloned();
             let first = match &applied {
@@ -235,7 +282,7 @@ impl<'a> Applying<'a> {
                 None => {
                     // The session has removed the name by which it wrote.
                     if fs::symlink_metadata(&keeper).is_err() {
-                        let new = self.root.join(NEW);
+                        let new = DeepPath::new(self.root).join(NEW);
                         absent(fs::remove_file(&new))?;
                         let made = self.replace(&from, &new, &keeper, &meta);
                         made.inspect_err(|_| drop(fs::remove_file(&new)))?;
@@ -243,12 +290,14 @@ impl<'a> Applying<'a> {
                     &keeper
                 }
             };
+            let mut refused = Vec::new();
             for name in names.iter().filter(|name| !same_file(first, name)) {
                 let new = name.with_file_name(NEW);
                 absent(fs::remove_file(&new))?;
-                fs::hard_link(first, &new).and_then(|()| fs::rename(&new, name)).inspect_err(|_| {
+                let linked = fs::hard_link(first, &new).and_then(|()| fs::rename(&new, name)).inspect_err(|_| {
                     let _ = fs::remove_file(&new);
-                })?;
+                });
+                refused.push((name.clone(), linked));
             }
             let is_kept = |old: &OwnedFd| {
                 let first = fs::symlink_metadata(first);
@@ -257,6 +306,9 @@ impl<'a> Applying<'a> {
             };
             old.take_if(|(old, _)| is_kept(old));
             self.indexed.get_mut(&number).expect("as above").old = old;
+            for (name, linked) in refused {
+                self.unless_refused(linked.map_err(Into::into), &name, What::OtherName)?;
+            }
         }
         for number in self.indexed.keys() {
             absent(fs::remove_file(origins::aside(self.root, *number)))?;
@@ -340,19 +392,63 @@ impl<'a> Applying<'a> {
 
 impl Indexed {
     /// Keeps in mind what is about to be replaced.
-    fn look_at(&mut self, name: &Path) {
+    fn look_at(&mut self, name: &DeepPath) {
         if self.old.is_none() && Origin::of(name).as_ref() == Some(&self.origin) {
-            let open = open(name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
-            self.old = open.ok().map(|open| (open, name.to_owned()));
+            let open = open(&**name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+            self.old = open.ok().map(|open| (open, name.shown().to_owned()));
         }
     }
 }
 
+fn names_in(dir: &DeepPath) -> Result<Vec<OsString>> {
+    let names = fs::read_dir(dir).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let mut names: Vec<_> = names.with_context(|| dir.shown().display().to_string())?;
+    names.sort();
+    Ok(names)
+}
+
+/// Whether an error is about one change. Others would meet all that follow, too: a full or broken disk.
+fn is_of_one(e: &anyhow::Error) -> bool {
+    let number = |e: &(dyn std::error::Error + 'static)| {
+        let of_system = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        of_system.or_else(|| e.downcast_ref::<Errno>().map(|e| e.raw_os_error()))
+    };
+    let everywhere = [
+        Errno::NOSPC,
+        Errno::DQUOT,
+        Errno::ROFS,
+        Errno::IO,
+        Errno::UCLEAN,
+        Errno::NOMEM,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NODEV,
+        Errno::NXIO,
+        Errno::STALE,
+    ];
+    e.chain().find_map(number).is_some_and(|number| everywhere.iter().all(|e| e.raw_os_error() != number))
+}
+
+/// For people, with what to look at where the error says no more than that it is forbidden.
+fn why(e: &anyhow::Error) -> String {
+    let is_forbidden = |e: &(dyn std::error::Error + 'static)| {
+        let of_system = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        of_system == Some(Errno::PERM.raw_os_error()) || e.downcast_ref::<Errno>() == Some(&Errno::PERM)
+    };
+    match e.chain().any(is_forbidden) {
+        true => {
+            format!("{e:#}; `lsattr -d` of it and its directory shows whether they may be changed (`chattr -i -a`)")
+        }
+        false => format!("{e:#}"),
+    }
+}
+
 /// All files of a directory, and what they are.
-fn find_origins(dir: &Path, found: &mut dyn FnMut(PathBuf, Origin)) -> Result<()> {
-    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+fn find_origins(dir: &DeepPath, found: &mut dyn FnMut(DeepPath, Origin)) -> Result<()> {
+    let dir = dir.directory().with_context(|| dir.shown().display().to_string())?;
+    for entry in fs::read_dir(&dir).with_context(|| dir.shown().display().to_string())? {
         let entry = entry?;
-        let (kind, path) = (entry.file_type()?, entry.path());
+        let (kind, path) = (entry.file_type()?, dir.join(entry.file_name()));
         if kind.is_dir() {
             find_origins(&path, found)?;
         } else if kind.is_file()

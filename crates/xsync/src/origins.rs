@@ -1,5 +1,6 @@
 //! Which file or directory of the host a layer of an overlay stands for: by its file handle, which a rename does not change.
 
+use crate::deep_path::DeepPath;
 use crate::host_view::Written;
 use crate::overlays::overlay_attributes;
 use anyhow::{Context, Result, bail, ensure};
@@ -108,7 +109,7 @@ struct Moved {
 /// of it was done before is not done again.
 pub fn set_renamed_aside(layer: &Written) -> Result<()> {
     let mut moved = Vec::new();
-    find_renamed(layer, &layer.upper, &layer.dir, Some(&layer.dir), &mut moved)?;
+    find_renamed(layer, &DeepPath::new(&layer.upper), &layer.dir, Some(&layer.dir), &mut moved)?;
     // Those in others go first.
     moved.sort_by_key(|moved| std::cmp::Reverse(moved.source.components().count()));
     for Moved { number, source, target, origin } in &moved {
@@ -139,18 +140,19 @@ pub fn is_renamed(upper: &Path) -> Result<bool> {
 
 fn find_renamed(
     layer: &Written,
-    upper: &Path,
+    upper: &DeepPath,
     target: &Path,
     lower: Option<&Path>,
     moved: &mut Vec<Moved>,
 ) -> Result<()> {
-    for entry in fs::read_dir(upper).with_context(|| upper.display().to_string())? {
+    let upper = upper.directory().with_context(|| upper.shown().display().to_string())?;
+    for entry in fs::read_dir(&upper).with_context(|| upper.shown().display().to_string())? {
         let entry = entry?;
         let meta = entry.metadata()?;
         if !meta.is_dir() {
             continue;
         }
-        let (path, name) = (entry.path(), entry.file_name());
+        let (path, name) = (upper.join(entry.file_name()), entry.file_name());
         let redirect = attribute(&path, "redirect")?.map(OsString::from_vec).map(PathBuf::from);
         let source = match &redirect {
             Some(to) if to.is_absolute() => Some(layer.dir.join(to.strip_prefix("/").expect("it is absolute"))),
@@ -161,7 +163,7 @@ fn find_renamed(
         if redirect.is_some() {
             let (Some(source), Some(origin)) = (source.clone(), Origin::copied(&path)?) else {
                 // Without it most of the directory would be lost.
-                bail!("{} does not say which directory of {} it is", path.display(), layer.dir.display());
+                bail!("{} does not say which directory of {} it is", path.shown().display(), layer.dir.display());
             };
             moved.push(Moved { number: meta.ino(), source, target: target.clone(), origin });
         }

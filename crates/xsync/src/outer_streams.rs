@@ -1,10 +1,9 @@
 //! Standard streams of the supervisor, as somebody outside made them: full, unread, or not wanting to wait.
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, major, minor, readlink};
-use rustix::io::{Errno, read, write};
+use rustix::io::Errno;
 use std::fmt::Display;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Says something to people, after the program's name. What cannot be said ends nobody: the session goes on.
 pub fn tell(message: impl Display) {
@@ -14,36 +13,6 @@ pub fn tell(message: impl Display) {
 /// As [`tell`], lines as they are.
 pub fn tell_text(text: &str) {
     untorn_terminal::tell!("{text}");
-}
-
-/// Writes all of it, waiting where the other side is slow, even if the other side does not want to wait. After an error,
-/// `bytes` are those that have not left.
-pub fn write_all(to: impl AsFd, bytes: &mut &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match write(&to, bytes) {
-            Ok(written) => *bytes = &bytes[written..],
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => wait(&to, PollFlags::OUT),
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-/// Reads what is there, and waits for it, even if the other side does not want to wait. Zero at the end.
-pub fn read_some(from: impl AsFd, buffer: &mut [u8]) -> rustix::io::Result<usize> {
-    loop {
-        match read(&from, &mut *buffer) {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => wait(&from, PollFlags::IN),
-            done => return done,
-        }
-    }
-}
-
-fn wait(for_whom: impl AsFd, flags: PollFlags) {
-    let mut ready = [PollFd::from_borrowed_fd(for_whom.as_fd(), flags)];
-    let _ = poll(&mut ready, None);
 }
 
 /// Whether nothing comes from it, and nothing is kept: `/dev/null`, or a descriptor that is closed.
@@ -74,6 +43,7 @@ mod tests {
     use super::*;
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::fs::File;
+    use std::os::fd::AsFd;
 
     #[test]
     fn targets_are_told_apart() {
@@ -86,24 +56,5 @@ mod tests {
         let (pipe, another) = (pipe_with(PipeFlags::CLOEXEC).unwrap(), pipe_with(PipeFlags::CLOEXEC).unwrap());
         assert!(are_one_target(pipe.1.as_fd(), pipe.1.try_clone().unwrap().as_fd()));
         assert!(!are_one_target(pipe.1.as_fd(), another.1.as_fd()));
-    }
-
-    #[test]
-    fn who_does_not_want_to_wait_is_waited_for() {
-        let (from, to) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-        let text = vec![b'x'; 1 << 20];
-        std::thread::scope(|scope| {
-            let reads = scope.spawn(|| {
-                let (mut buffer, mut seen) = (vec![0; 100_000], 0);
-                while seen < text.len() {
-                    seen += read_some(&from, &mut buffer).unwrap();
-                }
-            });
-            write_all(&to, &mut text.as_slice()).unwrap();
-            reads.join().unwrap();
-        });
-        drop(from);
-        let mut rest = &text[..3];
-        assert_eq!((write_all(&to, &mut rest), rest.len()), (Err(Errno::PIPE), 3));
     }
 }

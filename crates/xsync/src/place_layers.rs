@@ -6,6 +6,7 @@
 
 use crate::access_lists::AccessLists;
 use crate::committer::{Committer, Ground};
+use crate::held_directories::{self, HeldDirectories};
 use crate::host_mounts::HostMounts;
 use crate::host_view::{OWN, View, mount_points, mounts_of_the_host};
 use crate::listen::Port;
@@ -56,7 +57,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
     let host_mounts = HostMounts::look(needed.cloned().collect())?;
     let scratch = private_mounts()?;
     let work = WorkDirs { dirs, phase: Phase::Running, throw_away: true };
-    let home = Home::make(&place.dir, &work, &lists)?;
+    let (home, _held) = Home::make(&place.dir, &work, &lists)?;
     let hidden = OWN.iter().any(|own| cwd.starts_with(own)) && !work.dirs.iter().any(|dir| cwd.starts_with(dir));
     let view = View {
         scratch: scratch.clone(),
@@ -109,6 +110,7 @@ pub fn resume(path: &Path) -> Result<()> {
     let lists = AccessLists::outside()?;
     let (home, work) = Home::left_over(path)?;
     let Some(work) = work else { return home.remove() };
+    let _held = held_directories::hold(&work.dirs)?;
     if work.phase == Phase::Running {
         tell(NOTHING_APPLIED_YET);
     }
@@ -136,7 +138,7 @@ struct Home {
 }
 
 impl Home {
-    fn make(place: &Path, work: &WorkDirs, lists: &AccessLists) -> Result<Home> {
+    fn make(place: &Path, work: &WorkDirs, lists: &AccessLists) -> Result<(Home, HeldDirectories)> {
         volume_name::make(place, &work.dirs, LAYERS, |new, path| {
             DirBuilder::new().mode(0o700).create(new).with_context(|| format!("cannot make {}", new.display()))?;
             let made = (|| {
@@ -213,7 +215,7 @@ impl Home {
     fn finish(self, work: &WorkDirs, lists: &AccessLists) -> Result<()> {
         let path = self.path.clone();
         let applied = apply_all(&self.path, work, lists);
-        applied.and_then(|()| self.remove()).with_context(|| not_applied(&path))
+        applied.and_then(|()| self.remove()).map_err(|e| not_applied(e, &path))
     }
 
     /// Removes it. What a crash leaves of it the next session removes.

@@ -1,14 +1,14 @@
 //! Relays between the session and the outside: what goes out waits for a commit, what comes in does not.
 
 use crate::committer::Committer;
-use crate::outer_streams::{read_some, write_all};
 use crate::session_report::Counters;
 use anyhow::{Context, Result, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionread, read};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
+use untorn_terminal::standard_streams::{read_some, write_rest, write_whole};
 
 /// What a relay holds at most; all else stays in the kernel, where it holds up the program.
 pub const HELD_BYTES_MAX: usize = 256 << 10;
@@ -75,7 +75,7 @@ pub fn bring_out(from: &OwnedFd, outlet: &Outlet, committer: &Committer, counter
         }
         (last, came_in) = (Some(Instant::now()), counters.came_in.load(SeqCst));
         let mut rest = &buffer[..bytes];
-        let written = write_all(&outlet.to, &mut rest);
+        let written = write_rest(outlet.to.as_fd(), &mut rest);
         counters.went_out.fetch_add((bytes - rest.len()) as u64, SeqCst);
         match written {
             Ok(()) => {}
@@ -134,7 +134,7 @@ pub fn bring_in(from: BorrowedFd<'_>, to: &OwnedFd, counters: &Counters) -> Resu
             return Ok(());
         }
         counters.came_in.fetch_add(bytes as u64, SeqCst);
-        match write_all(to, &mut &buffer[..bytes]) {
+        match write_whole(to.as_fd(), &buffer[..bytes]) {
             // The session does not read any more.
             Err(Errno::PIPE | Errno::IO) => return Ok(()),
             done => done.context("cannot write to the session")?,

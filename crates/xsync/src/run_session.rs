@@ -5,8 +5,10 @@ use crate::apply_changes::{self, Applied};
 use crate::cares::Cares;
 use crate::committer::{Committer, check_mount};
 use crate::exact;
+use crate::held_directories::{self, HeldDirectories};
 use crate::host_mounts::HostMounts;
 use crate::host_view::{OWN, View, mounts_of_the_host};
+use crate::kept_changes::Kept;
 use crate::listen::Port;
 use crate::outer_streams::{tell, tell_text};
 use crate::private_mounts::{check_root, private_mounts};
@@ -107,7 +109,7 @@ impl Wanted {
         let host_mounts = HostMounts::look(needed.cloned().collect())?;
         let scratch = private_mounts()?;
         let work = WorkDirs { dirs, phase: Phase::Running, throw_away: self.volume.is_none() };
-        let volume = self.volume(&scratch, &work)?;
+        let (volume, _held) = self.volume(&scratch, &work)?;
         let view = self.view(&scratch, &volume, &work, &cwd)?;
         if self.explain {
             tell_text(&(view.explain() + &explain_net(self.net)));
@@ -150,7 +152,7 @@ impl Wanted {
         scarce_room::tell_the_cause(volume.at(), &work.dirs, ended.code, way);
         let path = volume.path().to_owned();
         let exported = export.as_deref().map_or(Ok(()), |dir| export_data(&volume, dir));
-        finish(volume, work, self.keep).with_context(|| not_applied(&path))?;
+        finish(volume, work, self.keep).map_err(|e| not_applied(e, &path))?;
         exported?;
         Ok(ended.code)
     }
@@ -184,7 +186,7 @@ impl Wanted {
         }
     }
 
-    fn volume(&self, scratch: &Path, work: &WorkDirs) -> Result<Volume> {
+    fn volume(&self, scratch: &Path, work: &WorkDirs) -> Result<(Volume, HeldDirectories)> {
         let at = scratch.join("volume");
         fs::create_dir_all(&at)?;
         let mounted = |image: Image| {
@@ -204,12 +206,13 @@ impl Wanted {
                         dirs.join(" and ")
                     );
                 }
+                let held = held_directories::hold(&work.dirs)?;
                 work.make_layers(&at, &AccessLists::Own)?;
                 if !work.dirs.is_empty() {
                     work.write(&at)?;
                 }
                 make_data(&at)?;
-                Ok(volume)
+                Ok((volume, held))
             }
             None => {
                 let use_for = if self.listen.is_empty() { Use::OneSession } else { Use::Servers };
@@ -312,12 +315,20 @@ pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> 
     // What cannot be read to its end is not applied in part: it can still be thrown away.
     let sizes = layers.iter().map(|layer| apply_changes::measure(&layer.upper)).collect::<Result<Vec<_>>>()?;
     work.begin_to_apply(volume)?;
-    for (layer, (_, bytes)) in layers.into_iter().zip(sizes) {
+    let mut kept = Kept::default();
+    for (layer, (_, bytes)) in layers.iter().zip(sizes) {
         let bar = progress(bytes, &format!("applying to {}", layer.dir.display()));
-        apply_changes::apply(&layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;
+        let applied = apply_changes::apply(layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;
         bar.finish_and_clear();
+        kept.add(layer, applied.refused);
     }
-    WorkDirs::forget(volume)
+    if kept.is_empty() {
+        return WorkDirs::forget(volume);
+    }
+    // What is applied is not applied again over what somebody does there from now on.
+    kept.leave_alone()?;
+    work.note_kept(volume)?;
+    Err(kept.into())
 }
 
 fn progress(bytes: u64, what: &str) -> ProgressBar {
@@ -325,12 +336,19 @@ fn progress(bytes: u64, what: &str) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style).with_message(what.to_owned())
 }
 
-pub(crate) fn not_applied(path: &Path) -> String {
-    format!(
-        "all that the program did is in {}; `untorn xsync --resume {0}` applies it when the reason is gone, \
-         `untorn xsync --discard {0}` throws it away",
-        path.display()
-    )
+/// Why changes were not applied, all or some, and what to do.
+pub(crate) fn not_applied(e: anyhow::Error, path: &Path) -> anyhow::Error {
+    let path = path.display();
+    if e.is::<Kept>() {
+        return e.context(format!(
+            "some changes could not be applied, and all others are; `untorn xsync --resume {path}` applies them when the \
+             reason is gone, `untorn xsync --discard {path}` throws them away"
+        ));
+    }
+    e.context(format!(
+        "all that the program did is in {path}; `untorn xsync --resume {path}` applies it when the reason is gone, \
+         `untorn xsync --discard {path}` throws it away"
+    ))
 }
 
 pub(crate) fn tell_what_is_lost(ended: &Ended, path: &Path, work: &WorkDirs) {
@@ -367,10 +385,11 @@ pub fn resume(path: &Path) -> Result<()> {
         tell("everything was applied already");
         return volume.throw_away();
     };
+    let _held = held_directories::hold(&work.dirs)?;
     if work.phase == Phase::Running {
         tell(NOTHING_APPLIED_YET);
     }
-    finish(volume, work, false).with_context(|| not_applied(path))
+    finish(volume, work, false).map_err(|e| not_applied(e, path))
 }
 
 /// The session was killed, or the apply failed before its first step.

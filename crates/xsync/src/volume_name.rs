@@ -1,5 +1,6 @@
 //! Names of volumes that are thrown away: they tell which directories' changes they hold.
 
+use crate::held_directories::{self, HeldDirectories};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -21,12 +22,19 @@ pub fn unfinished(end: &str) -> String {
 /// Makes a volume for these directories, or what holds their changes otherwise. `make` gets its names: while it is made,
 /// and afterwards; `end` ends the name. Sessions in a place do this one at a time: of those that begin together in one
 /// directory each sees the volumes of those before it, and nobody removes as unfinished what is being made.
-pub fn make<T>(place: &Path, dirs: &[PathBuf], end: &str, make: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
+/// The directories are held from then on.
+pub fn make<T>(
+    place: &Path,
+    dirs: &[PathBuf],
+    end: &str,
+    make: impl FnOnce(&Path, &Path) -> Result<T>,
+) -> Result<(T, HeldDirectories)> {
     fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
     let one_at_a_time = File::open(place).with_context(|| format!("cannot open {}", place.display()))?;
     flock(&one_at_a_time, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", place.display()))?;
     let (new, path) = names(place, dirs, end)?;
-    make(&new, &path)
+    let held = held_directories::hold(dirs)?;
+    make(&new, &path).map(|made| (made, held))
 }
 
 fn names(place: &Path, dirs: &[PathBuf], end: &str) -> Result<(PathBuf, PathBuf)> {

@@ -29,6 +29,8 @@ pub enum Phase {
     Running,
     /// Changes are being applied to the directories.
     Applying,
+    /// All are applied but some, each for itself, which the directories did not take.
+    Kept,
 }
 
 /// Directories whose changes a volume holds.
@@ -57,8 +59,18 @@ impl WorkDirs {
     /// Writes it to the volume, durably, with the list that is to follow: a volume that is full then takes no more.
     pub fn write(&self, volume: &Path) -> Result<()> {
         self.write_as(&volume.join(NEXT), Phase::Applying)?;
+        self.replace(volume, self.phase)
+    }
+
+    /// Notes in the volume, durably, that only changes are left which were refused. What was applied is gone from it, and
+    /// leaves room.
+    pub fn note_kept(&self, volume: &Path) -> Result<()> {
+        self.replace(volume, Phase::Kept)
+    }
+
+    fn replace(&self, volume: &Path, phase: Phase) -> Result<()> {
         let new = volume.join("session.json.new");
-        self.write_as(&new, self.phase)?;
+        self.write_as(&new, phase)?;
         fs::rename(&new, volume.join(LIST)).context("the volume's list of directories")?;
         File::open(volume)?.sync_all().context("the volume cannot be flushed")
     }
@@ -71,7 +83,7 @@ impl WorkDirs {
 
     /// Notes in the volume, durably, that changes are being applied from now on. Needs no room.
     pub fn begin_to_apply(&self, volume: &Path) -> Result<()> {
-        if self.phase == Phase::Applying {
+        if self.phase != Phase::Running {
             return Ok(());
         }
         fs::rename(volume.join(NEXT), volume.join(LIST)).context("the volume's list of directories")?;

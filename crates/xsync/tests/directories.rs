@@ -189,20 +189,142 @@ fn waits_for_a_lock(pid: u32) -> bool {
     locks.lines().any(|line| line.contains("-> FLOCK") && line.split_whitespace().any(|word| word == pid))
 }
 
-/// What the apply cannot read to its end: nothing of it is applied, and it can be thrown away.
+/// The kernel takes no path of that many bytes.
 #[test]
-fn changes_too_deep_to_apply_can_be_thrown_away() {
+fn changes_deeper_than_a_path_are_applied() {
     let Some(place) = Place::new() else { return };
-    let run = place
-        .script("echo x > new; perl -e 'for (1..25) { mkdir \"d\" x 200 or die $!; chdir \"d\" x 200 or die $! }'");
-    assert!(run.code == Some(125) && run.err.contains("--discard"), "{run:?}");
-    assert!(fs::read_dir(place.work()).unwrap().next().is_none(), "nothing was applied");
-    let volume = place.left().remove(0);
-    let resumed = place.run(&["--resume", volume.to_str().unwrap()]);
-    assert!(resumed.code == Some(125) && resumed.err.contains("or its changes could not be applied"), "{resumed:?}");
-    place.run(&["--discard", volume.to_str().unwrap()]).ok();
+    let down = "for (1..25) { mkdir \"d\" x 200; chdir \"d\" x 200 or die $! }";
+    let make = "open F, \">f\" or die $!; print F \"deep\"; close F; link \"f\", \"g\" or die $!; mkdir \"gone\"";
+    place.script(&format!("echo x > new; perl -e '{down} {make}'")).ok();
+    place
+        .script(&format!(
+            "perl -e '{down} rmdir \"gone\" or die $!; symlink \"f\", \"l\" or die $!; chmod 0600, \"f\"'"
+        ))
+        .ok();
+    let look = "open F, \"l\" or die $!; print <F>, (stat \"f\")[3], -e \"gone\" ? \"there\" : \"\"; printf \"%o\", (stat \"g\")[2]";
+    let found =
+        Command::new("perl").args(["-e", &format!("{down} {look}")]).current_dir(place.work()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "deep2100600");
+    assert_eq!(fs::read_to_string(place.work().join("new")).unwrap(), "x\n");
     assert!(place.left().is_empty(), "{:?}", place.left());
-    place.script("true").ok();
+    place.script("rm -r d* new").ok();
+    assert!(fs::read_dir(place.work()).unwrap().next().is_none());
+}
+
+/// Runs `chattr`; false, said aloud, where that is not possible.
+fn chattr(change: &str, path: &Path) -> bool {
+    let done = Command::new("chattr").arg(change).arg(path).stderr(Stdio::null()).status();
+    let ok = done.is_ok_and(|status| status.success());
+    if !ok {
+        eprintln!("skipped: chattr {change} is not possible on this file system");
+    }
+    ok
+}
+
+/// What is refused waits for a decision; what is applied is not applied again over what somebody does there.
+#[test]
+fn a_change_that_is_refused_keeps_no_other() {
+    for is_discarded in [false, true] {
+        let Some(place) = Place::new() else { return };
+        let (work, read) = (place.work(), |name: &str| fs::read_to_string(place.work().join(name)).unwrap());
+        shell(
+            "echo old > log; echo old > sealed; mkdir -p old/in sub; echo x > old/kept; echo x > old/in/x; echo g > gone",
+            &work,
+        );
+        if !chattr("+a", &work.join("log")) {
+            return;
+        }
+        let script = "echo more >> log; echo more >> sealed; rm -r old gone; mkdir old; echo new > old/new; echo z > sub/z; \
+            echo a > a; echo zz > zz; echo shown; read nothing; true";
+        let mut session = Session::start(
+            place
+                .xsync(&["--", "sh", "-c", script])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+        );
+        session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let held = ["sealed", "old/kept"].map(|name| work.join(name));
+        held.iter().for_each(|path| assert!(chattr("+i", path)));
+        drop(session.stdin.take());
+        let mut said = String::new();
+        session.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(session.wait().unwrap().code(), Some(125), "{said}");
+        for says in [
+            "changes that were refused: 3",
+            "work/log: ",
+            "work/sealed: ",
+            "old/kept: ",
+            "chattr -i -a",
+            "--resume",
+            "--discard",
+        ] {
+            assert!(said.contains(says), "{says}: {said}");
+        }
+        assert_eq!(["log", "sealed", "old/kept"].map(read), ["old\n", "old\n", "x\n"]);
+        assert_eq!(["old/new", "sub/z", "a", "zz"].map(read), ["new\n", "z\n", "a\n", "zz\n"]);
+        assert!(!work.join("gone").exists() && !work.join("old/in").exists());
+        // Somebody goes on, and tries again too early.
+        shell("echo theirs > a; echo theirs > old/theirs; rm zz", &work);
+        let volume = place.left().remove(0);
+        let volume = volume.to_str().unwrap();
+        let refused = place.run(&["--resume", volume]);
+        assert!(refused.code == Some(125) && refused.err.contains("changes that were refused: 3"), "{refused:?}");
+        held.iter().for_each(|path| assert!(chattr("-i", path)));
+        let refused = place.run(&["--resume", volume]);
+        assert!(refused.code == Some(125) && refused.err.contains("changes that were refused: 1"), "{refused:?}");
+        assert_eq!((read("sealed").as_str(), work.join("old/kept").exists()), ("old\nmore\n", false));
+        assert!(chattr("-a", &work.join("log")));
+        place.run(&[if is_discarded { "--discard" } else { "--resume" }, volume]).ok();
+        assert_eq!(read("log"), if is_discarded { "old\n" } else { "old\nmore\n" });
+        assert_eq!(["a", "old/new", "old/theirs"].map(read), ["theirs\n", "new\n", "theirs\n"]);
+        assert!(!work.join("zz").exists() && place.left().is_empty(), "{:?}", place.left());
+        place.script("true").ok();
+    }
+}
+
+#[test]
+fn flags_of_files_are_applied() {
+    let Some(place) = Place::new() else { return };
+    shell("echo a > a; mkdir d", &place.work());
+    if !chattr("+A", &place.work().join("a")) {
+        return;
+    }
+    place.script("echo more >> a; echo n > n; chattr +d n d; chattr +S n").ok();
+    let flags = |name: &str| {
+        let out = Command::new("lsattr").arg("-d").arg(place.work().join(name)).output().unwrap().stdout;
+        String::from_utf8_lossy(&out).split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    assert!(flags("a").contains('A') && flags("d").contains('d'), "{} {}", flags("a"), flags("d"));
+    assert!(flags("n").contains('d') && flags("n").contains('S'), "{}", flags("n"));
+}
+
+/// Wherever they keep their changes.
+#[test]
+fn one_session_at_a_time_is_over_a_directory_and_those_above_and_below() {
+    let Some(place) = Place::new() else { return };
+    let (inner, elsewhere) = (place.work().join("inner"), place.dir.path().join("elsewhere"));
+    fs::create_dir(&inner).unwrap();
+    fs::create_dir(&elsewhere).unwrap();
+    let run = |dir: &Path| -> common::Run {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-xsync"));
+        command.arg("--place").arg(&elsewhere).args(["--size", "32M", "--", "true"]).current_dir(dir);
+        command.stdin(Stdio::null()).output().unwrap().into()
+    };
+    let mut session = Session::start(
+        place.xsync(&["--", "sh", "-c", "echo shown; read nothing"]).stdin(Stdio::piped()).stdout(Stdio::piped()),
+    );
+    session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let work = place.work();
+    for dir in [&work, &inner, place.dir.path()] {
+        let refused = run(dir);
+        assert!(refused.code == Some(125) && refused.err.contains("another session works on"), "{refused:?}");
+    }
+    assert!(fs::read_dir(&elsewhere).unwrap().next().is_none());
+    run(&elsewhere).ok();
+    drop(session.stdin.take());
+    session.wait().unwrap();
+    [&work, &inner].into_iter().for_each(|dir| drop(run(dir).ok()));
 }
 
 /// A session that shows a line and then waits; it is killed there.

@@ -378,3 +378,45 @@ fn what_cannot_be_is_refused() {
     let nothing = work.run(&["--resume", work.dir.path().to_str().unwrap()]);
     assert!(nothing.code == Some(125) && nothing.err.contains("holds no changes of a session"), "{nothing:?}");
 }
+
+/// Root's session and the user's are over one directory, one after the other; what root keeps from being changed waits
+/// for the user.
+#[test]
+fn a_session_of_root_waits_and_a_refused_change_is_the_users() {
+    let Some(work) = Work::new() else { return };
+    work.shell("echo old > sealed; echo old > free; mkdir d d/in; echo old > d/in/f");
+    let chattr = |change: &str| {
+        let done =
+            Command::new("chattr").arg(change).arg(work.dir.path().join("sealed")).stderr(Stdio::null()).status();
+        done.is_ok_and(|status| status.success())
+    };
+    let script = "echo new > sealed; echo new > free; rm -r d/in; echo new > d/f; echo shown; read nothing; true";
+    let mut command = work.xsync(&["--", "sh", "-c", script]);
+    let mut session = Session::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let roots = || -> Run {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-xsync"));
+        command.arg("--place").arg(place.path()).args(["--size", "32M", "--", "true"]).current_dir(work.dir.path());
+        command.stdin(Stdio::null()).output().unwrap().into()
+    };
+    let refused = roots();
+    assert!(refused.code == Some(125) && refused.err.contains("another session works on"), "{refused:?}");
+    if !chattr("+i") {
+        return println!("skipped: chattr +i is not possible on this file system");
+    }
+    drop(session.stdin.take());
+    let mut said = String::new();
+    session.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(session.wait().unwrap().code(), Some(125), "{said}");
+    assert!(said.contains("changes that were refused: 1") && said.contains("sealed: "), "{said}");
+    let read = |name: &str| fs::read_to_string(work.dir.path().join(name)).unwrap();
+    assert_eq!(["sealed", "free", "d/f"].map(read), ["old\n", "new\n", "new\n"]);
+    assert!(!work.dir.path().join("d/in").exists());
+    work.shell("echo theirs > free");
+    roots().ok();
+    assert!(chattr("-i"));
+    work.run(&["--resume", work.left()[0].to_str().unwrap()]).ok();
+    assert_eq!(["sealed", "free", "d/f"].map(read), ["new\n", "theirs\n", "new\n"]);
+    assert!(work.left().is_empty(), "{:?}", work.left());
+}
