@@ -102,7 +102,7 @@ enum Hindrance {
 impl Hindrance {
     fn closed(path: PathBuf) -> Option<Hindrance> {
         let before = fs::metadata(&path).unwrap().permissions().mode();
-        fs::set_permissions(&path, Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
         Some(Hindrance::Mode(path, before))
     }
 

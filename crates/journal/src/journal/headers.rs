@@ -20,6 +20,17 @@ impl HeaderWrite {
             None => Ok(()),
         }
     }
+
+    /// Whether an attribute says all that this header does: of epochs that were not closed it has its own alone, and the
+    /// others are those of the slot that it belongs to.
+    fn is_told_by_attribute(&self, slots: &[u8]) -> bool {
+        let at = Header::slot_of(self.header.generation + 1) as usize;
+        let Ok(Some(slot)) = Header::decode(&slots[at..at + BLOCK_BYTES], &self.path) else { return false };
+        let others = |header: &Header| -> Vec<u64> {
+            header.unclosed.iter().copied().filter(|epoch| *epoch != self.header.epoch).collect()
+        };
+        others(&slot) == others(&self.header)
+    }
 }
 
 impl Journal {
@@ -178,12 +189,14 @@ impl Journal {
             let mut noted = self.header_write_with(self.next_header(), None);
             noted.header.by_attribute = true;
             let slots = read_slots(&*noted.file, &noted.path)?;
-            self.header_uncertain = true;
-            // A full disk may have room in a slot.
-            if noted.file.set_attribute(&noted.header.encode_closed(&slots)).is_ok() {
-                self.header_uncertain = false;
-                self.finish_truncate(noted);
-                return Ok(true);
+            if noted.is_told_by_attribute(&slots) {
+                self.header_uncertain = true;
+                // A full disk may have room in a slot.
+                if noted.file.set_attribute(&noted.header.encode_closed(&slots)).is_ok() {
+                    self.header_uncertain = false;
+                    self.finish_truncate(noted);
+                    return Ok(true);
+                }
             }
         }
         let write = self.header_write(self.next_header(), sync_point::HEADER_OPEN);
@@ -244,11 +257,12 @@ impl Journal {
     /// is an attribute first. An entry of the file system's log is on the disk after the entries before it, and after a
     /// flush of the device. If that flush fails, the log takes no more entries, and nobody ever sees this one.
     ///
-    /// False: the attribute cannot be set. What was written out has to be flushed before [`Journal::write_clean_header`].
+    /// False: the attribute cannot be set, or does not say enough. What was written out has to be flushed before [`Journal::write_clean_header`].
     pub fn write_closed_header(&mut self) -> Result<bool> {
         let header = Header { boot: None, ..self.clean_header() };
         let copy = self.header_write_with(header, None);
-        if copy.file.set_attribute(&copy.header.encode_closed(&read_slots(&*copy.file, &copy.path)?)).is_err() {
+        let slots = read_slots(&*copy.file, &copy.path)?;
+        if !copy.is_told_by_attribute(&slots) || copy.file.set_attribute(&copy.header.encode_closed(&slots)).is_err() {
             return Ok(false);
         }
         // Behind the header in the log of the file system, so that one flush brings both: of a segment that stays longer,
